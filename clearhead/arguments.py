@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from clearhead.errors import InputError, nearest
+from clearhead.errors import InputError, argument, nearest
 
 CheckedT = TypeVar("CheckedT", bound=Callable[..., Any])
 
@@ -59,7 +59,7 @@ def check_precision(name: str) -> None:
         InputError: the name is not a precision.
     """
     if name not in PRECISIONS:
-        raise InputError(f"precision must be one of {', '.join(PRECISIONS)}; got '{name}'")
+        raise InputError(argument("precision") + f" must be one of {', '.join(PRECISIONS)}; got '{name}'")
 
 
 def checked(target: CheckedT) -> CheckedT:
@@ -128,7 +128,7 @@ def _refuse_types(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             expected = " or ".join(dict.fromkeys(_words(hints[name])))
             texts = [one.strip("'") for one in _words(hints[name]) if one.startswith("'")]
             hint = nearest(value, texts) if isinstance(value, str) else ""
-            raise InputError(f"{name}: expected {expected}, got {value!r:.80}{hint}") from None
+            raise InputError(argument(name) + f": expected {expected}, got {value!r:.80}{hint}") from None
 
 
 _signature = functools.cache(inspect.signature)

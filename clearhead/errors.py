@@ -6,11 +6,11 @@ import contextlib
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal
 
-_OPTIONS: ContextVar[Mapping[str, str]] = ContextVar("options", default=MappingProxyType({}))
 # Of a message: faults, characters of a line, and of a word in it, which may be a name from a file or a path.
 MOST_FAULTS, LONGEST_LINE, LONGEST_WORD = 20, 2000, 255
 _LONG_WORD = re.compile(rf"[^\s'\"]{{{LONGEST_WORD + 1},}}")
@@ -44,19 +44,107 @@ def _line(text: str) -> str:
     return shortened(line, LONGEST_LINE)
 
 
+@dataclass(frozen=True)
+class Reference:
+    """What a message is about: an argument of Python, a key of a run file or of another file, or a text of a call.
+
+    Args:
+        kind: what it is; a field is the key of another file, which no option stands for; a text is the subject of a
+            sentence, a place stands in front of one.
+        name: of the argument or the key; what a text is called.
+        value: what the message says to set the argument or the key to; None: it is named alone.
+        number: of the text, counted from 1.
+    """
+
+    kind: Literal["argument", "key", "field", "text", "place"]
+    name: str
+    value: object = None
+    number: int = 0
+
+    def __str__(self) -> str:
+        """Name it as Python and a run file do."""
+        if self.number:
+            return f"{self.name} {self.number}"
+        if self.kind == "key":
+            return f"'{self.name}'" if self.value is None else f"{self.name} = {json.dumps(self.value)}"
+        return self.name if self.value is None else f"{self.name}={self.value!r}"
+
+    def as_option(self, option: str) -> str:
+        """Name an argument or a key as the option of a command that stands for it."""
+        return option if self.value is None or self.value is True else f"{option} {json.dumps(self.value)}"
+
+
+class Message(str):
+    """A text for a user that knows which parts of it are references; as a string it names them as Python does.
+
+    It stays one when it is joined to others by `+` or `join`, and becomes a plain string in an f-string.
+
+    Args:
+        parts: plain text, references and other messages, in order.
+    """
+
+    parts: tuple[str | Reference, ...]
+
+    def __new__(cls, *parts: str | Reference) -> Message:
+        """Join the parts."""
+        message = super().__new__(cls, "".join(map(str, parts)))
+        message.parts = sum((part.parts if isinstance(part, Message) else (part,) for part in parts), ())
+        return message
+
+    def __add__(self, other: str) -> str:
+        return Message(self, other)
+
+    def __radd__(self, other: str) -> str:
+        return Message(other, self)
+
+    def join(self, messages: Iterable[str]) -> Message:
+        """Return messages in one, with this one between them."""
+        return Message(*[part for message in messages for part in (self, message)][1:])
+
+    def renamed(self, rename: Callable[[Reference], str | Reference]) -> Message:
+        """Return the message with other names in place of its references; text is never searched for them."""
+        return Message(*(rename(part) if isinstance(part, Reference) else part for part in self.parts))
+
+
+def argument(name: str, value: object = None) -> Message:
+    """Return an argument of Python for a message; a command shows the option that stands for it."""
+    return Message(Reference("argument", name, value))
+
+
+def key(name: str, value: object = None) -> Message:
+    """Return a key of a run file, or an argument in quotation marks, for a message; as `argument`."""
+    return Message(Reference("key", name, value))
+
+
+def nth_text(number: int, what: str = "text") -> Message:
+    """Return one of the texts of a call, counted from 1, as the subject of a sentence; a command shows its line."""
+    return Message(Reference("text", what, number=number))
+
+
+def at_text(number: int) -> Message:
+    """Return one of the texts of a call, counted from 1, for the front of a sentence; a command shows its line."""
+    return Message(Reference("place", "text", number=number))
+
+
 class InputError(ValueError):
     """Wrong input; the command line exits with code 2.
 
     Args:
-        lines: of the message, one in most cases.
+        lines: of the message, one in most cases; those of `Message` know what they are about.
     """
 
     def __init__(self, *lines: str) -> None:
-        super().__init__("\n".join(map(_line, map(str, lines))))
+        self.lines = tuple(map(Message, lines))
+        super().__init__(*self.lines)
 
-    def within(self, subject: str) -> InputError:
-        """Return the same error with what it is about in front."""
-        return InputError(*f"{subject}: {self}".split("\n"))
+    def __str__(self) -> str:
+        """Name what it is about as Python does."""
+        return "\n".join(map(_line, self.lines))
+
+    @property
+    def about(self) -> tuple[Reference, ...]:
+        """The arguments, keys and texts that the message is about, in order."""
+        return tuple(part for line in self.lines for part in line.parts if isinstance(part, Reference))
 
     @property
     def as_fault(self) -> str:
@@ -78,38 +166,30 @@ class InputError(ValueError):
         shown = list(faults[:MOST_FAULTS])
         if len(faults) > MOST_FAULTS:
             shown.append(f"and {len(faults) - MOST_FAULTS} more")
-        return cls(f"{len(faults)} faults in {subject}:", *(f"  - {fault}" for fault in shown))
+        return cls(f"{len(faults)} faults in {subject}:", *(Message("  - ", fault) for fault in shown))
+
+
+@contextlib.contextmanager
+def _changed(change: Callable[[tuple[Message, ...]], tuple[Message, ...]]) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        error.lines = change(error.lines)
+        raise
+
+
+def within(subject: str) -> AbstractContextManager[None]:
+    """Put what errors are about in front of the messages of those raised while this is open."""
+    return _changed(lambda lines: (Message(subject, ": ", lines[0]), *lines[1:]))
+
+
+def renaming(rename: Callable[[Reference], str | Reference]) -> AbstractContextManager[None]:
+    """Let a reader who knows by other names what errors are about read those names in the errors raised while open."""
+    return _changed(lambda lines: tuple(line.renamed(rename) for line in lines))
 
 
 class RunFailure(RuntimeError):
     """A failure while running; the command line exits with code 1."""
-
-
-@contextlib.contextmanager
-def keys_as_options(options: Mapping[str, str]) -> Iterator[None]:
-    """Let messages name options of a command in place of keys of a run file.
-
-    Args:
-        options: the option of each key, such as "--pattern" for "pattern".
-    """
-    token = _OPTIONS.set(options)
-    try:
-        yield
-    finally:
-        _OPTIONS.reset(token)
-
-
-def key(name: str, value: object = None) -> str:
-    """Return a key of a run file for a message, or the option of the running command that stands for it.
-
-    Args:
-        name: of the key.
-        value: what to set it to; None: the message names the key alone.
-    """
-    option = _OPTIONS.get().get(name)
-    if value is None:
-        return option or f"'{name}'"
-    return f"{option} {json.dumps(value)}" if option else f"{name} = {json.dumps(value)}"
 
 
 class LongTexts(UserWarning):

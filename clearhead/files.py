@@ -16,7 +16,7 @@ from pathlib import Path
 from types import GenericAlias, UnionType
 from typing import Any, TypeVar
 
-from clearhead.errors import MOST_FAULTS, InputError, nearest_name, shortened
+from clearhead.errors import MOST_FAULTS, InputError, Message, Reference, argument, nearest_name, shortened
 from clearhead.leftovers import temporary_beside
 
 # Bytes: of any file that is read whole, of a vocabulary, and of any other JSON file.
@@ -85,7 +85,7 @@ def refuse_unwritable(path: Path, *, force: bool) -> None:
         # A complete file takes the place of what has its name, and must not take that of a device.
         raise InputError(f"{path} is a device or a pipe, not a file: name a file")
     if path.exists() and not force:
-        raise InputError(f"{path} exists already: name another file, or replace it with force=True")
+        raise InputError(f"{path} exists already: name another file, or replace it with " + argument("force", True))
     refuse_unwritable_place(path)
 
 
@@ -212,15 +212,16 @@ def typed(content: object, kind: type[T] | GenericAlias | UnionType, *, name: st
         adapter: TypeAdapter[T] = TypeAdapter(kind)  # type: ignore[arg-type]  # it knows no list[int] as a type
         return adapter.validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
-        found: dict[str, list[str]] = {}
+        found: dict[Message, list[str]] = {}
         for fault in error.errors(include_url=False)[:MOST_FAULTS]:
             place, received = _place(fault["loc"], content)
             shown = _JSON_NAMES.get(type(received)) or shortened(repr(received), 60)
             expected = _EXPECTED.get(fault["type"]) or fault["msg"].removeprefix("Input should be ").lower()
             message = "but it is missing" if fault["type"] == "missing" else f"expected {expected}, got {shown}"
-            found.setdefault(place, []).append(message)
+            where = Message(f"{name}: ", Reference("field", place), ": " if place else "")
+            found.setdefault(where, []).append(message)
         # Of several types that a value may have, pydantic reports each.
-        faults = [f"{name}: {place}{': ' if place else ''}{'; or '.join(ms)}" for place, ms in found.items()]
+        faults = [where + "; or ".join(messages) for where, messages in found.items()]
         raise InputError.from_faults(faults, subject=name) from None
 
 

@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
-from clearhead.errors import InputError, RunFailure, nearest, visible
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from clearhead.errors import (
+    InputError,
+    Message,
+    Reference,
+    RunFailure,
+    argument,
+    at_text,
+    key,
+    nearest,
+    nth_text,
+    renaming,
+    visible,
+    within,
+)
 
 
 def test_one_fault_is_one_sentence() -> None:
@@ -34,13 +53,53 @@ def test_the_nearest_name_is_offered_only_where_one_is_near() -> None:
     assert nearest("e", ["en_XX", "es_XX", "de_DE"]) == nearest("", ["de_DE"]) == ""
 
 
+def told(error: InputError, rename: Callable[[Reference], str | Reference]) -> str:
+    with pytest.raises(InputError) as caught, renaming(rename):
+        raise error
+    assert caught.value is error
+    return str(error)
+
+
+def as_option(reference: Reference) -> str | Reference:
+    return reference.as_option(f"--{reference.name.replace('_', '-')}")
+
+
+def test_an_error_knows_what_it_is_about_and_its_reader_names_it() -> None:
+    error = InputError("runs/batch_size: " + argument("batch_size") + " must be at least 1, got 'batch_size'")
+    assert str(error) == "runs/batch_size: batch_size must be at least 1, got 'batch_size'"
+    assert error.about == (Reference("argument", "batch_size"),)
+    assert told(error, as_option) == "runs/batch_size: --batch-size must be at least 1, got 'batch_size'"
+
+
+def test_what_to_set_is_named_with_its_value() -> None:
+    message = "set " + Message(", ").join([argument("force", True), argument("top_k", 1), key("pattern", "*.txt")])
+    error = InputError(message + "; not " + key("field"))
+    assert str(error) == "set force=True, top_k=1, pattern = \"*.txt\"; not 'field'"
+    assert told(error, as_option) == 'set --force, --top-k 1, --pattern "*.txt"; not --field'
+
+
+def test_a_text_is_counted_by_whoever_has_more_of_them() -> None:
+    error = InputError.from_faults([nth_text(2) + " is 'text 2'", at_text(3) + ": no"])
+    later = told(error, lambda one: replace(one, number=one.number + 10))
+    assert later == "2 faults in the input:\n  - text 12 is 'text 2'\n  - text 13: no"
+    assert [one.number for one in error.about] == [12, 13]
+
+
+def test_an_error_of_another_process_is_the_same() -> None:
+    error = InputError.from_faults([argument("top_k") + " is 0", "b"])
+    same = pickle.loads(pickle.dumps(error))
+    assert str(same) == str(error) and same.about == error.about
+
+
 def test_mistakes_and_failures_are_told_apart() -> None:
     assert issubclass(InputError, ValueError) and not issubclass(InputError, RunFailure)
     assert issubclass(RunFailure, RuntimeError) and not issubclass(RunFailure, InputError)
 
 
 def test_a_report_within_another_keeps_its_lines() -> None:
-    report = InputError.from_faults(["a\nb is missing", "c is 7"], subject="the spec").within("spec.json")
+    report = InputError.from_faults(["a\nb is missing", "c is 7"], subject="the spec")
+    with pytest.raises(InputError), within("spec.json"):
+        raise report
     assert str(report) == "spec.json: 2 faults in the spec:\n  - a\\nb is missing\n  - c is 7"
     assert report.as_fault == "spec.json: 2 faults in the spec: a\\nb is missing; c is 7"
     assert InputError("a is missing").as_fault == "a is missing"

@@ -11,7 +11,6 @@ import typer
 from clearhead.cli.console import print_json, print_message, print_result, shown
 from clearhead.cli.lines import read_numbers
 from clearhead.cli.options import (
-    DATA_OPTIONS,
     BeamSize,
     ComputeOptions,
     Force,
@@ -25,7 +24,7 @@ from clearhead.cli.options import (
     takes_compute_options,
 )
 from clearhead.cli.progress import counting
-from clearhead.errors import InputError, keys_as_options
+from clearhead.errors import InputError
 from clearhead.tasks.base import Task
 from clearhead.tasks.registry import find
 
@@ -141,7 +140,7 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     if compute.batch_size is not None:
         options["batch_size"] = compute.batch_size
     data = _data(task, {name: value for name, value in given.items() if name in DATA})
-    with counting("windows" if "window" in task.evaluate.optional else "texts"), keys_as_options(DATA_OPTIONS):
+    with counting("windows" if "window" in task.evaluate.optional else "texts"):
         found = model.evaluate(data, **options)
     record = found.record()
     translations = record.pop("translations", None)

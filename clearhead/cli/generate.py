@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -174,10 +173,7 @@ def _check(options: dict[str, Any], prompts: Sequence[str]) -> bool:
     """Refuse options in conflict before a model is loaded; return whether the output is streamed."""
     from clearhead.generate.options import GenerateOptions
 
-    try:
-        checked = GenerateOptions(**options)
-    except InputError as error:
-        raise InputError(*_as_flags(str(error), GenerateOptions).split("\n")) from None
+    checked = GenerateOptions(**options)
     if "batch_size" in options and len(prompts) == 1:
         raise InputError("--batch-size has no effect with one prompt, which is a batch by itself; remove it")
     return checked.method != "beam" and checked.num_return_sequences == 1 and len(prompts) == 1
@@ -197,12 +193,6 @@ def _say_how(options: GenerateOptions) -> None:
         shown = [f"{name} {value:g}" for name, value in filters.items() if value not in (None, 1.0)]
         settings = ", ".join([f"temperature {options.divisor:g}", *shown, f"seed {options.seed}"])
         print_message(f"sampled with {settings}; --greedy takes the most probable token each time")
-
-
-def _as_flags(message: str, options: type[GenerateOptions]) -> str:
-    """Write the options that a message names as command-line options."""
-    names = "|".join(sorted(options.__dataclass_fields__, key=len, reverse=True))
-    return re.sub(rf"\b({names})\b(?! search)", lambda match: "--" + match[0].replace("_", "-"), message)
 
 
 def _show_stream(pieces: Iterable[str]) -> None:

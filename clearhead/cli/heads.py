@@ -22,7 +22,7 @@ from clearhead.cli.options import (
     takes_compute_options,
 )
 from clearhead.cli.progress import counting
-from clearhead.errors import InputError, nearest
+from clearhead.errors import InputError, nearest, renaming
 
 if TYPE_CHECKING:
     from clearhead.maps.head_statistics import HeadStatistics
@@ -69,18 +69,15 @@ def heads(
     # The same numbers on every machine: fp32, unless something else is asked for.
     exact = replace(compute, precision="fp32") if compute.precision == "auto" else compute
     model = exact.load_model(ref)
-    with counting("texts", counts="texts"):
-        try:
-            rows = model.heads(
-                texts,
-                targets,
-                precision="auto",
-                seed=compute.seed or 0,
-                from_language=from_language,
-                to_language=to_language,
-            )
-        except InputError as error:
-            raise InputError(named_by_line(str(error), numbers, name_of(file))) from None
+    with counting("texts", counts="texts"), renaming(named_by_line(numbers, name_of(file))):
+        rows = model.heads(
+            texts,
+            targets,
+            precision="auto",
+            seed=compute.seed or 0,
+            from_language=from_language,
+            to_language=to_language,
+        )
     if sort != "layer":
         rows.sort(key=lambda row: -1.0 if getattr(row, sort) is None else float(getattr(row, sort)), reverse=True)
     if as_json:

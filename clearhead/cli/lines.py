@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 from clearhead.cli.console import LINE_ENDS, MessageDisplay
 from clearhead.cli.progress import Bar, counting
 from clearhead.cli.waiting import at_rest
-from clearhead.errors import InputError
+from clearhead.errors import InputError, Reference, renaming
 from clearhead.files import binary
 from clearhead.model.texts import window_sizes
 from clearhead.progress import Counted, shown_by
@@ -22,8 +21,6 @@ STANDARD_INPUT = Path("-")
 # Of standard input, at a time.
 BLOCK_BYTES = 1 << 16
 AnswerT = TypeVar("AnswerT")
-
-_NUMBERED = re.compile(r"\btext (\d+)\b(:?)")
 
 
 @dataclass(frozen=True)
@@ -117,12 +114,9 @@ def answer_lines(
         for window in lines.windows(batch_size):
             parts = [Line(number, split_pair(number, text, lines.name) if paired else text) for number, text in window]
             filled = [line for line in parts if not line.is_empty]
-            try:
-                with shown_by(_Share(bar, bar.done, len(filled))):
-                    answers = iter(answer([line.text for line in filled]) if filled else ())
-            except InputError as error:
-                message = named_by_line(str(error), [line.number for line in filled], lines.name)
-                raise InputError(*message.split("\n")) from None
+            by_line = named_by_line([line.number for line in filled], lines.name)
+            with shown_by(_Share(bar, bar.done, len(filled))), renaming(by_line):
+                answers = iter(answer([line.text for line in filled]) if filled else ())
             for line in parts:
                 show(line, None if line.is_empty else next(answers))
                 bar.done += 1
@@ -249,23 +243,24 @@ def name_of(file: Path) -> str:
     return "standard input" if is_standard_input(file) else str(file)
 
 
-def named_by_line(message: str, numbers: Sequence[int], name: str | None) -> str:
-    """Return a message about "text 3" with the line of the file that the text came from.
+def named_by_line(numbers: Sequence[int], name: str | None) -> Callable[[Reference], str | Reference]:
+    """Return how to name one of several texts, counted from 1: by the line of the file that it came from.
 
     Args:
-        message: counts texts from 1.
         numbers: the line of each text, counted from 1.
         name: of the file; None: there is only one text, without a file.
     """
 
-    def place(match: re.Match[str]) -> str:
+    def line_of(text: Reference) -> str | Reference:
+        if not text.number:
+            return text
         if name is None:
-            return f"the text{match[2]}"
+            return f"the {text.name}"
         # The second texts of pairs can be counted after all the first ones.
-        number = numbers[(int(match[1]) - 1) % len(numbers)]
-        return f"{name}:{number}:" + ("" if match[2] else " the text")
+        line = f"{name}:{numbers[(text.number - 1) % len(numbers)]}"
+        return line if text.kind == "place" else f"{line}: the {text.name}"
 
-    return _NUMBERED.sub(place, message)
+    return line_of
 
 
 def one_line(text: str) -> str:

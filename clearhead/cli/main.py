@@ -6,10 +6,10 @@ import contextlib
 import errno
 import inspect
 import itertools
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -39,7 +39,7 @@ from clearhead.cli.train import train
 from clearhead.cli.translate import translate
 from clearhead.cli.view import view
 from clearhead.cli.waiting import signs_of_life
-from clearhead.errors import InputError, RunFailure, nearest_name
+from clearhead.errors import InputError, Reference, RunFailure, nearest_name, renaming
 from clearhead.training.signals import Interrupted
 from clearhead.version import __version__
 
@@ -47,6 +47,8 @@ DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 # The class of typer's usage errors is private; it is the base of a public class in every release.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+# Keys and arguments for which an option of another name stands.
+_NAMES = {"task.labels": "label_kind", "task.init": "init", "field": "text_column", "layer": "layers", "head": "heads"}
 
 
 def _version(wanted: bool) -> bool:
@@ -139,11 +141,9 @@ def _run(words: Sequence[str], debug: bool, signals: StopOnSignal) -> int:
     """Run a command and return its exit code; every error becomes one message."""
     try:
         program = typer.main.get_command(make_app())
-        try:
+        with renaming(partial(_as_option, program, words)):
             _refuse_empty_paths(program, words)
             code = program.main(words, prog_name="clearhead", standalone_mode=False)
-        except InputError as error:
-            raise InputError(*_as_options(f"{error}", program, words).split("\n")) from error
         sys.stdout.flush()
     except _UsageError as error:
         print_message(_usage_sentence(error, words))
@@ -169,9 +169,8 @@ def _run(words: Sequence[str], debug: bool, signals: StopOnSignal) -> int:
     return code if isinstance(code, int) else DONE
 
 
-def _options(program: Any, words: Sequence[str]) -> dict[Any, Any]:
-    """Return the options of the command that a command line names, each with its annotation in the code."""
-    command = program
+def _options(command: Any, words: Sequence[str] = ()) -> dict[Any, Any]:
+    """Return the options of a command, or of the one in it that words name, each with its annotation in the code."""
     for word in words:
         command = getattr(command, "commands", {}).get(word, command)
     parameters = inspect.signature(command.callback, eval_str=True).parameters
@@ -189,11 +188,11 @@ def _refuse_empty_paths(program: Any, words: Sequence[str]) -> None:
             raise InputError(f"{option} is empty: name a file or a folder")
 
 
-def _as_options(message: str, program: Any, words: Sequence[str]) -> str:
-    """Write the Python arguments that a message names, such as top_k, as options of the command."""
-    options = {one.name: one.opts[0] for one in _options(program, words) if "_" in one.name}
-    message = message.replace("force=True", "--force")
-    return re.sub(r"(?<![\w.'-])[a-z]+(?:_[a-z]+)+(?![\w.'-])", lambda found: options.get(found[0], found[0]), message)
+def _as_option(program: Any, words: Sequence[str], reference: Reference) -> str | Reference:
+    """Name an argument of Python, such as top_k, or a key of a run file as the option of the command that it has."""
+    options = {one.name: one.opts[0] for one in _options(program, words)}
+    option = options.get(_NAMES.get(reference.name, reference.name))
+    return reference if option is None or reference.kind not in ("argument", "key") else reference.as_option(option)
 
 
 def _failed(sentence: str, code: int, debug: bool) -> int:
@@ -229,7 +228,7 @@ def _usage_sentence(error: Any, words: Sequence[str]) -> str:
     wanted = getattr(error, "option_name", None)
     if getattr(error, "param", None) is not None and error.message:
         message, needed = _bad_value(error, words), []
-    elif wanted and error.message.startswith("No such option"):
+    elif wanted and hasattr(error, "possibilities"):
         # Without the dashes, in which all options agree.
         known = {option.lstrip("-"): option for one in parameters for option in one.opts if option[:1] == "-"}
         found = nearest_name(wanted.lstrip("-"), known)
@@ -245,23 +244,23 @@ def _usage_sentence(error: Any, words: Sequence[str]) -> str:
 
 
 def _bad_value(error: Any, words: Sequence[str]) -> str:
-    """Return what an option expected and received, independent of the wording of the library."""
+    """Return what an option expected and received."""
     option = error.param.opts[0] if error.param.param_type_name == "option" else error.param.name.upper()
-    most = re.search(r"(?:less than or equal to|<=) ?(-?[0-9]+)\b(?!.*<=)", error.message)
-    least = re.search(r"(?:equal to|>=) ?(-?[0-9.]+)", error.message)
-    if most:
-        expected = f"a number of at most {int(most.group(1)):,}"
-    elif least:
-        expected = f"a number of at least {least.group(1)}"
-    elif "integer" in error.message:
-        expected = "a whole number"
-    elif "number" in error.message or "float" in error.message:
-        expected = "a number"
-    else:
+    values = [following for word, following in itertools.pairwise(words) if word in error.param.opts]
+    values += [word.partition("=")[2] for word in words if word.partition("=")[0] in error.param.opts and "=" in word]
+    # Annotated[int, ...] or Annotated[int | None, ...]: the last is how the option is declared, with its limits.
+    kind, *_, declared = get_args(_options(error.ctx.command).get(error.param)) or (None, None)
+    number = next((one for one in (int, float) if one in (kind, *get_args(kind))), None)
+    if number is None or not values:
         return f"{option} is not valid: {error.message.rstrip('.')}"
-    after = [words[index + 1] for index, word in enumerate(words[:-1]) if word in error.param.opts]
-    after += [word.partition("=")[2] for word in words if word.partition("=")[0] in error.param.opts and "=" in word]
-    return f"{option} expects {expected}{f', received {after[-1]!r}' if after else ''}"
+    expected = "a whole number" if number is int else "a number"
+    with contextlib.suppress(ValueError):
+        value = number(values[-1])
+        if declared.max is not None and not value <= declared.max:
+            expected = f"a number of at most {declared.max:,}"
+        elif declared.min is not None and not value >= declared.min:
+            expected = f"a number of at least {declared.min}"
+    return f"{option} expects {expected}, received {values[-1]!r}"
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.console import print_either, print_message
-from clearhead.cli.options import DATA_OPTIONS, Force, Json, Pattern
-from clearhead.errors import InputError, keys_as_options
+from clearhead.cli.options import Force, Json, Pattern
+from clearhead.errors import InputError
 from clearhead.files import names_in, refuse_unwritable, write_output
 from clearhead.leftovers import TEMPORARY, is_running
 from clearhead.tasks.base import Task
@@ -146,14 +146,12 @@ def _write_run_file(
     wanted.check_options()
     if is_unfinished(wanted.folder):
         shutil.rmtree(wanted.folder)
-    with keys_as_options(DATA_OPTIONS):
-        found = draft(wanted)
+    found = draft(wanted)
     for path in found.files:
         refuse_unwritable(path, force=force)
     for message in found.messages:
         print_message(message)
-    with keys_as_options(DATA_OPTIONS):
-        written = _write_all(output, found, wanted.folder, minutes, init, force=force)
+    written = _write_all(output, found, wanted.folder, minutes, init, force=force)
     record = {"file": str(output), "run": found.plan.run, "steps": written.steps, **found.counts}
     print_either(as_json, record, str(output))
     if not as_json:

@@ -77,12 +77,6 @@ LengthPenalty = Annotated[
     float | None, typer.Option("--length-penalty", help="Exponent A of the length in the score; by default 1.0.")
 ]
 
-# The options that stand for keys of a run file, and for arguments of Python.
-DATA_OPTIONS = {
-    name: f"--{name.replace('_', '-')}"
-    for name in ("source", "target", "text", "labels", "text_column", "pair", "document", "pattern")
-} | {"field": "--text-column", "task.labels": "--label-kind", "task.init": "--init", "tokenize": "--tokenize"}
-
 
 @dataclass(frozen=True)
 class ComputeOptions:

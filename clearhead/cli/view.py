@@ -23,13 +23,12 @@ from clearhead.cli.options import (
     set_threads_and_seed,
 )
 from clearhead.cli.progress import counting
-from clearhead.errors import InputError, keys_as_options
+from clearhead.errors import InputError
 
 if TYPE_CHECKING:
     from clearhead import AttentionMaps, Model
 
 # The options that stand for arguments of Python.
-OPTIONS = {"stack": "--stack", "layer": "--layers", "head": "--heads", "of": "--of"}
 PAGE, PICTURES, ARRAYS, MATRIX = ".html", (".svg", ".png"), ".npz", "matrix"
 
 Text = Annotated[str, typer.Argument(metavar="TEXT", help="What the model reads; ___ or the mask token is a blank.")]
@@ -115,16 +114,15 @@ def view(
     place = located(ref)
     set_threads_and_seed(threads, None)
     attend = _Attend(device, precision, generate, beam_size, from_language, to_language, chosen, path.suffix == PAGE)
-    with keys_as_options(OPTIONS):
-        maps = attend(place, text, target)
-        if path.suffix == PAGE:
-            runs = _runs(attend, maps, (ref, text, target), checkpoints, compare, compare_with)
-            _write_page(path, Path(ref).name or ref, runs, (*chosen, effects, _outcome(of)), is_timeline=checkpoints)
-        elif path.suffix == ARRAYS:
-            maps.save(path, layers=chosen[0], heads=chosen[1], force=force)
-        else:
-            layer, head = (None if numbers is None else numbers[0] for numbers in chosen)
-            maps.save_picture(path, view=picture or MATRIX, stack=stack, layer=layer, head=head, force=force)
+    maps = attend(place, text, target)
+    if path.suffix == PAGE:
+        runs = _runs(attend, maps, (ref, text, target), checkpoints, compare, compare_with)
+        _write_page(path, Path(ref).name or ref, runs, (*chosen, effects, _outcome(of)), is_timeline=checkpoints)
+    elif path.suffix == ARRAYS:
+        maps.save(path, layers=chosen[0], heads=chosen[1], force=force)
+    else:
+        layer, head = (None if numbers is None else numbers[0] for numbers in chosen)
+        maps.save_picture(path, view=picture or MATRIX, stack=stack, layer=layer, head=head, force=force)
     print_either(as_json, {"path": str(path), "tokens": maps.tokens, "target_tokens": maps.target_tokens}, str(path))
 
 

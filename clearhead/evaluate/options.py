@@ -12,7 +12,7 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from clearhead.core import Transformer
-from clearhead.errors import InputError
+from clearhead.errors import InputError, argument
 from clearhead.evaluate.translations import tokenize_faults
 from clearhead.generate.options import SearchOptions, TranslateKwargs
 from clearhead.task import TaskRecord
@@ -97,7 +97,7 @@ class EvaluateOptions:
         """Check the values."""
         values = {name: getattr(self, name) for name in ("window", "stride", "batch_size")}
         faults = [
-            f"{name} must be a whole number of at least 1, not {value!r}."
+            argument(name) + f" must be a whole number of at least 1, not {value!r}."
             for name, value in values.items()
             if value is not None and not (type(value) is int and value >= 1)
         ]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clearhead.errors import InputError, key, nearest
+from clearhead.errors import InputError, argument, nearest
 
 # sacreBLEU's other tokenizations need further packages or downloads.
 TOKENIZATIONS = ("13a", "none", "intl", "zh", "char")
@@ -32,7 +32,7 @@ def tokenize_faults(tokenize: str) -> list[str]:
     if tokenize in TOKENIZATIONS:
         return []
     valid = ", ".join(TOKENIZATIONS)
-    return [f"{key('tokenize')} must be one of {valid}, not '{tokenize}'{nearest(tokenize, TOKENIZATIONS)}."]
+    return [argument("tokenize") + f" must be one of {valid}, not '{tokenize}'{nearest(tokenize, TOKENIZATIONS)}."]
 
 
 def bleu_chrf(

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from clearhead.errors import InputError
+from clearhead.errors import InputError, nth_text
 from clearhead.progress import update
 from clearhead.text.long_texts import LONGEST_PROMPT
 
@@ -54,12 +54,12 @@ def check_lengths(sequences: Sequence[Sequence[int]], max_positions: int | None,
     faults = []
     for number, sequence in enumerate(sequences, start=1):
         if not sequence:
-            faults.append(f"{what} {number} has no tokens: leave it out.")
+            faults.append(nth_text(number, what) + " has no tokens: leave it out.")
         elif len(sequence) > (max_positions or LONGEST_PROMPT):
             limit = (
                 f"the model has {max_positions} positions" if max_positions else f"at most {LONGEST_PROMPT:,} are read"
             )
-            faults.append(f"{what} {number} has {len(sequence)} tokens, but {limit}: split or shorten it.")
+            faults.append(nth_text(number, what) + f" has {len(sequence)} tokens, but {limit}: split or shorten it.")
     if faults:
         raise InputError.from_faults(faults, subject=f"the {what}s")
 

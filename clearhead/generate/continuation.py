@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clearhead import progress
 from clearhead.core import Transformer
-from clearhead.errors import InputError, RunFailure
+from clearhead.errors import InputError, RunFailure, argument
 from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of
 from clearhead.generate.generation_config import GenerationConfig
@@ -117,9 +117,9 @@ def stream_ids(module: Transformer, request: GenerateRequest) -> Generator[str, 
         InputError: as for `generate_ids`; or beam search or several sequences, which cannot be streamed.
     """
     if request.options.method == "beam":
-        raise InputError("a stream needs beam_size 1: with more beams no text is final before the end")
+        raise InputError("a stream needs " + argument("beam_size") + " 1: with more no text is final before the end")
     if len(request.prompts) != 1 or request.options.num_return_sequences != 1:
-        raise InputError("a stream is a single text: give one prompt and leave num_return_sequences at 1")
+        raise InputError("a stream is one text: give a prompt and leave " + argument("num_return_sequences") + " at 1")
     return _stream(in_evaluation(module), request, _checked_limits(module, request))
 
 

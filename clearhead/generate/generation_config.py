@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from clearhead.errors import InputError
+from clearhead.errors import InputError, Message, argument
 from clearhead.files import typed
 from clearhead.generate.processors import BannedIds, BannedSequences, ForcedAt, Processor
 
@@ -269,12 +268,14 @@ def _typed(settings: Mapping[str, Any], source: str) -> _Settings:
     try:
         return typed({key: settings[key] for key in _Settings.model_fields if key in settings}, _Settings, name=source)
     except InputError as error:
-        # In quotation marks a key of a file is not taken for an option.
-        message = re.sub(rf": ({'|'.join(_Settings.model_fields)})(?=[:.])", r": '\1'", f"{error}")
         names = {**_OPTIONS, "max_length": "max_new_tokens", "min_length": "min_new_tokens"}
-        larger = [names[key] for key in re.findall(r"'(\w+)': expected less than", message) if key in names]
-        hint = [f"correct it there; {' and '.join(larger)} may ask for more"] if larger else []
-        raise InputError(*"; ".join([message, *hint]).split("\n")) from None
+        numbers = {key: settings[key] for key in names if isinstance(settings.get(key), int)}
+        faulty = [one.name for one in error.about if numbers.get(one.name, 0) > MOST_SEQUENCES]
+        if faulty:
+            options = Message(" and ").join([argument(names[key]) for key in faulty])
+            hint = Message(error.lines[-1], "; correct it there; ", options, " may ask for more")
+            error.lines = (*error.lines[:-1], hint)
+        raise
 
 
 def _beyond(rows: int, ids: Mapping[str, tuple[int, ...]]) -> list[str]:

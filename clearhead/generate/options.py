@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypedDict
 
-from clearhead.errors import InputError, nearest
+from clearhead.errors import InputError, argument, nearest
 
 DEFAULT_TARGET_PER_SOURCE = 2
 DEFAULT_TARGET_EXTRA = 10
@@ -260,15 +260,15 @@ def _value_faults(options: SearchOptions | GenerateOptions) -> list[str]:
         if value is None and option.default is None:
             continue
         if name in _LOWEST and not (is_number and isinstance(value, int) and value >= _LOWEST[name]):
-            faults.append(f"{name} must be a whole number of at least {_LOWEST[name]}, not {value!r}.")
+            faults.append(argument(name) + f" must be a whole number of at least {_LOWEST[name]}, not {value!r}.")
         elif name in _LOWEST and value > _HIGHEST.get(name, MOST):
-            faults.append(f"{name} must be at most {_HIGHEST.get(name, MOST):,}, not {value!r}.")
+            faults.append(argument(name) + f" must be at most {_HIGHEST.get(name, MOST):,}, not {value!r}.")
         elif name in _RANGES and not (is_number and _RANGES[name][1](value)):
-            faults.append(f"{name} must be a number {_RANGES[name][0]}, not {value!r}.")
+            faults.append(argument(name) + f" must be a number {_RANGES[name][0]}, not {value!r}.")
         elif name == "stop":
             texts = [value] if isinstance(value, str) else value
             if not isinstance(texts, Sequence) or not all(isinstance(text, str) and text for text in texts):
-                faults.append(f"stop must be a text or several, none of them empty, not {value!r}.")
+                faults.append(argument("stop") + f" must be a text or several, none of them empty, not {value!r}.")
     return faults
 
 
@@ -294,28 +294,30 @@ def _conflicts(options: GenerateOptions) -> list[str]:
         "sample": ((), ""),
         "greedy": (
             ("top_k", "top_p", "min_p", "seed", "num_return_sequences"),
-            "temperature 0 is greedy",
+            argument("temperature") + " 0 is greedy",
         ),
     }[options.method]
-    faults = [
-        f"{name} is {getattr(options, name)!r}, which has no effect here: {why}." for name in unused if given[name]
-    ]
+    idle = [name for name in unused if given[name]]
+    effect = ", which has no effect here: " + why + "."
+    faults = [argument(name) + f" is {getattr(options, name)!r}" + effect for name in idle]
     if given["length_penalty"] and options.method != "beam":
         faults.append(
-            f"length_penalty is {options.length_penalty!r}, which has no effect here: only beams are ranked by it, "
-            "so set beam_size above 1 or leave it out."
+            argument("length_penalty") + f" is {options.length_penalty!r}, which has no effect here: only beams are "
+            "ranked by it, so set " + argument("beam_size") + " above 1 or leave it out."
         )
     if options.method == "contrastive" and options.top_k < 2:
-        faults.append("penalty_alpha needs top_k of at least 2: the number of candidates it chooses from.")
+        needed = " needs " + argument("top_k") + " of at least 2: the number of candidates it chooses from."
+        faults.append(argument("penalty_alpha") + needed)
+    beams, most = argument("beam_size"), argument("max_new_tokens") + f" {options.max_new_tokens}"
     if options.method == "beam" and options.num_return_sequences > options.beam_size:
         faults.append(
-            f"num_return_sequences is {options.num_return_sequences} but beam_size is {options.beam_size}: "
-            f"raise beam_size to at least {options.num_return_sequences}, or ask for fewer sequences."
+            argument("num_return_sequences") + f" is {options.num_return_sequences} but " + beams + f" is "
+            f"{options.beam_size}: raise " + beams + f" to at least {options.num_return_sequences}, or ask for fewer "
+            "sequences."
         )
     if options.min_new_tokens > options.max_new_tokens:
         faults.append(
-            f"min_new_tokens is {options.min_new_tokens}, which is above max_new_tokens {options.max_new_tokens}: "
-            "lower it."
+            argument("min_new_tokens") + f" is {options.min_new_tokens}, which is above " + most + ": lower it."
         )
     return faults
 
@@ -325,8 +327,8 @@ def _search_conflicts(options: SearchOptions) -> list[str]:
     faults = []
     if options.n_best > options.beam_size:
         faults.append(
-            f"n_best is {options.n_best} but beam_size is {options.beam_size}: "
-            f"raise beam_size to at least {options.n_best}, or ask for fewer hypotheses."
+            argument("n_best") + f" is {options.n_best} but " + argument("beam_size") + f" is {options.beam_size}: "
+            "raise " + argument("beam_size") + f" to at least {options.n_best}, or ask for fewer hypotheses."
         )
     if options.max_length is not None and options.min_length > options.max_length:
         faults.append(f"min_length is {options.min_length}, which is above max_length {options.max_length}: lower it.")

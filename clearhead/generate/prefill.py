@@ -18,7 +18,7 @@ from torch import Tensor
 from clearhead import spec
 from clearhead.core import Cache, Transformer
 from clearhead.core import Sequence as Read
-from clearhead.errors import InputError
+from clearhead.errors import InputError, argument
 from clearhead.fast.cache import IndexedCache
 from clearhead.generate.batching import device_of, pad_ids
 from clearhead.generate.options import GenerateOptions
@@ -167,7 +167,7 @@ def token_limits(
         elif wanted < 1:
             faults.append(
                 f"prompt {number} has {len(prompt)} tokens, but the checkpoint's max_length is {most} with the prompt: "
-                "set max_new_tokens."
+                "set " + argument("max_new_tokens") + "."
             )
         limits.append(min(room, wanted, options.max_new_tokens))
     if faults:

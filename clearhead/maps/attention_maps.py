@@ -128,9 +128,10 @@ class AttentionMaps(AttentionRun):
         refuse_unwritable(Path(path), force=force)
         if stack is not None:
             self.layers(stack)
+        one_head = key("layer") + " and " + key("head")
         if view == "overview":
             if layer is not None or head is not None:
-                raise InputError(f"an overview shows every layer and head: leave {key('layer')} and {key('head')} out")
+                raise InputError("an overview shows every layer and head: leave " + one_head + " out")
             names = self.stacks if stack is None else (stack,)
             chosen = [self.record(name, number) for name in names for number in self.layers(name)]
             draw_record_overview(chosen, Path(path), title="Where each head looks")
@@ -138,9 +139,7 @@ class AttentionMaps(AttentionRun):
         stack = self.stacks[0] if stack is None and len(self.stacks) == 1 else stack
         if stack is None or layer is None or head is None:
             stacks = ", ".join(self.stacks)
-            raise InputError(
-                f"a matrix shows one head: give {key('stack')} ({stacks}), {key('layer')} and {key('head')}"
-            )
+            raise InputError("a matrix shows one head: give " + key("stack") + f" ({stacks}), " + one_head)
         weights = self.weights(stack, layer, head).numpy()
         title = f"{stack}, layer {layer}, head {head}"
         draw_matrix(weights, *self._written_tokens(stack), Path(path), title=title)

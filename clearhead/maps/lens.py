@@ -13,7 +13,7 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from clearhead.core.stack import Stack
-from clearhead.errors import InputError
+from clearhead.errors import InputError, argument
 from clearhead.maps.outcome import OutputNames
 from clearhead.maps.streams import Streams
 
@@ -61,7 +61,7 @@ def logit_lens(streams: Streams, names: OutputNames, top_k: int, labels: Sequenc
     """
     count = len(names.names)
     if not 1 <= top_k <= count:
-        raise InputError(f"top_k is {top_k}; expected 1 to {count}, the outputs of the model")
+        raise InputError(argument("top_k") + f" is {top_k}; expected 1 to {count}, the outputs of the model")
     head, ids_T = streams.module.head, streams.last.ids[0]
     assert head is not None
     length = len(ids_T)

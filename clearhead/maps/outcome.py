@@ -164,7 +164,7 @@ def choose_outcome(of: Chosen, streams: Streams, names: OutputNames, labels: Seq
     if streams.module.head.is_pooled:
         if position is not None:
             raise InputError(
-                f"{key('of')} {of!r} names a position, but this model labels whole texts: name a label alone"
+                key("of") + f" {of!r} names a position, but this model labels whole texts: name a label alone"
             )
     elif is_next:
         if position is None:
@@ -200,11 +200,10 @@ def _first_mask(streams: Streams, names: OutputNames) -> int:
     if mask_id in ids:
         return ids.index(mask_id)
     raise InputError(
-        f"the text has no mask, so {key('of')} must name a position, such as 3"
-        + ("" if key("of").startswith("-") else ", or a pair, such as (3, 'x')")
+        "the text has no mask, so " + key("of") + " must name a position, such as 3, or in Python a pair (3, 'x')"
     )
 
 
 def _check_position(position: int, first: int, last: int, what: str) -> None:
     if not first <= position <= last:
-        raise InputError(f"{key('of')} names position {position}; expected {first} to {last}, the positions {what}")
+        raise InputError(key("of") + f" names position {position}; expected {first} to {last}, the positions {what}")

@@ -11,7 +11,7 @@ import torch
 from clearhead import core
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator, ModelInputs
-from clearhead.errors import InputError
+from clearhead.errors import InputError, argument
 from clearhead.generate.batching import device_of
 from clearhead.generate.continuation import generate_ids
 from clearhead.generate.generation_config import GenerationConfig
@@ -86,7 +86,7 @@ class ReadOptions:
     def __post_init__(self) -> None:
         for name, value, lowest in (("generate", self.generate, 0), ("beam_size", self.beam_size, 1)):
             if value < lowest:
-                raise InputError(f"{name} must be at least {lowest}, not {value}")
+                raise InputError(argument(name) + f" must be at least {lowest}, not {value}")
 
     @property
     def generation(self) -> dict[str, Any]:
@@ -109,6 +109,7 @@ def check_read_options(module: Transformer, task: TaskRecord, text: str | tuple[
     """
     writes, is_two = predicts_text(module, task), module.encoder is not None and module.decoder is not None
     faults = []
+    generate = argument("generate")
     if given.target is not None and module.decoder is None:
         faults.append("a target is read by a decoder, and this model has only an encoder: leave the target out.")
     elif given.target is not None and not (is_two and writes):
@@ -117,15 +118,15 @@ def check_read_options(module: Transformer, task: TaskRecord, text: str | tuple[
             "the target out."
         )
     if given.generate and not writes:
-        faults.append(f"this model was trained to '{task.kind}' and generates no text: leave generate out.")
+        faults.append(f"this model was trained to '{task.kind}' and generates no text: leave " + generate + " out.")
     if module.max_positions is None and given.generate > LONGEST_INPUT:
         # A model with a table of positions stops at its last one.
-        faults.append(f"generate is {given.generate:,}, and at most {LONGEST_INPUT:,} tokens can be looked at.")
+        faults.append(generate + f" is {given.generate:,}, and at most {LONGEST_INPUT:,} tokens can be looked at.")
     if given.generate and given.target is not None:
-        faults.append("the target is given, so that nothing is generated: leave target or generate out.")
+        faults.append("the target is given, so that nothing is generated: leave it or " + generate + " out.")
     generates = writes and given.target is None and (is_two or given.generate > 0)
     if given.beam_size > 1 and not generates:
-        faults.append(f"beam_size is {given.beam_size}, but nothing is generated: leave it out.")
+        faults.append(argument("beam_size") + f" is {given.beam_size}, but nothing is generated: leave it out.")
     if given.chat and (is_two or not writes):
         faults.append("chat is for a decoder-only model that generates text: leave it out.")
     if (given.from_language or given.to_language) and not (is_two and writes):

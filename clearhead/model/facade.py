@@ -9,7 +9,7 @@ from typing import Any, Unpack, overload
 
 from clearhead.arguments import checked
 from clearhead.core import Transformer
-from clearhead.errors import InputError
+from clearhead.errors import InputError, at_text, within
 from clearhead.evaluate.evaluation import evaluate_model
 from clearhead.evaluate.options import EvaluateKwargs, EvaluateOptions
 from clearhead.evaluate.result import Measures
@@ -385,10 +385,8 @@ class Model(Predictions):
         def runs() -> Iterator[tuple[Reading, list[AttentionRecord]]]:
             for number, text in enumerate(every, start=1):
                 target = None if targets is None else targets[number - 1]
-                try:
+                with within(at_text(number)):
                     reading = self._read(tree, text, ReadOptions(target=target, **given))
-                except InputError as error:
-                    raise InputError(f"text {number}: {error}") from None
                 yield reading, record_run(module, reading.source, reading.target)
                 tell(number, len(every))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clearhead.core import Transformer
-from clearhead.errors import InputError
+from clearhead.errors import InputError, argument
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import save_checkpoint, save_origin
 from clearhead.runs.checkpoint import writing_folder
@@ -37,7 +37,7 @@ def save_model(
     if format not in ("clearhead", "hf"):
         raise InputError(f"format '{format}' is not known; expected 'clearhead' or 'hf'")
     if max_shard_size < 1:
-        raise InputError(f"max_shard_size is {max_shard_size}; expected a number of bytes")
+        raise InputError(argument("max_shard_size") + f" is {max_shard_size}; expected a number of bytes")
     if folder.exists():
         raise InputError(f"{folder} exists already; give a new folder")
     with writing_folder(folder) as temporary:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, Literal, Protocol, TypeVar
 
-from clearhead.errors import InputError
+from clearhead.errors import InputError, Reference, nth_text, renaming
 
 Parts = Literal["a pair of texts", "a list of words"]
 PAIR: Parts = "a pair of texts"
@@ -15,8 +16,6 @@ AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 
 # In texts. Batches are sorted by length inside a window: 128 translations at a time take no longer than 1,024.
 FIRST_WINDOW, LARGEST_WINDOW = 16, 256
-
-_NUMBERED = re.compile(r"\btext (\d+)\b")
 
 
 class Answers(Protocol[AnswerT_co]):
@@ -73,7 +72,7 @@ def answer_each(
     def checked(texts: list[Any], first: int = 1) -> list[Any]:
         for number, text in enumerate(texts, start=first):
             if not isinstance(text, str) and not _are_texts(text, parts):
-                raise InputError(f"text {number} is {text!r:.80}; expected {expected}")
+                raise InputError(nth_text(number) + f" is {text!r:.80}; expected {expected}")
         return [tuple(text) if parts == PAIR and not isinstance(text, str) else text for text in texts]
 
     if not isinstance(given, Iterator):
@@ -85,19 +84,17 @@ def answer_each(
             window = checked(list(islice(texts, size)), before + 1)
             if not window:
                 return
-            try:
+            # Errors count the texts of the window, and the caller counts all.
+            with renaming(partial(_counted_from, before)):
                 answers = answer(window)
-            except InputError as error:
-                raise InputError(*_renumbered(str(error), before).split("\n")) from None
             yield from answers
             before += len(window)
 
     return answered(given)
 
 
-def _renumbered(message: str, before: int) -> str:
-    """Return a message about "text 3" of a window with its number among all texts."""
-    return _NUMBERED.sub(lambda found: f"text {int(found[1]) + before}", message)
+def _counted_from(before: int, reference: Reference) -> Reference:
+    return replace(reference, number=reference.number + before) if reference.number else reference
 
 
 def _are_texts(given: object, parts: Parts | None) -> bool:

@@ -17,7 +17,7 @@ from clearhead.core import Transformer
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
 from clearhead.data.stores.labelled import truncate_pair
-from clearhead.errors import InputError, RunFailure
+from clearhead.errors import InputError, RunFailure, nth_text
 from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import batches_by_cost, device_of, read_tokens
 from clearhead.text.long_texts import encode_start, warn_of_long_texts
@@ -47,7 +47,7 @@ def split_pairs(texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[list[s
         raise InputError(f"expected texts or pairs of texts, received {len(single)} texts among {len(pairs)} pairs")
     wrong = next((number for number, pair in enumerate(pairs, start=1) if len(pair) != 2), None)
     if wrong is not None:
-        raise InputError(f"text {wrong} has {len(pairs[wrong - 1])} parts; expected a pair of two texts")
+        raise InputError(nth_text(wrong) + f" has {len(pairs[wrong - 1])} parts; expected a pair of two texts")
     return [[pair[side] for pair in pairs] for side in (0, 1)]
 
 

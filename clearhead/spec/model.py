@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from clearhead.arguments import checked
-from clearhead.errors import InputError, nearest
+from clearhead.errors import InputError, nearest, within
 from clearhead.files import LARGEST_JSON, parse_json, read_model_text
 from clearhead.spec.base import MOST_LAYERS, AnyNode, Node, Reference
 from clearhead.spec.node_checks import node_faults
@@ -94,10 +94,8 @@ class Model(Node):
             InputError: as for `read_model_text`, or the spec is faulty.
         """
         text = read_model_text(path, what=what)
-        try:
+        with within(str(path)):
             return cls.from_json(text)
-        except InputError as error:
-            raise error.within(str(path)) from None
 
 
 @checked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-from clearhead.errors import InputError, LongTexts
+from clearhead.errors import InputError, LongTexts, nth_text
 from clearhead.text.tokenizer import Tokenizer
 
 # Tokens are a few characters long; what is behind so many is truncated before the text is tokenized.
@@ -37,9 +37,9 @@ def refuse_enormous(texts: Sequence[str], most: int | None, what: str = "text") 
     limit = MOST_CHARACTERS if most is None else min(MOST_CHARACTERS, most * CHARACTERS_PER_TOKEN)
     for number, text in enumerate(texts, start=1):
         if len(text) > limit:
-            name = f"the {what}" if len(texts) == 1 else f"{what} {number}"
+            name = f"the {what}" if len(texts) == 1 else nth_text(number, what)
             raise InputError(
-                f"{name} has {len(text):,} characters, but at most {limit:,} are read at once: split or shorten it"
+                name + f" has {len(text):,} characters, but at most {limit:,} are read at once: split or shorten it"
             )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from jaxtyping import Int64
 from numpy import ndarray
 
-from clearhead.errors import InputError
+from clearhead.errors import InputError, nth_text
 from clearhead.files import write_json
 from clearhead.printing import Printed
 from clearhead.text.added_tokens import needed_entries, with_entries, with_words
@@ -341,12 +341,12 @@ def _parts(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 def _untokenizable(texts: Sequence[object]) -> str:
     for index, text in enumerate(texts):
         if not isinstance(text, str):
-            return f"text {index + 1} of {len(texts)} is a {type(text).__name__}; expected a str"
+            return nth_text(index + 1) + f" of {len(texts)} is a {type(text).__name__}; expected a str"
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            return (
-                f"text {index + 1} of {len(texts)} holds the lone surrogate {text[error.start]!a} at character "
+            return nth_text(index + 1) + (
+                f" of {len(texts)} holds the lone surrogate {text[error.start]!a} at character "
                 f"{error.start + 1}, which is not Unicode text; remove it or decode the text anew"
             )
     return "expected a sequence of str to tokenize"

@@ -12,7 +12,7 @@ from pydantic import RootModel
 
 from clearhead.data.sources.lines import size_and_ends
 from clearhead.data.sources.texts import TextShard, parse_text_source, text_shards
-from clearhead.errors import InputError
+from clearhead.errors import InputError, within
 from clearhead.files import parse_json, typed
 from clearhead.training.runfile.sections import RunFile, Section
 
@@ -108,10 +108,8 @@ def streamed_shards(run_file: RunFile) -> list[TextShard]:
     """
     table = run_file.data.train
     assert isinstance(table, Section), "the rules of the run file want a table"
-    try:
+    with within("[data] train"):
         return text_shards(parse_text_source(table.model_dump(exclude_none=True)))
-    except InputError as error:
-        raise error.within("[data] train") from None
 
 
 def _is_file(name: str) -> bool:

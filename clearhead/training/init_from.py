@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.core import Transformer, build
-from clearhead.errors import InputError, key
+from clearhead.errors import InputError, key, within
 from clearhead.hf import registry
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import load_origin
@@ -146,12 +146,10 @@ def find_initial_model(reference: str, source: str | None, target: str | None) -
     """
     if not reference:
         return None
-    try:
+    with within(key("task.init")):
         folder = find_checkpoint(reference)
         found = _of_run(reference) if folder is None else _of_checkpoint(reference, folder)
         return _between(found, source, target)
-    except InputError as error:
-        raise error.within(key("task.init")) from None
 
 
 def initial_model_of_run(run: Path) -> InitialModel:

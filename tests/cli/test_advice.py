@@ -119,6 +119,14 @@ def test_numbers_that_are_all_different_have_an_option(tmp_path: Path, capfd: py
     assert load_run_file(tmp_path / "run.toml").task.labels == "regression"
 
 
+def test_an_option_that_the_command_lacks_is_not_advised(
+    runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = write_lines(tmp_path / "a.jsonl", ['{"text": "a m", "label": 0.5}'])
+    message = refused(capfd, "evaluate", str(runs("classify")), "--text", str(file), "--labels", "label")
+    assert 'numbers need a model with task.labels = "regression"' in message
+
+
 def test_a_started_model_gets_more_positions_by_the_line_of_the_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

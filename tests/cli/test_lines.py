@@ -13,7 +13,7 @@ import pytest
 
 from clearhead.cli.lines import Input, Line, _arriving, answer_lines, named_by_line, one_line
 from clearhead.cli.stopping import Stopped
-from clearhead.errors import InputError
+from clearhead.errors import InputError, argument, at_text, nth_text, renaming
 from clearhead.model.texts import FIRST_WINDOW, LARGEST_WINDOW
 
 TEXT = "a m u\n\n   \nb n\u2028v\nc o w"
@@ -127,7 +127,7 @@ def test_a_mistake_is_named_by_its_line(size: int | None, file: Path) -> None:
     def refuse(texts: Sequence[str]) -> Sequence[str]:
         for number, text in enumerate(texts, start=1):
             if text.startswith("c"):
-                raise InputError(f"text {number} has no blank")
+                raise InputError(nth_text(number) + " has no blank")
         return texts
 
     with pytest.raises(InputError, match=r"input:5: the text has no blank"):
@@ -135,21 +135,27 @@ def test_a_mistake_is_named_by_its_line(size: int | None, file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "expected"),
+    ("lines", "expected"),
     [
-        ("text 2 is empty", "f:5: the text is empty"),
-        ("text 2: the blank at 3", "f:5: the blank at 3"),
-        ("  - text 1 is long\n  - text 2 is long", "  - f:3: the text is long\n  - f:5: the text is long"),
-        ("text 4 of a pair", "f:5: the text of a pair"),
-        ("context 2 is long", "context 2 is long"),
+        ([nth_text(2) + " is empty"], "f:5: the text is empty"),
+        ([at_text(2) + ": the blank at 3"], "f:5: the blank at 3"),
+        ([nth_text(1) + " is long", nth_text(2) + " is long"], "f:3: the text is long\nf:5: the text is long"),
+        ([nth_text(4) + " of a pair"], "f:5: the text of a pair"),
+        ([nth_text(2, "source") + " has no tokens"], "f:5: the source has no tokens"),
+        ([nth_text(1) + " is 'see text 2:'"], "f:3: the text is 'see text 2:'"),
+        ([argument("top_k") + " is 0"], "top_k is 0"),
     ],
 )
-def test_names(message: str, expected: str) -> None:
-    assert named_by_line(message, [3, 5], "f") == expected
+def test_names(lines: list[str], expected: str) -> None:
+    with pytest.raises(InputError) as caught, renaming(named_by_line([3, 5], "f")):
+        raise InputError(*lines)
+    assert str(caught.value) == expected
 
 
 def test_a_single_text_has_no_line() -> None:
-    assert named_by_line("text 1 has no blank", [1], None) == "the text has no blank"
+    with pytest.raises(InputError) as caught, renaming(named_by_line([1], None)):
+        raise InputError(nth_text(1) + " has no blank", at_text(1) + ": it has none")
+    assert str(caught.value) == "the text has no blank\nthe text: it has none"
 
 
 def test_what_would_break_a_line_is_a_space() -> None:

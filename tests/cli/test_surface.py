@@ -175,6 +175,8 @@ def test_no_command_shows_the_commands(capfd: pytest.CaptureFixture[str]) -> Non
         (["average", "r", "--last", "2", "extra"], "unexpected extra argument"),
         (["train"], "missing argument"),
         (["translate", "no-such-run", __file__], "no-such-run: there is no such folder: "),
+        (["translate", "runs/batch_size", __file__], "clearhead: runs/batch_size: there is no such folder: "),
+        (["inspect", "force=True"], "clearhead: force=True: there is no such folder: "),
         (["inspect", "no-such-run"], "or a preset: transformer, "),
         (
             ["inspect", "gtp2"],

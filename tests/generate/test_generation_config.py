@@ -66,7 +66,7 @@ def test_what_is_not_done_is_told_and_what_is_wrong_is_named() -> None:
     assert rules(encoder_repetition_penalty=1.3, typical_p=1.0).unsupported == ("encoder_repetition_penalty",)
     assert rules(do_sample=True, num_beams=3).unsupported == ("do_sample together with num_beams",)
     with pytest.raises(
-        InputError, match=r"(?s)'eos_token_id': expected .*integer.*or expected .*'bad_words_ids'\.0: expected"
+        InputError, match=r"(?s)eos_token_id: expected .*integer.*or expected .*bad_words_ids\.0: expected"
     ):
         rules(eos_token_id="</s>", bad_words_ids=[[]])
 
@@ -81,12 +81,14 @@ def test_what_is_not_done_is_told_and_what_is_wrong_is_named() -> None:
     ],
 )  # fmt: skip
 def test_a_setting_out_of_range_is_refused_by_name(settings: dict[str, object]) -> None:
-    with pytest.raises(InputError, match=f"g.json: '{next(iter(settings))}'"):
+    with pytest.raises(InputError, match=rf"g.json: {next(iter(settings))}[:.]"):
         rules(**settings)
 
 
 def test_a_setting_that_asks_for_too_much_names_the_option_that_may() -> None:
-    with pytest.raises(InputError, match=r"'num_beams': expected .* got 2000; correct it there; beam_size may ask"):
+    with pytest.raises(
+        InputError, match=r"g.json: num_beams: expected .* got 2000; correct it there; beam_size may ask"
+    ):
         rules(num_beams=2000)
 
 

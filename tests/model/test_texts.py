@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from clearhead.errors import InputError
+from clearhead.errors import InputError, nth_text
 from clearhead.model.texts import FIRST_WINDOW, LARGEST_WINDOW, answer_each
 
 
 def lengths(texts: list[str]) -> list[int]:
     for number, text in enumerate(texts, start=1):
         if not text:
-            raise InputError(f"text {number} is empty")
+            raise InputError(nth_text(number) + " is empty")
     return [len(text) for text in texts]
 
 

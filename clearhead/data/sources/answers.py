@@ -18,7 +18,7 @@ from clearhead.data.sources.tables import (
     checked_text,
     field_value,
 )
-from clearhead.errors import InputError, json_text
+from clearhead.errors import InputError, json_text, within
 from clearhead.files import absent, parse_json
 from clearhead.text.long_texts import refuse_enormous
 
@@ -131,10 +131,8 @@ def _filled(record: object, field: str, place: str) -> str:
     text = checked_text(field_value(record, field, place), field, place)
     if not text.strip():
         raise InputError(f"{place}: the {field} is empty")
-    try:
+    with within(place):
         refuse_enormous([text], None, field)
-    except InputError as error:
-        raise error.within(place) from None
     return text
 
 

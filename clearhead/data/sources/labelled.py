@@ -88,7 +88,7 @@ def parse_labelled_source(table: Mapping[str, Any]) -> TableSource:
     name = str(table.get("text", ""))
     if "text" in table and "text_column" in table and not has_ending(name, ".tsv", ".csv", ".jsonl"):
         raise InputError(
-            f"{key('text_column')} is for a table, but the text is '{name}'; "
+            key("text_column") + f" is for a table, but the text is '{name}'; "
             "expected a name that ends in .tsv, .csv or .jsonl"
         )
     columns = ("labels", "text_column", "pair") if is_delimited(name) else ()

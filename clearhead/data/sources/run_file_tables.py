@@ -67,7 +67,7 @@ def parse_form(
         )
     form = matching[0]
     faults = [
-        f"{key(name)} does not belong to data given by {key(form.marker)}{nearest(name, form.keys)}"
+        key(name) + " does not belong to data given by " + key(form.marker) + nearest(name, form.keys)
         for name in table
         if name not in form.keys
     ]
@@ -75,7 +75,7 @@ def parse_form(
         if name in table:
             faults += _value_faults(name, table[name], name in columns, choices.get(name))
         elif name not in form.optional:
-            faults.append(f"{key(name)} is missing; data given by {key(form.marker)} needs it")
+            faults.append(key(name) + " is missing; data given by " + key(form.marker) + " needs it")
     if faults:
         raise InputError.from_faults(faults, subject="the data table")
     return form.make(table)
@@ -83,13 +83,13 @@ def parse_form(
 
 def _value_faults(name: str, value: object, is_column: bool, choices: Sequence[str] | None) -> list[str]:
     if isinstance(value, str) and value and choices and value not in choices:
-        return [f"{key(name)} is {value!r}; expected one of {', '.join(choices)}{nearest(value, choices)}"]
+        return [key(name) + f" is {value!r}; expected one of {', '.join(choices)}{nearest(value, choices)}"]
     if isinstance(value, str) and value:
         return []
     if is_column and isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return []
     expected = "a column by its number, counted from 1, or by its name" if is_column else "a text that is not empty"
-    return [f"{key(name)} is {value!r}; expected {expected}"]
+    return [key(name) + f" is {value!r}; expected {expected}"]
 
 
 def user_path(text: str | Path) -> Path:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from clearhead.data.sources.alignment import misalignment
 from clearhead.data.sources.lines import content_key, empty_file, read_lines, stream_lines
-from clearhead.errors import InputError, json_text, key, nearest
+from clearhead.errors import InputError, Message, json_text, key, nearest
 
 Column = int | str
 Row = tuple[int, tuple[Any, ...]]
@@ -160,14 +160,14 @@ class DelimitedFile:
         positions = [next(free) if position is None else position for position in found.values()]
         for role, position in zip(found, positions, strict=True):
             if position > len(names):
-                wanted = f"column {position}" if self.columns[role] else f"further column for {self._key(role)}"
-                raise self._missing(number, names, f"there is no {wanted}", role)
+                wanted = f"column {position}" if self.columns[role] else "further column for " + self._key(role)
+                raise self._missing(number, names, "there is no " + wanted, role)
         if self.is_distinct and len(set(positions)) < len(positions):
             [(twice, _)] = Counter(positions).most_common(1)
             roles = [role for role, position in zip(found, positions, strict=True) if position == twice]
             raise InputError(
-                f"{self.place(number)}: {' and '.join(map(self._key, roles))} name the same column, {twice}; "
-                f"the columns here are {_shown(names)}"
+                f"{self.place(number)}: " + Message(" and ").join(map(self._key, roles)) + f" name the same column, "
+                f"{twice}; the columns here are {_shown(names)}"
             )
         return positions
 
@@ -188,14 +188,14 @@ class DelimitedFile:
 
     def _missing(self, number: int, cells: Sequence[str], fault: str, role: str) -> InputError:
         """Return the error of a first line without a column, with what can be chosen in it."""
-        parts = [f"{self.place(number)}: {fault}", f"its columns, separated by {_SEPARATORS[self.separator][0]}, are"]
+        parts = [f"{self.place(number)}: " + fault, f"its columns, separated by {_SEPARATORS[self.separator][0]}, are"]
         parts[1] += f" {_shown(cells)}"
         if len(cells) == 1:
             ways = (way for sign, way in _OTHER_SEPARATORS.items() if sign in cells[0])
             parts.append(f"if they are separated by {next(ways, _OTHERWISE)}")
         else:
-            parts.append(f"choose one with {self._key(role)}, by its name in the first line or its number from 1")
-        return InputError("; ".join(parts))
+            parts.append("choose one with " + self._key(role) + ", by its name in the first line or its number from 1")
+        return InputError(Message("; ").join(parts))
 
     def _key(self, role: str) -> str:
         return key(self.keys.get(role, role))
@@ -379,7 +379,7 @@ def _values(record: object, source: JsonLinesFile | Dataset | Examples, place: s
 
 def _value(record: object, source: JsonLinesFile | Dataset | Examples, role: str, place: str) -> object:
     name, chosen_by = source.columns[role], source.keys.get(role)
-    advice = "" if chosen_by is None else f"; choose one with {key(chosen_by)}"
+    advice = "" if chosen_by is None else "; choose one with " + key(chosen_by)
     value = field_value(record, name, place, advice)
     return value if role in source.raw else checked_text(value, name, place)
 
@@ -404,7 +404,7 @@ def field_value(record: object, field: str, place: str, advice: str = "") -> obj
         if name not in value:
             raise InputError(
                 f"{place}: there is no field '{name}'; the fields are "
-                f"{', '.join(map(repr, value)) or 'none'}{nearest(name, map(str, value))}{advice}"
+                f"{', '.join(map(repr, value)) or 'none'}{nearest(name, map(str, value))}" + advice
             )
         value = value[name]
     return value

@@ -100,7 +100,7 @@ class TextFiles:
             others = Counter(file.suffix for file in self.files() if file.suffix not in ("", path.suffix))
             ending = next((name for name, _ in others.most_common(1)), "")
             way = key("pattern", f"*{ending}") if ending else "only the texts in the folder"
-            raise InputError(f"{error}; or leave it out: {way}") from None
+            raise InputError(f"{error}; or leave it out: " + way) from None
 
     def place(self, index: int) -> str:
         """Return where document number `index`, counted from 0, starts."""
@@ -164,7 +164,7 @@ def text_shards(source: TextSource) -> list[TextShard]:
         return [TextShard(path, partial(source.chunks_of, path)) for path in source.files()]
     if isinstance(source.table, JsonLinesFile):
         return [TextShard(source.table.path, source.chunks)]
-    raise InputError(f"{source.table.name} is not in text files, so it cannot be streamed: leave out {key('stream')}")
+    raise InputError(f"{source.table.name} is not in text files, so it cannot be streamed: leave out " + key("stream"))
 
 
 @dataclass(frozen=True)
@@ -303,13 +303,13 @@ def _text_source(table: Mapping[str, Any]) -> TextSource:
     path, document = user_path(table["text"]), table.get("document", "file")
     if "pattern" in table and (path.is_file() or has_ending(path, ".jsonl")):
         raise InputError(
-            f"{key('pattern')} chooses files of a folder, but {path} is a file; leave {key('pattern')} out"
+            key("pattern") + f" chooses files of a folder, but {path} is a file; leave " + key("pattern") + " out"
         )
     if has_ending(path, ".jsonl"):
         return TextRows(JsonLinesFile(path, {"text": table.get("field", "text")}, keys=_KEYS), document)
     if "field" in table:
         raise InputError(
-            f"{key('field')} belongs to JSON lines, but {path} does not end in .jsonl; leave {key('field')} out"
+            key("field") + f" belongs to JSON lines, but {path} does not end in .jsonl; leave " + key("field") + " out"
         )
     return TextFiles(path, document, table.get("pattern", _EVERY_FILE))
 

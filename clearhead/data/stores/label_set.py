@@ -73,7 +73,7 @@ class LabelSet:
         if name not in index_of:
             raise InputError(
                 f"{data.place(row)}: the label {json_text(name)} is not among the {len(self.names)} of the training "
-                f"data ({_listed(self.names)}){nearest(name, self.names)}; check {key('labels')}"
+                f"data ({_listed(self.names)}){nearest(name, self.names)}; check " + key("labels")
             )
         return index_of[name]
 
@@ -103,22 +103,22 @@ def learn_labels(data: Table, kind: LabelKind) -> LabelSet:
         if np.all(values == values[0]):
             raise InputError(
                 f"{place}: all {len(data)} labels from here on are the number {values[0]:g}, and there is nothing to "
-                f"learn; check {key('labels')}"
+                "learn; check " + key("labels")
             )
         return LabelSet(kind, mean=float(values.mean()), scale=float(values.std()))
     names = _counts(data, kind)
     if kind == "multi_label" and not names:
-        raise InputError(f"{place}: none of the {len(data)} texts from here on has a label; check {key('labels')}")
+        raise InputError(f"{place}: none of the {len(data)} texts from here on has a label; check " + key("labels"))
     if kind == "single_label" and len(names) == 1:
         raise InputError(
             f"{place}: all {len(data)} texts from here on have the label {json_text(next(iter(names)))}; "
-            f"a classifier needs at least two classes: check {key('labels')}"
+            "a classifier needs at least two classes: check " + key("labels")
         )
     if kind == "single_label" and len(names) == len(data) >= _SUSPICIOUS:
+        numbers = ", or for numbers set " + key("task.labels", "regression") if all(map(_is_number, names)) else ""
         raise InputError(
             f"{place}: each of the {len(data)} texts from here on has a label of its own ({_listed(sorted(names))}); "
-            f"check {key('labels')}"
-            + (f", or for numbers set {key('task.labels', 'regression')}" if all(map(_is_number, names)) else "")
+            "check " + key("labels") + numbers
         )
     return LabelSet(kind, names=tuple(sorted(names, key=_order)))
 
@@ -149,7 +149,7 @@ def _names(data: Table, row: int, kind: LabelKind) -> list[str]:
     """Return the class of a row, or its classes, each once."""
     label, place = data["labels"][row], data.place(row)
     if kind == "single_label":
-        name = _name(label, place, f"several labels need a model with {key('task.labels', 'multi_label')}")
+        name = _name(label, place, "several labels need a model with " + key("task.labels", "multi_label"))
         if not name:
             raise InputError(f"{place}: the label is missing; expected the name of a class, or no such line")
         return [name]
@@ -171,8 +171,8 @@ def _name(value: object, place: str, hint: str) -> str:
             raise InputError(f"{place}: the label {json_text(name)} holds a lone surrogate, which is not Unicode text")
         return name
     if isinstance(value, float):
-        hint = f"numbers need a model with {key('task.labels', 'regression')}"
-    raise InputError(f"{place}: the label is {json_text(value)}; expected the name of a class ({hint})")
+        hint = "numbers need a model with " + key("task.labels", "regression")
+    raise InputError(f"{place}: the label is {json_text(value)}; expected the name of a class (" + hint + ")")
 
 
 def _number(value: object, place: str) -> float:
@@ -183,6 +183,6 @@ def _number(value: object, place: str) -> float:
     if not math.isfinite(number):
         raise InputError(
             f"{place}: the label is {json_text(value)}; expected a finite number, since this is regression "
-            f"({key('task.labels', 'single_label')} is for classes)"
+            "(" + key("task.labels", "single_label") + " is for classes)"
         )
     return number

@@ -9,7 +9,7 @@ from clearhead.data.sources.pairs import read_pairs
 from clearhead.data.sources.tables import WHOLE, Share, TableSource
 from clearhead.data.sources.texts import TextChunk, TextSize, TextSource, measure, read_chunks
 from clearhead.data.stores.cache import load_or_make
-from clearhead.errors import InputError
+from clearhead.errors import within
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -38,10 +38,8 @@ def cached_tokenizers(source: TableSource, *, kind: str, vocab_size: int, joint:
             return TokenizerPair(tokenizer, tokenizer, joint=True)
         trained = []
         for side in ("source", "target"):
-            try:
+            with within(f"{side} side"):
                 trained.append(train_tokenizer(kind, data[side], vocab_size=vocab_size))
-            except InputError as error:
-                raise error.within(f"{side} side") from None
         return TokenizerPair(trained[0], trained[1], joint=False)
 
     inputs = [source.identity(), kind, vocab_size, joint, importlib.metadata.version("tokenizers")]

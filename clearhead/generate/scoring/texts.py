@@ -20,7 +20,7 @@ from torch import Tensor
 
 from clearhead import core
 from clearhead.core import Transformer
-from clearhead.errors import InputError
+from clearhead.errors import InputError, nth_text
 from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import batches_by_cost, device_of
 from clearhead.generate.prefill import check_model
@@ -166,7 +166,7 @@ def _checked(module: Transformer, sequences: Sequence[Ids], window: int | None, 
     check_model(module, with_sources=False)
     most = module.max_positions
     faults = [
-        f"text {number} has {len(ids)} tokens, start and end token included, but at least 2 are needed."
+        nth_text(number) + f" has {len(ids)} tokens, start and end token included, but at least 2 are needed."
         for number, ids in enumerate(sequences, start=1)
         if len(ids) < 2
     ][:10]

@@ -36,7 +36,7 @@ from torch.nn import functional
 
 from clearhead import progress
 from clearhead.core import Cache, Output, Transformer
-from clearhead.errors import InputError, RunFailure
+from clearhead.errors import InputError, RunFailure, argument
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.top import top_and_log_total
 from clearhead.generate.generation_config import GenerationConfig
@@ -159,7 +159,7 @@ def target_limits(module: Transformer, source_lengths: Sequence[int], options: S
     most = module.max_positions
     lengths = {"max_length": options.max_length, "min_length": options.min_length}
     faults = [
-        f"{name} is {length}, but the model's decoder has {most} positions: use {name} {most} or less."
+        argument(name) + f" is {length}, but the model's decoder has {most} positions: use {most} or less."
         for name, length in lengths.items()
         if most is not None and length is not None and length > most
     ]

@@ -42,27 +42,23 @@ FIXED_EVERYWHERE = (
     Fixed("pruned_heads", (None, {}), "pruned heads are not supported"),
 )
 _KINDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
-MAX_SHOWN = 12
 
 
 class NotExpressible(InputError):
     """A spec that no config of a family can express.
 
-    Args:
-        message: the report.
+    Attributes:
         expressed: the nearest spec that the family can express; None: there is none.
     """
 
-    def __init__(self, message: str, expressed: spec.Model | None = None) -> None:
-        super().__init__(message)
-        self.expressed = expressed
+    expressed: spec.Model | None = None
 
     @classmethod
     def of(cls, faults: Sequence[str], subject: str, expressed: spec.Model | None = None) -> NotExpressible:
         """Make one report of all faults."""
-        more = len(faults) - MAX_SHOWN
-        lines = [*faults[:MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])]
-        return cls(str(InputError.from_faults(lines, subject=subject)), expressed)
+        error = cls(*InputError.from_faults(faults, subject=subject).lines)
+        error.expressed = expressed
+        return error
 
 
 class DifferentStacks(NotExpressible):

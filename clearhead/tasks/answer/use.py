@@ -23,7 +23,7 @@ from clearhead.data.sources.answers import AnswerRows, parse_answer_source
 from clearhead.data.sources.tables import Examples
 from clearhead.data.stores.answers import NO_ANSWER, AnswerStore, prepare_answers
 from clearhead.data.stores.context_windows import WINDOW, context_windows
-from clearhead.errors import InputError
+from clearhead.errors import InputError, argument
 from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
 from clearhead.evaluate.result import Measures
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
@@ -92,7 +92,7 @@ def answer(
     max_tokens = longest_answer(record) if max_tokens is None else max_tokens
     for name, count in (("top_k", top_k), ("max_tokens", max_tokens)):
         if count < 1:
-            raise InputError(f"{name} must be at least 1, got {count}")
+            raise InputError(argument(name) + f" must be at least 1, got {count}")
     question_ids, ids, spans = _encode(tokenizer, question, context)
     longest, num_special = window_length(module, record), collator.special_tokens.num_added(paired=True)
     windows = context_windows(len(question_ids), len(ids), longest=longest, num_special=num_special)

@@ -21,7 +21,7 @@ from clearhead.data.batches.inputs import InputCollator, ModelInputs
 from clearhead.data.sources.labelled import parse_labelled_source
 from clearhead.data.stores.label_set import LabelSet
 from clearhead.data.stores.labelled import LabelStore, prepare_labelled
-from clearhead.errors import InputError
+from clearhead.errors import InputError, nth_text
 from clearhead.evaluate.metrics import (
     F1Counts,
     accuracy,
@@ -93,7 +93,7 @@ def classify(
     for side in sides:
         empty = next((number for number, ids in enumerate(side, start=1) if not len(ids)), None)
         if empty is not None:
-            raise InputError(f"text {empty} is empty; there is nothing to classify")
+            raise InputError(nth_text(empty) + " is empty; there is nothing to classify")
     collator = InputCollator.of(module.spec, tokenizer, record.repeats)
     logits_NL = pooled_outputs(
         module, collator, sides, width=labels.num_outputs, batch_size=batch_size, batch_tokens=batch_tokens

@@ -20,7 +20,7 @@ from clearhead import core, spec
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator, ModelInputs
 from clearhead.data.objectives.build import build_objective
-from clearhead.errors import InputError
+from clearhead.errors import InputError, argument, at_text, nth_text
 from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
 from clearhead.evaluate.result import Measures
 from clearhead.fast.replica import in_evaluation
@@ -107,8 +107,9 @@ def fill(
     _check_model(module)
     _mask_id(tokenizer)
     words = word_boundaries(tokenizer)
-    if not 1 <= top_k <= int(words.ordinary.sum()):
-        raise InputError(f"top_k is {top_k}; expected 1 to {int(words.ordinary.sum())}, the entries a blank can hold")
+    most = int(words.ordinary.sum())
+    if not 1 <= top_k <= most:
+        raise InputError(argument("top_k") + f" is {top_k}; expected 1 to {most}, the entries a blank can hold")
     limit = max_input_length(module, max_length)
     read = [_read_start(text, number, tokenizer, words, limit) for number, text in enumerate(texts, start=1)]
     masked_texts = [masked for masked, _ in read]
@@ -166,7 +167,8 @@ def _read_start(
 ) -> tuple[_MaskedText, bool]:
     """Return at most so many ids of a text with its blanks, and whether it is longer."""
     behind = InputError(
-        f"text {number} has its blanks behind the {most} tokens that the model reads; shorten the text in front of them"
+        nth_text(number) + f" has its blanks behind the {most} tokens that the model reads; shorten the text in "
+        "front of them"
     )
     start = text[: most * CHARACTERS_PER_TOKEN]
     is_cut = len(start) < len(text)
@@ -189,7 +191,7 @@ def _mask_blanks(text: str, number: int, tokenizer: Tokenizer, words: WordBounda
     mask_text = tokenizer.tokens([mask_id])[0]
     spans = _blank_spans(text, tokenizer)
     if not spans:
-        raise InputError(f"text {number} has no blank: write {BLANK} or {mask_text} where a word is wanted")
+        raise InputError(nth_text(number) + f" has no blank: write {BLANK} or {mask_text} where a word is wanted")
     # Blanks are encoded as words of one character, so that white space around them is encoded as around any word.
     stood_in, stands, last = "", [], 0
     for start, end in spans:
@@ -212,8 +214,8 @@ def _mask_blanks(text: str, number: int, tokenizer: Tokenizer, words: WordBounda
         while token < len(ids) and places[token][0] <= stand:
             if stood_in[slice(*places[token])].strip() not in ("", _STAND_IN):
                 raise InputError(
-                    f"text {number}: the blank at characters {start} to {end} is one word with what it touches for the "
-                    "tokenizer of this model: put white space around it"
+                    at_text(number) + f": the blank at characters {start} to {end} is one word with what it touches "
+                    "for the tokenizer of this model: put white space around it"
                 )
             token += 1
     return _MaskedText([*masked_ids, *ids[token:], *around.suffix], mask_places, spans)

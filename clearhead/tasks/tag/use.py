@@ -26,7 +26,7 @@ from clearhead.data.stores.tag_set import OUTSIDE, TagSet
 from clearhead.data.stores.tagged import TagStore, prepare_tagged
 from clearhead.data.stores.word_chunks import NO_WORD, chunk_words
 from clearhead.data.stores.word_splitter import WordSplitter
-from clearhead.errors import InputError
+from clearhead.errors import InputError, nth_text
 from clearhead.evaluate.metrics import F1Counts
 from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
 from clearhead.evaluate.result import Measures, f1_table, percent
@@ -248,7 +248,7 @@ def _split(text: str | Sequence[str], number: int, splitter: WordSplitter) -> tu
         return text, splitter.spans(text)
     for word in text:
         if not word.strip():
-            raise InputError(f"text {number} is a list of words, but one of them is {word!r}; leave it out")
+            raise InputError(nth_text(number) + f" is a list of words, but one of them is {word!r}; leave it out")
     ends = list(itertools.accumulate((len(word) + 1 for word in text), initial=-1))[1:]
     return " ".join(text), [(end - len(word), end) for word, end in zip(text, ends, strict=True)]
 

@@ -17,7 +17,7 @@ from clearhead.data.batches.plans import EpochBatches
 from clearhead.data.sources.tables import WHOLE, Share
 from clearhead.data.stores.arrays import ArrayStore, Ragged
 from clearhead.data.stores.tokenizers import cached_tokenizer
-from clearhead.errors import InputError
+from clearhead.errors import InputError, within
 from clearhead.evaluate.result import Validation
 from clearhead.presets.task_heads import PoolBy, with_head
 from clearhead.task import Repeats, TaskRecord
@@ -266,10 +266,8 @@ def prepare_store(
 ) -> StoreT:
     """Prepare "train" or "valid", as `prepare_stores` does."""
     progress.message(f"{name}: reading and tokenizing")
-    try:
+    with within(f"[data] {name}"):
         store = prepare(name)
-    except InputError as error:
-        raise error.within(f"[data] {name}") from None
     progress.message(f"{name}: {describe(store)}")
     return store
 

@@ -12,7 +12,7 @@ from clearhead.data.stores.corpus import Corpus, prepare_corpus
 from clearhead.data.stores.documents import Documents
 from clearhead.data.stores.text_stream import TextStream, sample
 from clearhead.data.stores.tokenizers import cached_text_tokenizer, excerpts
-from clearhead.errors import InputError
+from clearhead.errors import within
 from clearhead.machine import size
 from clearhead.spec.describe import number_of
 from clearhead.text.tokenizer import Tokenizer
@@ -61,10 +61,8 @@ def stream_text(setup: TaskSetup, tokenizer: Tokenizer, view: Callable[[Document
     assert data.shuffle_buffer is not None, "the run file fills its defaults"
     shards = streamed_shards(setup.run_file)
     setup.progress.message("train: reading and tokenizing the first part")
-    try:
+    with within("[data] train"):
         batches = StreamedBatches(TextStream(shards, tokenizer, data.shuffle_buffer, train.seed), view)
-    except InputError as error:
-        raise error.within("[data] train") from None
     num_bytes = sum(shard.path.stat().st_size for shard in shards)
     files = f"{size(num_bytes)} in {len(shards):,} file{'s' * (len(shards) > 1)}"
     one_pass = "compressed"

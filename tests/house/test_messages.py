@@ -1,0 +1,74 @@
+"""A message keeps what it is about apart from its text, so that a command can name its option and a line of a file."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from tests.cli.test_surface import commands
+from tests.house.source import Source, package_sources
+
+REFERENCES = {"argument", "key", "nth_text", "at_text"}
+# Sentences about run files and specs, whose keys have the names of options of some command.
+ALLOWED = {
+    "clearhead/spec/node_checks.py": {"top_k "},
+    "clearhead/training/init_from.py": {"the model has no language codes: remove from_language and to_language"},
+}
+
+
+def lost(source: Source) -> list[str]:
+    """References within f-strings, which make plain text of them."""
+    imported = {
+        alias.name
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "clearhead.errors"
+        for alias in node.names
+    }
+    return [
+        f"{source.path}:{node.lineno}"
+        for text in ast.walk(source.tree)
+        if isinstance(text, ast.JoinedStr)
+        for node in ast.walk(text)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in REFERENCES & imported
+    ]
+
+
+def documentation(tree: ast.Module) -> Iterator[ast.expr]:
+    """The docstrings of a file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield node.value
+
+
+def written_out(source: Source, names: set[str]) -> set[str]:
+    """Sentences that name an argument which is an option of a command."""
+    documents = set(documentation(source.tree))
+    pattern = re.compile(rf"(?<![\w.'\"\[])({'|'.join(sorted(names))})(?![\w.'\"=(])")
+    texts = {node for node in ast.walk(source.tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    sentences = {text.value for text in texts - documents if " " in text.value and "\n" not in text.value}
+    return {sentence for sentence in sentences if pattern.search(sentence)}
+
+
+def arguments_with_an_option() -> set[str]:
+    """The names with an underscore, which stand in a sentence for nothing else."""
+    return {one.name for command in commands().values() for one in command.params if "_" in one.name}
+
+
+def test_a_reference_is_not_lost_in_a_text() -> None:
+    assert [where for source in package_sources() for where in lost(source)] == []
+
+
+def test_an_argument_with_an_option_is_a_reference() -> None:
+    names = arguments_with_an_option()
+    found = {
+        one.path: texts for one in package_sources() if one.package != "cli" and (texts := written_out(one, names))
+    }
+    assert found == ALLOWED
+
+
+def test_the_rules_can_fail() -> None:
+    text = "from clearhead.errors import key\nraise InputError(f'check {key(name)}')"
+    assert lost(Source.of(text)) == ["clearhead/core/example.py:2"]
+    assert written_out(Source.of("fail(f'top_k is {x}')"), {"top_k"}) == {"top_k is "}
+    assert not written_out(Source.of("'''Of top_k and more.'''\nfail('runs/top_k', top_k)"), {"top_k"})
