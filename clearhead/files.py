@@ -21,8 +21,9 @@ from clearhead.leftovers import temporary_beside
 
 # Bytes: of any file that is read whole, of a vocabulary, and of any other JSON file.
 LARGEST_FILE, LARGEST_VOCABULARY, LARGEST_JSON = 2**28, 2**26, 2**24
-# A length that stands for "none" has 31 digits in honest files.
-MOST_CONTAINERS, MOST_QUOTES, DEEPEST, MOST_DIGITS = 2**21, 2**22, 100, 40
+# A length that stands for "none" has 31 digits in honest files, and a vocabulary of 262,144 with its merges 2.6 million
+# quotes.
+MOST_CONTAINERS, MOST_QUOTES, DEEPEST, MOST_DIGITS = 2**21, 3 * 2**20, 100, 40
 _LONG_NUMBER = re.compile(f"[0-9]{{{MOST_DIGITS + 1}}}")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _JSON_NAMES: dict[type, str] = {list: "a list", dict: "an object"}

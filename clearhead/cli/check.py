@@ -45,7 +45,6 @@ def check(
     checkpoint. The exit code is 1 if they differ. --json ends with {"same", "largest", "layers", "divergence",
     "causes"} and more.
     """
-    from clearhead.check.parity import compare_with_transformers
     from clearhead.files import absent
 
     if against is None:
@@ -56,7 +55,10 @@ def check(
         raise InputError(f"--reference {reference}: {absent(reference, 'folder')}")
     if reference is not None and not (reference / "config.json").is_file():
         raise InputError(f"{reference} is not a Hugging Face checkpoint: it has no config.json")
-    with _folder(ref) as folder:
+    place = located(ref)
+    from clearhead.check.parity import compare_with_transformers
+
+    with _folder(place) as folder:
         report = compare_with_transformers(folder, reference=reference, tolerance=tolerance)
     print_either(as_json, report.record(), *report.lines())
     if not report.is_same:
@@ -64,12 +66,11 @@ def check(
 
 
 @contextmanager
-def _folder(ref: str) -> Iterator[Path]:
+def _folder(place: str) -> Iterator[Path]:
     """Yield the folder of a Hugging Face checkpoint; another model is saved as one first."""
     import clearhead
     from clearhead.hf.files.hub import find_checkpoint
 
-    place = located(ref)
     found = find_checkpoint(place)
     if found is not None:
         yield found
@@ -78,5 +79,5 @@ def _folder(ref: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "saved"
         model.save(folder, format="hf")
-        print_message(f"{ref} was saved as a Hugging Face checkpoint for the comparison")
+        print_message(f"{place} was saved as a Hugging Face checkpoint for the comparison")
         yield folder

@@ -79,7 +79,7 @@ class _Messages(logging.Handler):
 def library_messages() -> Iterator[None]:
     """Show messages and logged warnings of the library inside a with block, and what makes a command take long."""
     logger, handler = logging.getLogger("clearhead"), _Messages()
-    slow = {name: logging.getLogger(f"clearhead.{name}") for name in ("fast.native", "busy_waiting")}
+    slow = {name: logging.getLogger(f"clearhead.{name}") for name in ("fast.native", "busy_waiting", "generate")}
     levels = {name: one.level for name, one in slow.items()}
     for one in slow.values():
         one.setLevel(logging.INFO)

@@ -19,6 +19,7 @@ from clearhead.cli.options import (
     Paired,
     Ref,
     ToLanguage,
+    located,
     takes_compute_options,
 )
 from clearhead.cli.progress import counting
@@ -64,11 +65,13 @@ def heads(
     """
     if compute.batch_size is not None:
         raise InputError("--batch-size has no effect here: texts are read one by one; leave it out")
-    _check_column(sort)
+    if sort != "layer":
+        _check_column(sort)
+    place = located(ref)
     numbers, texts, targets = _texts(file, target, pair)
     # The same numbers on every machine: fp32, unless something else is asked for.
     exact = replace(compute, precision="fp32") if compute.precision == "auto" else compute
-    model = exact.load_model(ref)
+    model = exact.load_model(place)
     with counting("texts", counts="texts"), renaming(named_by_line(numbers, name_of(file))):
         rows = model.heads(
             texts,

@@ -215,15 +215,18 @@ def read_reference(ref: str) -> _Found:
         InputError: the reference leads nowhere, or a file is faulty.
     """
     from clearhead.hf.files.hub import find_checkpoint
-    from clearhead.presets.named import NAMED, PRESETS
+    from clearhead.presets.names import FUNCTIONS
 
-    if ref in NAMED and not Path(ref).exists():
+    names = [*FUNCTIONS, *FUNCTIONS.values()]
+    if ref in names and not Path(ref).exists():
+        from clearhead import presets
+
         print_message(f"{ref}: the preset of that name, a spec without weights")
-        return _Found(NAMED[ref](), None, [])
+        return _Found(getattr(presets, FUNCTIONS.get(ref, ref))(), None, [])
     try:
         ref = located(ref)
     except InputError as error:
-        raise InputError(f"{error}; or a preset{nearest(ref, NAMED) or ': ' + ', '.join(PRESETS)}") from None
+        raise InputError(f"{error}; or a preset{nearest(ref, names) or ': ' + ', '.join(FUNCTIONS)}") from None
     checkpoint = find_checkpoint(ref)
     if checkpoint is not None:
         return _read_checkpoint(checkpoint)

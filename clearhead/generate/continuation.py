@@ -5,9 +5,11 @@ Results do not depend on which prompts share a batch, up to rounding.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 from jaxtyping import Int
@@ -31,6 +33,9 @@ from clearhead.generate.streaming_decoder import Decode, StreamingDecoder
 
 # Most tokens in the KV cache of one batch, prompts and limits together.
 BATCH_TOKENS = 8192
+LONG_PROMPT: Final = 2**13
+"""Tokens from which on reading a prompt can take long: the time grows with their square."""
+_LOGGER: Final = logging.getLogger("clearhead.generate")
 
 
 @dataclass(frozen=True)
@@ -179,6 +184,9 @@ def _checked_limits(module: Transformer, request: GenerateRequest) -> list[int]:
     if request.sources is not None:
         assert len(request.sources) == len(request.prompts)
         check_lengths(request.sources, module.max_positions, what="source")
+    longest = max(map(len, [*request.prompts, *(request.sources or ())]), default=0)
+    if longest >= LONG_PROMPT:
+        _LOGGER.info("reading %s tokens at once, which takes the longer the more there are", f"{longest:,}")
     return limits
 
 

@@ -1,6 +1,6 @@
 """Named models of the literature, and the few numbers that describe a regular model."""
 
-from clearhead.presets.named import bert_base, gpt2, llama_tiny, t5_small, transformer_base, transformer_big
+import lazy_loader
 
-__all__ = ["bert_base", "gpt2", "llama_tiny", "t5_small", "transformer_base", "transformer_big"]
-__dir__ = __all__.copy
+# The public names stand in __init__.pyi. Each is imported when it is first used: specs take long to import.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from clearhead import spec
@@ -124,15 +123,3 @@ def t5_small(vocab_size: int = 32128) -> spec.Model:
 def llama_tiny(vocab_size: int = 512, layers: int = 5) -> spec.Model:
     """A causal decoder with rotary positions and grouped heads. Source: arXiv 2302.13971, section 2.2."""
     return _vocabulary(replace(PRESETS["llama-tiny"], layers=layers), vocab_size)
-
-
-_BUILDERS: dict[str, Callable[[], spec.Model]] = {
-    "transformer": transformer_base,
-    "transformer-big": transformer_big,
-    "bert": bert_base,
-    "gpt2": gpt2,
-    "t5-small": t5_small,
-    "llama-tiny": llama_tiny,
-}
-# By the names of run files, and by those of the functions.
-NAMED = _BUILDERS | {builder.__name__: builder for builder in _BUILDERS.values()}

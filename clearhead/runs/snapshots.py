@@ -34,11 +34,20 @@ def is_snapshot_step(step: int, count: int) -> bool:
     return round(math.exp(power * round(math.log(step) / power))) == step
 
 
-def prune_snapshots(run: Path, *, keep: int) -> None:
-    """Delete all snapshots but that of step 0 and the newest, `keep` in all."""
+def prune_snapshots(run: Path, *, newest: int, keep: int) -> None:
+    """Delete all snapshots but that of step 0 and the newest, `keep` in all; and as many up to the last checkpoint.
+
+    Args:
+        run: the run directory.
+        newest: the step of the last checkpoint: a run that is killed goes back to it, and needs those before.
+        keep: number of snapshots to keep.
+    """
     later = [step for step in steps_in(snapshots_folder(run)) if step > 0]
-    for step in later[: max(0, len(later) - (keep - 1))]:
-        remove_folder(snapshot_folder(run, step))
+    until = [step for step in later if step <= newest]
+    kept = {step for steps in (later, until) for step in steps[max(0, len(steps) - keep + 1) :]}
+    for step in later:
+        if step not in kept:
+            remove_folder(snapshot_folder(run, step))
 
 
 def cut_back_snapshots(run: Path, step: int) -> None:

@@ -132,9 +132,9 @@ class _Training(Generic[BatchT]):
         self.end_step = planned_steps(self.settings, parts.batches.batches_per_epoch)
         note = training_loss_note(parts.module, self.settings.label_smoothing)
         record = RunRecord if self.processes.is_first else Unwritten
-        self.record = record(run, self.settings, self.engine, note=note)
+        self.num_snapshots = kept = num_snapshots(self.settings, parts.module)
+        self.record = record(run, self.settings, self.engine, num_snapshots=kept, note=note)
         self.ema = ExponentialAverage(parts.module, self.settings.ema) if self.settings.ema is not None else None
-        self.num_snapshots = num_snapshots(self.settings, parts.module)
         self.choices: dict[str, Any] = {}
         self.saved_step: int | None = None
         self.clock = time.monotonic()
@@ -449,11 +449,11 @@ class _Training(Generic[BatchT]):
         self.saved_step = self.processes.first_of(tally.step)
 
     def _keep_snapshot(self) -> None:
-        step, is_saved = self.tally.step, self.saved_step == self.tally.step
+        assert self.saved_step is not None, "a run saves before its first step"
         weights = self.ema.weights if self.ema is not None else self.parts.module.state_dict()
-        self.record.keep_snapshot(step, weights, is_saved=is_saved, keep=self.num_snapshots)
+        self.record.keep_snapshot(self.tally.step, weights, self.saved_step)
         # As of a checkpoint: no process goes on before it is on the disk.
-        self.processes.first_of(step)
+        self.processes.first_of(self.tally.step)
 
     def _leave(self, number: signal.Signals) -> NoReturn:
         if self.saved_step != self.tally.step:

@@ -29,11 +29,15 @@ class RunRecord:
         run: the run directory.
         settings: of the run.
         engine: writes the tensors of a checkpoint.
+        num_snapshots: how many are kept.
         note: about the training loss, for its plot.
     """
 
-    def __init__(self, run: Path, settings: TrainSettings, engine: Engine[Any], *, note: str) -> None:
+    def __init__(
+        self, run: Path, settings: TrainSettings, engine: Engine[Any], *, num_snapshots: int, note: str
+    ) -> None:
         self.run = run
+        self._num_snapshots = num_snapshots
         self._settings = settings
         self._engine = engine
         self._log = MetricsLog(run)
@@ -113,30 +117,30 @@ class RunRecord:
         self._prune(tally)
 
     def _prune(self, tally: files.Tally) -> None:
-        """Delete old checkpoints, and recent weights that no kept checkpoint needs."""
+        """Delete old checkpoints and snapshots, and recent weights that no kept checkpoint needs."""
         settings = self._settings
         files.prune_checkpoints(self.run, newest=tally.step, keep=settings.keep, best=tally.best_step)
         prune_recent(self.run, keep=(settings.average or 0) + settings.keep)
+        prune_snapshots(self.run, newest=tally.step, keep=self._num_snapshots)
 
-    def keep_snapshot(self, step: int, weights: Mapping[str, Tensor], *, is_saved: bool, keep: int) -> None:
+    def keep_snapshot(self, step: int, weights: Mapping[str, Tensor], saved_step: int) -> None:
         """Write the weights of a step by themselves, and delete the snapshots that they replace.
 
         Args:
             step: of the weights.
             weights: those that a validation measures.
-            is_saved: whether this step has a checkpoint, which shares its file.
-            keep: number of snapshots to keep.
+            saved_step: that of the last checkpoint, which shares its file where the step is the same.
 
         Raises:
             RunFailure: the disk is full or refuses the write.
         """
         folder = snapshot_folder(self.run, step)
-        if is_saved:
+        if step == saved_step:
             files.link_weights(self.run, step, folder)
         else:
             with files.writing_folder(folder, otherwise=files.UNTOUCHED) as temporary:
                 self._engine.save(temporary / files.WEIGHTS, weights)
-        prune_snapshots(self.run, keep=keep)
+        prune_snapshots(self.run, newest=saved_step, keep=self._num_snapshots)
 
     def save_averaged(self, weights: Mapping[str, Tensor], steps: list[int], found: Validation) -> None:
         """Write averaged weights.
@@ -170,9 +174,9 @@ class Unwritten(RunRecord):
         """Write this process's part of sharded weights."""
         self._engine.help_to_save([tensors for _, tensors in files.tensor_files(checkpoint)])
 
-    def keep_snapshot(self, step: int, weights: Mapping[str, Tensor], *, is_saved: bool, keep: int) -> None:
+    def keep_snapshot(self, step: int, weights: Mapping[str, Tensor], saved_step: int) -> None:
         """Write this process's part of sharded weights."""
-        if not is_saved:
+        if step != saved_step:
             self._engine.help_to_save([weights])
 
     def save_averaged(self, weights: Mapping[str, Tensor], steps: list[int], found: Validation) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 import clearhead
 from clearhead.cli.main import main
+from clearhead.generate import continuation
 from clearhead.generate.options import GenerateOptions, with_default_sampling
 from tests.cli.test_commands import run
 
@@ -72,6 +73,15 @@ def test_options_reach_the_model(
     seen.clear()
     run(capfd, "generate", "r", "--beam-size", "3", "--length-penalty", "0.6")
     assert seen == {"prompts": [""], "beam_size": 3, "length_penalty": 0.6, "chat": False}
+
+
+def test_a_long_prompt_is_said_before_it_is_read(
+    runs: Runs, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(continuation, "LONG_PROMPT", 9)
+    for prompt, said in {"a m u": "", "a m u a m u": "clearhead: reading 12 tokens at once"}.items():
+        assert main(["generate", str(runs("generate")), "--prompt", prompt, "--max-new-tokens", "2", "--greedy"]) == 0
+        assert capfd.readouterr().err.partition(",")[0] == said
 
 
 def test_contrastive_search(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:

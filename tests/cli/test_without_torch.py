@@ -18,6 +18,9 @@ WRONG = (
     "generate model --prompt a --precision fp8",
     "classify model lines --device gpu",
     "train nope.toml",
+    "check runs/nope",
+    "check runs/nope --against transformers",
+    "heads runs/nope lines",
 )
 JOB = """
 import sys
@@ -38,3 +41,11 @@ def test_torch_is_not_loaded_for_what_is_refused_without_it(tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     assert len(done.stderr.splitlines()) == len(WRONG), "one sentence each"
+
+
+def test_a_preset_that_there_is_not_is_refused_without_the_specs_of_those_that_there_are() -> None:
+    job = JOB + 'assert "clearhead.spec" not in sys.modules'
+    done = subprocess.run(
+        [sys.executable, "-c", job, "inspect gpt-2"], capture_output=True, text=True, check=False, timeout=600
+    )
+    assert done.returncode == 0 and "a preset (did you mean 'gpt2'?)" in done.stderr, done.stderr

@@ -86,6 +86,16 @@ def test_loss_is_in_nats_per_token_and_bits_per_byte() -> None:
     assert sequence_loss(module, arrays, pad_id=PAD).bits_per_byte is None
 
 
+def test_a_text_that_is_too_long_to_be_read_at_once_needs_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring_texts, "LONGEST_PROMPT", 11)
+    module, long = tiny_decoder("modern", seed=8), [BOS, *[3] * 11, EOS]
+    assert module.max_positions is None
+    assert len(score_sequences(module, [long[1:]], pad_id=PAD)[0].ids) == 11
+    with pytest.raises(InputError, match="text 2 has 12 tokens, but at most 11 are read at once: split it, or"):
+        score_sequences(module, [long[1:], long], pad_id=PAD)
+    assert len(score_sequences(module, [long], pad_id=PAD, window=5)[0].ids) == 12
+
+
 def test_faults_are_named_together() -> None:
     module = tiny_decoder("original", seed=6, positions=17)
     with pytest.raises(InputError) as caught:

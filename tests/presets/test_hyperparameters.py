@@ -10,6 +10,7 @@ from clearhead import presets, spec
 from clearhead.errors import InputError
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.named import PRESETS
+from clearhead.presets.names import FUNCTIONS
 
 BASE = Hyperparameters(
     layers=2, width=14, heads=2, head_size=6, feedforward=17, embedding_norm=True, output_transform=True
@@ -26,6 +27,10 @@ CHANGES = {
 
 def written(hparams: Hyperparameters) -> spec.Model:
     return build_spec(hparams, source_vocab=29, target_vocab=29)
+
+
+def test_every_preset_has_a_function() -> None:
+    assert list(FUNCTIONS) == list(PRESETS) and sorted(FUNCTIONS.values()) == sorted(presets.__all__)
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Hyperparameters)])

@@ -40,10 +40,18 @@ def test_the_steps_are_the_rounded_powers_of_one_number(count: int) -> None:
 def test_the_newest_stay_and_step_0(tmp_path: Path, keep: int, left: list[int]) -> None:
     for step in (0, 1, 2, 3, 5, 8):
         snapshot_folder(tmp_path, step).mkdir(parents=True)
-    prune_snapshots(tmp_path, keep=keep)
+    prune_snapshots(tmp_path, newest=8, keep=keep)
     assert files.steps_in(snapshots_folder(tmp_path)) == left
     cut_back_snapshots(tmp_path, 3)
     assert files.steps_in(snapshots_folder(tmp_path)) == [step for step in left if step <= 3]
+
+
+@pytest.mark.parametrize(("newest", "left"), [(3, [0, 2, 3, 5, 8]), (6, [0, 3, 5, 8]), (0, [0, 5, 8]), (8, [0, 5, 8])])
+def test_as_many_stay_up_to_the_last_checkpoint(tmp_path: Path, newest: int, left: list[int]) -> None:
+    for step in (0, 1, 2, 3, 5, 8):
+        snapshot_folder(tmp_path, step).mkdir(parents=True)
+    prune_snapshots(tmp_path, newest=newest, keep=3)
+    assert files.steps_in(snapshots_folder(tmp_path)) == left
 
 
 def test_a_step_is_its_checkpoint_or_else_its_snapshot(tmp_path: Path) -> None:

@@ -8,10 +8,11 @@ import pytest
 from torch import Tensor, nn
 
 from clearhead.runs import checkpoint as files
+from clearhead.runs import snapshots as kept
 from clearhead.runs.snapshots import snapshot_folder, snapshots_folder
 from clearhead.training.settings import TrainSettings, num_snapshots
 from tests.runs.test_checkpoint import same
-from tests.training.small import small_trainer
+from tests.training.small import Tokens, small_trainer, summed_loss
 
 
 def snapshots(run: Path) -> dict[int, dict[str, Tensor]]:
@@ -43,8 +44,8 @@ def test_the_oldest_go_but_not_step_0(tmp_path: Path) -> None:
 def test_an_exponential_average_is_kept_in_place_of_the_weights(tmp_path: Path) -> None:
     small_trainer(tmp_path / "run", steps=5, ema=0.9, validate_every=5).run()
     average = files.load_tensors(files.checkpoint_folder(tmp_path / "run", 5) / files.AVERAGED_WEIGHTS)
-    kept = snapshots(tmp_path / "run")
-    assert same(kept[5], average) and 2 in kept, "a step without a checkpoint"
+    found = snapshots(tmp_path / "run")
+    assert same(found[5], average) and 2 in found, "a step without a checkpoint"
 
 
 @pytest.mark.parametrize("stop", [1, 5, 9, 10])
@@ -54,6 +55,27 @@ def test_a_resumed_run_keeps_those_of_one_that_went_on(tmp_path: Path, stop: int
     small_trainer(parts, steps=stop, ema=0.8).run()
     small_trainer(parts, steps=24, ema=0.8).run(resume=True)
     assert same(snapshots(parts), snapshots(whole))
+
+
+def test_a_run_that_goes_back_and_stops_has_those_of_one_that_stopped_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "SPAN", 8)  # steps 1, 3, 8, 23, of which the last two are kept
+    whole, parts, calls = tmp_path / "whole", tmp_path / "parts", iter(range(9))
+
+    def killed(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
+        if next(calls) == 8:
+            raise KeyboardInterrupt
+        return summed_loss(module, batch)
+
+    with pytest.raises(KeyboardInterrupt):
+        small_trainer(parts, steps=99, snapshots=3, validate_every=5, loss=killed).run()
+    assert files.checkpoint_steps(parts)[-1] == 5 and list(snapshots(parts)) == [0, 1, 3, 8]
+    small_trainer(parts, steps=7, snapshots=3, validate_every=5).run(resume=True)
+    small_trainer(whole, steps=7, snapshots=3, validate_every=5).run()
+    assert list(snapshots(whole)) == [0, 1, 3] and same(snapshots(parts), snapshots(whole))
+    small_trainer(parts, steps=10, snapshots=3, validate_every=5).run(resume=True)
+    assert list(snapshots(parts)) == [0, 3, 8]
 
 
 def test_snapshots_of_a_lost_future_are_dropped(tmp_path: Path) -> None:

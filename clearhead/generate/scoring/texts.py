@@ -25,6 +25,7 @@ from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import batches_by_cost, device_of
 from clearhead.generate.prefill import check_model
 from clearhead.generate.scoring.targets import MOST_LOGITS, PairScore
+from clearhead.text.long_texts import LONGEST_PROMPT
 
 Ids = Sequence[int] | Integer[ndarray, " _"]
 
@@ -80,14 +81,15 @@ def score_sequences(
         module: a decoder-only model; one in training runs as a replica in evaluation mode.
         sequences: ids from the start token to the end token; at least two each.
         pad_id: padding id.
-        window: most tokens read at once; None: the model's positions, or whole sequences where they are unlimited.
+        window: most tokens read at once; None: the model's positions, or whole sequences of at most `LONGEST_PROMPT`
+            tokens where they are unlimited.
         stride: tokens between the starts of two windows, from 1 to `window`; None: `window`.
         length_penalty: exponent alpha of the score.
         batch_size: most windows scored together; None: a token budget decides.
 
     Raises:
-        InputError: the model does not predict next tokens, a sequence has no token to score, or a window or stride is
-            out of range.
+        InputError: the model does not predict next tokens, a sequence has no token to score or too many to be read at
+            once, or a window or stride is out of range.
     """
     scored = [np.empty(len(ids) - 1) for ids in sequences]
     for part, log_probs in token_log_probabilities(module, sequences, pad_id, window, stride, batch_size=batch_size):
@@ -171,7 +173,14 @@ def _checked(module: Transformer, sequences: Sequence[Ids], window: int | None, 
         if len(ids) < 2
     ][:10]
     if window is None:
-        window = most or max((len(ids) - 1 for ids in sequences), default=1)
+        lengths = [len(ids) - 1 for ids in sequences]
+        window = most or max(lengths, default=1)
+        if most is None and window > LONGEST_PROMPT:
+            number = lengths.index(window) + 1
+            faults.append(
+                f"text {number} has {window:,} tokens, but at most {LONGEST_PROMPT:,} are read at once: split it, or "
+                "evaluate it with a window."
+            )
     stride = window if stride is None else stride
     if window < 1 or (most is not None and window > most):
         limit = "" if most is None else f" and at most the model's {most} positions"
