@@ -19,11 +19,13 @@ from clearhead.cli.options import (
     Ref,
     Threads,
     ToLanguage,
+    decoding_option,
     located,
     set_threads_and_seed,
 )
 from clearhead.cli.progress import Progress
 from clearhead.errors import InputError, keys_as_options
+from clearhead.generate.options import GenerateOptions
 from clearhead.watching import watching_tokens
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ Target = Annotated[
 Generate = Annotated[
     int, typer.Option("--generate", metavar="N", min=0, help="Most tokens that the model continues the text by.")
 ]
-Beams = Annotated[int, typer.Option("--beam-size", min=1, help="Of this generation; 1 is greedy.")]
+Beams = Annotated[int, decoding_option(GenerateOptions, "beam_size", ranged=True)]
 Layers = Annotated[str | None, typer.Option("--layers", metavar="L", help="The layers shown, such as 0,3-5.")]
 Heads = Annotated[str | None, typer.Option("--heads", metavar="H", help="The heads shown, such as 0,3-5.")]
 Effects = Annotated[bool, typer.Option("--effects", help="Measure the effect of every head on the output.")]
