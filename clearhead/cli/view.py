@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -117,7 +117,8 @@ def view(
     _check_picture(path, picture, stack, *chosen)
     place = located(ref)
     set_threads_and_seed(threads, None)
-    attend = _Attend(device, precision, generate, beam_size, from_language, to_language, chosen, path.suffix == PAGE)
+    reading = {"from_language": from_language, "to_language": to_language, "beam_size": beam_size}
+    attend = _Attend(device, precision, generate, reading, chosen, path.suffix == PAGE)
     with keys_as_options(OPTIONS):
         maps = attend(place, text, target)
         if path.suffix == PAGE:
@@ -138,9 +139,7 @@ class _Attend:
     device: str
     precision: str
     generate: int
-    beam_size: int
-    from_language: str | None
-    to_language: str | None
+    reading: dict[str, Any]
     shown: tuple[list[int] | None, list[int] | None]
     is_page: bool
 
@@ -165,15 +164,7 @@ class _Attend:
         if self.is_page:
             _refuse_long(model, text, self.generate, *self.shown)
         with Progress("tokens") as progress, watching_tokens(progress.update):
-            return model.attention(
-                text,
-                target,
-                self.generate,
-                precision="auto",
-                beam_size=self.beam_size if self.beam_size > 1 else None,
-                from_language=self.from_language,
-                to_language=self.to_language,
-            )
+            return model.attention(text, target, self.generate, precision="auto", **self.reading)
 
 
 def _refuse_long(model: Model, text: str, generate: int, layers: list[int] | None, heads: list[int] | None) -> None:
