@@ -11,21 +11,12 @@ import typer
 
 from clearhead.cli.console import print_json, print_message, print_result, print_text
 from clearhead.cli.lines import read_lines
-from clearhead.cli.options import (
-    BatchSize,
-    Device,
-    LengthPenalty,
-    Precision,
-    Ref,
-    Threads,
-    located,
-    set_threads_and_seed,
-)
+from clearhead.cli.options import ComputeOptions, Ref, takes_compute_options
 from clearhead.errors import InputError
+from clearhead.generate.options import GenerateKwargs, GenerateOptions, StreamKwargs, resolved
 
 if TYPE_CHECKING:
     from clearhead import Model
-    from clearhead.generate.options import GenerateOptions
     from clearhead.generate.results import Generation
 
 SEPARATOR = "---"
@@ -37,38 +28,7 @@ PromptFile = Annotated[
     Path | None,
     typer.Option("--prompt-file", metavar="F|-", help="A file with the prompt, without its last line end."),
 ]
-MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", help="Most tokens generated; by default 100.")]
-MinNewTokens = Annotated[int | None, typer.Option("--min-new-tokens", help="Fewest tokens before an end.")]
 Greedy = Annotated[bool, typer.Option("--greedy", help="Take the most probable token each time.")]
-Temperature = Annotated[
-    float | None, typer.Option("--temperature", help="Sample from logits divided by this; by default 0.8.")
-]
-TopK = Annotated[int | None, typer.Option("--top-k", help="Sample from the K most probable tokens.")]
-TopP = Annotated[
-    float | None,
-    typer.Option("--top-p", help="Sample from the smallest set of tokens with probability P; 0.95 by default."),
-]
-MinP = Annotated[
-    float | None, typer.Option("--min-p", help="Sample from tokens with P times the largest probability or more.")
-]
-RepetitionPenalty = Annotated[
-    float | None, typer.Option("--repetition-penalty", help="Above 1: tokens that have occurred become less likely.")
-]
-NoRepeat = Annotated[int | None, typer.Option("--no-repeat-ngram-size", help="No N-gram of tokens occurs twice.")]
-NoSourceNGrams = Annotated[
-    int | None, typer.Option("--encoder-no-repeat-ngram-size", help="No N-gram of tokens of the input is repeated.")
-]
-NumSequences = Annotated[int | None, typer.Option("--num-return-sequences", help="Sequences for each prompt.")]
-Beams = Annotated[int | None, typer.Option("--beam-size", help="Above 1: beam search with this many hypotheses.")]
-PenaltyAlpha = Annotated[
-    float | None, typer.Option("--penalty-alpha", help="Above 0: contrastive search among the --top-k tokens.")
-]
-Stop = Annotated[
-    list[str] | None, typer.Option("--stop", help="Stop before this text; several times: before the first of them.")
-]
-GenerateSeed = Annotated[
-    int | None, typer.Option("--seed", help="Sample with this seed; the same seed gives the same text.")
-]
 Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a message, formatted by the chat template.")]
 Task = Annotated[
     str | None, typer.Option("--task", metavar="PREFIX", help="A task that the checkpoint lists, or its prefix.")
@@ -76,33 +36,18 @@ Task = Annotated[
 JsonSequences = Annotated[bool, typer.Option("--json", help="Write one JSON object for each sequence.")]
 
 
+@takes_compute_options
 def generate(
     ref: Ref,
     prompt: Prompt = None,
     prompt_file: PromptFile = None,
-    max_new_tokens: MaxNewTokens = None,
-    min_new_tokens: MinNewTokens = None,
     greedy: Greedy = False,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    repetition_penalty: RepetitionPenalty = None,
-    no_repeat_ngram_size: NoRepeat = None,
-    encoder_no_repeat_ngram_size: NoSourceNGrams = None,
-    num_return_sequences: NumSequences = None,
-    beam_size: Beams = None,
-    length_penalty: LengthPenalty = None,
-    penalty_alpha: PenaltyAlpha = None,
-    stop: Stop = None,
     chat: Chat = False,
     task: Task = None,
     as_json: JsonSequences = False,
-    device: Device = "auto",
-    precision: Precision = "auto",
-    threads: Threads = None,
-    batch_size: BatchSize = None,
-    seed: GenerateSeed = None,
+    *,
+    decoding: GenerateKwargs,
+    compute: ComputeOptions,
 ) -> None:
     """Continue a prompt, printed as it is generated; without a prompt, start a text.
 
@@ -121,20 +66,10 @@ def generate(
     positions generates beyond its trained length, where quality may drop. --task puts the prefix of a task in front of
     each prompt and uses the settings that the checkpoint lists for it; `clearhead inspect` shows them.
     """
-    # The parameters alone, before anything else has a name here.
-    given = dict(locals())
-    from clearhead.generate.options import GenerateKwargs
-
     prompts = _prompts(prompt or [], prompt_file)
-    options = {name: given[name] for name in GenerateKwargs.__annotations__ if given[name] not in (None, [])}
-    options |= _temperature(greedy, temperature)
+    options = {**decoding, **_temperature(greedy, decoding)}
     streams = _check(options, prompts) and not as_json
-    import clearhead
-
-    place = located(ref)
-    set_threads_and_seed(threads, seed)
-    model = clearhead.load(place, device=device, precision=precision)
-    model, prompts = _for_task(model, task, prompts)
+    model, prompts = _for_task(compute.load_model(ref), task, prompts)
     _run(model, prompts, options, chat=chat, streams=streams, as_json=as_json)
 
 
@@ -142,8 +77,6 @@ def _run(
     model: Model, prompts: list[str], options: dict[str, Any], *, chat: bool, streams: bool, as_json: bool
 ) -> None:
     """Generate, with a seed that is drawn here where none was given, and say how."""
-    from clearhead.generate.options import StreamKwargs
-
     settled = model.generate_options(**options)
     options |= {} if settled.seed is None else {"seed": settled.seed}
     if streams and settled.beam_size == settled.num_return_sequences == 1:
@@ -157,8 +90,8 @@ def _run(
         _show_all(prompts, found, as_json)
 
 
-def _temperature(greedy: bool, temperature: float | None) -> dict[str, float]:
-    if greedy and temperature is not None:
+def _temperature(greedy: bool, options: GenerateKwargs) -> dict[str, float]:
+    if greedy and "temperature" in options:
         raise InputError("--greedy and --temperature are two ways to choose a token: give one of them")
     return {"temperature": 0.0} if greedy else {}
 
@@ -171,9 +104,7 @@ def _prompts(texts: Sequence[str], file: Path | None) -> list[str]:
 
 def _check(options: dict[str, Any], prompts: Sequence[str]) -> bool:
     """Refuse options in conflict before a model is loaded; return whether the output is streamed."""
-    from clearhead.generate.options import GenerateOptions
-
-    checked = GenerateOptions(**options)
+    checked = resolved(GenerateOptions, options, {})
     if "batch_size" in options and len(prompts) == 1:
         raise InputError("--batch-size has no effect with one prompt, which is a batch by itself; remove it")
     return checked.method != "beam" and checked.num_return_sequences == 1 and len(prompts) == 1

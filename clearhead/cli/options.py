@@ -5,16 +5,26 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clearhead.arguments import check_device, check_precision
 from clearhead.errors import InputError
+from clearhead.generate.options import (
+    DECLARED,
+    DecodingOptions,
+    GenerateKwargs,
+    GenerateOptions,
+    SearchKwargs,
+    SearchOptions,
+    number_type,
+)
 
 if TYPE_CHECKING:
     from clearhead import Model
@@ -41,6 +51,28 @@ def _checked_by(check: Callable[[str], None]) -> Callable[[str], str]:
     return callback
 
 
+def decoding_option(kind: type[DecodingOptions], name: str, *, ranged: bool = False) -> Any:
+    """Return the command-line option for an option of generation or search, with what is declared of it there.
+
+    Args:
+        kind: the options.
+        name: of one that is a number.
+        ranged: it is refused below its range before the command begins; else the command checks all of them at once.
+    """
+    option, default = DECLARED[kind][name][1], kind.usual.get(name, getattr(kind, name))
+    # Other defaults turn an option off.
+    by_default = "" if default in (None, (), 0, 1) else f"; by default {default:g}"
+    least = option.least if ranged else None
+    return typer.Option(f"--{name.replace('_', '-')}", min=least, help=f"{option.help}{by_default}.")
+
+
+def _decoding_parameter(kind: type[DecodingOptions], name: str) -> inspect.Parameter:
+    """Return the parameter of a command for an option; None: the checkpoint or the default says."""
+    given: Any = number_type(DECLARED[kind][name][0]) or list[str]
+    annotation = Annotated[given | None, decoding_option(kind, name)]
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
+
+
 Ref = Annotated[
     str, typer.Argument(metavar="REF", help="A run directory, optionally with @best, @last, @averaged, @step-N.")
 ]
@@ -63,7 +95,7 @@ Seed = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")]
 Json = Annotated[bool, typer.Option("--json", help="Make the last line of stdout one JSON object.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Write one JSON object for each line of input.")]
-BeamSize = Annotated[int | None, typer.Option("--beam-size", min=1, help="Hypotheses kept; 1 is greedy; by default 5.")]
+BeamSize = Annotated[int | None, decoding_option(SearchOptions, "beam_size", ranged=True)]
 Pattern = Annotated[
     str | None, typer.Option("--pattern", metavar="P", help='Which files of a folder to read, such as "*.txt".')
 ]
@@ -73,9 +105,7 @@ FromLanguage = Annotated[
 ToLanguage = Annotated[
     str | None, typer.Option("--to", metavar="L", help="The language to translate into, for a multilingual model.")
 ]
-LengthPenalty = Annotated[
-    float | None, typer.Option("--length-penalty", help="Exponent A of the length in the score; by default 1.0.")
-]
+LengthPenalty = Annotated[float | None, decoding_option(SearchOptions, "length_penalty")]
 
 
 @dataclass(frozen=True)
@@ -131,18 +161,34 @@ def refuse_absent_runs(runs: Sequence[Path]) -> None:
             refuse_absent(run, "run directory")
 
 
+# The options behind a parameter that a command declares with this type.
+_DECODING: Mapping[type, type[DecodingOptions]] = MappingProxyType(
+    {GenerateKwargs: GenerateOptions, SearchKwargs: SearchOptions}
+)
+
+
 def takes_compute_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `ComputeOptions` behind its own; it receives them as the parameter `compute`."""
+    """Give a command the options of `ComputeOptions` behind its own; it receives them as the parameter `compute`.
+
+    For a parameter `decoding`, keywords of generation or of search, it has these options too, and receives those given.
+    """
     shared = inspect.signature(ComputeOptions, eval_str=True).parameters
     signature = inspect.signature(command, eval_str=True)
-    own = {name: parameter for name, parameter in signature.parameters.items() if name != "compute"}
+    own = dict(signature.parameters)
+    del own["compute"]
+    keywords: Any = own.pop("decoding").annotation if "decoding" in own else None
+    names = [] if keywords is None else list(keywords.__annotations__)
+    options = [_decoding_parameter(_DECODING[keywords], name) for name in names if name not in shared]
 
     @wraps(command)
     def run(**values: Any) -> None:
-        compute = ComputeOptions(**{name: values[name] for name in shared})
-        command(**{name: values[name] for name in own}, compute=compute)
+        given = {name: values[name] for name in own}
+        if keywords is not None:
+            given["decoding"] = {name: values[name] for name in names if values[name] not in (None, [])}
+        command(**given, compute=ComputeOptions(**{name: values[name] for name in shared}))
 
-    run.__signature__ = signature.replace(parameters=[*own.values(), *shared.values()])  # type: ignore[attr-defined]
+    parameters = [*own.values(), *options, *shared.values()]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
 
 

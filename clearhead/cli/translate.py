@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any
 
 from clearhead.cli.console import print_json, print_result
 from clearhead.cli.lines import STANDARD_INPUT, Input, Line, answer_lines
 from clearhead.cli.options import (
-    BeamSize,
     ComputeOptions,
     FromLanguage,
     JsonLines,
-    LengthPenalty,
     LineFile,
     Ref,
     ToLanguage,
+    decoding_option,
     takes_compute_options,
 )
 from clearhead.errors import InputError
+from clearhead.generate.options import SearchKwargs, SearchOptions
 
 if TYPE_CHECKING:
     from clearhead import Hypothesis
@@ -30,15 +28,12 @@ if TYPE_CHECKING:
 def translate(
     ref: Ref,
     file: LineFile = STANDARD_INPUT,
-    beam_size: BeamSize = None,
-    n_best: Annotated[
-        int, typer.Option("--n-best", min=1, help="Translations for each line, at most the beam size.")
-    ] = 1,
-    length_penalty: LengthPenalty = None,
+    n_best: Annotated[int, decoding_option(SearchOptions, "n_best")] = 1,
     from_language: FromLanguage = None,
     to_language: ToLanguage = None,
     as_json: JsonLines = False,
     *,
+    decoding: SearchKwargs,
     compute: ComputeOptions,
 ) -> None:
     """Translate text, one line in, one line out.
@@ -57,20 +52,12 @@ def translate(
     of output is "index ||| text ||| score", and the first index is 0.
     Search is deterministic: --seed changes nothing unless the computation itself is random.
     """
-    _check_options(beam_size, n_best, length_penalty, as_json)
+    _check_options(decoding, n_best, as_json)
     lines, size = Input.of(file), compute.batch_size
     model = compute.load_model(ref)
 
     def search(texts: list[str]) -> list[list[Hypothesis]]:
-        return model.translate_n_best(
-            texts,
-            n=n_best,
-            beam_size=beam_size,
-            length_penalty=length_penalty,
-            batch_size=size,
-            from_language=from_language,
-            to_language=to_language,
-        )
+        return model.translate_n_best(texts, n=n_best, from_language=from_language, to_language=to_language, **decoding)
 
     def show(line: Line, hypotheses: list[Hypothesis] | None) -> None:
         _show(line, hypotheses or [], n_best, as_json)
@@ -78,13 +65,11 @@ def translate(
     answer_lines(lines, search, show, batch_size=size)
 
 
-def _check_options(beam_size: int | None, n_best: int, length_penalty: float | None, as_json: bool) -> None:
-    beam_size = 5 if beam_size is None else beam_size
-    if n_best > beam_size:
-        raise InputError(
-            f"--n-best {n_best} asks for more than the --beam-size {beam_size} hypotheses there are; raise --beam-size"
-        )
-    if length_penalty is not None and beam_size == 1 and not as_json:
+def _check_options(options: SearchKwargs, n_best: int, as_json: bool) -> None:
+    """Refuse what cannot be done before a model is loaded."""
+    given: dict[str, Any] = {**SearchOptions.usual, **options, "n_best": n_best}
+    search = SearchOptions(**given)
+    if "length_penalty" in options and search.beam_size == 1 and not as_json:
         raise InputError(
             "--length-penalty has no effect with --beam-size 1, which keeps a single hypothesis; remove one of the two"
         )

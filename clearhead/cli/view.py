@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,11 +19,13 @@ from clearhead.cli.options import (
     Ref,
     Threads,
     ToLanguage,
+    decoding_option,
     located,
     set_threads_and_seed,
 )
 from clearhead.cli.progress import counting
 from clearhead.errors import InputError
+from clearhead.generate.options import GenerateOptions
 
 if TYPE_CHECKING:
     from clearhead import AttentionMaps, Model
@@ -38,7 +40,7 @@ Target = Annotated[
 Generate = Annotated[
     int, typer.Option("--generate", metavar="N", min=0, help="Most tokens that the model continues the text by.")
 ]
-Beams = Annotated[int, typer.Option("--beam-size", min=1, help="Of this generation; 1 is greedy.")]
+Beams = Annotated[int, decoding_option(GenerateOptions, "beam_size", ranged=True)]
 Layers = Annotated[str | None, typer.Option("--layers", metavar="L", help="The layers shown, such as 0,3-5.")]
 Heads = Annotated[str | None, typer.Option("--heads", metavar="H", help="The heads shown, such as 0,3-5.")]
 Effects = Annotated[bool, typer.Option("--effects", help="Measure the effect of every head on the output.")]
@@ -113,7 +115,8 @@ def view(
     _check_picture(path, picture, stack, *chosen)
     place = located(ref)
     set_threads_and_seed(threads, None)
-    attend = _Attend(device, precision, generate, beam_size, from_language, to_language, chosen, path.suffix == PAGE)
+    reading = {"from_language": from_language, "to_language": to_language, "beam_size": beam_size}
+    attend = _Attend(device, precision, generate, reading, chosen, path.suffix == PAGE)
     maps = attend(place, text, target)
     if path.suffix == PAGE:
         runs = _runs(attend, maps, (ref, text, target), checkpoints, compare, compare_with)
@@ -133,9 +136,7 @@ class _Attend:
     device: str
     precision: str
     generate: int
-    beam_size: int
-    from_language: str | None
-    to_language: str | None
+    reading: dict[str, Any]
     shown: tuple[list[int] | None, list[int] | None]
     is_page: bool
 
@@ -160,15 +161,7 @@ class _Attend:
         if self.is_page:
             _refuse_long(model, text, self.generate, *self.shown)
         with counting("tokens", counts="tokens"):
-            return model.attention(
-                text,
-                target,
-                self.generate,
-                precision="auto",
-                beam_size=self.beam_size if self.beam_size > 1 else None,
-                from_language=self.from_language,
-                to_language=self.to_language,
-            )
+            return model.attention(text, target, self.generate, precision="auto", **self.reading)
 
 
 def _refuse_long(model: Model, text: str, generate: int, layers: list[int] | None, heads: list[int] | None) -> None:

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 
 from clearhead.errors import InputError, Message, argument
 from clearhead.files import typed
+from clearhead.generate.options import DECLARED, MOST_TOKENS, GenerateOptions, number_type
 from clearhead.generate.processors import BannedIds, BannedSequences, ForcedAt, Processor
 
-# Keys of generation_config.json that are options, and their names here.
+# The names here of the options that generation_config.json has keys for.
 _OPTIONS: Mapping[str, str] = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "no_repeat_ngram_size": "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size": "encoder_no_repeat_ngram_size",
-    "num_beams": "beam_size",
-    "length_penalty": "length_penalty",
-    "penalty_alpha": "penalty_alpha",
-    "num_return_sequences": "num_return_sequences",
-    "max_new_tokens": "max_new_tokens",
-    "min_new_tokens": "min_new_tokens",
+    option.hf: name for name, (_, option) in DECLARED[GenerateOptions].items() if option.hf is not None
 }
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-# What asks for sampling where a checkpoint's settings turn it off.
-_ASKING = ("top_k", "top_p", "min_p", "seed", "num_return_sequences")
 # Keys that change what is generated and are not supported, with the values that have no effect.
 _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "encoder_repetition_penalty": (1.0,),
@@ -56,31 +44,13 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 }
 
 
-# What a checkpoint may ask for by its own files; an option of a call may be larger.
-MOST_SEQUENCES, MOST_TOKENS = 2**10, 2**20
-
 _Id = Annotated[int, Field(ge=0, lt=2**31)]
 _Length = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
-_Count = Annotated[int, Field(ge=1, le=MOST_SEQUENCES)]
-_Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class _Settings(BaseModel):
-    """The keys of generation_config.json that are read, with their types and ranges."""
+class _Keys(BaseModel):
+    """The keys of generation_config.json that are read and are no options, with their types and ranges."""
 
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    top_k: _Id | None = None
-    top_p: _Share | None = None
-    min_p: _Share | None = None
-    penalty_alpha: _Share | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    length_penalty: float | None = None
-    no_repeat_ngram_size: _Length | None = None
-    encoder_no_repeat_ngram_size: _Length | None = None
-    num_beams: _Count | None = None
-    num_return_sequences: _Count | None = None
-    max_new_tokens: _Length | None = None
-    min_new_tokens: _Length | None = None
     max_length: _Length | None = None
     min_length: _Length | None = None
     do_sample: bool | None = None
@@ -94,6 +64,20 @@ class _Settings(BaseModel):
     suppress_tokens: list[_Id] | None = None
     begin_suppress_tokens: list[_Id] | None = None
     bad_words_ids: list[Annotated[list[_Id], Field(min_length=1)]] | None = None
+
+
+def _settings_model() -> type[_Keys]:
+    """Return the model of all keys that are read; an option of a file has the range that it has in a call."""
+    keys: dict[str, Any] = {}
+    for kind, option in DECLARED[GenerateOptions].values():
+        most = option.most if option.hf_most is None else option.hf_most
+        least: dict[str, Any] = {"gt" if option.above else "ge": option.least}
+        if option.hf is not None:
+            keys[option.hf] = (Annotated[number_type(kind), Field(**least, le=most)] | None, None)
+    return create_model("_Settings", __base__=_Keys, **keys)
+
+
+_Settings = _settings_model()
 
 
 @dataclass(frozen=True)
@@ -204,25 +188,27 @@ class GenerationConfig:
         ends = tuple(index for index in self.eos_ids if index < rows)
         return replace(self, bos_id=bos, eos_ids=ends, forced_eos_id=last, left_out=tuple(_beyond(rows, left_out)))
 
-    def options_with(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a call: given options replace settings, and settings without effect are dropped.
+    def settings(self, *, has_encoder: bool, max_positions: int | None) -> dict[str, Any]:
+        """Return the settings of all options, by name: of those of generation, and of those of a search.
 
         Args:
-            given: the options of the call.
+            has_encoder: of the model.
+            max_positions: of the model's decoder; None: unlimited.
         """
-        merged = {**self.options, **given}
-        if merged.get("temperature") == 0 and "temperature" not in given and any(name in given for name in _ASKING):
-            del merged["temperature"]
-        unused: tuple[str, ...] = ()
-        if merged.get("beam_size", 1) > 1:
-            unused = (*_SAMPLING, "penalty_alpha")
-        elif merged.get("penalty_alpha", 0) > 0:
-            unused = ("temperature", "top_p", "min_p", "num_return_sequences", "length_penalty")
-        elif merged.get("temperature") == 0:
-            unused = ("top_k", "top_p", "min_p", "num_return_sequences", "length_penalty")
-        else:
-            unused = ("length_penalty",)
-        return {name: value for name, value in merged.items() if name in given or name not in unused}
+        settings = {"early_stopping": self.early_stopping, **self.options}
+        # The bounds of a file count the prompt, or the start token of a decoder behind an encoder.
+        longest = self.options.get("max_new_tokens", (self.max_length or 1) - 1)
+        if self.max_length:
+            settings.setdefault("max_new_tokens", self.max_length)
+        if has_encoder and self.min_length > 1:
+            settings.setdefault("min_new_tokens", self.min_length - 1)
+        if longest > 0:
+            settings["max_length"] = min(longest, max_positions or longest)
+        if settings.get("min_new_tokens"):
+            # The shortest hypothesis counts the end token.
+            shortest = settings["min_new_tokens"] + 1
+            settings["min_length"] = min(shortest, max_positions or shortest)
+        return settings
 
     def processors(self, prompt_length: int, limit: int | None) -> list[Processor]:
         """Return the logits processors of the settings, in order.
@@ -263,14 +249,16 @@ class GenerationConfig:
         return [*shown, *(f"not supported: {key}" for key in self.unsupported)]
 
 
-def _typed(settings: Mapping[str, Any], source: str) -> _Settings:
+def _typed(settings: Mapping[str, Any], source: str) -> _Keys:
     """Return the settings with their types; where one asks for too much, the message says which option may."""
     try:
         return typed({key: settings[key] for key in _Settings.model_fields if key in settings}, _Settings, name=source)
     except InputError as error:
-        names = {**_OPTIONS, "max_length": "max_new_tokens", "min_length": "min_new_tokens"}
+        names = {"max_length": "max_new_tokens", "min_length": "min_new_tokens"}
+        names |= {key: name for key, name in _OPTIONS.items() if DECLARED[GenerateOptions][name][1].hf_most}
+        most = {key: DECLARED[GenerateOptions][name][1].hf_most for key, name in names.items()}
         numbers = {key: settings[key] for key in names if isinstance(settings.get(key), int)}
-        faulty = [one.name for one in error.about if numbers.get(one.name, 0) > MOST_SEQUENCES]
+        faulty = [one.name for one in error.about if numbers.get(one.name, 0) > (most.get(one.name) or math.inf)]
         if faulty:
             options = Message(" and ").join([argument(names[key]) for key in faulty])
             hint = Message(error.lines[-1], "; correct it there; ", options, " may ask for more")
@@ -292,7 +280,7 @@ def _ids(ids: int | list[int] | None) -> tuple[int, ...]:
     return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
 
 
-def _options(given: _Settings) -> dict[str, Any]:
+def _options(given: _Keys) -> dict[str, Any]:
     """Return the default options; those of sampling only if the settings turn it on, temperature 0 if off."""
     found = {ours: value for key, ours in _OPTIONS.items() if (value := getattr(given, key)) is not None}
     samples = given.do_sample is True and found.get("beam_size", 1) == 1

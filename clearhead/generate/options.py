@@ -1,61 +1,174 @@
-"""Options of search and generation, all checked before anything runs."""
+"""Options of search and generation: each is declared once, and resolved and checked before anything runs.
+
+From a call to a decoder: the keywords of the call, without those left out (`given_options`), and the settings of its
+checkpoint (`GenerationConfig.settings`) become `GenerateOptions` or `SearchOptions` (`resolved`).
+"""
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType, NoneType
+from typing import Any, ClassVar, Literal, TypedDict, TypeVar, get_args, get_type_hints
 
 from clearhead.errors import InputError, argument, nearest
 
 DEFAULT_TARGET_PER_SOURCE = 2
 DEFAULT_TARGET_EXTRA = 10
-GREATEST_LENGTH_PENALTY = 10.0
-# Of sampling where nothing else is said.
-TEMPERATURE, TOP_P = 0.8, 0.95
+# What a checkpoint may ask for by its own files; an option of a call may be larger.
+MOST_SEQUENCES, MOST_TOKENS = 2**10, 2**20
+
+Method = Literal["greedy", "sample", "contrastive", "beam"]
+METHODS: Mapping[Method, str] = MappingProxyType(
+    {"greedy": "greedy search", "sample": "sampling", "contrastive": "contrastive search", "beam": "beam search"}
+)
 
 
 @dataclass(frozen=True)
-class SearchOptions:
-    """The settings of greedy (`beam_size` 1) and beam search.
-
-    Lengths count target tokens with the end token.
+class Option:
+    """What is declared of an option beside its type and its default.
 
     Args:
-        beam_size: unfinished hypotheses kept for each sentence, 1 to 1,000.
-        length_penalty: exponent alpha, 0 to 10, in score = sum of log-probabilities / length ** alpha.
-        n_best: hypotheses returned for each sentence, from 1 to `beam_size`.
-        max_length: longest hypothesis, at least 1; None: twice the source tokens plus ten.
-        min_length: shortest hypothesis, from 0 to `max_length`; the end token is banned before it.
-        batch_size: most sentences decoded together, at least 1; None: only `batch_tokens` limits them.
-        batch_tokens: most padded source tokens decoded together, times beams; at least 1.
-        early_stopping: a sentence is done once `beam_size` of its hypotheses have finished, even if a live one could
-            still beat them.
-        repetition_penalty, no_repeat_ngram_size, encoder_no_repeat_ngram_size: as in `GenerateOptions`.
-
-    Raises:
-        InputError: values outside these ranges; one report names all of them.
+        help: what it does, without a full stop.
+        least, most: of a number, both included.
+        above: a number is above `least`.
+        methods: those that use it.
+        hf: its name in generation_config.json; None: it has none.
+        hf_most: of a number in that file, where a caller may ask for more.
     """
 
-    beam_size: int = 5
-    length_penalty: float = 1.0
-    n_best: int = 1
-    max_length: int | None = None
-    min_length: int = 0
-    batch_size: int | None = None
-    batch_tokens: int = 8192
-    early_stopping: bool = False
-    repetition_penalty: float | int = 1.0
-    no_repeat_ngram_size: int = 0
-    encoder_no_repeat_ngram_size: int = 0
+    help: str
+    least: int = 0
+    most: float | int = 2**31 - 1
+    above: bool = False
+    methods: tuple[Method, ...] = tuple(METHODS)
+    hf: str | None = None
+    hf_most: int | None = None
+
+    def fault(self, value: Any, kind: Any) -> str | None:
+        """Return what a value must be, unless it is that.
+
+        Args:
+            value: anything.
+            kind: the type of the option.
+        """
+        number = number_type(kind)
+        if kind is bool or (value is None and NoneType in get_args(kind)):
+            return None
+        if number is None:
+            texts = [value] if isinstance(value, str) else value
+            is_right = isinstance(texts, Sequence) and all(isinstance(text, str) and text for text in texts)
+            return None if is_right else "a text or several, none of them empty"
+        is_number = isinstance(value, int if number is int else int | float) and not isinstance(value, bool)
+        if is_number and number is int and value > self.most:
+            return f"at most {self.most:,}"
+        is_excluded = value == math.inf or (self.above and value == self.least)
+        if is_number and self.least <= value <= self.most and not is_excluded:
+            return None
+        if number is int:
+            return f"a whole number of at least {self.least}"
+        if self.most == math.inf:
+            return f"a number {'above' if self.above else 'of at least'} {self.least}"
+        return f"a number {f'above {self.least} and at most' if self.above else f'from {self.least} to'} {self.most}"
+
+
+def declare(default: Any, option: Option) -> Any:
+    """Return the field of an option."""
+    return field(default=default, metadata={"option": option})
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """The options that search and generation share.
+
+    A field holds the type of an option, its default and all else that is known of it: the options of commands, the
+    reader of a checkpoint's settings and the checks of values are made from that.
+
+    Raises:
+        InputError: values out of range or in conflict; one report names all of them.
+    """
+
+    usual: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    """Defaults of a call, where those of the fields are the values that turn an option off."""
+    subject: ClassVar[str]
+    bounds: ClassVar[tuple[str, str]]
+    """The options for the shortest and the longest sequence."""
+
+    beam_size: int = declare(1, Option("Hypotheses kept; above 1: beam search", 1, 1000, hf="num_beams"))
+    length_penalty: float | int = declare(
+        1.0, Option("Exponent A of the length in the score", 0, 10, methods=("beam",), hf="length_penalty")
+    )
+    repetition_penalty: float | int = declare(
+        1.0, Option("Above 1: tokens that occurred are less likely", 0, math.inf, above=True, hf="repetition_penalty")
+    )
+    no_repeat_ngram_size: int = declare(
+        0, Option("No N-gram of tokens occurs twice; 0: off", hf="no_repeat_ngram_size", hf_most=MOST_TOKENS)
+    )
+    encoder_no_repeat_ngram_size: int = declare(
+        0, Option("No N-gram of the input occurs; 0: off", hf="encoder_no_repeat_ngram_size", hf_most=MOST_TOKENS)
+    )
+    batch_size: int | None = declare(None, Option("Most texts of a batch; by default a token budget decides", 1))
 
     def __post_init__(self) -> None:
         """Check the values, then how they fit together."""
-        faults = _value_faults(self) or _search_conflicts(self)
-        if faults:
-            raise InputError.from_faults(faults, subject="the search options")
+        _refuse(self, _value_faults(type(self), vars(self)) or self._conflicts())
+
+    @classmethod
+    def settled(cls, merged: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a call with the defaults that depend on others, without settings that have no effect.
+
+        Args:
+            merged: options of the call and settings of its checkpoint.
+            given: options of the call.
+        """
+        return {**cls.usual, **merged}
+
+    def _conflicts(self) -> list[str]:
+        shortest, longest = self.bounds
+        least, most = getattr(self, shortest), getattr(self, longest)
+        is_short = most is None or least <= most
+        if is_short:
+            return []
+        return [argument(shortest) + f" is {least}, which is above " + argument(longest) + f" {most}: lower it."]
+
+    def _beyond_beams(self, name: str) -> list[str]:
+        """Return a sentence if an option asks for more sequences than there are hypotheses."""
+        count = getattr(self, name)
+        if count <= self.beam_size:
+            return []
+        beams = argument("beam_size")
+        return [
+            argument(name) + f" is {count} but " + beams + f" is {self.beam_size}: raise " + beams + f" to at least "
+            f"{count}, or ask for fewer."
+        ]
+
+
+@dataclass(frozen=True)
+class SearchOptions(DecodingOptions):
+    """The options of greedy (`beam_size` 1) and beam search for translations.
+
+    Lengths count target tokens with the end token; the end token is banned before `min_length`.
+    """
+
+    usual: ClassVar[Mapping[str, float]] = MappingProxyType({"beam_size": 5})
+    subject: ClassVar[str] = "the search options"
+    bounds: ClassVar[tuple[str, str]] = ("min_length", "max_length")
+
+    n_best: int = declare(1, Option("Translations for each line, at most the beam size", 1))
+    max_length: int | None = declare(None, Option("Longest translation; by default twice the source plus ten", 1))
+    min_length: int = declare(0, Option("Shortest translation"))
+    batch_tokens: int = declare(8192, Option("Most padded source tokens of a batch, times beams", 1))
+    early_stopping: bool = declare(False, Option("Stop once as many hypotheses as beams have finished"))
+
+    @classmethod
+    def settled(cls, merged: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options with as many beams at least as hypotheses are asked for, unless the call says how many."""
+        options = super().settled(merged, given)
+        if "beam_size" not in given:
+            options["beam_size"] = max(options["beam_size"], options.get("n_best", 1))
+        return options
 
     def target_limit(self, source_length: int, max_positions: int | None) -> int:
         """Return the longest hypothesis allowed for one sentence, in tokens with the end token.
@@ -69,71 +182,84 @@ class SearchOptions:
         limit = max(DEFAULT_TARGET_PER_SOURCE * source_length + DEFAULT_TARGET_EXTRA, self.min_length)
         return limit if max_positions is None else min(limit, max_positions)
 
+    def _conflicts(self) -> list[str]:
+        return [*self._beyond_beams("n_best"), *super()._conflicts()]
+
 
 @dataclass(frozen=True)
-class GenerateOptions:
+class GenerateOptions(DecodingOptions):
     """How text is generated; filters are off by default.
 
     The method follows from the options: beam search if `beam_size` is above 1; contrastive search if `penalty_alpha` is
     above 0; sampling if `temperature` is above 0, or is None and `top_k`, `top_p`, `min_p`, `seed` or several sequences
     ask for it; else greedy search. An option without effect on the method is refused, unless its value turns it off.
-
-    Args:
-        max_new_tokens: most tokens generated, the end token included; at least 1.
-        min_new_tokens: fewest tokens before the end token, from 0 to `max_new_tokens`.
-        temperature: divides the logits, at least 0; 0 is greedy. None: 1 if another option asks for sampling, else 0.
-        top_k: sample from the k most probable tokens; the number of candidates of contrastive search; 0: off.
-        top_p: sample from the smallest set of tokens with this probability, above 0 and at most 1; 1: off.
-        min_p: sample from tokens with at least this share of the largest probability, from 0 (off) to 1.
-        repetition_penalty: divides the logits of tokens that have occurred, prompt included; above 0; 1: off.
-        no_repeat_ngram_size: no n-gram of this size occurs twice, prompt included; 0: off.
-        encoder_no_repeat_ngram_size: no n-gram of this size of the source, or of the prompt of a decoder-only model, is
-            repeated; 0: off.
-        num_return_sequences: sequences for each prompt, at least 1; in beam search at most `beam_size`.
-        beam_size: unfinished hypotheses kept for each prompt, 1 to 1,000.
-        length_penalty: exponent alpha, 0 to 10, in score = sum of log-probabilities / length ** alpha.
-        penalty_alpha: weight of the similarity penalty of contrastive search, from 0 (off) to 1.
-        stop: one stop text or several; generation ends at the first of them, which the result excludes.
-        seed: at least 0; the same seed and prompt give the same sequences. None: a new seed in every call.
-        batch_size: most prompts of a batch, at least 1; None: a token budget decides.
-
-    Raises:
-        InputError: values out of range or in conflict; one report names all of them.
+    The same seed and prompt give the same sequences. Stop texts are no part of the result.
     """
 
-    max_new_tokens: int = 100
-    min_new_tokens: int = 0
-    temperature: float | int | None = None
-    top_k: int = 0
-    top_p: float | int = 1.0
-    min_p: float | int = 0.0
-    repetition_penalty: float | int = 1.0
-    no_repeat_ngram_size: int = 0
-    encoder_no_repeat_ngram_size: int = 0
-    num_return_sequences: int = 1
-    beam_size: int = 1
-    length_penalty: float | int = 1.0
-    penalty_alpha: float | int = 0.0
-    stop: str | Sequence[str] = ()
-    seed: int | None = None
-    batch_size: int | None = None
+    # Of sampling, where neither a call nor its checkpoint says how a token is chosen.
+    usual: ClassVar[Mapping[str, float]] = MappingProxyType({"temperature": 0.8, "top_p": 0.95})
+    subject: ClassVar[str] = "the generation options"
+    bounds: ClassVar[tuple[str, str]] = ("min_new_tokens", "max_new_tokens")
 
-    def __post_init__(self) -> None:
-        """Check the values, then how they fit together."""
-        faults = _value_faults(self) or _conflicts(self)
-        if faults:
-            raise InputError.from_faults(faults, subject="the generation options")
+    max_new_tokens: int = declare(
+        100, Option("Most tokens generated, with the end token", 1, hf="max_new_tokens", hf_most=MOST_TOKENS)
+    )
+    min_new_tokens: int = declare(
+        0, Option("Fewest tokens before the end token", hf="min_new_tokens", hf_most=MOST_TOKENS)
+    )
+    temperature: float | int | None = declare(
+        None, Option("Divides the logits; 0: greedy", 0, math.inf, methods=("greedy", "sample"), hf="temperature")
+    )
+    top_k: int = declare(
+        0, Option("Choose among the K most probable tokens; 0: off", methods=("sample", "contrastive"), hf="top_k")
+    )
+    top_p: float | int = declare(
+        1.0, Option("Sample from the fewest tokens of probability P", 0, 1, above=True, methods=("sample",), hf="top_p")
+    )
+    min_p: float | int = declare(
+        0.0, Option("Sample from tokens of P times the largest probability", 0, 1, methods=("sample",), hf="min_p")
+    )
+    penalty_alpha: float | int = declare(
+        0.0, Option("Above 0: contrastive search among K tokens", 0, 1, methods=("contrastive",), hf="penalty_alpha")
+    )
+    num_return_sequences: int = declare(
+        1,
+        Option(
+            "Sequences per prompt", 1, methods=("sample", "beam"), hf="num_return_sequences", hf_most=MOST_SEQUENCES
+        ),
+    )
+    stop: str | Sequence[str] = declare(
+        (), Option("Stop before this text, or the first of several", methods=("greedy", "sample", "contrastive"))
+    )
+    seed: int | None = declare(
+        None, Option("Sample with this seed; the same seed gives the same text", 0, 2**63 - 1, methods=("sample",))
+    )
+
+    @classmethod
+    def settled(cls, merged: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return options that sample, from a seed, where nothing says how a token is chosen.
+
+        Without a temperature and without a filter, both have their usual values; beam and contrastive search, and a
+        temperature of 0, stay as they are. Where a checkpoint asks for greedy search, an option of sampling turns it
+        off.
+        """
+        options = dict(merged)
+        if options.get("temperature") == 0 and "temperature" not in given and not _ASK_FOR_SAMPLING.isdisjoint(given):
+            del options["temperature"]
+        if "temperature" not in options and _method({**options, "temperature": 0}) == "greedy":
+            options["temperature"] = cls.usual["temperature"]
+            if options.keys().isdisjoint(("top_k", "top_p", "min_p")):
+                options["top_p"] = cls.usual["top_p"]
+        method = _method(options)
+        if method == "sample":
+            options.setdefault("seed", secrets.randbelow(2**31))
+        used = [name for name, (_, option) in DECLARED[cls].items() if name in given or method in option.methods]
+        return {name: value for name, value in options.items() if name in used}
 
     @property
-    def method(self) -> Literal["beam", "contrastive", "sample", "greedy"]:
+    def method(self) -> Method:
         """The decoding method."""
-        if self.beam_size > 1:
-            return "beam"
-        if self.penalty_alpha > 0:
-            return "contrastive"
-        if self.temperature is None:
-            return "sample" if self._asks_for_sampling else "greedy"
-        return "sample" if self.temperature > 0 else "greedy"
+        return _method(vars(self))
 
     @property
     def divisor(self) -> float:
@@ -145,30 +271,107 @@ class GenerateOptions:
         """The texts that end generation."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    @property
-    def _asks_for_sampling(self) -> bool:
-        """Whether an option is set that only sampling uses."""
-        several = self.num_return_sequences > 1
-        return several or self.seed is not None or self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+    def _conflicts(self) -> list[str]:
+        """Return one sentence for each option without effect on the method, or in conflict with another."""
+        method, faults = self.method, []
+        for name, (_, option) in DECLARED[type(self)].items():
+            if method not in option.methods and _is_on(name, getattr(self, name)):
+                users = " and ".join(METHODS[other] for other in option.methods if other != "greedy")
+                faults.append(
+                    argument(name) + f" is {getattr(self, name)!r}, which has no effect here: {METHODS[method]} does "
+                    f"not use it, but {users} would; leave it out."
+                )
+        if method == "contrastive" and self.top_k < 2:
+            needed = argument("penalty_alpha") + " needs " + argument("top_k")
+            faults.append(needed + " of at least 2: the number of candidates it chooses from.")
+        if method == "beam":
+            faults += self._beyond_beams("num_return_sequences")
+        return faults + super()._conflicts()
 
 
-def with_default_sampling(options: Mapping[str, Any]) -> GenerateOptions:
-    """Return options that sample, from a seed, where nothing says how a token is chosen.
+OptionsT = TypeVar("OptionsT", bound=DecodingOptions)
+
+
+def _declared(kind: type[DecodingOptions]) -> Mapping[str, tuple[Any, Option]]:
+    types = get_type_hints(kind)
+    return MappingProxyType({one.name: (types[one.name], one.metadata["option"]) for one in fields(kind)})
+
+
+DECLARED: Mapping[type[DecodingOptions], Mapping[str, tuple[Any, Option]]] = MappingProxyType(
+    {kind: _declared(kind) for kind in (SearchOptions, GenerateOptions)}
+)
+"""Type and declaration of each option, by class and name."""
+
+
+def number_type(kind: Any) -> type[int] | type[float] | None:
+    """Return the type of an option that is a number, without None; None: it is something else."""
+    kinds = get_args(kind) or (kind,)
+    return next((number for number in (float, int) if number in kinds), None)
+
+
+_DEFAULTS = MappingProxyType({option.name: option.default for option in fields(GenerateOptions)})
+_ASK_FOR_SAMPLING = frozenset(
+    name
+    for name, (_, option) in DECLARED[GenerateOptions].items()
+    if "sample" in option.methods and "greedy" not in option.methods
+)
+
+
+def resolved(kind: type[OptionsT], given: Mapping[str, Any], settings: Mapping[str, Any]) -> OptionsT:
+    """Return the options of a call: what it gives goes before its checkpoint's settings, and these before defaults.
 
     Args:
-        options: of a call and of its checkpoint; without a temperature it is `TEMPERATURE`, and without a filter too
-            top_p is `TOP_P`. Beam and contrastive search, and a temperature of 0, stay as they are.
+        kind: what is asked for.
+        given: options of the call, by name.
+        settings: of the checkpoint, by name; those that are no options of this kind are left out. A setting without
+            effect on the method, and a shortest length beyond the longest, give way to the call.
 
     Raises:
-        InputError: as for `GenerateOptions`.
+        InputError: an option of the call is out of range, has no effect, or is in conflict with another.
     """
-    chosen = dict(options)
-    if "temperature" not in chosen and chosen.get("beam_size", 1) == 1 and not chosen.get("penalty_alpha"):
-        chosen["temperature"] = TEMPERATURE
-        if not any(name in chosen for name in ("top_k", "top_p", "min_p")):
-            chosen["top_p"] = TOP_P
-    found = GenerateOptions(**chosen)
-    return replace(found, seed=secrets.randbelow(2**31)) if found.method == "sample" and found.seed is None else found
+    _refuse(kind, _value_faults(kind, given))
+    known = {name: value for name, value in settings.items() if name in DECLARED[kind]}
+    options = kind.settled({**known, **given}, given)
+    shortest, longest = kind.bounds
+    most = options.get(longest, getattr(kind, longest))
+    if shortest not in given and most is not None:
+        options[shortest] = min(options.get(shortest, 0), most)
+    return kind(**options)
+
+
+def _method(options: Mapping[str, Any]) -> Method:
+    """Return the method that follows from the options; those left out have their defaults."""
+    options = {**_DEFAULTS, **options}
+    if options["beam_size"] > 1:
+        return "beam"
+    if options["penalty_alpha"] > 0:
+        return "contrastive"
+    if options["temperature"] is None:
+        samples = any(_is_on(name, options[name]) for name in _ASK_FOR_SAMPLING)
+    else:
+        samples = options["temperature"] > 0
+    return "sample" if samples else "greedy"
+
+
+def _is_on(name: str, value: object) -> bool:
+    """Return whether an option of generation has another value than one that turns it off."""
+    off = {"temperature": (None, 0), "stop": ((), [])}.get(name, (_DEFAULTS[name],))
+    return value not in off
+
+
+def _value_faults(kind: type[DecodingOptions], values: Mapping[str, Any]) -> list[str]:
+    """Return one sentence for each value of the wrong type or out of range."""
+    faults = []
+    for name, (expected, option) in DECLARED[kind].items():
+        fault = option.fault(values[name], expected) if name in values else None
+        if fault is not None:
+            faults.append(argument(name) + f" must be {fault}, not {values[name]!r}.")
+    return faults
+
+
+def _refuse(options: DecodingOptions | type[DecodingOptions], faults: Sequence[str]) -> None:
+    if faults:
+        raise InputError.from_faults(faults, subject=options.subject)
 
 
 class StreamKwargs(TypedDict, total=False):
@@ -188,22 +391,24 @@ class StreamKwargs(TypedDict, total=False):
     seed: int | None
 
 
-class GenerateKwargs(StreamKwargs, total=False):
+class SearchKwargs(TypedDict, total=False):
+    """Options of generation and of translation, as keyword arguments; see `DecodingOptions`. None: not given."""
+
+    beam_size: int | None
+    length_penalty: float | int | None
+    batch_size: int | None
+
+
+class GenerateKwargs(StreamKwargs, SearchKwargs, total=False):
     """Options of generation, as keyword arguments; see `GenerateOptions`. None: not given."""
 
     num_return_sequences: int | None
-    beam_size: int | None
-    length_penalty: float | int | None
-    batch_size: int | None
 
 
-class TranslateKwargs(TypedDict, total=False):
+class TranslateKwargs(SearchKwargs, total=False):
     """Options of a translation, as keyword arguments; see `Model.translate`. None: not given."""
 
-    beam_size: int | None
-    length_penalty: float | int | None
     max_length: int | None
-    batch_size: int | None
     from_language: str | None
     to_language: str | None
 
@@ -228,108 +433,3 @@ def given_options(kwargs: Mapping[str, Any], allowed: type) -> dict[str, Any]:
             subject="the options",
         )
     return {name: value for name, value in kwargs.items() if value is not None and value != ()}
-
-
-# Lowest values of options that are whole numbers.
-_LOWEST = {
-    "max_new_tokens": 1, "min_new_tokens": 0, "top_k": 0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0,
-    "num_return_sequences": 1, "beam_size": 1, "seed": 0, "batch_size": 1, "n_best": 1, "max_length": 1,
-    "min_length": 0, "batch_tokens": 1,
-}  # fmt: skip
-# Their highest values: a seed has 63 bits, and more beams than this only wait for each other.
-_HIGHEST = {"seed": 2**63 - 1, "beam_size": 1000}
-MOST = 2**31 - 1
-"""The highest value of every other whole number."""
-# Ranges of options that are real numbers, in words and as a test.
-_RANGES: Mapping[str, tuple[str, Callable[[float], bool]]] = {
-    "temperature": ("of at least 0", lambda x: x >= 0),
-    "top_p": ("above 0 and at most 1", lambda x: 0 < x <= 1),
-    "min_p": ("from 0 to 1", lambda x: 0 <= x <= 1),
-    "repetition_penalty": ("above 0", lambda x: x > 0),
-    "length_penalty": (f"from 0 to {GREATEST_LENGTH_PENALTY:g}", lambda x: 0 <= x <= GREATEST_LENGTH_PENALTY),
-    "penalty_alpha": ("from 0 to 1", lambda x: 0 <= x <= 1),
-}
-
-
-def _value_faults(options: SearchOptions | GenerateOptions) -> list[str]:
-    """Return one sentence for each value of the wrong type or out of range."""
-    faults = []
-    for option in fields(options):
-        name, value = option.name, getattr(options, option.name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if value is None and option.default is None:
-            continue
-        if name in _LOWEST and not (is_number and isinstance(value, int) and value >= _LOWEST[name]):
-            faults.append(argument(name) + f" must be a whole number of at least {_LOWEST[name]}, not {value!r}.")
-        elif name in _LOWEST and value > _HIGHEST.get(name, MOST):
-            faults.append(argument(name) + f" must be at most {_HIGHEST.get(name, MOST):,}, not {value!r}.")
-        elif name in _RANGES and not (is_number and _RANGES[name][1](value)):
-            faults.append(argument(name) + f" must be a number {_RANGES[name][0]}, not {value!r}.")
-        elif name == "stop":
-            texts = [value] if isinstance(value, str) else value
-            if not isinstance(texts, Sequence) or not all(isinstance(text, str) and text for text in texts):
-                faults.append(argument("stop") + f" must be a text or several, none of them empty, not {value!r}.")
-    return faults
-
-
-def _conflicts(options: GenerateOptions) -> list[str]:
-    """Return one sentence for each option without effect on the method, or in conflict with another."""
-    given = {
-        "temperature": bool(options.temperature),
-        "top_k": options.top_k > 0,
-        "top_p": options.top_p < 1,
-        "min_p": options.min_p > 0,
-        "seed": options.seed is not None,
-        "penalty_alpha": options.penalty_alpha > 0,
-        "stop": bool(options.stops),
-        "num_return_sequences": options.num_return_sequences > 1,
-        "length_penalty": options.length_penalty != 1,
-    }
-    unused, why = {
-        "beam": (("temperature", "top_k", "top_p", "min_p", "seed", "penalty_alpha", "stop"), "beam search ignores it"),
-        "contrastive": (
-            ("temperature", "top_p", "min_p", "seed", "num_return_sequences"),
-            "contrastive search does not sample",
-        ),
-        "sample": ((), ""),
-        "greedy": (
-            ("top_k", "top_p", "min_p", "seed", "num_return_sequences"),
-            argument("temperature") + " 0 is greedy",
-        ),
-    }[options.method]
-    idle = [name for name in unused if given[name]]
-    effect = ", which has no effect here: " + why + "."
-    faults = [argument(name) + f" is {getattr(options, name)!r}" + effect for name in idle]
-    if given["length_penalty"] and options.method != "beam":
-        faults.append(
-            argument("length_penalty") + f" is {options.length_penalty!r}, which has no effect here: only beams are "
-            "ranked by it, so set " + argument("beam_size") + " above 1 or leave it out."
-        )
-    if options.method == "contrastive" and options.top_k < 2:
-        needed = " needs " + argument("top_k") + " of at least 2: the number of candidates it chooses from."
-        faults.append(argument("penalty_alpha") + needed)
-    beams, most = argument("beam_size"), argument("max_new_tokens") + f" {options.max_new_tokens}"
-    if options.method == "beam" and options.num_return_sequences > options.beam_size:
-        faults.append(
-            argument("num_return_sequences") + f" is {options.num_return_sequences} but " + beams + f" is "
-            f"{options.beam_size}: raise " + beams + f" to at least {options.num_return_sequences}, or ask for fewer "
-            "sequences."
-        )
-    if options.min_new_tokens > options.max_new_tokens:
-        faults.append(
-            argument("min_new_tokens") + f" is {options.min_new_tokens}, which is above " + most + ": lower it."
-        )
-    return faults
-
-
-def _search_conflicts(options: SearchOptions) -> list[str]:
-    """Return one sentence for each pair of values in conflict."""
-    faults = []
-    if options.n_best > options.beam_size:
-        faults.append(
-            argument("n_best") + f" is {options.n_best} but " + argument("beam_size") + f" is {options.beam_size}: "
-            "raise " + argument("beam_size") + f" to at least {options.n_best}, or ask for fewer hypotheses."
-        )
-    if options.max_length is not None and options.min_length > options.max_length:
-        faults.append(f"min_length is {options.min_length}, which is above max_length {options.max_length}: lower it.")
-    return faults

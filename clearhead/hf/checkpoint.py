@@ -25,15 +25,6 @@ from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens
 from clearhead.text.tokenizer_files import has_tokenizer
 
-# Options of generation that a search for translations has too.
-_SEARCH_OPTIONS = (
-    "beam_size",
-    "length_penalty",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size",
-)
-
 
 @dataclass(frozen=True, repr=False)
 class HFCheckpoint(Printed):
@@ -89,37 +80,6 @@ class HFCheckpoint(Printed):
         own = self.tokenizers if tokenizers is None else replace(self.tokenizers, pair=tokenizers)
         loaded = find_variant(self.config, module, task, unused, pad=own.pair.source.pad_id)
         return replace(self, tokenizers=own, loaded=loaded)
-
-    def options(self, given: Mapping[str, Any], module: Transformer) -> dict[str, Any]:
-        """Return the options of generation: those that are given, and the checkpoint's for the rest.
-
-        Args:
-            given: options by name, without those that were left out.
-            module: of the model.
-        """
-        config = self.generation_config
-        options = config.options_with(given)
-        if config.max_length is not None:
-            options.setdefault("max_new_tokens", config.max_length)
-        if module.encoder is not None and config.min_length > 1:
-            # The bound counts the start token.
-            shortest = config.min_length - 1
-            options.setdefault("min_new_tokens", min(shortest, options.get("max_new_tokens", shortest)))
-        return options
-
-    def search_options(self, module: Transformer) -> dict[str, Any]:
-        """Return the checkpoint's options of a search for translations."""
-        config, own = self.generation_config, self.generation_config.options
-        options: dict[str, Any] = {name: own[name] for name in _SEARCH_OPTIONS if name in own}
-        options["early_stopping"] = config.early_stopping
-        # Bounds of the whole length count the start token; those of new tokens do not, while our minimum does.
-        longest = own.get("max_new_tokens", (config.max_length or 1) - 1)
-        shortest = own["min_new_tokens"] + 1 if own.get("min_new_tokens") else config.min_length
-        if longest > 0:
-            options["max_length"] = min(longest, module.max_positions or longest)
-        if shortest > 1:
-            options["min_length"] = min(shortest, module.max_positions or shortest)
-        return options
 
     def for_task(self, task: str, module: Transformer) -> tuple[HFCheckpoint, str]:
         """Return the checkpoint with its settings for a task, and the prefix of its texts.

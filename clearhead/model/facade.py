@@ -18,11 +18,12 @@ from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import (
     GenerateKwargs,
     GenerateOptions,
+    OptionsT,
     SearchOptions,
     StreamKwargs,
     TranslateKwargs,
     given_options,
-    with_default_sampling,
+    resolved,
 )
 from clearhead.generate.prompts import PromptFormat, generate_texts, score_texts, stream_text
 from clearhead.generate.results import Generation, Hypothesis
@@ -168,7 +169,7 @@ class Model(Predictions):
             chat: the prompt is a message, which the checkpoint's chat template formats.
             options: those of `GenerateOptions`, by name; its docstring says which method follows from them. The
                 checkpoint's own settings are the defaults; where they do not say how, text is sampled: see
-                `with_default_sampling`. temperature=0 is greedy; a `seed` gives the same text again.
+                `GenerateOptions.usual`. temperature=0 is greedy; a `seed` gives the same text again.
 
         Returns:
             The generated sequences, without the prompt.
@@ -184,7 +185,7 @@ class Model(Predictions):
                 tree,
                 self.tokenizers,
                 prompts,
-                self._settled(given),
+                self._resolved(GenerateOptions, given),
                 continues=self._continues,
                 prompt_format=self._prompt_format(chat, given.get("max_new_tokens")),
             ),
@@ -206,7 +207,7 @@ class Model(Predictions):
             self.tree,
             self.tokenizers,
             prompt,
-            self._settled(given),
+            self._resolved(GenerateOptions, given),
             continues=self._continues,
             prompt_format=self._prompt_format(chat, given.get("max_new_tokens")),
         )
@@ -220,11 +221,15 @@ class Model(Predictions):
         Raises:
             InputError: options out of range or without effect.
         """
-        return self._settled(given_options(options, GenerateKwargs))
+        return self._resolved(GenerateOptions, given_options(options, GenerateKwargs))
 
-    def _settled(self, given: dict[str, Any]) -> GenerateOptions:
-        checkpoint = self.hf_checkpoint
-        return with_default_sampling(given if checkpoint is None else checkpoint.options(given, self.module))
+    def _resolved(self, kind: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
+        """Return all options of a call; the checkpoint's settings are the defaults."""
+        if self.hf_checkpoint is None:
+            return resolved(kind, given, {})
+        has_encoder, config = self.module.encoder is not None, self.hf_checkpoint.generation_config
+        settings = config.settings(has_encoder=has_encoder, max_positions=self.module.max_positions)
+        return resolved(kind, given, settings)
 
     def for_task(self, task: str) -> tuple[Model, str]:
         """Return the model with its checkpoint's settings for a listed task, and the prefix of that task's prompts."""
@@ -433,11 +438,6 @@ class Model(Predictions):
         """Whether generated text continues its prompt, as that of a language model does."""
         return find(self.task.kind).continues
 
-    def _generate_options(self, given: dict[str, Any]) -> GenerateOptions:
-        """Return the options of a call; the checkpoint's settings are the defaults."""
-        checkpoint = self.hf_checkpoint
-        return GenerateOptions(**(given if checkpoint is None else checkpoint.options(given, self.module)))
-
     def _prompt_format(self, chat: bool, max_new_tokens: int | None) -> PromptFormat | None:
         """Return how the checkpoint reads prompts; `max_new_tokens` takes the place of its own length limit."""
         if self.hf_checkpoint is not None:
@@ -452,11 +452,11 @@ class Model(Predictions):
         if not predicts_text(module, self.task) or not isinstance(text, str):
             return read_input(module, self.tokenizer, self.task, text)
         if module.encoder is None:
-            options = self._generate_options(given.generation) if given.generate else None
+            options = self._resolved(GenerateOptions, given.generation) if given.generate else None
             prompt_format = self._prompt_format(given.chat, given.generate or None)
             return read_prompt(module, self.tokenizers, text, options, prompt_format)
         special_tokens, config = self._languages(given.from_language, given.to_language)
-        target = self._search_options(1, given.search) if given.target is None else given.target
+        target = self._resolved(SearchOptions, given.search) if given.target is None else given.target
         return read_translation(module, self.tokenizers, text, target, special_tokens, config)
 
     def _search(
@@ -465,17 +465,9 @@ class Model(Predictions):
         """Search for the n best translations of each text."""
         given = given_options(options, TranslateKwargs)
         special_tokens, config = self._languages(given.pop("from_language", None), given.pop("to_language", None))
-        search_options = self._search_options(n, given)
+        search_options = self._resolved(SearchOptions, {**given, "n_best": n})
         given_parts = tree, self.tokenizers, texts, search_options, special_tokens, config
         return translate_texts(*given_parts, max_length=self.task.max_length)
-
-    def _search_options(self, n: int, given: dict[str, Any]) -> SearchOptions:
-        """Return the options of a search for the n best translations; the checkpoint's settings are the defaults."""
-        merged = {} if self.hf_checkpoint is None else self.hf_checkpoint.search_options(self.module)
-        merged |= {"beam_size": max(n, merged.get("beam_size", 5)), **given}
-        if merged.get("max_length") is not None and "min_length" in merged:
-            merged["min_length"] = min(merged["min_length"], merged["max_length"])
-        return SearchOptions(**merged, n_best=n)
 
     @property
     def special_tokens(self) -> SpecialTokens:

@@ -17,7 +17,7 @@ import pytest
 import clearhead
 from clearhead.cli.main import main
 from clearhead.generate import continuation
-from clearhead.generate.options import GenerateOptions, with_default_sampling
+from clearhead.generate.options import GenerateOptions, resolved
 from tests.cli.test_commands import run
 
 Runs = Callable[[str], Path]
@@ -50,14 +50,14 @@ def test_options_reach_the_model(
 
     class Recorder:
         def generate_options(self, **options: Any) -> GenerateOptions:
-            return with_default_sampling(options)
+            return resolved(GenerateOptions, options, {})
 
         def generate(self, prompts: list[str], **options: Any) -> list[list[object]]:
             seen.update(options, prompts=prompts)
             return [[] for _ in prompts]
 
     monkeypatch.setattr(clearhead, "load", lambda *_, **__: Recorder())
-    monkeypatch.setattr("clearhead.cli.generate.located", str)
+    monkeypatch.setattr("clearhead.cli.options.located", str)
     run(
         capfd, "generate", "r", "--prompt", "a", "--prompt", "b", "--max-new-tokens", "7", "--temperature", "0.5",
         "--top-k", "11", "--top-p", "0.9", "--min-p", "0.1", "--repetition-penalty", "1.3", "--no-repeat-ngram-size",
@@ -220,7 +220,7 @@ def test_what_was_shown_stays(
     error: BaseException, code: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clearhead, "load", lambda *_, **__: _Stream(error))
-    monkeypatch.setattr("clearhead.cli.generate.located", str)
+    monkeypatch.setattr("clearhead.cli.options.located", str)
     assert main(["generate", "r", "--prompt", "x"]) == code
     captured = capfd.readouterr()
     assert captured.out == "a m u\n" and "Traceback" not in captured.err

@@ -13,6 +13,7 @@ import pytest
 
 import clearhead
 from clearhead.cli.main import main
+from clearhead.generate.options import GenerateOptions
 from clearhead.generate.results import Generation, Hypothesis
 from clearhead.tasks.answer.use import Answer
 from clearhead.tasks.classify.use import Classification
@@ -43,8 +44,8 @@ class Nasty:
     def answer(self, question: str, text: str, **_: Any) -> list[Answer]:
         return [Answer(NASTY, 0.5, 0, 1)]
 
-    def generate_options(self, **_: Any) -> SimpleNamespace:
-        return SimpleNamespace(seed=None, beam_size=1, num_return_sequences=1, method="greedy")
+    def generate_options(self, **_: Any) -> GenerateOptions:
+        return GenerateOptions()
 
     def stream(self, prompt: str, **_: Any) -> list[str]:
         return [*NASTY]

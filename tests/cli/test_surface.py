@@ -165,8 +165,8 @@ def test_no_command_shows_the_commands(capfd: pytest.CaptureFixture[str]) -> Non
         (["translate", "r", "--bem-size", "3"], "did you mean '--beam-size'?"),
         (["translate"], "missing argument 'REF'"),
         (["translate", "r", "--beam-size", "many"], "--beam-size expects a whole number, received 'many'"),
-        (["translate", "r", "--beam-size", "0"], "--beam-size expects a number of at least 1, received '0'"),
-        (["translate", "r", "--n-best", "6"], "--n-best 6 asks for more than the --beam-size 5"),
+        (["translate", "r", "--beam-size", "0"], "--beam-size must be a whole number of at least 1, not 0"),
+        (["translate", "r", "--n-best", "6"], "--n-best is 6 but --beam-size is 5: raise --beam-size"),
         (
             ["translate", "r", "--beam-size", "1", "--length-penalty", "2"],
             "--length-penalty has no effect with --beam-size 1",

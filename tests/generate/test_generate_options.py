@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
 from clearhead.errors import InputError
-from clearhead.generate.options import GenerateOptions
+from clearhead.evaluate.tasks import EvaluateKwargs
+from clearhead.generate.generation_config import GenerationConfig
+from clearhead.generate.options import (
+    DECLARED,
+    DecodingOptions,
+    GenerateKwargs,
+    GenerateOptions,
+    SearchOptions,
+    StreamKwargs,
+    TranslateKwargs,
+    number_type,
+)
+from clearhead.maps.reading import ReadKwargs
 
 
 @pytest.mark.parametrize(
@@ -111,3 +124,54 @@ def test_stops_are_one_text_or_several() -> None:
     assert GenerateOptions(stop="ab").stops == ("ab",)
     assert GenerateOptions(stop=["a", "b"]).stops == ("a", "b")
     assert GenerateOptions().stops == ()
+
+
+def without_none(hint: Any) -> set[Any]:
+    return set(get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)) - {NoneType}
+
+
+LANGUAGES = {"from_language", "to_language"}
+
+
+@pytest.mark.parametrize(
+    ("keywords", "kind", "others"),
+    [
+        (GenerateKwargs, GenerateOptions, set()),
+        (StreamKwargs, GenerateOptions, set()),
+        (TranslateKwargs, SearchOptions, LANGUAGES),
+        (EvaluateKwargs, SearchOptions, LANGUAGES | {"window", "stride", "tokenize", "lowercase", "similarities"}),
+        (ReadKwargs, GenerateOptions, LANGUAGES | {"chat"}),
+    ],
+)
+def test_typed_keywords_are_those_declared(keywords: type, kind: type[DecodingOptions], others: set[str]) -> None:
+    hints = get_type_hints(keywords)
+    assert hints.keys() - DECLARED[kind].keys() == others
+    for name in hints.keys() - others:
+        assert without_none(hints[name]) == without_none(DECLARED[kind][name][0]), name
+        assert NoneType in get_args(hints[name]) or name == "stop"
+
+
+def test_every_option_of_generation_has_a_keyword() -> None:
+    assert get_type_hints(GenerateKwargs).keys() == DECLARED[GenerateOptions].keys()
+    assert StreamKwargs.__annotations__.keys() < GenerateKwargs.__annotations__.keys()
+
+
+IN_FILE = [name for name, (_, option) in DECLARED[GenerateOptions].items() if option.hf is not None]
+
+
+@pytest.mark.parametrize("name", IN_FILE)
+def test_a_file_and_a_call_have_the_same_ranges(name: str) -> None:
+    kind, option = DECLARED[GenerateOptions][name]
+    step = 1 if number_type(kind) is int else 0.5
+    most = option.most if option.hf_most is None else option.hf_most
+    below = option.least if option.above else option.least - step
+    beyond = [value for value in (below, most + step) if value < math.inf]
+    for value in beyond:
+        with pytest.raises(InputError, match=f"g.json: '{option.hf}': expected"):
+            GenerationConfig.from_settings({option.hf: value}, source="g.json")
+    for value in beyond[: None if option.hf_most is None else 1]:
+        assert option.fault(value, kind) is not None
+    for value in (below + step, min(most, below + 7)):
+        assert option.fault(value, kind) is None
+        found = GenerationConfig.from_settings({option.hf: value, "do_sample": True}, source="g.json")
+        assert found.options[name] == value

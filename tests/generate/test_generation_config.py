@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from clearhead.errors import InputError
 from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.generation_config import GenerationConfig
-from clearhead.generate.options import GenerateOptions
+from clearhead.generate.options import GenerateOptions, SearchOptions, resolved
 from tests.generate.tiny import BOS, EOS, PAD, some_prompts, tiny_decoder
 
 peer = pytest.importorskip("transformers.generation.logits_process", reason="transformers is not installed")
@@ -54,12 +55,44 @@ def test_chance_counts_only_where_it_is_asked_for() -> None:
     assert rules(top_p=0.9, do_sample=True).options == {"top_p": 0.9, "temperature": 1.0}
     greedy = rules(do_sample=False, top_p=0.9)
     assert greedy.options == {"temperature": 0}
-    assert greedy.options_with({}) == {"temperature": 0} and greedy.options_with({"top_k": 3}) == {"top_k": 3}
     sampled = rules(top_p=0.9, top_k=7, do_sample=True)
-    assert sampled.options_with({"temperature": 0}) == {"temperature": 0}
-    assert sampled.options_with({"beam_size": 3}) == {"beam_size": 3}
-    assert GenerateOptions(**sampled.options_with({"top_k": 3})).method == "sample"
-    assert rules(num_beams=4, length_penalty=2.0).options_with({"beam_size": 1}) == {"beam_size": 1}
+    assert sampled.options == {"top_p": 0.9, "top_k": 7, "temperature": 1.0}
+
+
+def call(config: GenerationConfig, **given: Any) -> GenerateOptions:
+    return resolved(GenerateOptions, given, config.settings(has_encoder=False, max_positions=None))
+
+
+def test_a_call_goes_before_the_settings_and_those_without_effect_are_dropped() -> None:
+    greedy, sampled = rules(do_sample=False, top_p=0.9), rules(top_p=0.9, top_k=7, do_sample=True)
+    assert call(greedy) == GenerateOptions(temperature=0)
+    assert call(greedy, top_k=3, seed=5) == GenerateOptions(temperature=0.8, top_k=3, seed=5)
+    assert call(sampled, temperature=0) == GenerateOptions(temperature=0)
+    assert call(sampled, beam_size=3) == GenerateOptions(beam_size=3)
+    assert call(sampled, top_k=3, seed=5) == GenerateOptions(temperature=1.0, top_k=3, top_p=0.9, seed=5)
+    assert call(rules(num_beams=4, length_penalty=2.0)) == GenerateOptions(beam_size=4, length_penalty=2.0)
+    assert call(rules(num_beams=4, length_penalty=2.0), beam_size=1, temperature=0) == GenerateOptions(temperature=0)
+    assert call(rules(penalty_alpha=0.6, top_k=4, num_return_sequences=3)).method == "contrastive"
+    with pytest.raises(InputError, match="seed is 5, which has no effect here: greedy search does not use it"):
+        call(sampled, temperature=0, seed=5)
+    with pytest.raises(InputError, match="beam_size must be a whole number of at least 1, not '3'"):
+        call(sampled, beam_size="3")
+
+
+def test_lengths_of_the_files_give_way_to_the_call() -> None:
+    config = rules(max_length=62, min_length=11, num_beams=3)
+    settings = config.settings(has_encoder=True, max_positions=50)
+    assert resolved(GenerateOptions, {}, settings) == GenerateOptions(beam_size=3, max_new_tokens=62, min_new_tokens=10)
+    assert resolved(GenerateOptions, {"max_new_tokens": 7}, settings).min_new_tokens == 7
+    assert resolved(SearchOptions, {"n_best": 4}, settings) == SearchOptions(
+        beam_size=4, n_best=4, max_length=50, min_length=11
+    )
+    assert resolved(SearchOptions, {"max_length": 7}, settings) == SearchOptions(
+        beam_size=3, max_length=7, min_length=7
+    )
+    assert resolved(SearchOptions, {}, {}) == SearchOptions(beam_size=5)
+    # What the files ask for alone is no mistake of the caller.
+    assert call(rules(min_new_tokens=300)).min_new_tokens == 100
 
 
 def test_what_is_not_done_is_told_and_what_is_wrong_is_named() -> None:
@@ -77,7 +110,8 @@ def test_what_is_not_done_is_told_and_what_is_wrong_is_named() -> None:
         {"num_beams": -1}, {"num_beams": 0.5}, {"num_beams": float("nan")}, {"num_beams": 10**9}, {"num_beams": "4"},
         {"num_return_sequences": 10**5}, {"max_length": 10**9}, {"max_new_tokens": -1}, {"temperature": -0.1},
         {"top_p": 1.5}, {"repetition_penalty": 0}, {"eos_token_id": -1}, {"suppress_tokens": [2**40]},
-        {"bad_words_ids": [[]]}, {"do_sample": "yes"}, {"early_stopping": 1},
+        {"bad_words_ids": [[]]}, {"do_sample": "yes"}, {"early_stopping": 1}, {"top_p": 0}, {"length_penalty": -1.0},
+        {"length_penalty": 10.5}, {"num_beams": 1001}, {"num_beams": 1024}, {"max_new_tokens": 0},
     ],
 )  # fmt: skip
 def test_a_setting_out_of_range_is_refused_by_name(settings: dict[str, object]) -> None:
@@ -86,9 +120,9 @@ def test_a_setting_out_of_range_is_refused_by_name(settings: dict[str, object]) 
 
 
 def test_a_setting_that_asks_for_too_much_names_the_option_that_may() -> None:
-    with pytest.raises(
-        InputError, match=r"g.json: num_beams: expected .* got 2000; correct it there; beam_size may ask"
-    ):
+    with pytest.raises(InputError, match=r"num_return_sequences: .* got 2000; correct it there; num_ret.* may ask"):
+        rules(num_return_sequences=2000)
+    with pytest.raises(InputError, match=r"num_beams: expected less than or equal to 1000, got 2000$"):
         rules(num_beams=2000)
 
 

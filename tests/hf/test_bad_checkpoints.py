@@ -37,6 +37,19 @@ def test_an_id_outside_the_vocabulary_is_refused(
     assert f"{key} = 99999 is outside the vocabulary, which has" in message and message.count("\n") == 1
 
 
+@pytest.mark.parametrize(("key", "value"), [("top_p", 0), ("length_penalty", -0.5), ("num_beams", 1024)])
+def test_an_option_out_of_range_is_refused_where_it_stands(
+    key: str, value: float, original: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And not blamed on the caller, who gave no such option."""
+    folder = shutil.copytree(original, tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({key: value, "do_sample": key == "top_p"}))
+    assert main(["generate", str(folder), "--prompt", "a"]) == 2
+    message = capfd.readouterr().err
+    assert f"generation_config.json: '{key}': expected " in message and message.count("\n") == 1
+    assert f"got {value}" in message and "--" not in message.replace(str(folder), "")
+
+
 def config(**changes: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         path = folder / "config.json"
