@@ -15,7 +15,6 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from clearhead.core import Transformer
-from clearhead.data.batches.contrastive import positive_groups
 from clearhead.data.batches.text import Objective, window_epoch
 from clearhead.data.objectives.build import build_objective
 from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
@@ -45,6 +44,7 @@ from clearhead.generate.translation import longest_sentence
 from clearhead.predict.embed import similarity
 from clearhead.spec.describe import number_of
 from clearhead.task import Noise, Reading, TaskRecord
+from clearhead.tasks.embed.batches import positive_groups
 from clearhead.tasks.registry import find
 from clearhead.text.long_texts import encode_start, refuse_enormous, warn_of_long_texts
 from clearhead.text.pair import TokenizerPair

@@ -55,8 +55,7 @@ from clearhead.training.random_state import seed_everything
 from clearhead.training.runfile.read import to_toml
 from clearhead.training.runfile.sections import RunFile
 from clearhead.training.settings import TrainResult, TrainSettings, in_steps, planned_steps
-from clearhead.training.tasks.base import DataSide, TaskParts, TaskSetup, one_sided
-from clearhead.training.tasks.registry import parts_of
+from clearhead.training.task_parts import DataSide, TaskParts, TaskSetup, one_sided, parts_of
 from clearhead.training.token_counts import count_tokens
 from clearhead.weights.lora import adapt, describe, load_merged
 

@@ -15,7 +15,7 @@ from clearhead.cli.main import main
 from clearhead.predict.tag import tag_words
 from clearhead.task import TaskRecord
 from tests import hf_models as checkpoints
-from tests.training.tasks import fine_tuning as made
+from tests.tasks import fine_tuning as made
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 
