@@ -27,7 +27,7 @@ from clearhead.presets.hyperparameters import build_spec
 from clearhead.presets.named import PRESETS
 from clearhead.spec import Model
 from clearhead.training.dry_run import memory_in_use, peak_memory
-from clearhead.training.losses.tokens import token_loss
+from clearhead.training.losses import token_loss
 from clearhead.training.optim.optimizers import build_optimizer
 from clearhead.training.parallel.choice import build_engine
 from clearhead.training.parallel.joining import joined

@@ -48,7 +48,6 @@ from torch.nn import functional as F
 
 import clearhead as ch
 from clearhead.data.batches.base import Batch
-from clearhead.data.batches.collate import collate_pairs
 from clearhead.data.batches.plans import LengthSortedPlan
 from clearhead.data.sources.pairs import parse_pair_source
 from clearhead.data.stores.pairs import prepare_pairs
@@ -57,7 +56,8 @@ from clearhead.fast.training.parts import training_tree
 from clearhead.kernels.positions import sinusoidal_table
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.cost import training_flops
-from clearhead.training.losses.tokens import token_loss
+from clearhead.tasks.translate.train import collate_pairs
+from clearhead.training.losses import token_loss
 from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.optim.optimizers import build_optimizer
 from clearhead.training.token_counts import count_batch

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 import clearhead as ch
-from clearhead.data.batches.contrastive import collate_contrastive, contrastive_plan, positive_groups, store_groups
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.sources.lines import read_lines
 from clearhead.data.sources.pairs import parallel_files, parse_pair_source
@@ -30,8 +29,9 @@ from clearhead.data.stores.arrays import Ragged
 from clearhead.data.stores.pairs import PairStore, prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.evaluate.retrieval import Recall, recall_at
+from clearhead.tasks.embed.batches import collate_contrastive, contrastive_plan, positive_groups, store_groups
+from clearhead.tasks.embed.train import contrastive_loss
 from clearhead.text.pair import TokenizerPair
-from clearhead.training.losses.contrastive import contrastive_loss
 from clearhead.training.runfile.read import load_run_file
 from clearhead.training.runfile.sections import RunFile
 

@@ -9,6 +9,11 @@ from clearhead import spec
 PoolBy = Literal["first", "mean", "last"]
 
 
+def usual_pool(model: spec.Model) -> PoolBy:
+    """Return which states usually stand for the sequence: a decoder has read all of it in the last one only."""
+    return "mean" if model.decoder is None else "last"
+
+
 def label_head(width: int, count: int, *, pool: PoolBy, inner: Literal["tanh", "gelu"] | None = "tanh") -> spec.Head:
     """One score of a sequence for each label.
 

@@ -25,8 +25,7 @@ from clearhead.training.random_state import preserved_random_state, seed_everyth
 from clearhead.training.runfile.read import parse_run_file
 from clearhead.training.runfile.sections import RunFile
 from clearhead.training.settings import STARTUP_SECONDS, TrainSettings
-from clearhead.training.tasks.base import TaskParts, TaskSetup
-from clearhead.training.tasks.registry import parts_of
+from clearhead.training.task_parts import TaskParts, TaskSetup, parts_of
 from clearhead.weights.lora import adapt
 
 # Texts that come later may be longer than those of the training data.

@@ -10,7 +10,7 @@ from clearhead.training.assemble import train_run
 from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file
 from tests.examples.test_run_files import script
-from tests.training.tasks.text_run import run_file
+from tests.tasks.text_run import run_file
 
 LINES = ["a dog runs.", "a cat runs.", "a dog sleeps!", "A dog eats 3 hats"]
 

@@ -13,7 +13,7 @@ from clearhead.training.assemble import train_run
 from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file
 from tests.examples.test_run_files import script
-from tests.training.tasks.test_embed import run_file
+from tests.tasks.embed.test_train import run_file
 
 
 def test_a_text_is_the_mean_of_its_words() -> None:

@@ -23,7 +23,7 @@ from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests import hf_models
-from tests.training.tasks import fine_tuning as made
+from tests.tasks import fine_tuning as made
 
 LAYERS, HEADS = 3, 2
 TEXT, TARGET = "abc de", "fa cb"

@@ -27,7 +27,7 @@ from clearhead.training.runfile.model_table import resolve_spec
 from clearhead.training.runfile.read import parse_run_file
 from clearhead.training.runfile.sections import ModelSection
 from clearhead.training.settings import STARTUP_SECONDS
-from clearhead.training.tasks.base import one_sided
+from clearhead.training.task_parts import one_sided
 from tests.cli.tiny_run import PAIRS, write_pairs
 from tests.parity.architectures.harness import outputs_of
 from tests.told import Told

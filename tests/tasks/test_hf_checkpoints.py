@@ -15,7 +15,7 @@ from clearhead.cli.main import main
 from clearhead.task import TaskRecord
 from clearhead.tasks.tag.use import tag_words
 from tests import hf_models as checkpoints
-from tests.training.tasks import fine_tuning as made
+from tests.tasks import fine_tuning as made
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from clearhead.data.batches.base import Batch
-from clearhead.data.batches.contrastive import ContrastiveBatch
 from clearhead.spec.token_counts import TokenCounts
+from clearhead.tasks.embed.batches import ContrastiveBatch
 from clearhead.training.token_counts import count_batch, count_tokens
 
 

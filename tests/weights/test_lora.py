@@ -18,7 +18,7 @@ from clearhead.training.averaging import average_run
 from clearhead.training.runfile.read import load_run_file
 from clearhead.weights.files import load_tensors
 from clearhead.weights.lora import adapt, merged
-from tests.training.tasks import fine_tuning as made
+from tests.tasks import fine_tuning as made
 
 pytestmark = pytest.mark.usefixtures("quick_trainings")
 HPARAMS = Hyperparameters(layers=2, width=22, heads=2, feedforward=31, activation="gelu", dropout=0.0)

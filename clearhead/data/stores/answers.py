@@ -102,9 +102,10 @@ class AnswerStore(ArrayStore):
 
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
         super().__init__(folder)
-        self.report = AnswerReport(**self.record["report"])
+        self.report: AnswerReport = AnswerReport(**self.record["report"])
         self.questions, self.contexts = self.ragged("question"), self.ragged("context")
         self._texts, self._golds = self.ragged("text"), self.ragged("gold")
+        self.texts = (self.questions, self.contexts)
         self.context_of, self.spans = self.arrays["context_of"], self.arrays["spans"]
         self.rows: Rows = self.arrays["rows"]
         self.borders, self.labels = self.arrays["borders"], self.arrays["labels"]

@@ -178,12 +178,16 @@ class ArrayStore:
         arrays: by name.
         record: JSON values that belong to the arrays.
         identity: a hash of all arrays; a checkpoint remembers it.
+        report: what became of the examples, as text or with a text of its own.
+        texts: the ids of the texts of labelled examples, without special ids.
 
     Raises:
         InputError: the folder does not hold a whole store.
     """
 
     contents: ClassVar[str] = "arrays"
+    report: object
+    texts: tuple[Ragged, ...] = ()
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -16,6 +16,7 @@ from clearhead.data.stores.cache import load_or_make
 from clearhead.data.stores.document_chunks import chunk_documents
 from clearhead.data.stores.documents import Documents
 from clearhead.errors import InputError
+from clearhead.spec.describe import number_of
 from clearhead.text.tokenizer import Tokenizer
 
 # How much text is tokenized at once: enough to keep every core busy.
@@ -42,6 +43,7 @@ class Corpus(Documents, ArrayStore):
         ArrayStore.__init__(self, folder)
         Documents.__init__(self, self.ragged("document"), tokenizer)
         self.largest_id, self.text_bytes = int(self.record["largest_id"]), int(self.record["bytes"])
+        self.report = f"{self.num_tokens:,} tokens in {number_of(len(self), 'document')}"
 
 
 def prepare_corpus(source: TextSource, tokenizer: Tokenizer, *, share: Share = WHOLE) -> Corpus:

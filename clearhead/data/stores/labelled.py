@@ -74,7 +74,7 @@ class LabelStore(ArrayStore):
 
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
         super().__init__(folder)
-        self.report = LabelReport(**self.record["report"])
+        self.report: LabelReport = LabelReport(**self.record["report"])
         self.labels = LabelSet(**{**self.record["labels"], "names": tuple(self.record["labels"]["names"])})
         self.texts = tuple(self.ragged(name) for name in _COLUMNS if f"{name}_ids" in self.arrays)
         self.values: ndarray = self.arrays["labels"]

@@ -62,7 +62,7 @@ class PairStore(ArrayStore):
     def __init__(self, folder: Path, tokenizers: TokenizerPair) -> None:
         super().__init__(folder)
         self.tokenizers = tokenizers
-        self.report = FilterReport(**self.record["report"])
+        self.report: FilterReport = FilterReport(**self.record["report"])
         self.sources, self.targets = self.ragged("source"), self.ragged("target")
         self.lines: Rows = self.arrays["lines"]
 

@@ -78,10 +78,11 @@ class TagStore(ArrayStore):
 
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
         super().__init__(folder)
-        self.report = TagReport(**self.record["report"])
+        self.report: TagReport = TagReport(**self.record["report"])
         self.tags = TagSet(tuple(self.record["names"]))
         self.splitter = WordSplitter(self.record["splitter"]["inner"], tuple(self.record["splitter"]["runs"]))
         self.chunks, self.words = self.ragged("chunk"), self.arrays["words"]
+        self.texts = (self.chunks,)
         self.word_tags, self._sentences = self.ragged("tag").ids, self.ragged("tag").offsets
         self._num_special = tokenizer.special_tokens.num_added()
 

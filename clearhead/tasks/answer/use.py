@@ -311,7 +311,7 @@ class AnswerMeasures(Measures):
     exact_match: float
     f1: float
     questions: int
-    loss: float | None
+    loss: float
     has_answer: AnswerScores | None
     no_answer: AnswerScores | None
 
@@ -323,7 +323,13 @@ class AnswerMeasures(Measures):
     def record(self) -> dict[str, Any]:
         """Return JSON values by the names of the numbers."""
         kinds = {name: scores.record() for name, scores in self._kinds().items()}
-        return {name: getattr(self, name) for name in ("exact_match", "f1", "questions", "loss")} | kinds
+        return {
+            "exact_match": self.exact_match,
+            "f1": self.f1,
+            "questions": self.questions,
+            "loss": finite(self.loss),
+            **kinds,
+        }
 
     def lines(self) -> list[str]:
         """Return the numbers for a person: of all questions, and of those with and without an answer."""
@@ -414,4 +420,4 @@ def _measures(loss: float, predicted: list[str], golds: list[list[str]]) -> Answ
         kinds[has_answer] = answer_scores([predicted[row] for row in rows], [golds[row] for row in rows])
     with_answer, without = (None, None) if False not in kinds else (kinds.get(True), kinds[False])
     every = answer_scores(predicted, golds)
-    return AnswerMeasures(every.exact_match, every.f1, every.num_questions, finite(loss), with_answer, without)
+    return AnswerMeasures(every.exact_match, every.f1, every.num_questions, loss, with_answer, without)

@@ -15,7 +15,6 @@ from numpy import ndarray
 
 from clearhead import spec
 from clearhead.core import Transformer
-from clearhead.data.batches.contrastive import positive_groups
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.errors import InputError, RunFailure
 from clearhead.evaluate.metrics import pearson, spearman
@@ -24,6 +23,7 @@ from clearhead.evaluate.result import Measures, aligned, percent
 from clearhead.evaluate.retrieval import check_pairs, recall_at
 from clearhead.predict.outputs import encode_sides, max_input_length, pooled_outputs
 from clearhead.task import TaskRecord
+from clearhead.tasks.embed.batches import positive_groups
 from clearhead.tasks.use import pairs_of
 from clearhead.text.tokenizer import Tokenizer
 

@@ -7,12 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from clearhead.data.batches.base import Batch
 from clearhead.errors import InputError
 from clearhead.runs.directory import differing_keys, dotted
 from clearhead.training.parallel.processes import Processes
 from clearhead.training.runfile.sections import RunFile
-from clearhead.training.tasks.base import TaskParts
+from clearhead.training.task_parts import TaskParts
 from clearhead.version import __version__
 
 
@@ -80,7 +79,7 @@ def check_divisible(parts: TaskParts[Any], batch_tokens: int, size: int) -> None
     Raises:
         InputError: a batch has fewer rows than there are processes, or its rows belong together.
     """
-    if not isinstance(parts.widest, Batch):
+    if parts.compares_rows:
         raise InputError(
             f"the task '{parts.record.kind}' compares every pair of a batch with all others, so it trains in one "
             "process: start it without torchrun"

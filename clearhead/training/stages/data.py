@@ -14,8 +14,7 @@ from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.init_from import InitialModel, find_initial_model, initial_model_of_run
 from clearhead.training.parallel.agreement import check_divisible, check_same_data
 from clearhead.training.stages.opening import OpenedRun
-from clearhead.training.tasks.base import TaskParts, TaskSetup, one_sided
-from clearhead.training.tasks.registry import parts_of
+from clearhead.training.task_parts import TaskParts, TaskSetup, one_sided, parts_of
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from clearhead.training.settings import TrainSettings, in_steps, planned_steps
 from clearhead.training.stages.data import PreparedData
 from clearhead.training.stages.model import NEW_TENSORS, BuiltModel
 from clearhead.training.stages.opening import OpenedRun
-from clearhead.training.tasks.base import DataSide
+from clearhead.training.task_parts import DataSide
 from clearhead.training.token_counts import count_tokens
 
 # The choice of a run under which the steps of its schedule are remembered; 0: they were not known.

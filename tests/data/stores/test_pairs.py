@@ -17,11 +17,11 @@ import pytest
 import clearhead.data.stores.arrays as arrays_module
 import clearhead.data.stores.pairs as pairs_module
 import clearhead.data.stores.tokenizers as tokenizers_module
-from clearhead.data.batches.collate import collate_pairs
 from clearhead.data.sources.pairs import parallel_files, read_pairs
 from clearhead.data.stores.pairs import FilterReport, prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
 from clearhead.errors import InputError, RunFailure
+from clearhead.tasks.translate.train import collate_pairs
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens
 from clearhead.text.tokenizer_training import train_tokenizer

@@ -1,0 +1,121 @@
+"""The training of extractive question answering: batches of windows, and the loss of the start and the end of answers.
+
+Shape suffixes: B windows, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clearhead import spec
+from clearhead.core import Transformer
+from clearhead.data.batches.base import Batch
+from clearhead.data.batches.inputs import InputCollator
+from clearhead.data.sources.answers import AnswerSource, answer_texts, parse_answer_source
+from clearhead.data.sources.tables import Share
+from clearhead.data.stores.answers import NO_ANSWER, AnswerStore, prepare_answers
+from clearhead.data.stores.arrays import Indices
+from clearhead.errors import InputError
+from clearhead.evaluate.result import Validation
+from clearhead.kernels.linear_cross_entropy import NO_LABEL
+from clearhead.predict.outputs import run_batch
+from clearhead.task import TaskRecord
+from clearhead.tasks.answer.use import check_no_answer, measure_store
+from clearhead.tasks.train import LabelledTraining, Stores
+from clearhead.text.tokenizer import Tokenizer
+
+
+class Training(LabelledTraining[AnswerSource, AnswerStore]):
+    """The training of a model that answers questions from their contexts."""
+
+    parse = staticmethod(parse_answer_source)
+    texts = staticmethod(answer_texts)
+
+    def prepare(
+        self, source: AnswerSource, share: Share, tokenizer: Tokenizer, train: AnswerStore | None
+    ) -> AnswerStore:
+        """As of `LabelledTraining`."""
+        return prepare_answers(source, tokenizer, max_length=self.run_file.data.max_length, share=share)
+
+    def record(self, stores: Stores[AnswerStore]) -> TaskRecord:
+        """As of `LabelledTraining`."""
+        longest = stores.train.report.answer_tokens
+        if not longest:
+            raise InputError("[data] train: no question has an answer; expected some that have one")
+        length = self.run_file.data.max_length
+        return TaskRecord(kind="answer", max_length=length, is_paired=True, answer_tokens=longest)
+
+    def new_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> spec.Model:
+        """As of `LabelledTraining`."""
+        return self.one_stack_spec(tokenizer, 2, "the context")
+
+    def collate(self, store: AnswerStore, collator: InputCollator) -> Callable[[Indices], Batch]:
+        """As of `LabelledTraining`."""
+        check_no_answer(collator)
+        return lambda rows: collate_answers(store, rows, collator)
+
+    def loss(self, module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        """As of `TaskTraining`."""
+        smoothing = self.run_file.train.label_smoothing
+        return answer_loss(module, batch.to(self.setup.device), label_smoothing=smoothing)
+
+    def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: AnswerStore) -> Validation:
+        """As of `LabelledTraining`."""
+        collator, longest = InputCollator.of(module.spec, tokenizer, record.repeats), record.answer_tokens
+        assert longest is not None, "the record of a training has it"
+        found = measure_store(module, collator, store, max_tokens=longest, batch_tokens=self.budget)
+        return Validation(loss=found.loss, score=found.score)
+
+
+def collate_answers(store: AnswerStore, rows: Indices, collator: InputCollator) -> Batch:
+    """Make a batch of some windows of contexts, each behind its question.
+
+    The labels [B, T, 2] say of each token whether the answer starts and whether it ends there: 1 or 0, and NO_LABEL
+    where it cannot. An answer that is not in the window starts and ends at the special id in front.
+
+    Args:
+        store: the windows.
+        rows: which of them, in the order of the batch; at least one.
+        collator: adds the special ids and the padding of the model.
+
+    Source: arXiv 1810.04805, section 4.2 and 4.3.
+    """
+    questions, contexts = zip(*map(store.ids, rows), strict=True)
+    inputs = collator.collate(questions, contexts, limit=store.longest[0])
+    labels_BT2 = np.full((*inputs.ids.shape, 2), NO_LABEL, dtype=np.int64)
+    for index, row in enumerate(rows):
+        start = collator.second_place(len(questions[index]))
+        labels_BT2[index, 0] = 0
+        labels_BT2[index, start : start + len(contexts[index])] = 0
+        for side, token in enumerate(store.labels[row].tolist()):
+            labels_BT2[index, 0 if token == NO_ANSWER else start + token, side] = 1
+    return inputs.with_labels(torch.from_numpy(labels_BT2), rows, num_labels=len(rows))
+
+
+def answer_loss(module: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> tuple[Float[Tensor, ""], int]:
+    """Sum the loss of one batch of windows: the mean of two cross-entropies, of the start and of the end.
+
+    Args:
+        module: a Transformer whose head gives two scores of each token.
+        batch: as of `collate_answers`.
+        label_smoothing: share of the target spread evenly over the tokens that can be the start, or the end.
+
+    Returns:
+        The sum in nats and the number of windows.
+
+    Source: arXiv 1810.04805, section 4.2.
+    """
+    assert isinstance(module, Transformer), "answers need the module that was built for them"
+    is_possible_BT2, is_right_BT2 = batch.labels != NO_LABEL, batch.labels == 1
+    logits_BT2 = run_batch(module, batch).float().masked_fill(~is_possible_BT2, -torch.inf)
+    log_probabilities_BT2 = logits_BT2.log_softmax(1)
+    loss = -log_probabilities_BT2.masked_fill(~is_right_BT2, 0.0).sum()
+    if label_smoothing:
+        mean_B2 = log_probabilities_BT2.masked_fill(~is_possible_BT2, 0.0).sum(1) / is_possible_BT2.sum(1)
+        loss = (1.0 - label_smoothing) * loss - label_smoothing * mean_B2.sum()
+    return loss / 2, len(batch.labels)

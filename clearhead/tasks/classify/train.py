@@ -1,0 +1,176 @@
+"""The training of text classification: single-label, multi-label or regression, of texts or pairs of texts.
+
+Shape suffixes: B texts, L labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import assert_never
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from numpy import ndarray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead import spec
+from clearhead.core import Transformer
+from clearhead.data.batches.base import Batch
+from clearhead.data.batches.inputs import InputCollator
+from clearhead.data.sources.labelled import labelled_texts, parse_labelled_source
+from clearhead.data.sources.tables import Share, TableSource
+from clearhead.data.stores.arrays import Indices
+from clearhead.data.stores.label_set import LabelSet
+from clearhead.data.stores.labelled import LabelStore, prepare_labelled
+from clearhead.errors import InputError
+from clearhead.evaluate.result import Validation
+from clearhead.predict.outputs import run_batch
+from clearhead.presets.task_heads import token_head, usual_label_head, usual_pool, with_head
+from clearhead.task import LabelKind, TaskRecord
+from clearhead.tasks.classify.use import measure_store
+from clearhead.tasks.train import LabelledTraining, Stores
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.training.task_parts import TaskParts, TaskSetup
+
+SCORES: Mapping[LabelKind, str] = MappingProxyType(
+    {"single_label": "accuracy", "multi_label": "micro F1", "regression": "Spearman"}
+)
+
+
+class Training(LabelledTraining[TableSource, LabelStore]):
+    """The training of a classifier.
+
+    Args:
+        setup: of the run.
+
+    Attributes:
+        kind: of the labels.
+    """
+
+    parse = staticmethod(parse_labelled_source)
+    texts = staticmethod(labelled_texts)
+
+    def __init__(self, setup: TaskSetup) -> None:
+        super().__init__(setup)
+        kind = self.run_file.task.labels
+        assert kind is not None, "the run file fills its defaults"
+        self.kind: LabelKind = kind
+
+    def parts(self) -> TaskParts[Batch]:
+        """As of `TaskTraining`."""
+        if self.kind == "regression" and self.run_file.train.label_smoothing:
+            raise InputError("[train] label_smoothing has no effect where labels are numbers; remove it")
+        return replace(super().parts(), score_name=SCORES[self.kind])
+
+    def prepare(self, source: TableSource, share: Share, tokenizer: Tokenizer, train: LabelStore | None) -> LabelStore:
+        """As of `LabelledTraining`."""
+        length = self.run_file.data.max_length
+        prepared = partial(prepare_labelled, source, tokenizer, max_length=length, kind=self.kind, share=share)
+        if train is not None:
+            return prepared(labels=train.labels)
+        store = prepared()
+        known = self._known_labels(store.labels)
+        return store if known == store.labels else prepared(labels=known)
+
+    def _known_labels(self, found: LabelSet) -> LabelSet:
+        """Return the labels of the initial model, if they are those of the data, so that its head can be kept."""
+        initial = self.setup.initial
+        if initial is None or initial.record.kind != "classify" or initial.record.label_kind != found.kind:
+            return found
+        if found.kind == "regression":
+            return LabelSet("regression", (), initial.record.number_mean, initial.record.number_scale)
+        names = initial.labels_like("classify", found.names)
+        return found if names is None else LabelSet(found.kind, names)
+
+    def record(self, stores: Stores[LabelStore]) -> TaskRecord:
+        """As of `LabelledTraining`."""
+        store = stores.train
+        if store.is_paired != stores.valid.is_paired:
+            raise InputError("[data] pair: training and validation texts must both be pairs, or both stand alone")
+        return TaskRecord(
+            kind="classify",
+            labels=store.labels.names,
+            label_kind=self.kind,
+            max_length=self.run_file.data.max_length,
+            is_paired=store.is_paired,
+            number_mean=store.labels.mean,
+            number_scale=store.labels.scale,
+        )
+
+    def known_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> tuple[spec.Model, TaskRecord] | None:
+        """As of `LabelledTraining`; a pooling that the run file chooses needs a new head."""
+        return None if self.run_file.task.pool is not None else super().known_spec(tokenizer, record)
+
+    def new_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> spec.Model:
+        """As of `LabelledTraining`."""
+        # The width of the head is that of the spec, so the first spec has any head.
+        model = self.setup.build_spec(source_vocab=tokenizer.vocab_size, head=token_head(1))
+        pool = self.run_file.task.pool or usual_pool(model)
+        if pool == "first" and model.encoder is None:
+            raise InputError(
+                "[task] pool = 'first' is the start token, which in a decoder does not attend to the text; use 'last'"
+            )
+        return with_head(model, usual_label_head(model, len(record.labels) or 1, pool=pool))
+
+    def collate(self, store: LabelStore, collator: InputCollator) -> Callable[[Indices], Batch]:
+        """As of `LabelledTraining`."""
+        return lambda rows: collate_labelled(store, rows, collator)
+
+    def loss(self, module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        """As of `TaskTraining`."""
+        smoothing = self.run_file.train.label_smoothing
+        return label_loss(module, batch.to(self.setup.device), kind=self.kind, label_smoothing=smoothing)
+
+    def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: LabelStore) -> Validation:
+        """As of `LabelledTraining`."""
+        found = measure_store(module, tokenizer, store, batch_tokens=self.budget, repeats=record.repeats)
+        return Validation(loss=found.loss, score=found.score)
+
+
+def collate_labelled(store: LabelStore, rows: Indices, collator: InputCollator) -> Batch:
+    """Make a batch of some labelled texts.
+
+    Args:
+        store: the texts.
+        rows: which of them, in the order of the batch; at least one.
+        collator: adds the special ids and the padding of the model.
+    """
+    inputs = collator.collate(*([part[row] for row in rows] for part in store.texts), limit=store.longest[0])
+    values: Int64[ndarray, " batch"] | Float[ndarray, "batch ..."] = store.values[rows]
+    labels = torch.from_numpy(values.astype(np.int64 if store.labels.kind == "single_label" else np.float32))
+    return inputs.with_labels(labels, rows, num_labels=labels.numel())
+
+
+def label_loss(
+    module: nn.Module, batch: Batch, *, kind: LabelKind, label_smoothing: float = 0.0
+) -> tuple[Float[Tensor, ""], int]:
+    """Sum the loss of one batch of labelled texts.
+
+    Args:
+        module: a Transformer with a pooling head and one output for each label.
+        batch: texts, each labelled with a class, with 1 or 0 for each class, or with a number.
+        kind: selects cross-entropy, binary cross-entropy of each class, or squared error.
+        label_smoothing: share of the target spread evenly over the classes, or over yes and no; 0 for regression.
+
+    Returns:
+        The sum in nats, or of squared errors, and the number of labels.
+    """
+    assert isinstance(module, Transformer), "labels need the module that was built for them"
+    logits_BL = run_batch(module, batch).float()
+    match kind:
+        case "single_label":
+            loss = F.cross_entropy(logits_BL, batch.labels, reduction="sum", label_smoothing=label_smoothing)
+        case "multi_label":
+            targets_BL = batch.labels * (1.0 - label_smoothing) + label_smoothing / 2
+            loss = F.binary_cross_entropy_with_logits(logits_BL, targets_BL, reduction="sum")
+        case "regression":
+            assert not label_smoothing, "regression has no label smoothing"
+            loss = torch.square(logits_BL[:, 0] - batch.labels).sum()
+        case _:
+            assert_never(kind)
+    return loss, batch.labels.numel()

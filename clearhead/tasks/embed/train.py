@@ -1,0 +1,192 @@
+"""The training of text embedding: contrastive training of a bi-encoder on pairs of texts.
+
+Shape suffixes: N pairs of a batch, D width of a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead.core import Transformer
+from clearhead.data.batches.inputs import InputCollator
+from clearhead.data.batches.plans import training_batches
+from clearhead.data.stores.pairs import PairStore
+from clearhead.errors import InputError
+from clearhead.evaluate.result import Validation
+from clearhead.evaluate.retrieval import recall_at
+from clearhead.presets.task_heads import usual_pool, vector_head, with_head
+from clearhead.spec import Model
+from clearhead.task import TaskRecord
+from clearhead.tasks.embed.batches import ContrastiveBatch, collate_contrastive, contrastive_plan, store_groups
+from clearhead.tasks.train import PairTraining, Stores, evenly_spaced
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.training.task_parts import DataSide, TaskParts, one_sided
+
+# Recall depends on the number of candidates, so that number is fixed.
+_MOST_CHOICES = 2_000
+
+
+class Training(PairTraining):
+    """The contrastive training of a model that embeds texts."""
+
+    @property
+    def temperature(self) -> float:
+        """Divides the cosines."""
+        temperature = self.run_file.task.temperature
+        assert temperature is not None, "the run file fills its defaults"
+        return temperature
+
+    def parts(self) -> TaskParts[ContrastiveBatch]:
+        """As of `TaskTraining`."""
+        setup, train = self.setup, self.run_file.train
+        if train.label_smoothing:
+            raise InputError("[train] label_smoothing has no effect for the task 'embed'; remove it")
+        tokenizer = setup.find_tokenizer(lambda: self.train_tokenizers(joint=True).source)
+        stores = self._stores(tokenizer)
+        store = stores.train
+        model = self._spec(tokenizer)
+        collator = InputCollator.of(model, tokenizer)
+        plan = contrastive_plan(store, collator, batch_tokens=train.batch_tokens, seed=train.seed)
+        groups = store_groups(store)
+        batches = training_batches(store, plan, lambda rows: collate_contrastive(store, rows, groups, collator))
+        setup.progress.message(
+            f"{len(store) / batches.batches_per_epoch:.0f} pairs in a batch, each contrasted with all others; "
+            f"padding: {100 * plan.padding_waste(0):.1f} % of the positions"
+        )
+
+        def loss(module: nn.Module, batch: ContrastiveBatch) -> tuple[Tensor, int]:
+            return batch_loss(module, batch.to(setup.device), temperature=self.temperature, start=collator.start)[0]
+
+        return TaskParts(
+            tokenizers=one_sided(tokenizer),
+            spec=model,
+            batches=batches,
+            loss=loss,
+            validate=self._validator(stores.valid, collator),
+            sides=[
+                DataSide.of(
+                    name, tokenizer, texts, [part.lengths + tokenizer.special_tokens.num_added() for part in texts]
+                )
+                for name, texts in (
+                    ("source", [store.sources for store in stores]),
+                    ("target", [store.targets for store in stores]),
+                )
+            ],
+            widest=collate_contrastive(store, plan.widest(), groups, collator),
+            mean_tokens=plan.num_tokens / batches.batches_per_epoch,
+            valid_share=stores.valid_share,
+            record=TaskRecord(kind="embed", max_length=self.run_file.data.max_length),
+            valid_data=stores.valid.identity,
+            best_by="score",
+            compares_rows=True,
+        )
+
+    def _stores(self, tokenizer: Tokenizer) -> Stores[PairStore]:
+        """Return the prepared pairs; either text has the special tokens of a text by itself."""
+        length, extra = self.run_file.data.max_length, tokenizer.special_tokens.num_added()
+        if length < extra + 1:
+            raise InputError(
+                f"[data] max_length is {length}; a text between its start and end token needs at least {extra + 1}"
+            )
+        stores = self.pairs(one_sided(tokenizer), extra=(extra, extra))
+        if len(stores.valid) < 2:
+            raise InputError("[data] valid: there is 1 pair; recall needs at least 2 to choose from")
+        return stores
+
+    def _spec(self, tokenizer: Tokenizer) -> Model:
+        initial, pool = self.setup.initial, self.run_file.task.pool
+        if pool is None and initial is not None and initial.record.kind == "embed" and initial.spec.head is not None:
+            return self.setup.build_spec(source_vocab=tokenizer.vocab_size, head=initial.spec.head)
+        # The usual pooling depends on the stacks of the spec, so the first spec has any head.
+        model = self.setup.build_spec(source_vocab=tokenizer.vocab_size, head=vector_head(pool="mean"))
+        return with_head(model, vector_head(pool=pool or usual_pool(model)))
+
+    def _validator(self, store: PairStore, collator: InputCollator) -> Callable[[nn.Module], Validation]:
+        """Return the validation on held-out pairs: the loss of a pair, and the mean recall@1 of both directions."""
+        groups = store_groups(store)
+        budget = max(self.run_file.train.batch_tokens, 2 * self.run_file.data.max_length)
+        plan = contrastive_plan(store, collator, batch_tokens=budget, seed=0)
+
+        def validate(module: nn.Module) -> Validation:
+            total, count = 0.0, 0
+            rows, firsts, seconds = [], [], []
+            for batch in (collate_contrastive(store, part, groups, collator) for part in plan.epoch(0)):
+                (loss, labels), first_ND, second_ND = batch_loss(
+                    module, batch.to(self.setup.device), temperature=self.temperature, start=collator.start
+                )
+                total += float(loss)
+                count += labels
+                rows.append(batch.rows)
+                firsts.append(first_ND.float().cpu().numpy())
+                seconds.append(second_ND.float().cpu().numpy())
+            place = np.argsort(np.concatenate(rows))[evenly_spaced(len(store), _MOST_CHOICES)]
+            chosen = np.concatenate(rows)[place]
+            found = recall_at(np.concatenate(firsts)[place], np.concatenate(seconds)[place], groups=groups[chosen])
+            return Validation(loss=total / count, score=100 * found.mean)
+
+        return validate
+
+
+def batch_loss(
+    module: nn.Module, batch: ContrastiveBatch, *, temperature: float, start: int | None
+) -> tuple[tuple[Float[Tensor, ""], int], Float[Tensor, "pairs width"], Float[Tensor, "pairs width"]]:
+    """Return the summed loss of a batch with the count of its pairs, and the vectors of both sides.
+
+    Args:
+        module: a Transformer whose head pools.
+        batch: on the module's device.
+        temperature: divides the cosines.
+        start: the input of the decoder of a two-stack model, which attends to the text through its memory.
+    """
+    assert isinstance(module, Transformer), "embedding needs the module that was built for it"
+    vectors = []
+    for ids_NT, mask_NT in ((batch.ids, batch.mask), (batch.other_ids, batch.other_mask)):
+        start_N1 = None if start is None else ids_NT.new_full((len(ids_NT), 1), start)
+        vectors.append(module(ids_NT, start_N1, mask=mask_NT).logits)
+    first_ND, second_ND = vectors
+    return contrastive_loss(first_ND, second_ND, batch.groups, temperature=temperature), first_ND, second_ND
+
+
+def contrastive_loss(
+    vectors_ND: Float[Tensor, "pairs width"],
+    other_ND: Float[Tensor, "pairs width"],
+    groups_N: Int64[Tensor, " pairs"],
+    *,
+    temperature: float,
+) -> tuple[Float[Tensor, ""], int]:
+    """Sum the cross-entropy of each text's own pair against all others of the batch, in both directions.
+
+    Every other pair of the batch is a negative, unless it is in the same group.
+
+    Args:
+        vectors_ND: a vector for each first text; its length is ignored.
+        other_ND: a vector for each second text, in the order of `vectors_ND`.
+        groups_N: pairs of the same group have the same meaning and are not negatives of each other.
+        temperature: divides the cosines, positive.
+
+    Returns:
+        the sum over the pairs in nats (mean of both directions) as a float32 scalar, and the number of pairs.
+
+    Raises:
+        InputError: the temperature is not positive.
+
+    Source: arXiv 1705.00652, section 4.4 (in-batch negatives); arXiv 1807.03748, equation 4;
+        arXiv 2103.00020, figure 3 (both directions).
+    """
+    if not temperature > 0:
+        raise InputError(f"temperature is {temperature}; expected a positive number, 0.05 is usual")
+    # Divided by a small temperature, rounding to 16 bits would be a large error of a logit.
+    with torch.autocast(vectors_ND.device.type, enabled=False):
+        first_ND, second_ND = F.normalize(vectors_ND.float(), dim=1), F.normalize(other_ND.float(), dim=1)
+        logits_NN = first_ND @ second_ND.T / temperature
+        own_N = torch.arange(len(logits_NN), device=logits_NN.device)
+        same_NN = groups_N[:, None] == groups_N
+        logits_NN = logits_NN.masked_fill(same_NN & (own_N[:, None] != own_N), float("-inf"))
+        forward, backward = (F.cross_entropy(logits, own_N, reduction="sum") for logits in (logits_NN, logits_NN.T))
+        return (forward + backward) / 2, len(own_N)

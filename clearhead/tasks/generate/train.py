@@ -1,0 +1,152 @@
+"""The training of language modelling: a decoder predicts the next token of a text, or the rest of it after a prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from torch import nn
+
+from clearhead.data.batches.base import Batch
+from clearhead.data.batches.plans import EpochBatches
+from clearhead.data.batches.streamed import StreamedBatches
+from clearhead.data.batches.text import View, causal_epoch, causal_view, window_epoch, window_view
+from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
+from clearhead.data.stores.corpus import Corpus
+from clearhead.data.stores.documents import Documents
+from clearhead.data.stores.text_stream import TextStream, sample
+from clearhead.data.stores.tokenizers import excerpts
+from clearhead.errors import InputError, within
+from clearhead.evaluate.result import Validation
+from clearhead.machine import size
+from clearhead.spec import Model, Prefix, walk
+from clearhead.task import TaskRecord
+from clearhead.tasks.train import LazyTexts, TextTraining
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.tokenizer_training import train_tokenizer
+from clearhead.training.data_files import streamed_shards
+from clearhead.training.losses import mean_token_loss
+from clearhead.training.runfile.sections import RunFile
+from clearhead.training.task_parts import DataSide, TaskParts, one_sided
+
+SAMPLE_CHARACTERS: Final = 1 << 25
+"""So much of a streamed text a tokenizer is trained on, from the beginnings of its files."""
+
+
+@dataclass(frozen=True)
+class _Text:
+    """The text of a run: of the training data, or of the part of them that is shuffled together, batches and tokens."""
+
+    batches: EpochBatches[Batch]
+    num_tokens: int
+    largest_id: int
+    valid: Corpus
+    reading_seconds: float = 0.0
+
+
+class Training(TextTraining):
+    """The training of a language model."""
+
+    def parts(self) -> TaskParts[Batch]:
+        """As of `TaskTraining`."""
+        setup = self.setup
+        tokenizer = setup.find_tokenizer(self._train_tokenizer)
+        is_prefix = self.run_file.task.objective == "prefix"
+        spec = setup.build_spec(source_vocab=tokenizer.vocab_size, prefix=is_prefix)
+        if spec.decoder is None:
+            raise InputError("the task 'generate' needs a model with a decoder; this one has only an encoder")
+        views = _Views(self.run_file, tokenizer, spec)
+        text = (self._streamed if self.run_file.data.stream else self._stored)(tokenizer, views)
+
+        def validate(module: nn.Module) -> Validation:
+            return Validation(loss=mean_token_loss(module, views.held_out(text.valid), setup.device))
+
+        return TaskParts(
+            tokenizers=one_sided(tokenizer),
+            spec=spec,
+            batches=text.batches,
+            loss=self.loss,
+            validate=validate,
+            sides=[DataSide("source", tokenizer, text.largest_id, views.block)],
+            widest=text.batches.peek(),
+            mean_tokens=text.num_tokens / text.batches.batches_per_epoch,
+            valid_share=text.valid.num_tokens / text.num_tokens,
+            record=TaskRecord(kind="generate", max_length=views.block),
+            valid_data=text.valid.identity,
+            reading_seconds=text.reading_seconds,
+        )
+
+    def _train_tokenizer(self) -> Tokenizer:
+        """Train the tokenizer on the training text, or on a sample of a streamed one."""
+        if not self.run_file.data.stream:
+            return self.train_tokenizer()
+        kind, vocab_size = self.vocabulary()
+        shards = streamed_shards(self.run_file)
+        texts = LazyTexts(lambda: excerpts(sample(shards, SAMPLE_CHARACTERS)))
+        return train_tokenizer(kind, texts, vocab_size=vocab_size)
+
+    def _stored(self, tokenizer: Tokenizer, views: _Views) -> _Text:
+        """Return the whole text, tokenized."""
+        corpora = self.corpora(tokenizer)
+        train = corpora.train
+        _check_block(train.num_tokens, views.block)
+        largest_id = max(corpus.largest_id for corpus in corpora)
+        return _Text(views.of(train).batches(train.identity), train.num_tokens, largest_id, corpora.valid)
+
+    def _streamed(self, tokenizer: Tokenizer, views: _Views) -> _Text:
+        """Return the first part of a text that is read while the run goes on."""
+        data, train, progress = self.run_file.data, self.run_file.train, self.setup.progress
+        assert data.shuffle_buffer is not None, "the run file fills its defaults"
+        shards = streamed_shards(self.run_file)
+        progress.message("train: reading and tokenizing the first part")
+        with within("[data] train"):
+            batches = StreamedBatches(TextStream(shards, tokenizer, data.shuffle_buffer, train.seed), views.of)
+        pool, num_bytes = batches.pool, sum(shard.path.stat().st_size for shard in shards)
+        files = f"{size(num_bytes)} in {len(shards):,} file{'s' * (len(shards) > 1)}"
+        one_pass = "compressed"
+        if all(shard.path.suffix != ".gz" for shard in shards):
+            steps = num_bytes / pool.text_bytes * batches.batches_per_epoch / train.accumulate
+            one_pass = f"a pass is about {max(1, round(steps)):,} steps"
+        progress.message(f"train: streamed, {files}, {one_pass}; {pool.num_tokens:,} tokens are shuffled at a time")
+        _check_block(pool.num_tokens, views.block)
+        seconds = batches.reading_seconds / batches.batches_per_epoch
+        return _Text(batches, pool.num_tokens, tokenizer.vocab_size - 1, self.corpus("valid", tokenizer), seconds)
+
+
+def _check_block(found: int, block: int) -> None:
+    """Refuse a training text shorter than one block: the model would never train on its full length."""
+    if found < block:
+        raise InputError(
+            f"[data] train: the whole text has {found:,} tokens, which is less than one block of max_length {block:,}; "
+            f"take more text, or lower max_length to at most {found:,}"
+        )
+
+
+class _Views:
+    """Batches of text: causal blocks, or windows split into prefix and rest."""
+
+    def __init__(self, run_file: RunFile, tokenizer: Tokenizer, spec: Model) -> None:
+        train, data = run_file.train, run_file.data
+        self.block = data.max_length
+        self.budget = max(train.batch_tokens, data.max_length)
+        self.seed = train.seed
+        self.pack = data.pack is not False
+        shows_prefix = any(isinstance(node, Prefix) for _, node in walk(spec))
+        self.split: PrefixSplit | PrefixLM | None = None
+        if spec.encoder is not None:
+            self.split = PrefixSplit(tokenizer)
+        elif shows_prefix:
+            self.split = PrefixLM(tokenizer)
+
+    def of(self, documents: Documents) -> View:
+        """Return documents as training batches."""
+        if self.split is None:
+            return causal_view(documents, block=self.block, batch_tokens=self.budget, pack=self.pack, seed=self.seed)
+        return window_view(documents, self.split, length=self.block, batch_tokens=self.budget, seed=self.seed)
+
+    def held_out(self, corpus: Corpus) -> Iterator[Batch]:
+        """Return the batches of one pass over the text, always the same."""
+        if self.split is None:
+            return causal_epoch(corpus, block=self.block, batch_tokens=self.budget)
+        return window_epoch(corpus, self.split, length=self.block)

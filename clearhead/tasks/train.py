@@ -1,0 +1,405 @@
+"""The bases of the training of a task: what the tasks share that prepare data and tokenizer in the same way."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from torch import Tensor, nn
+
+from clearhead import spec
+from clearhead.core import Transformer
+from clearhead.data.batches.base import Batch
+from clearhead.data.batches.inputs import InputCollator
+from clearhead.data.batches.plans import LengthSortedPlan, training_batches
+from clearhead.data.batches.text import window_batches, window_epoch
+from clearhead.data.objectives.build import build_objective
+from clearhead.data.sources.pairs import parse_pair_source
+from clearhead.data.sources.tables import WHOLE, Share, TableSource
+from clearhead.data.sources.texts import parse_text_source
+from clearhead.data.stores.arrays import ArrayStore, Indices
+from clearhead.data.stores.corpus import Corpus, prepare_corpus
+from clearhead.data.stores.pairs import PairStore, prepare_pairs
+from clearhead.data.stores.tokenizers import cached_text_tokenizer, cached_tokenizer, cached_tokenizers
+from clearhead.errors import InputError, within
+from clearhead.evaluate.result import Validation
+from clearhead.evaluate.token_accuracy import score_tokens
+from clearhead.presets.task_heads import token_head
+from clearhead.task import Noise, TaskRecord
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.training.losses import token_loss
+from clearhead.training.runfile.sections import Section
+from clearhead.training.task_parts import DataSide, TaskParts, TaskSetup, one_sided
+
+
+@runtime_checkable
+class DataSource(Protocol):
+    """Where data come from."""
+
+    def identity(self) -> Iterable[object]:
+        """Return JSON values that tell its content from others."""
+
+
+SourceT = TypeVar("SourceT", bound=DataSource)
+StoreT = TypeVar("StoreT", bound=ArrayStore)
+
+_NO_LIMIT = 2**31 - 8
+_BYTE_VOCABULARY = 260
+
+
+@dataclass(frozen=True)
+class Stores(Generic[StoreT]):
+    """The prepared data of a run."""
+
+    train: StoreT
+    valid: StoreT
+
+    def __iter__(self) -> Iterator[StoreT]:
+        return iter((self.train, self.valid))
+
+    @property
+    def valid_share(self) -> float:
+        """Tokens of the validation data, as a share of those of the training data."""
+        return self.valid.num_tokens / self.train.num_tokens
+
+
+@dataclass(frozen=True)
+class LazyTexts(Iterable[str]):
+    """Texts that are read anew on every iteration, and not before.
+
+    Args:
+        read: reads them.
+    """
+
+    read: Callable[[], Iterable[str]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.read())
+
+
+class TaskTraining(ABC):
+    """The training of a task: each has a subclass `Training`.
+
+    Args:
+        setup: of the run.
+
+    Attributes:
+        run_file: of the setup.
+        budget: most tokens of a batch; one sequence fits at least.
+    """
+
+    def __init__(self, setup: TaskSetup) -> None:
+        self.setup, self.run_file = setup, setup.run_file
+        self.budget = max(self.run_file.train.batch_tokens, self.run_file.data.max_length)
+
+    @abstractmethod
+    def parts(self) -> TaskParts[Any]:
+        """Prepare data, tokenizers and model.
+
+        Raises:
+            InputError: the data, the tokenizers or the sizes cannot be used.
+        """
+
+    def loss(self, module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        """Return the summed loss of a batch, here that of its labelled tokens, and the number of its labels."""
+        smoothing = self.run_file.train.label_smoothing
+        return token_loss(module, batch.to(self.setup.device), label_smoothing=smoothing)
+
+    def source(self, name: str, parse: Callable[[Mapping[str, Any]], SourceT]) -> tuple[SourceT, Share]:
+        """Return the source of training or validation data, and the share of it to use.
+
+        Args:
+            name: "train" or "valid".
+            parse: turns a table into a source.
+        """
+        data = self.run_file.data
+        if isinstance(data.valid, float):
+            share = (0.0, 1.0 - data.valid) if name == "train" else (1.0 - data.valid, 1.0)
+            table: object = data.train
+        else:
+            share, table = WHOLE, getattr(data, name)
+        assert isinstance(table, Section), "only validation data is given as a share"
+        return parse(table.model_dump(exclude_none=True)), share
+
+    def stores(self, prepare: Callable[[str], StoreT]) -> Stores[StoreT]:
+        """Prepare training and validation data, and report what was kept; `prepare` takes "train" or "valid"."""
+        return Stores(self.store("train", prepare), self.store("valid", prepare))
+
+    def store(self, name: str, prepare: Callable[[str], StoreT]) -> StoreT:
+        """Prepare "train" or "valid", as `stores` does."""
+        self.setup.progress.message(f"{name}: reading and tokenizing")
+        with within(f"[data] {name}"):
+            store = prepare(name)
+        self.setup.progress.message(f"{name}: {store.report}")
+        return store
+
+    def vocabulary(self) -> tuple[str, int]:
+        """Return the kind and the largest size of the vocabulary to train."""
+        section = self.run_file.tokenizer
+        assert section.kind is not None, "the rules of the run file want kind or path"
+        return section.kind, section.vocab_size or (_BYTE_VOCABULARY if section.kind == "byte" else _NO_LIMIT)
+
+    def need_two_stacks(self, model: spec.Model) -> None:
+        """Refuse a model without a decoder behind its encoder.
+
+        Raises:
+            InputError: it has one stack.
+        """
+        if model.encoder is None or model.decoder is None:
+            raise InputError(
+                f"the task '{self.run_file.task.kind}' needs a model with encoder and decoder; this one has a single "
+                "stack"
+            )
+
+
+class LabelledTraining(TaskTraining, Generic[SourceT, StoreT]):
+    """The training on texts with labels of their own, read by one tokenizer into one stack or two."""
+
+    @staticmethod
+    @abstractmethod
+    def parse(table: Mapping[str, Any]) -> SourceT:
+        """Return the source that a [data] table means."""
+
+    @staticmethod
+    @abstractmethod
+    def texts(source: SourceT, share: Share) -> Iterable[str]:
+        """Read the texts of a share of a source, for the tokenizer."""
+
+    @abstractmethod
+    def prepare(self, source: SourceT, share: Share, tokenizer: Tokenizer, train: StoreT | None) -> StoreT:
+        """Return a share of a source as a store.
+
+        Args:
+            source, share: what to read.
+            tokenizer: of the run.
+            train: the training data, whose labels the validation data has; None: this is the training data.
+        """
+
+    @abstractmethod
+    def record(self, stores: Stores[StoreT]) -> TaskRecord:
+        """Return the record of the task; data that cannot be learned from is refused."""
+
+    @abstractmethod
+    def new_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> spec.Model:
+        """Return the spec of a model with a new head."""
+
+    @abstractmethod
+    def collate(self, store: StoreT, collator: InputCollator) -> Callable[[Indices], Batch]:
+        """Return what makes a batch of some rows; a tokenizer that does not suit the task is refused."""
+
+    @abstractmethod
+    def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: StoreT) -> Validation:
+        """Return loss and score of the model on validation data."""
+
+    def parts(self) -> TaskParts[Batch]:
+        """As of `TaskTraining`."""
+        tokenizer = self.setup.find_tokenizer(self._train_tokenizer)
+        stores = self._stores(tokenizer)
+        record = self.record(stores)
+        model, record = self._spec(tokenizer, record)
+        store, train = stores.train, self.run_file.train
+        collate = self.collate(store, InputCollator.of(model, tokenizer, record.repeats))
+        plan = LengthSortedPlan(*store.input_lengths, batch_tokens=train.batch_tokens, seed=train.seed)
+        batches = training_batches(store, plan, collate)
+
+        def validate(module: nn.Module) -> Validation:
+            assert isinstance(module, Transformer), "labels need the module that was built for them"
+            return self.measure(module, tokenizer, record, stores.valid)
+
+        texts = [part for store in stores for part in store.texts]
+        return TaskParts(
+            tokenizers=one_sided(tokenizer),
+            spec=model,
+            batches=batches,
+            loss=self.loss,
+            validate=validate,
+            sides=[DataSide.of("source", tokenizer, texts, [store.input_lengths[0] for store in stores])],
+            widest=collate(plan.widest()),
+            mean_tokens=store.num_tokens / batches.batches_per_epoch,
+            valid_share=stores.valid_share,
+            record=record,
+            valid_data=stores.valid.identity,
+            best_by="score",
+        )
+
+    def one_stack_spec(self, tokenizer: Tokenizer, outputs: int, reads: str) -> spec.Model:
+        """Return the spec of a model with a new head that scores every token.
+
+        Args:
+            tokenizer: of the run.
+            outputs: of a token.
+            reads: what only a single stack reads, for the message.
+
+        Raises:
+            InputError: it has two stacks.
+        """
+        model = self.setup.build_spec(source_vocab=tokenizer.vocab_size, head=token_head(outputs))
+        if model.encoder is not None and model.decoder is not None:
+            raise InputError(
+                f"the task '{self.run_file.task.kind}' needs a model with one stack; the decoder of this one does not "
+                f"read {reads}"
+            )
+        return model
+
+    def known_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> tuple[spec.Model, TaskRecord] | None:
+        """Return the spec with the head that the initial model has for these labels, and the record for it."""
+        known = self.setup.known_head(record)
+        if known is None:
+            return None
+        model = self.setup.build_spec(source_vocab=tokenizer.vocab_size, head=known[0])
+        return model, record.model_copy(update={"repeats": known[1]})
+
+    def _spec(self, tokenizer: Tokenizer, record: TaskRecord) -> tuple[spec.Model, TaskRecord]:
+        return self.known_spec(tokenizer, record) or (self.new_spec(tokenizer, record), record)
+
+    def _train_tokenizer(self) -> Tokenizer:
+        source, share = self.source("train", self.parse)
+        kind, size = self.vocabulary()
+        texts = LazyTexts(lambda: self.texts(source, share))
+        return cached_tokenizer(texts, [*source.identity(), list(share)], kind=kind, vocab_size=size)
+
+    def _stores(self, tokenizer: Tokenizer) -> Stores[StoreT]:
+        train: StoreT | None = None
+
+        def prepare(name: str) -> StoreT:
+            nonlocal train
+            store = self.prepare(*self.source(name, self.parse), tokenizer, train)
+            if train is None:
+                train = store
+            return store
+
+        return self.stores(prepare)
+
+
+class TextTraining(TaskTraining):
+    """The training on running text."""
+
+    def train_tokenizer(self, *, mask: bool = False, sentinels: int = 0) -> Tokenizer:
+        """Train the tokenizer of the run on its training text, or load it from the cache.
+
+        Args:
+            mask: whether the vocabulary has a mask token.
+            sentinels: how many sentinel tokens it has.
+
+        Raises:
+            InputError: the text is unusable, or does not support the vocabulary.
+        """
+        kind, size = self.vocabulary()
+        source, share = self.source("train", parse_text_source)
+        return cached_text_tokenizer(source, kind=kind, vocab_size=size, share=share, mask=mask, sentinels=sentinels)
+
+    def corpora(self, tokenizer: Tokenizer) -> Stores[Corpus]:
+        """Return the prepared text of training and validation.
+
+        Raises:
+            InputError: a source is unusable.
+        """
+        return Stores(self.corpus("train", tokenizer), self.corpus("valid", tokenizer))
+
+    def corpus(self, name: str, tokenizer: Tokenizer) -> Corpus:
+        """Return the prepared text of "train" or "valid".
+
+        Raises:
+            InputError: the source is unusable.
+        """
+
+        def prepare(name: str) -> Corpus:
+            source, share = self.source(name, parse_text_source)
+            return prepare_corpus(source, tokenizer, share=share)
+
+        return self.store(name, prepare)
+
+
+class NoisedTraining(TextTraining):
+    """The training on windows of noised text: the model predicts what is missing."""
+
+    @abstractmethod
+    def noised_tokenizer(self) -> Tokenizer:
+        """Train a tokenizer with the tokens that stand for what is missing, or load it from the cache."""
+
+    @abstractmethod
+    def noise(self, tokenizer: Tokenizer) -> Noise:
+        """Return the noise; a tokenizer without the tokens for it is refused."""
+
+    @abstractmethod
+    def check(self, model: spec.Model) -> None:
+        """Refuse a model whose stacks do not suit the task."""
+
+    def parts(self) -> TaskParts[Batch]:
+        """As of `TaskTraining`."""
+        setup, length = self.setup, self.run_file.data.max_length
+        tokenizer = setup.find_tokenizer(self.noised_tokenizer)
+        noise = self.noise(tokenizer)
+        objective = build_objective(noise, tokenizer)
+        model = setup.build_spec(source_vocab=tokenizer.vocab_size)
+        self.check(model)
+        corpora = self.corpora(tokenizer)
+        seed = self.run_file.train.seed
+        batches = window_batches(corpora.train, objective, length=length, batch_tokens=self.budget, seed=seed)
+        widest, largest_id = batches.peek(), max(corpus.largest_id for corpus in corpora)
+        # A decoder reads tokens of its own beside those of the text.
+        is_read_once = model.decoder is None
+        of_text = corpora.train.num_tokens / batches.batches_per_epoch
+
+        def validate(module: nn.Module) -> Validation:
+            return score_tokens(module, window_epoch(corpora.valid, objective, length=length), setup.device)
+
+        return TaskParts(
+            tokenizers=one_sided(tokenizer),
+            spec=model,
+            batches=batches,
+            loss=self.loss,
+            validate=validate,
+            sides=[
+                DataSide(name, tokenizer, largest_id, length)
+                for name in (("source",) if is_read_once else ("source", "target"))
+            ],
+            widest=widest,
+            mean_tokens=of_text if is_read_once else float(widest.num_tokens),
+            valid_share=corpora.valid_share,
+            record=TaskRecord(kind=self.run_file.task.kind, max_length=length, noise=noise),
+            valid_data=corpora.valid.identity,
+        )
+
+
+class PairTraining(TaskTraining):
+    """The training on pairs of texts."""
+
+    @staticmethod
+    def pair_source(table: Section) -> TableSource:
+        """Return the source that a [data] table of pairs means."""
+        return parse_pair_source(table.model_dump(exclude_none=True))
+
+    def train_tokenizers(self, *, joint: bool) -> TokenizerPair:
+        """Train the tokenizers of both sides, or load them from the cache; `joint`: one vocabulary for both."""
+        kind, size = self.vocabulary()
+        return cached_tokenizers(self.pair_source(self.run_file.data.train), kind=kind, vocab_size=size, joint=joint)
+
+    def pairs(self, tokenizers: TokenizerPair, *, extra: tuple[int, int] | None = None) -> Stores[PairStore]:
+        """Return the prepared pairs of training and validation, and report what the filters dropped.
+
+        Args:
+            tokenizers: of both sides.
+            extra: special tokens around a source and around a target; None: those of a translation.
+
+        Raises:
+            InputError: a source is unusable.
+        """
+        data = self.run_file.data
+
+        def prepare(name: str) -> PairStore:
+            source, is_train = self.pair_source(getattr(data, name)), name == "train"
+            return prepare_pairs(
+                source, tokenizers, max_length=data.max_length, max_ratio=data.max_ratio, training=is_train, extra=extra
+            )
+
+        return self.stores(prepare)
+
+
+def evenly_spaced(length: int, count: int) -> list[int]:
+    """Return up to `count` indices below `length`, evenly spaced."""
+    count = min(count, length)
+    return [index * length // count for index in range(count)]

@@ -1,0 +1,224 @@
+"""What training gives to a task, and what the task contributes to a run: the protocol between both.
+
+Training asks for the parts of a task by its name and imports no task; the training of a task imports this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Generic
+
+import torch
+from jaxtyping import Int64
+from numpy import ndarray
+from torch import Tensor, nn
+
+from clearhead import spec
+from clearhead.data.batches.plans import EpochBatches
+from clearhead.data.sources.reading import reading_of
+from clearhead.data.stores.arrays import Ragged
+from clearhead.errors import InputError
+from clearhead.evaluate.result import Validation
+from clearhead.presets.task_heads import with_head
+from clearhead.task import Repeats, TaskRecord
+from clearhead.tasks.registry import find
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.training.dry_run import Workload
+from clearhead.training.init_from import InitialModel
+from clearhead.training.progress.reports import Progress
+from clearhead.training.protocols import BatchT
+from clearhead.training.runfile.model_table import resolve_spec, with_dropout
+from clearhead.training.runfile.sections import RunFile
+from clearhead.training.settings import Metric
+
+
+@dataclass(frozen=True)
+class TaskSetup:
+    """The input of a task.
+
+    Attributes:
+        run_file: the checked run file.
+        find_tokenizers: returns the tokenizers of the run: those of its checkpoint, of its initial model or of a file;
+            else those that the given function trains.
+        initial: the model that the run starts from; None: from scratch.
+        progress: receives the reports.
+        device: of the model.
+    """
+
+    run_file: RunFile
+    find_tokenizers: Callable[[Callable[[], TokenizerPair]], TokenizerPair]
+    initial: InitialModel | None
+    progress: Progress
+    device: torch.device
+
+    def find_tokenizer(self, train: Callable[[], Tokenizer]) -> Tokenizer:
+        """Return the tokenizer of a task with one tokenizer; `train` trains it if there is none yet.
+
+        Raises:
+            InputError: there are two, or it is not the tokenizer of the checkpoint.
+        """
+
+        found = self.find_tokenizers(lambda: one_sided(train()))
+        if not found.joint:
+            raise InputError(
+                f"the task '{self.run_file.task.kind}' takes one tokenizer, but the source and target sides of this "
+                "one differ"
+            )
+        return found.source
+
+    def build_spec(
+        self,
+        *,
+        source_vocab: int,
+        target_vocab: int | None = None,
+        joint: bool = True,
+        head: spec.Head | None = None,
+        prefix: bool = False,
+    ) -> spec.Model:
+        """Return the spec of the model: that of the initial model, or that of the [model] table.
+
+        Args:
+            source_vocab: vocabulary size of the first stack.
+            target_vocab: vocabulary size of the decoder; None: the same.
+            joint: whether both sides share one vocabulary.
+            head: None: a vocabulary head.
+            prefix: whether a new decoder attends to the whole prefix of a text.
+
+        Raises:
+            InputError: the sizes are impossible, or the initial model does not suit the task.
+        """
+        if self.initial is None:
+            return resolve_spec(
+                self.run_file.model,
+                kind=self.run_file.task.kind,
+                source_vocab=source_vocab,
+                target_vocab=source_vocab if target_vocab is None else target_vocab,
+                joint=joint,
+                head=head,
+                prefix=prefix,
+            )
+        base = with_dropout(self.initial.spec, self.run_file.model)
+        if head is not None:
+            return with_head(base, head)
+        if self.initial.has_vocabulary_head:
+            return base
+        own = self.initial.vocabulary_head(self.run_file.task.kind)
+        if own is None:
+            raise InputError(
+                f"[task] init: the model was trained to '{self.initial.record.kind}', so it has no vocabulary head for "
+                f"the task '{self.run_file.task.kind}'"
+            )
+        return with_head(base, own)
+
+    def known_head(self, record: TaskRecord) -> tuple[spec.Head, Repeats | None] | None:
+        """Return the head for these labels that the initial model or its family has, and its decoder's input.
+
+        Args:
+            record: of the task.
+
+        Returns:
+            None if there is no initial model or no such head.
+        """
+        if self.initial is None:
+            return None
+        if self.initial.has_labels_of(record) and self.initial.spec.head is not None:
+            return self.initial.spec.head, self.initial.record.repeats
+        return self.initial.family_head(record)
+
+
+@dataclass(frozen=True)
+class DataSide:
+    """One side of the data, as far as it must fit the model.
+
+    Attributes:
+        name: "source" or "target", for the messages.
+        tokenizer: of this side.
+        largest_id: the largest id in the data.
+        longest: tokens of the longest sequence as the model reads it.
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    largest_id: int
+    longest: int
+
+    @classmethod
+    def of(
+        cls, name: str, tokenizer: Tokenizer, texts: Iterable[Ragged], lengths: Iterable[Int64[ndarray, " _"]]
+    ) -> DataSide:
+        """Return the side of these texts, whose rows have these lengths with special tokens."""
+        largest = max(int(part.ids.max()) for part in texts)
+        return cls(name, tokenizer, largest, max(int(part.max()) for part in lengths))
+
+
+@dataclass(frozen=True)
+class TaskParts(Generic[BatchT]):
+    """The parts that a task contributes to a training run.
+
+    Attributes:
+        tokenizers: of the run; the same one on both sides if the task has only one.
+        spec: the model to build.
+        batches: endless training batches.
+        loss: returns the summed loss of a batch and the number of its labels.
+        validate: called with the module in evaluation mode.
+        sides: the sides of the data, for the checks before the first step.
+        widest: the training batch with the most positions.
+        mean_tokens: tokens of an average batch.
+        valid_share: of the stores.
+        record: the task record of the trained model.
+        valid_data: identity of the validation data; scores on other data cannot be compared.
+        score_name: name of the validation score; empty: that of the task.
+        best_by: the metric that decides which checkpoint is best.
+        compares_rows: whether the loss compares the rows of a batch, so that processes cannot divide them; else a batch
+            is a `Batch`.
+        score_seconds, reading_seconds: as of `dry_run.Workload`.
+    """
+
+    tokenizers: TokenizerPair
+    spec: spec.Model
+    batches: EpochBatches[BatchT]
+    loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]]
+    validate: Callable[[nn.Module], Validation]
+    sides: list[DataSide]
+    widest: BatchT
+    mean_tokens: float
+    valid_share: float
+    record: TaskRecord
+    valid_data: str
+    score_name: str = ""
+    best_by: Metric = "loss"
+    compares_rows: bool = False
+    score_seconds: Callable[[nn.Module], float] | None = None
+    reading_seconds: float = 0.0
+
+    def workload(self) -> Workload[BatchT]:
+        """Return what a run of the task computes."""
+        return Workload(
+            self.loss,
+            self.batches,
+            largest=self.widest,
+            num_sizes=self.batches.plan.num_sizes(),
+            valid_share=self.valid_share,
+            score_seconds=self.score_seconds,
+            reading_seconds=self.reading_seconds,
+        )
+
+
+def parts_of(setup: TaskSetup) -> TaskParts[Any]:
+    """Prepare the data, tokenizers and model of a run by the `Training` of its task.
+
+    Raises:
+        InputError: the data, the tokenizers or the sizes cannot be used.
+    """
+    task = find(setup.run_file.task.kind)
+    parts: TaskParts[Any] = task.part("train").Training(setup).parts()
+    table = setup.run_file.data.train.model_dump(exclude_none=True)
+    record = parts.record.model_copy(update={"reading": reading_of(table)})
+    return replace(parts, record=record, score_name=parts.score_name or task.score)
+
+
+def one_sided(tokenizer: Tokenizer) -> TokenizerPair:
+    """Return one tokenizer as the pair that a run keeps."""
+    return TokenizerPair(source=tokenizer, target=tokenizer, joint=True)

@@ -1,0 +1,109 @@
+"""A model that answers, from its run file to answers: what it learns, how it goes on, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.errors import InputError
+from clearhead.training.assemble import train_run
+from clearhead.training.progress.reports import Progress
+from clearhead.training.runfile.read import load_run_file
+from clearhead.weights.files import load_tensors
+from tests.tasks.labelled_run import noise, write_run_file
+
+TASK = 'kind = "answer"'
+NAMES = {"who": ["xx", "yy"], "where": ["vv", "ww"]}
+
+
+def question(draw: random.Random) -> dict[str, Any]:
+    """Which title and name of the asked kind stand in the text? In one of four none does."""
+    asked, other = draw.sample(sorted(NAMES), 2)
+    words = noise(draw, draw.randint(2, 25))
+    words.insert(draw.randint(0, len(words)), draw.choice(NAMES[other]))
+    if draw.random() < 0.25:
+        return {"context": " ".join(words), "question": asked, "answer": None, "start": None}
+    place, found = draw.randint(0, len(words)), ["mr", draw.choice(NAMES[asked])]
+    start = sum(len(word) + 1 for word in words[:place])
+    context = " ".join([*words[:place], *found, *words[place:]])
+    return {"context": context, "question": asked, "answer": " ".join(found), "start": start}
+
+
+def write_questions(folder: Path, *, train: int = 240, count: int = 301) -> None:
+    draw = random.Random(6)
+    found = [question(draw) for _ in range(count)]
+    for part, chosen in (("train", found[:train]), ("valid", found[train:])):
+        text = "".join(json.dumps(one) + "\n" for one in chosen)
+        (folder / f"{part}.jsonl").write_text(text, encoding="utf-8")
+
+
+def trained(folder: Path, *overrides: str, family: str = "encoder", resume: bool = False, steps: int = 60) -> Path:
+    path = write_run_file(folder, TASK, family, ending="jsonl", labels="", steps=steps)
+    train_run(load_run_file(path, overrides), resume=resume, progress=Progress())
+    return folder / "run"
+
+
+@pytest.mark.parametrize("family", ["encoder", "decoder"])
+def test_it_learns_to_answer_over_windows(tmp_path: Path, family: str) -> None:
+    write_questions(tmp_path)
+    run = trained(tmp_path, family=family)
+    last = json.loads((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert last["valid_score"] == 100
+    model = ch.load(run, device="cpu")
+    assert (model.task.max_length, model.task.answer_tokens, model.task.is_paired) == (17, 2, True)
+    context = "aa bb cc dd ee ff gg hh ii jj kk " * 3 + "mr  yy aa bb vv"
+    assert len(model.tokenizer.encode(context)) > 2 * 17
+    (found,) = model.answer("who", context, allow_no_answer=True)
+    assert (found.text, found.start) == ("mr  yy", context.index("mr"))
+    assert model.answer("who", context.replace("mr  yy", ""), allow_no_answer=True)[0].text == ""
+    asked = [("who", context, "yy", context.index("yy")), ("who", "aa vv", None, None)]
+    scores = model.evaluate(asked)
+    assert scores["has_answer"] == {"exact_match": 0.0, "f1": pytest.approx(2 / 3), "questions": 1}
+    assert scores["no_answer"] == {"exact_match": 1.0, "f1": 1.0, "questions": 1}
+    assert scores["exact_match"] == 0.5 and scores["questions"] == 2
+    # Where every question has an answer, "no answer" is none.
+    everywhere = model.evaluate([("who", "vv", "vv", 0)])
+    assert everywhere["f1"] == 1 and "no_answer" not in everywhere
+
+
+def test_it_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """A run that was stopped and resumed ends with the bits of one that was not."""
+    write_questions(tmp_path)
+    overrides = ("train.validate_every=3", "model.dropout=0.2")
+    whole = trained(tmp_path, *overrides, steps=6).rename(tmp_path / "whole")
+    trained(tmp_path, *overrides, "train.steps=3")
+    resumed = trained(tmp_path, *overrides, "train.steps=6", resume=True)
+    first, second = (
+        dict(load_tensors(run / "checkpoints" / "step-6" / "weights.safetensors")) for run in (whole, resumed)
+    )
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"answer": "zz", "start": 0}, r'valid.jsonl:62: the answer "zz" does not begin at character 0'),
+        ({"question": " "}, "valid.jsonl:62: the question is empty"),
+    ],
+)
+def test_a_held_out_question_must_be_usable(tmp_path: Path, record: dict[str, Any], message: str) -> None:
+    write_questions(tmp_path)
+    with (tmp_path / "valid.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"context": "aa", "question": "who", "answer": None, "start": None} | record))
+    with pytest.raises(InputError, match=rf"^\[data\] valid: .*{message}"):
+        trained(tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_some_question_must_have_an_answer(tmp_path: Path) -> None:
+    for part in ("train", "valid"):
+        text = json.dumps({"context": "aa", "question": "who", "answer": None, "start": None})
+        (tmp_path / f"{part}.jsonl").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=r"^\[data\] train: no question has an answer; expected some that have one"):
+        trained(tmp_path)

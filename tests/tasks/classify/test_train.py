@@ -1,0 +1,124 @@
+"""A classifier from its run file to answers, in all families, for every kind of label; and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import clearhead as ch
+from clearhead.errors import InputError
+from clearhead.training.assemble import train_run
+from clearhead.training.progress.reports import Progress
+from clearhead.training.runfile.read import load_run_file
+from tests.tasks.labelled_run import noise, write_columns, write_run_file
+
+SIGNS = {"good": "positive", "bad": "negative", "so": "neutral"}
+
+
+def one_label(draw: random.Random) -> tuple[str, str]:
+    sign = draw.choice(list(SIGNS))
+    words = [*noise(draw, draw.randint(1, 7)), sign, *noise(draw, draw.randint(0, 5))]
+    return " ".join(words), SIGNS[sign]
+
+
+def rows_of(make: Any, count: int = 301) -> list[tuple[str, ...]]:
+    draw = random.Random(4)
+    return [make(draw) for _ in range(count)]
+
+
+def train(path: Path) -> float:
+    """Train and return the last validation score."""
+    train_run(load_run_file(path), resume=False, progress=Progress())
+    lines = (path.parent / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return float(json.loads(lines[-1])["valid_score"])
+
+
+@pytest.mark.parametrize("family", ["encoder", "decoder", "encoder-decoder"])
+def test_every_family_learns_the_same_data(tmp_path: Path, family: str) -> None:
+    rows = rows_of(one_label)
+    write_columns(tmp_path, rows, ("text", "label"), train=240)
+    assert train(write_run_file(tmp_path, 'kind = "classify"', family)) > 90, "chance is 33 %"
+    model = ch.load(tmp_path / "run", device="cpu")
+    assert model.task.labels == ("negative", "neutral", "positive")
+    answers = model.classify([text for text, _ in rows[240:]])
+    assert sum(answer.label == label for answer, (_, label) in zip(answers, rows[240:], strict=True)) > 54
+    saved = tmp_path / "saved"
+    model.save(saved)
+    assert [answer.label for answer in ch.load(saved, device="cpu").classify([rows[0][0]])] == [rows[0][1]]
+
+
+def test_pairs_with_a_share_held_out(tmp_path: Path) -> None:
+    def same(draw: random.Random) -> tuple[str, str, str]:
+        first, second = draw.choice("mn") * 3, draw.choice("mn") * 3
+        return " ".join([*noise(draw, 2), first]), " ".join([second, *noise(draw, 2)]), str(first == second)
+
+    write_columns(tmp_path, rows_of(same, 401), ("text", "other", "label"), train=401)
+    columns = ', labels = "label", pair = "other"'
+    path = write_run_file(tmp_path, 'kind = "classify"', "encoder", labels=columns, valid="0.2", steps=120)
+    assert train(path) > 80, "chance is 50 %"
+    (answer,) = ch.load(tmp_path / "run", device="cpu").classify([("aa mmm", "mmm bb")])
+    assert answer.label == "True"
+
+
+def test_several_labels(tmp_path: Path) -> None:
+    def several(draw: random.Random) -> tuple[str, str]:
+        signs = [sign for sign in SIGNS if draw.random() < 0.4]
+        return " ".join(draw.sample([*noise(draw, 3), *signs], 3 + len(signs))), ",".join(SIGNS[s] for s in signs)
+
+    write_columns(tmp_path, rows_of(several), ("text", "label"), train=240)
+    assert train(write_run_file(tmp_path, 'kind = "classify"\nlabels = "multi_label"', "encoder")) > 90
+    (none, two) = ch.load(tmp_path / "run", device="cpu").classify(["aa bb cc", "bad aa bb so"])
+    assert (none.labels, two.labels) == ((), ("negative", "neutral"))
+
+
+def test_numbers(tmp_path: Path) -> None:
+    def number(draw: random.Random) -> tuple[str, str]:
+        count = draw.randint(0, 6)
+        return " ".join(draw.sample(["good"] * count + noise(draw, 6 - count) + ["aa"], 7)), str(100 + 10 * count)
+
+    write_columns(tmp_path, rows_of(number), ("text", "label"), train=240)
+    path = write_run_file(tmp_path, 'kind = "classify"\nlabels = "regression"', "encoder", steps=100)
+    assert train(path) > 85
+    low, high = ch.load(tmp_path / "run", device="cpu").classify(["aa bb cc dd aa ee ff", "good " * 6 + "aa"])
+    assert low.value is not None and high.value is not None
+    assert 90 < low.value < 120 < 140 < high.value < 170
+    smoothed = load_run_file(path, [f"train.run={tmp_path}/other", "train.label_smoothing=0.1"])
+    with pytest.raises(InputError, match="label_smoothing has no effect where labels are numbers"):
+        train_run(smoothed, resume=False, progress=Progress())
+
+
+def test_it_goes_on_from_a_masked_model(tmp_path: Path) -> None:
+    rows = rows_of(one_label)
+    write_columns(tmp_path, rows, ("text", "label"), train=240)
+    (tmp_path / "train.txt").write_text("".join(f"{text}\n" for text, _ in rows), encoding="utf-8")
+    filled = write_run_file(tmp_path, 'kind = "fill"', "encoder", ending="txt", labels="", valid="0.1", steps=5)
+    train(filled)
+    untrained = ch.load(tmp_path / "run", device="cpu")
+    with pytest.raises(InputError, match="trained to 'fill', so it knows no labels"):
+        untrained.classify(["aa"])
+    text = write_run_file(tmp_path, f'kind = "classify"\ninit = "{tmp_path}/run"', "encoder").read_text("utf-8")
+    head, rest = text.split("[tokenizer]")
+    path = tmp_path / "tuned.toml"
+    path.write_text(head + rest[rest.index("[train]") :].replace("/run", "/tuned"), encoding="utf-8")
+    train_run(load_run_file(path), resume=False, progress=Progress())
+    tuned = ch.load(tmp_path / "tuned", device="cpu")
+    assert tuned.tokenizer.fingerprint == untrained.tokenizer.fingerprint
+    assert tuned.spec.encoder == untrained.spec.encoder
+    answers = tuned.classify([text for text, _ in rows[240:]])
+    assert sum(answer.label == label for answer, (_, label) in zip(answers, rows[240:], strict=True)) > 54
+
+
+def test_a_held_out_label_must_be_known(tmp_path: Path) -> None:
+    write_columns(tmp_path, [("aa", "x"), ("bb", "y"), ("cc", "z")], ("text", "label"), train=2)
+    with pytest.raises(InputError, match=r'^\[data\] valid: .*valid.tsv:2: the label "z" is not among the 2'):
+        train(write_run_file(tmp_path, 'kind = "classify"', "encoder"))
+
+
+def test_the_first_token_of_a_decoder_says_nothing(tmp_path: Path) -> None:
+    write_columns(tmp_path, rows_of(one_label, 31), ("text", "label"), train=20)
+    with pytest.raises(InputError, match="pool = 'first' is the start token"):
+        train(write_run_file(tmp_path, 'kind = "classify"\npool = "first"', "decoder"))

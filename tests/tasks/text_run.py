@@ -1,0 +1,76 @@
+"""Text in which every word follows from its neighbours, and small run files for the tasks on plain text."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import torch
+
+from clearhead.data.batches.base import Batch
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.training.progress.reports import Progress
+from clearhead.training.runfile.read import load_run_file
+from clearhead.training.task_parts import TaskParts, TaskSetup, parts_of
+
+WORDS = [2 * letter for letter in "abcdefghijklmnopqrstuvw"]
+RUN_FILE = """
+[task]
+{task}
+[data]
+train = {{ text = "{folder}/train.txt", document = "line" }}
+valid = {{ text = "{folder}/valid.txt", document = "line" }}
+max_length = 13
+[tokenizer]
+kind = "word"
+[model]
+family = "{family}"
+norm_place = "pre"
+positions = "rotary"
+layers = 1
+width = 28
+heads = 2
+feedforward = 31
+dropout = 0.0
+[train]
+run = "{folder}/run"
+steps = {steps}
+batch_tokens = 331
+learning_rate = 2e-2
+warmup = 5
+validate_every = {steps}
+device = "cpu"
+"""
+
+
+def write_text(folder: Path) -> None:
+    """Lines of the alphabet, each from another letter on and of another length."""
+    draw = random.Random(3)
+    for part, count in (("train", 211), ("valid", 53)):
+        lines = []
+        for _ in range(count):
+            start, length = draw.randrange(len(WORDS)), draw.randint(5, 11)
+            lines.append(" ".join(WORDS[(start + place) % len(WORDS)] for place in range(length)))
+        (folder / f"{part}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def run_file(folder: Path, task: str, family: str, *, steps: int = 60) -> Path:
+    """Write the text and a run file for it."""
+    write_text(folder)
+    path = folder / "run.toml"
+    path.write_text(RUN_FILE.format(folder=folder, task=task, family=family, steps=steps), encoding="utf-8")
+    return path
+
+
+def parts_from(path: Path, tokenizer: Tokenizer | None = None) -> TaskParts[Batch]:
+    """What the task of a run file brings, with a tokenizer trained for it or with another."""
+    pair = None if tokenizer is None else TokenizerPair(source=tokenizer, target=tokenizer, joint=True)
+    setup = TaskSetup(
+        run_file=load_run_file(path),
+        find_tokenizers=lambda train: pair or train(),
+        initial=None,
+        progress=Progress(),
+        device=torch.device("cpu"),
+    )
+    return parts_of(setup)
