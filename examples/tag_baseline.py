@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 
-from clearhead.data.sources.tagged import TaggedTexts, parse_tagged_source, read_tagged
+from clearhead.data.sources.tagged import TaggedTexts, read_tagged
 from clearhead.evaluate.metrics import EntityScores, entity_f1
+from clearhead.tasks.tag.data import parse_tagged_source
 
 
 def most_frequent_tags(train: TaggedTexts, test: TaggedTexts) -> EntityScores:

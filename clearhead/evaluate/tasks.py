@@ -19,13 +19,11 @@ from clearhead.data.batches.contrastive import positive_groups
 from clearhead.data.batches.text import Objective, window_epoch
 from clearhead.data.objectives.build import build_objective
 from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
-from clearhead.data.sources.answers import AnswerRows, parse_answer_source
-from clearhead.data.sources.examples import parse_examples
-from clearhead.data.sources.labelled import parse_labelled_source
+from clearhead.data.sources.answers import AnswerRows
 from clearhead.data.sources.pairs import parse_pair_source, read_pairs, same_sides
 from clearhead.data.sources.reading import read_alike
 from clearhead.data.sources.tables import Examples, Table
-from clearhead.data.sources.tagged import TaggedRows, parse_tagged_source
+from clearhead.data.sources.tagged import TaggedRows
 from clearhead.data.sources.texts import TextRows, parse_text_source
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
 from clearhead.errors import InputError
@@ -45,7 +43,11 @@ from clearhead.generate.translation import longest_sentence
 from clearhead.predict.embed import similarity
 from clearhead.spec.describe import number_of
 from clearhead.task import Noise, Reading, TaskRecord
+from clearhead.tasks.answer.data import parse_answer_source
+from clearhead.tasks.classify.data import parse_labelled_source
+from clearhead.tasks.data import data_of
 from clearhead.tasks.registry import find
+from clearhead.tasks.tag.data import parse_tagged_source
 from clearhead.text.long_texts import encode_start, refuse_enormous, warn_of_long_texts
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
@@ -231,7 +233,7 @@ def _are_pairs(data: object) -> bool:
 
 
 def _source(data: object, kind: str, parse: Callable[[Mapping[str, Any]], SourceT]) -> SourceT | Examples:
-    return parse(dict(data)) if isinstance(data, Mapping) else parse_examples(data, kind)
+    return parse(dict(data)) if isinstance(data, Mapping) else data_of(kind).parse_examples(data)
 
 
 def _pairs(data: object) -> Table:

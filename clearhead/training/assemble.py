@@ -133,7 +133,7 @@ def _train(
     if resume:
         initial = initial_model_of_run(run) if task.init else None
     else:
-        initial = find_initial_model(task.init, task.from_language, task.to_language)
+        initial = find_initial_model(task.init, *task.languages)
     setup = TaskSetup(
         run_file=run_file,
         find_tokenizers=lambda train: _tokenizers(run_file, choices, initial, train, progress),

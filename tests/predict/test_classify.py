@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from clearhead.core import Transformer
-from clearhead.data.sources.labelled import parse_labelled_source
 from clearhead.errors import InputError, LongTexts, RunFailure
 from clearhead.evaluate.labels import RegressionScores, SingleLabelScores, evaluate_labels, main_score
 from clearhead.evaluate.metrics import MultiLabelScores
 from clearhead.predict.classify import Classification, classify
 from clearhead.task import TaskRecord
+from clearhead.tasks.classify.data import parse_labelled_source
 from clearhead.text.tokenizer import Tokenizer
 from tests.predict.labelled_models import FAMILIES, character_tokenizer, model, random_texts
 

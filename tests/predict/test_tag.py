@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from clearhead.core import Transformer
-from clearhead.data.sources.tagged import parse_tagged_source
 from clearhead.data.stores.word_splitter import WordSplitter
 from clearhead.errors import InputError, RunFailure
 from clearhead.evaluate.tags import evaluate_tags
 from clearhead.predict.tag import Entity, entity_spans, tag, tag_words
 from clearhead.task import TaskRecord
+from clearhead.tasks.tag.data import parse_tagged_source
 from clearhead.text.tokenizer import Tokenizer
 from tests.predict.labelled_models import character_tokenizer, model, random_texts
 

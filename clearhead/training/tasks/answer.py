@@ -9,7 +9,7 @@ from clearhead.data.batches.base import Batch
 from clearhead.data.batches.collate import collate_answers
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import LengthSortedPlan, training_batches
-from clearhead.data.sources.answers import answer_texts, parse_answer_source
+from clearhead.data.sources.answers import answer_texts
 from clearhead.data.stores.answers import AnswerStore, prepare_answers
 from clearhead.errors import InputError
 from clearhead.evaluate.answers import evaluate_answer_store
@@ -18,6 +18,7 @@ from clearhead.predict.answer import check_no_answer
 from clearhead.presets.task_heads import token_head
 from clearhead.spec import Model
 from clearhead.task import TaskRecord
+from clearhead.tasks.answer.data import parse_answer_source
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses.answers import answer_loss
 from clearhead.training.tasks.base import (

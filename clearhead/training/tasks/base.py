@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from clearhead import spec
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.plans import EpochBatches
+from clearhead.data.sources.run_file_tables import Form
 from clearhead.data.sources.tables import WHOLE, Share
 from clearhead.data.stores.arrays import ArrayStore, Ragged
 from clearhead.data.stores.tokenizers import cached_tokenizer
@@ -21,6 +22,7 @@ from clearhead.errors import InputError
 from clearhead.evaluate.result import Validation
 from clearhead.presets.task_heads import PoolBy, with_head
 from clearhead.task import Repeats, TaskRecord
+from clearhead.tasks.data import PooledSection
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.dry_run import Workload
@@ -29,7 +31,7 @@ from clearhead.training.losses.tokens import token_loss
 from clearhead.training.progress.reports import Progress
 from clearhead.training.protocols import BatchT
 from clearhead.training.runfile.model_table import resolve_spec, with_dropout
-from clearhead.training.runfile.sections import RunFile, Section
+from clearhead.training.runfile.sections import RunFile
 from clearhead.training.settings import Metric
 
 SourceT = TypeVar("SourceT")
@@ -95,7 +97,7 @@ class TaskSetup:
                 target_vocab=source_vocab if target_vocab is None else target_vocab,
                 joint=joint,
                 head=head,
-                prefix=self.run_file.task.objective == "prefix",
+                prefix=self.run_file.task.shows_prefix,
             )
         base = with_dropout(self.initial.spec, self.run_file.model)
         if head is not None:
@@ -120,7 +122,7 @@ class TaskSetup:
         Returns:
             None if there is no initial model or no such head, or if the run file chooses the pooling.
         """
-        if self.initial is None or self.run_file.task.pool is not None:
+        if self.initial is None or self.chosen_pool is not None:
             return None
         if self.initial.has_labels_of(record) and self.initial.spec.head is not None:
             head, repeats = self.initial.spec.head, self.initial.record.repeats
@@ -134,9 +136,15 @@ class TaskSetup:
         """Return the summed loss of a batch's labelled tokens, and their number."""
         return token_loss(module, batch.to(self.device), label_smoothing=self.run_file.train.label_smoothing)
 
+    @property
+    def chosen_pool(self) -> PoolBy | None:
+        """The pooling of the run file; None: it chooses none."""
+        task = self.run_file.task
+        return task.pool if isinstance(task, PooledSection) else None
+
     def pool(self, model: spec.Model) -> PoolBy:
         """Return the pooling: that of the run file, or the usual one for the stacks."""
-        return self.run_file.task.pool or ("mean" if model.decoder is None else "last")
+        return self.chosen_pool or ("mean" if model.decoder is None else "last")
 
 
 @dataclass(frozen=True)
@@ -244,7 +252,7 @@ def part_of(run_file: RunFile, name: str, parse: Callable[[Mapping[str, Any]], S
         table: object = run_file.data.train
     else:
         share, table = WHOLE, getattr(run_file.data, name)
-    assert isinstance(table, Section), "only validation data is given as a share"
+    assert isinstance(table, Form), "only validation data is given as a share"
     return parse(table.model_dump(exclude_none=True)), share
 
 

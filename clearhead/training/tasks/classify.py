@@ -13,7 +13,7 @@ from clearhead.data.batches.base import Batch
 from clearhead.data.batches.collate import collate_labelled
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import LengthSortedPlan, training_batches
-from clearhead.data.sources.labelled import labelled_texts, parse_labelled_source
+from clearhead.data.sources.labelled import labelled_texts
 from clearhead.data.stores.label_set import LabelSet
 from clearhead.data.stores.labelled import LabelStore, prepare_labelled
 from clearhead.errors import InputError
@@ -22,6 +22,7 @@ from clearhead.evaluate.result import Validation
 from clearhead.presets.task_heads import token_head, usual_label_head, with_head
 from clearhead.spec import Model
 from clearhead.task import LabelKind, TaskRecord
+from clearhead.tasks.classify.data import ClassifyTask, parse_labelled_source
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses.labels import label_loss
 from clearhead.training.tasks.base import (
@@ -47,8 +48,8 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         InputError: the data, the tokenizer or the sizes cannot be used.
     """
     run_file, train = setup.run_file, setup.run_file.train
+    assert isinstance(run_file.task, ClassifyTask), "the run file is that of its task"
     kind = run_file.task.labels
-    assert kind is not None, "the run file fills its defaults"
     if kind == "regression" and train.label_smoothing:
         raise InputError("[train] label_smoothing has no effect where labels are numbers; remove it")
     tokenizer = setup.find_tokenizer(lambda: train_word_tokenizer(run_file, parse_labelled_source, labelled_texts))

@@ -12,6 +12,7 @@ from clearhead.errors import InputError
 from clearhead.evaluate.result import Validation
 from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.task import Noise, TaskRecord
+from clearhead.tasks.denoise.data import DenoiseTask
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.runfile.sections import RunFile
 from clearhead.training.tasks.base import TaskParts, TaskSetup, one_sided
@@ -60,19 +61,20 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
 
 def _train_tokenizer(run_file: RunFile) -> Tokenizer:
     # A tokenizer that is trained here adds two special tokens to a text.
-    sentinels = _sentinels_needed(run_file, 2) if run_file.task.noise == "spans" else 0
-    return train_text_tokenizer(run_file, mask=run_file.task.noise == "infill", sentinels=sentinels)
+    noise = _noise(run_file).kind
+    sentinels = _sentinels_needed(run_file, 2) if noise == "spans" else 0
+    return train_text_tokenizer(run_file, mask=noise == "infill", sentinels=sentinels)
 
 
 def _noise(run_file: RunFile) -> Noise:
     task = run_file.task
-    assert task.noise is not None and task.noise_share is not None, "the run file fills its defaults"
+    assert isinstance(task, DenoiseTask) and task.noise_share is not None, "the run file fills its defaults"
     return Noise(kind=task.noise, share=task.noise_share, mean_span=task.mean_span)
 
 
 def _check_sentinels(run_file: RunFile, tokenizer: Tokenizer) -> None:
     """Refuse a tokenizer with too few sentinels, before any text is read."""
-    if run_file.task.noise != "spans":
+    if _noise(run_file).kind != "spans":
         return
     needed, found = _sentinels_needed(run_file, tokenizer.special_tokens.num_added()), len(tokenizer.sentinel_ids)
     if found < needed:
@@ -83,6 +85,6 @@ def _check_sentinels(run_file: RunFile, tokenizer: Tokenizer) -> None:
 
 
 def _sentinels_needed(run_file: RunFile, extra: int) -> int:
-    task, length = run_file.task, max(1, run_file.data.max_length - extra)
-    assert task.noise_share is not None and task.mean_span is not None, "the run file fills its defaults"
-    return num_sentinels(length, share=task.noise_share, mean_span=task.mean_span)
+    noise, length = _noise(run_file), max(1, run_file.data.max_length - extra)
+    assert noise.mean_span is not None, "spans have a length"
+    return num_sentinels(length, share=noise.share, mean_span=noise.mean_span)

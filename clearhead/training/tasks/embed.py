@@ -28,6 +28,7 @@ from clearhead.evaluate.retrieval import recall_at
 from clearhead.presets.task_heads import vector_head, with_head
 from clearhead.spec import Model
 from clearhead.task import TaskRecord
+from clearhead.tasks.embed.data import EmbedTask
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses.contrastive import contrastive_loss
 from clearhead.training.progress.reports import Progress
@@ -46,8 +47,8 @@ def parts(setup: TaskSetup) -> TaskParts[ContrastiveBatch]:
         InputError: the data, the tokenizer or the sizes cannot be used.
     """
     run_file, train = setup.run_file, setup.run_file.train
+    assert isinstance(run_file.task, EmbedTask), "the run file is that of its task"
     temperature = run_file.task.temperature
-    assert temperature is not None, "the run file fills its defaults"
     if train.label_smoothing:
         raise InputError("[train] label_smoothing has no effect for the task 'embed'; remove it")
     tokenizer = setup.find_tokenizer(lambda: _train_tokenizer(run_file))
@@ -90,7 +91,7 @@ def parts(setup: TaskSetup) -> TaskParts[ContrastiveBatch]:
 
 
 def _spec(setup: TaskSetup, tokenizer: Tokenizer) -> Model:
-    initial, can_keep_head = setup.initial, setup.run_file.task.pool is None
+    initial, can_keep_head = setup.initial, setup.chosen_pool is None
     if can_keep_head and initial is not None and initial.record.kind == "embed" and initial.spec.head is not None:
         return setup.build_spec(source_vocab=tokenizer.vocab_size, head=initial.spec.head)
     # The usual pooling depends on the stacks of the spec, so the first spec has any head.

@@ -11,6 +11,7 @@ from clearhead.errors import InputError
 from clearhead.evaluate.result import Validation
 from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.task import Noise, TaskRecord
+from clearhead.tasks.fill.data import FillTask
 from clearhead.training.tasks.base import TaskParts, TaskSetup, one_sided
 from clearhead.training.tasks.text import prepare_corpora, text_side, train_text_tokenizer
 
@@ -22,8 +23,8 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
         InputError: the data, the tokenizer or the sizes cannot be used.
     """
     run_file, train = setup.run_file, setup.run_file.train
+    assert isinstance(run_file.task, FillTask), "the run file is that of its task"
     share, whole_words = run_file.task.mask_share, run_file.task.whole_words
-    assert share is not None and whole_words is not None, "the run file fills its defaults"
     tokenizer = setup.find_tokenizer(lambda: train_text_tokenizer(run_file, mask=True))
     noise = Noise(kind="mask", share=share, whole_words=whole_words)
     objective = build_objective(noise, tokenizer)

@@ -17,6 +17,7 @@ from clearhead.errors import InputError
 from clearhead.evaluate.result import Validation
 from clearhead.spec import Model, Prefix, walk
 from clearhead.task import TaskRecord
+from clearhead.tasks.generate.data import GenerateData
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses.tokens import mean_token_loss
 from clearhead.training.runfile.sections import RunFile
@@ -107,7 +108,8 @@ class _Views:
         self.block = data.max_length
         self.budget = max(train.batch_tokens, data.max_length)
         self.seed = train.seed
-        self.pack = data.pack is not False
+        assert isinstance(data, GenerateData), "the run file is that of its task"
+        self.pack = data.pack
         shows_prefix = any(isinstance(node, Prefix) for _, node in walk(spec))
         self.split: PrefixSplit | PrefixLM | None = None
         if spec.encoder is not None:

@@ -11,7 +11,7 @@ from clearhead.data.batches.base import Batch
 from clearhead.data.batches.collate import collate_tagged
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import LengthSortedPlan, training_batches
-from clearhead.data.sources.tagged import parse_tagged_source, tagged_texts
+from clearhead.data.sources.tagged import tagged_texts
 from clearhead.data.stores.tag_set import TagSet
 from clearhead.data.stores.tagged import TagStore, prepare_tagged
 from clearhead.errors import InputError
@@ -19,6 +19,7 @@ from clearhead.evaluate.result import Validation
 from clearhead.evaluate.tags import evaluate_tag_store
 from clearhead.presets.task_heads import token_head
 from clearhead.task import TaskRecord
+from clearhead.tasks.tag.data import parse_tagged_source
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.tasks.base import (
     DataSide,

@@ -15,6 +15,7 @@ from clearhead.data.stores.tokenizers import cached_text_tokenizer, excerpts
 from clearhead.errors import InputError
 from clearhead.machine import size
 from clearhead.spec.describe import number_of
+from clearhead.tasks.generate.data import GenerateData
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.data_files import streamed_shards
@@ -58,7 +59,7 @@ def stream_text(setup: TaskSetup, tokenizer: Tokenizer, view: Callable[[Document
         InputError: a file is unusable.
     """
     data, train = setup.run_file.data, setup.run_file.train
-    assert data.shuffle_buffer is not None, "the run file fills its defaults"
+    assert isinstance(data, GenerateData) and data.shuffle_buffer is not None, "the run file fills its defaults"
     shards = streamed_shards(setup.run_file)
     setup.progress.message("train: reading and tokenizing the first part")
     try:

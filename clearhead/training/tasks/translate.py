@@ -14,6 +14,7 @@ from clearhead.data.batches.base import Batch
 from clearhead.data.batches.collate import collate_pairs
 from clearhead.data.batches.plans import LengthSortedPlan, training_batches, validation_batches
 from clearhead.data.sources.pairs import parse_pair_source, read_pairs
+from clearhead.data.sources.run_file_tables import Form
 from clearhead.data.sources.tables import TableSource
 from clearhead.data.stores.pairs import PairStore, prepare_pairs
 from clearhead.data.stores.tokenizers import cached_tokenizers
@@ -23,10 +24,11 @@ from clearhead.evaluate.translations import bleu_chrf, join_segments
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.translation import translate_ids
 from clearhead.task import TaskRecord
+from clearhead.tasks.data import PairSection
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.losses.tokens import mean_token_loss
 from clearhead.training.progress.reports import Progress
-from clearhead.training.runfile.sections import RunFile, Section
+from clearhead.training.runfile.sections import RunFile
 from clearhead.training.tasks.base import (
     DataSide,
     Stores,
@@ -87,7 +89,7 @@ def parts(setup: TaskSetup) -> TaskParts[Batch]:
     )
 
 
-def pair_source(table: Section) -> TableSource:
+def pair_source(table: Form) -> TableSource:
     """Return the source that a [data] table of pairs means."""
     return parse_pair_source(table.model_dump(exclude_none=True))
 
@@ -107,6 +109,7 @@ def prepare_parallel(
         InputError: a source is unusable.
     """
     data = run_file.data
+    assert isinstance(data, PairSection), "the task is on pairs"
 
     def prepare(name: str) -> PairStore:
         source, is_train = pair_source(getattr(data, name)), name == "train"
@@ -128,7 +131,7 @@ def _validator(
 ) -> Callable[[nn.Module], Validation]:
     """Return the validation on held-out pairs: the loss of a target token, and BLEU of some greedy translations."""
     scored = _scored(run_file, store)
-    assert isinstance(run_file.data.valid, Section), "the rules of the run file refuse a share of pairs"
+    assert isinstance(run_file.data.valid, Form), "the rules of the run file refuse a share of pairs"
     texts = read_pairs(pair_source(run_file.data.valid))["target"] if scored else []
     references = [texts[store.lines[row]] for row in scored]
     if tokenizers.target.kind == "split":
