@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 
-from clearhead.data.sources.tagged import TaggedTexts, parse_tagged_source, read_tagged
+from clearhead.data.sources.tagged import TaggedTexts, read_tagged
+from clearhead.tasks.tag.data import parse_tagged_source
 from clearhead.tasks.tag.use import EntityScores, entity_f1
 
 

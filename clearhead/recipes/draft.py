@@ -362,8 +362,9 @@ def _text_of(file: Path) -> str:
 
 
 def _label_draft(options: NewOptions) -> Draft:
-    from clearhead.data.sources.labelled import labelled_table, parse_labelled_source, read_labelled, text_columns
+    from clearhead.data.sources.labelled import labelled_table, read_labelled, text_columns
     from clearhead.data.stores.label_set import learn_labels
+    from clearhead.tasks.classify.data import parse_labelled_source
 
     assert options.text is not None and options.labels is not None, "the options were checked"
 
@@ -425,8 +426,9 @@ def _label_kind(data: Table, wanted: str | None) -> LabelKind:
 
 
 def _tag_draft(options: NewOptions) -> Draft:
-    from clearhead.data.sources.tagged import parse_tagged_source, read_tagged
+    from clearhead.data.sources.tagged import read_tagged
     from clearhead.data.stores.tag_set import find_scheme, learn_tags
+    from clearhead.tasks.tag.data import parse_tagged_source
 
     assert options.text is not None, "the options were checked"
     train: dict[str, Value] = {"text": str(options.text)}
@@ -452,7 +454,8 @@ def _tag_draft(options: NewOptions) -> Draft:
 
 
 def _answer_draft(options: NewOptions) -> Draft:
-    from clearhead.data.sources.answers import Question, parse_answer_source, read_answers
+    from clearhead.data.sources.answers import Question, read_answers
+    from clearhead.tasks.answer.data import parse_answer_source
 
     assert options.text is not None, "the options were checked"
     train: dict[str, Value] = {"text": str(options.text)}

@@ -126,7 +126,6 @@ class Task:
         new, evaluate: its words in these commands.
         used_with: the command that uses a trained model, behind `clearhead`; "{run}" stands for its name.
         recipes: by amount of data, the smallest first.
-        settings: its keys of [task].
         score: the name of the score of a validation.
         writes: whether its models write text token by token.
         continues: whether that text continues the input.
@@ -143,7 +142,6 @@ class Task:
     evaluate: EvaluateWords
     used_with: str
     recipes: tuple[Recipe, ...]
-    settings: tuple[str, ...] = ()
     score: str = "score"
     writes: bool = False
     continues: bool = False

@@ -17,6 +17,7 @@ from clearhead.data.batches.plans import LengthSortedPlan, training_batches
 from clearhead.data.batches.text import window_batches, window_epoch
 from clearhead.data.objectives.build import build_objective
 from clearhead.data.sources.pairs import parse_pair_source
+from clearhead.data.sources.run_file_tables import Form
 from clearhead.data.sources.tables import WHOLE, Share, TableSource
 from clearhead.data.sources.texts import parse_text_source
 from clearhead.data.stores.arrays import ArrayStore, Indices
@@ -28,10 +29,10 @@ from clearhead.evaluate.result import Validation
 from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.presets.task_heads import token_head
 from clearhead.task import Noise, TaskRecord
+from clearhead.tasks.data import DataSection, PairSection, TaskSection
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses import token_loss
-from clearhead.training.runfile.sections import Section
 from clearhead.training.task_parts import DataSide, TaskParts, TaskSetup, one_sided
 
 
@@ -45,6 +46,8 @@ class DataSource(Protocol):
 
 SourceT = TypeVar("SourceT", bound=DataSource)
 StoreT = TypeVar("StoreT", bound=ArrayStore)
+TaskT = TypeVar("TaskT", bound=TaskSection)
+DataT = TypeVar("DataT", bound=DataSection)
 
 _NO_LIMIT = 2**31 - 8
 _BYTE_VOCABULARY = 260
@@ -108,6 +111,18 @@ class TaskTraining(ABC):
         smoothing = self.run_file.train.label_smoothing
         return token_loss(module, batch.to(self.setup.device), label_smoothing=smoothing)
 
+    def task_table(self, kind: type[TaskT]) -> TaskT:
+        """Return the [task] table, with the keys of the task."""
+        table = self.run_file.task
+        assert isinstance(table, kind), "a run file has the tables of its task"
+        return table
+
+    def data_table(self, kind: type[DataT]) -> DataT:
+        """Return the [data] table, with the keys of the task."""
+        table = self.run_file.data
+        assert isinstance(table, kind), "a run file has the tables of its task"
+        return table
+
     def source(self, name: str, parse: Callable[[Mapping[str, Any]], SourceT]) -> tuple[SourceT, Share]:
         """Return the source of training or validation data, and the share of it to use.
 
@@ -121,7 +136,7 @@ class TaskTraining(ABC):
             table: object = data.train
         else:
             share, table = WHOLE, getattr(data, name)
-        assert isinstance(table, Section), "only validation data is given as a share"
+        assert isinstance(table, Form), "only validation data is given as a share"
         return parse(table.model_dump(exclude_none=True)), share
 
     def stores(self, prepare: Callable[[str], StoreT]) -> Stores[StoreT]:
@@ -369,7 +384,7 @@ class PairTraining(TaskTraining):
     """The training on pairs of texts."""
 
     @staticmethod
-    def pair_source(table: Section) -> TableSource:
+    def pair_source(table: Form) -> TableSource:
         """Return the source that a [data] table of pairs means."""
         return parse_pair_source(table.model_dump(exclude_none=True))
 
@@ -388,7 +403,7 @@ class PairTraining(TaskTraining):
         Raises:
             InputError: a source is unusable.
         """
-        data = self.run_file.data
+        data = self.data_table(PairSection)
 
         def prepare(name: str) -> PairStore:
             source, is_train = self.pair_source(getattr(data, name)), name == "train"

@@ -11,7 +11,6 @@ import torch
 
 from clearhead.data.batches.inputs import InputCollator, ModelInputs
 from clearhead.data.batches.text import Objective, window_epoch
-from clearhead.data.sources.examples import parse_examples
 from clearhead.data.sources.pairs import parse_pair_source, read_pairs
 from clearhead.data.sources.tables import Examples, Table
 from clearhead.data.sources.texts import TextRows, parse_text_source
@@ -23,6 +22,7 @@ from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.generate.batching import device_of
 from clearhead.spec.describe import number_of
 from clearhead.task import Noise, TaskRecord
+from clearhead.tasks.data import data_of
 from clearhead.text.tokenizer import Tokenizer
 
 SourceT = TypeVar("SourceT")
@@ -39,7 +39,7 @@ def source_of(data: object, kind: str, parse: Callable[[Mapping[str, Any]], Sour
     Raises:
         InputError: the table or an example is not of the form of the task.
     """
-    return parse(dict(data)) if isinstance(data, Mapping) else parse_examples(data, kind)
+    return parse(dict(data)) if isinstance(data, Mapping) else data_of(kind).parse_examples(data)
 
 
 def pairs_of(data: object, kind: str) -> Table:

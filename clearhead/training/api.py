@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.arguments import checked
-from clearhead.data.sources.examples import json_lines, json_lines_entry, parse_examples
+from clearhead.data.sources.examples import json_lines, json_lines_entry
 from clearhead.data.sources.tables import Examples
 from clearhead.errors import InputError, RunFailure, nearest
 from clearhead.files import read_text_file
 from clearhead.runs.checkpoint import checkpoint_steps
+from clearhead.tasks.data import TEXT_EXAMPLES, TaskData, TaskSection, TextSection, data_of
+from clearhead.tasks.registry import kinds
 from clearhead.training.assemble import train_run
 from clearhead.training.parallel.processes import Place
 from clearhead.training.runfile.read import parse_run_file, parse_tables, toml_text, toml_value
@@ -66,7 +68,7 @@ def train(
     if resume:
         raise InputError("a resumed run reads the data in its run directory; leave data out")
     tables = parse_tables(text, name, changes)
-    kind, folder = tables.get("task", {}).get("kind"), Path(str(tables.get("train", {}).get("run", ""))) / "data"
+    kind, folder = str(tables.get("task", {}).get("kind")), Path(str(tables.get("train", {}).get("run", ""))) / "data"
     data = _with_share(data, tables.get("data", {}).get("valid"))
     found = {part: _examples(part, examples, kind) for part, examples in data.items()}
     files = {folder / f"{part}.jsonl": examples for part, examples in found.items()}
@@ -83,11 +85,12 @@ def _with_share(data: Mapping[str, Any], share: object) -> Mapping[str, Any]:
     return {**data, "train": data["train"][:first], "valid": data["train"][first:]}
 
 
-def _examples(part: str, examples: Any, kind: object) -> Examples:
+def _examples(part: str, examples: Any, kind: str) -> Examples:
     """Read a list of examples; an unknown kind is left to the check of the run file."""
     if part not in _PARTS:
         raise InputError(f"data has no part '{part}'{nearest(part, _PARTS)}; it has train and valid")
-    return parse_examples(examples, kind, name=f"data['{part}']")
+    known = data_of(kind) if kind in kinds() else TaskData(TaskSection, TextSection, TEXT_EXAMPLES)
+    return known.parse_examples(examples, name=f"data['{part}']")
 
 
 def _train_on(run_file: RunFile, files: Mapping[Path, Examples]) -> TrainResult:

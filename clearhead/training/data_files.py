@@ -11,10 +11,11 @@ from typing import Any, Final
 from pydantic import RootModel
 
 from clearhead.data.sources.lines import size_and_ends
-from clearhead.data.sources.texts import TextShard, parse_text_source, text_shards
+from clearhead.data.sources.run_file_tables import Form
+from clearhead.data.sources.texts import TextShard, text_shards
 from clearhead.errors import InputError, within
 from clearhead.files import parse_json, typed
-from clearhead.training.runfile.sections import RunFile, Section
+from clearhead.training.runfile.sections import RunFile
 
 DATA_FILES: Final = "data_files"
 """The choice of a run under which its files are remembered."""
@@ -37,7 +38,7 @@ def describe_files(run_file: RunFile) -> str:
     described: dict[str, dict[str, list[Any]]] = {}
     for part in ("train", "valid"):
         table = getattr(run_file.data, part)
-        names = [str(value) for value in table.model_dump().values()] if isinstance(table, Section) else []
+        names = [str(value) for value in table.model_dump().values()] if isinstance(table, Form) else []
         described[part] = {name: list(_lines_and_digest(Path(name))) for name in names if _is_file(name)}
     if run_file.data.stream:
         described["train"] = {str(shard.path): list(size_and_ends(shard.path)) for shard in streamed_shards(run_file)}
@@ -106,10 +107,8 @@ def streamed_shards(run_file: RunFile) -> list[TextShard]:
     Raises:
         InputError: there is none, or the text is not in files.
     """
-    table = run_file.data.train
-    assert isinstance(table, Section), "the rules of the run file want a table"
     with within("[data] train"):
-        return text_shards(parse_text_source(table.model_dump(exclude_none=True)))
+        return text_shards(run_file.data.train.as_source())
 
 
 def _is_file(name: str) -> bool:

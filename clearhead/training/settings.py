@@ -11,11 +11,12 @@ from typing import Final, Literal
 
 from torch import nn
 
+from clearhead.data.sources.run_file_tables import Count
 from clearhead.evaluate.result import Validation
 from clearhead.model.facade import Model
 from clearhead.model.loading import load
 from clearhead.printing import Printed
-from clearhead.training.runfile.sections import Count, Train
+from clearhead.training.runfile.sections import Train
 
 STARTUP_SECONDS: Final = 10.0
 """What training takes before its first step: libraries, data, the forecast."""

@@ -7,12 +7,13 @@ import shlex
 from pathlib import Path
 from typing import Final
 
+from clearhead.data.sources.run_file_tables import Form
 from clearhead.runs.checkpoint import checkpoint_folder
 from clearhead.runs.directory import RUN_FILE
 from clearhead.spec.describe import number_of
 from clearhead.tasks.registry import find
 from clearhead.training.progress.reports import duration
-from clearhead.training.runfile.sections import FilePair, RunFile, TextTable
+from clearhead.training.runfile.sections import RunFile
 from clearhead.training.settings import STARTUP_SECONDS, TrainResult
 
 MUCH_LESS: Final = 0.6
@@ -69,14 +70,9 @@ def next_commands(run: Path, run_file: RunFile) -> list[str]:
 def _evaluation_data(run_file: RunFile) -> str:
     """Return the options of `clearhead evaluate` for the validation data, or for files that the user has."""
     table, task = run_file.data.valid, find(run_file.task.kind)
-    if task.is_paired:
-        known = {"source": table.source, "target": table.target} if isinstance(table, FilePair) else {}
-        given = known or {"source": "FILE", "target": "FILE"}
-    elif isinstance(table, TextTable):
-        values = {name: getattr(table, name) for name in ("text", "labels", "text_column", "pair", "document")}
-        given = {name: value for name, value in values.items() if value is not None} | (
-            {} if table.field is None else {"text_column": table.field}
-        )
+    if isinstance(table, Form) and table.marker == task.evaluate.data[0]:
+        values = table.model_dump(exclude_none=True, exclude={"pattern"})
+        given = {"text_column" if name == "field" else name: value for name, value in values.items()}
     else:
         given = {name: "COLUMN" if name == "labels" else "FILE" for name in task.evaluate.data}
     options = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in given.items()]

@@ -8,9 +8,11 @@ from types import ModuleType
 
 import pytest
 
-from clearhead.data.sources.answers import parse_answer_source, read_answers
-from clearhead.data.sources.tagged import TaggedTexts, parse_tagged_source, read_tagged
+from clearhead.data.sources.answers import read_answers
+from clearhead.data.sources.tagged import TaggedTexts, read_tagged
 from clearhead.data.stores.tag_set import find_scheme
+from clearhead.tasks.answer.data import parse_answer_source
+from clearhead.tasks.tag.data import parse_tagged_source
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

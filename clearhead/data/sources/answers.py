@@ -6,10 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from clearhead.data.sources.lines import content_key, stream_text
-from clearhead.data.sources.run_file_tables import Form, has_ending, parse_form, user_path
 from clearhead.data.sources.tables import (
     WHOLE,
     Examples,
@@ -19,7 +18,7 @@ from clearhead.data.sources.tables import (
     field_value,
 )
 from clearhead.errors import InputError, json_text, within
-from clearhead.files import absent, parse_json
+from clearhead.files import parse_json
 from clearhead.text.long_texts import refuse_enormous
 
 _FIELDS = ("context", "question", "answer", "start")
@@ -176,38 +175,6 @@ def _gold(text: object, start: object, context: str, place: str) -> GoldAnswer:
             f"{there}; {mend}"
         )
     return GoldAnswer(text, start)
-
-
-def _source(table: Mapping[str, Any]) -> AnswerSource:
-    path = user_path(table["text"])
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: name a file in it")
-    if has_ending(path, ".jsonl"):
-        return AnswerRows(JsonLinesFile(path, {field: field for field in _FIELDS}, raw=_RAW))
-    if has_ending(path, ".json"):
-        return SquadFile(path)
-    # One that is well named may be written before it is read, as lists of examples are.
-    if not path.exists():
-        raise InputError(f"{path}: {absent(path)}")
-    raise InputError(
-        f"{path}: expected a name that ends in .json, for the SQuAD layout, or in .jsonl, for lines with "
-        f"{', '.join(_FIELDS)}"
-    )
-
-
-_FORMS: tuple[Form[AnswerSource], ...] = (Form("text", (), (), _source),)
-
-
-def parse_answer_source(table: Mapping[str, Any]) -> AnswerSource:
-    """Turn a table of a run file, such as { text = "train.json" }, into a source.
-
-    Args:
-        table: the key "text".
-
-    Raises:
-        InputError: every unknown or missing key and every wrong type, in one report.
-    """
-    return parse_form(table, _FORMS, expected="text")
 
 
 def read_answers(source: AnswerSource, share: Share = WHOLE) -> list[Question]:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clearhead.data.sources.run_file_tables import Form, has_ending, parse_form, user_path
+from clearhead.data.sources.run_file_tables import has_ending
 from clearhead.data.sources.tables import (
     WHOLE,
     AlignedFiles,
-    Column,
-    Dataset,
-    DelimitedFile,
-    JsonLinesFile,
     Share,
     Table,
     TableSource,
     read_table,
 )
-from clearhead.errors import InputError, key
+from clearhead.errors import InputError
 from clearhead.files import absent
-
-_RAW = ("labels",)
-_KEYS = {"text": "text_column", "labels": "labels", "pair": "pair"}
 
 
 def is_delimited(path: Path | str) -> bool:
@@ -73,52 +65,3 @@ def labelled_table(text: Path, labels: str | None, *, text_column: str | None, p
     # As in a run file, a column of a table is a name or a number counted from 1.
     columns = {key: int(value) if is_delimited(text) and value.isdecimal() else value for key, value in given.items()}
     return {"text": str(text), **columns}
-
-
-def parse_labelled_source(table: Mapping[str, Any]) -> TableSource:
-    """Turn a table of a run file, such as { text = "t.tsv", labels = "label" }, into a source.
-
-    Args:
-        table: "text" and "labels", with "text_column" and "pair" if the text's file is a table or JSON lines; or
-            "dataset" and "labels", with "split", "field", "pair" and "config".
-
-    Raises:
-        InputError: every unknown or missing key and every wrong type, in one report.
-    """
-    name = str(table.get("text", ""))
-    if "text" in table and "text_column" in table and not has_ending(name, ".tsv", ".csv", ".jsonl"):
-        raise InputError(
-            key("text_column") + f" is for a table, but the text is '{name}'; "
-            "expected a name that ends in .tsv, .csv or .jsonl"
-        )
-    columns = ("labels", "text_column", "pair") if is_delimited(name) else ()
-    return parse_form(table, _FORMS, expected="text and labels; or dataset and labels", columns=columns)
-
-
-def _text_source(table: Mapping[str, Any]) -> TableSource:
-    path, labels = user_path(table["text"]), table["labels"]
-    pair = {"pair": table["pair"]} if "pair" in table else {}
-    if is_delimited(path):
-        default = "text" if isinstance(labels, str) else None
-        columns: dict[str, Column | None] = {"labels": labels, **pair, "text": table.get("text_column", default)}
-        separator = "\t" if has_ending(path, ".tsv") else ","
-        return DelimitedFile(path, columns, separator, _KEYS, is_distinct=True)
-    if has_ending(path, ".jsonl"):
-        fields = {"text": table.get("text_column", "text"), "labels": labels, **pair}
-        return JsonLinesFile(path, fields, _RAW, _KEYS)
-    paths = {role: user_path(name) for role, name in {"labels": labels, **pair}.items()}
-    return AlignedFiles({"text": path, **paths}, located_by="labels")
-
-
-def _dataset(table: Mapping[str, Any]) -> TableSource:
-    pair = {"pair": table["pair"]} if "pair" in table else {}
-    fields = {"text": table.get("field", "text"), "labels": table["labels"], **pair}
-    return Dataset(
-        table["dataset"], table.get("split", "train"), fields, table.get("config"), _RAW, _KEYS | {"text": "field"}
-    )
-
-
-_FORMS: tuple[Form[TableSource], ...] = (
-    Form("text", ("labels",), ("text_column", "pair"), _text_source),
-    Form("dataset", ("labels",), ("split", "field", "pair", "config"), _dataset),
-)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Final
 
-from clearhead.data.sources.run_file_tables import Form, parse_form, user_path
+from clearhead.data.sources.run_file_tables import Column, Filled, Form, parse_table, user_path
 from clearhead.data.sources.tables import (
     AlignedFiles,
-    Column,
     Dataset,
     DelimitedFile,
     JsonLinesFile,
@@ -42,30 +41,75 @@ def same_sides(pairs: Table) -> str:
     return f"{same:,} of {len(pairs):,} pairs have the same text on both sides" if 2 * same > len(pairs) else ""
 
 
-def _fields(table: Mapping[str, Any]) -> dict[str, str]:
-    return {role: table.get(key, role) for role, key in _FIELDS.items()}
+class PairForm(Form):
+    """One way to name pairs."""
+
+    def as_source(self) -> TableSource:
+        """Return the source of the pairs."""
+        raise NotImplementedError
 
 
-def _columns(table: Mapping[str, Any]) -> dict[str, Column | None]:
-    return {role: table.get(key, number) for number, (role, key) in enumerate(_COLUMNS.items(), start=1)}
+class FilePair(PairForm):
+    """Two files, line by line."""
+
+    marker: ClassVar[str] = "source"
+    example: ClassVar[str] = '{ source = "train.de", target = "train.en" }'
+    source: Filled
+    target: Filled
+
+    def as_source(self) -> TableSource:
+        """Return the source of the two files."""
+        return parallel_files(user_path(self.source), user_path(self.target))
 
 
-_FORMS: tuple[Form[TableSource], ...] = (
-    Form("source", ("target",), (), lambda t: parallel_files(user_path(t["source"]), user_path(t["target"]))),
-    Form("tsv", (), (*_COLUMNS.values(),), lambda t: DelimitedFile(user_path(t["tsv"]), _columns(t), keys=_COLUMNS)),
-    Form(
-        "jsonl",
-        (),
-        (*_FIELDS.values(),),
-        lambda t: JsonLinesFile(user_path(t["jsonl"]), _fields(t), keys=_FIELDS),
-    ),
-    Form(
-        "dataset",
-        ("split",),
-        (*_FIELDS.values(), "config"),
-        lambda t: Dataset(t["dataset"], t["split"], _fields(t), t.get("config"), keys=_FIELDS),
-    ),
-)
+class PairTable(PairForm):
+    """One file of tab-separated columns."""
+
+    marker: ClassVar[str] = "tsv"
+    example: ClassVar[str] = '{ tsv = "train.tsv" }'
+    tsv: Filled
+    source_column: Column = 1
+    target_column: Column = 2
+
+    def as_source(self) -> TableSource:
+        """Return the source of the two columns."""
+        columns = {"source": self.source_column, "target": self.target_column}
+        return DelimitedFile(user_path(self.tsv), columns, keys=_COLUMNS)
+
+
+class PairLines(PairForm):
+    """One JSON object per line."""
+
+    marker: ClassVar[str] = "jsonl"
+    example: ClassVar[str] = '{ jsonl = "train.jsonl" }'
+    jsonl: Filled
+    source_field: Filled = "source"
+    target_field: Filled = "target"
+
+    def as_source(self) -> TableSource:
+        """Return the source of the two fields."""
+        fields = {"source": self.source_field, "target": self.target_field}
+        return JsonLinesFile(user_path(self.jsonl), fields, keys=_FIELDS)
+
+
+class PairDataset(PairForm):
+    """A Hugging Face dataset by name."""
+
+    marker: ClassVar[str] = "dataset"
+    example: ClassVar[str] = '{ dataset = "name", split = "train" }'
+    dataset: Filled
+    split: Filled
+    config: Filled | None = None
+    source_field: Filled | None = None
+    target_field: Filled | None = None
+
+    def as_source(self) -> TableSource:
+        """Return the source of the two fields of the dataset."""
+        fields = {"source": self.source_field or "source", "target": self.target_field or "target"}
+        return Dataset(self.dataset, self.split, fields, self.config, keys=_FIELDS)
+
+
+PAIR_FORMS: Final[tuple[type[PairForm], ...]] = (FilePair, PairTable, PairLines, PairDataset)
 
 
 def parse_pair_source(table: Mapping[str, Any]) -> TableSource:
@@ -77,4 +121,4 @@ def parse_pair_source(table: Mapping[str, Any]) -> TableSource:
     Raises:
         InputError: every unknown or missing key and every wrong type, in one report.
     """
-    return parse_form(table, _FORMS, expected="source and target; tsv; jsonl; or dataset", columns=_COLUMNS.values())
+    return parse_table(table, PAIR_FORMS).as_source()

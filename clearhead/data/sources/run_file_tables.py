@@ -1,95 +1,156 @@
-"""The data tables of a run file: which keys belong together, and what is wrong with a table."""
+"""The tables of a run file: which keys they have, and what is wrong with a table that names data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clearhead.errors import InputError, key, nearest
+from clearhead.printing import Printed
 
-SourceT = TypeVar("SourceT")
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0.0, lt=1.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+Filled = Annotated[str, Field(min_length=1)]
+Column = Annotated[Count | Filled, Field(description="a column by its number, counted from 1, or by its name")]
+
+_EXPECTED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "int": "a whole number",
+        "float": "a number",
+        "string": "text in quotes",
+        "bool": "true or false",
+        "model": "a table",
+        "finite": "a finite number",
+    }
+)
+_BOUNDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "greater_than": ("gt", "above"),
+        "greater_than_equal": ("ge", "at least"),
+        "less_than": ("lt", "below"),
+        "less_than_equal": ("le", "at most"),
+    }
+)
 
 
-@dataclass(frozen=True)
-class Form(Generic[SourceT]):
-    """One way to write a source in a run file.
+class Section(Printed, BaseModel):
+    """One table of a run file. The description of a key says in messages what is expected, where its type does not."""
 
-    Args:
-        marker: the key that tells this form from the others.
-        required: other keys that must be there.
-        optional: keys that may be there.
-        make: turns a table without faults into a source.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Form(Section):
+    """One way to name data in a run file.
+
+    Attributes:
+        marker: the key that tells this form from the others of its task.
+        example: a table of this form.
     """
 
-    marker: str
-    required: tuple[str, ...]
-    optional: tuple[str, ...]
-    make: Callable[[Mapping[str, Any]], SourceT]
+    marker: ClassVar[str]
+    example: ClassVar[str]
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Every key that may be in a table of this form."""
-        return (self.marker, *self.required, *self.optional)
+    def as_source(self) -> Any:
+        """Return the source that is named.
+
+        Raises:
+            InputError: keys that do not belong together.
+        """
+        raise NotImplementedError
 
 
-def parse_form(
-    table: Mapping[str, Any],
-    forms: Sequence[Form[SourceT]],
-    *,
-    expected: str,
-    columns: Collection[str] = (),
-    choices: Mapping[str, Sequence[str]] = MappingProxyType({}),
-) -> SourceT:
-    """Turn a table of a run file into a source.
+FormT = TypeVar("FormT", bound=Form)
+
+
+def form_of(table: Mapping[str, Any], forms: Sequence[type[FormT]]) -> type[FormT] | None:
+    """Return the form that a table has; None: none, or several of them."""
+    # A lone key that the first form requires is half of that form, whose other half is then missing.
+    matching = [form for form in forms if form.marker in table] or [
+        form for form in forms[:1] if any(field.is_required() and name in table for name, field in _fields(form))
+    ]
+    return matching[0] if len(matching) == 1 else None
+
+
+def parse_table(table: Mapping[str, Any], forms: Sequence[type[FormT]]) -> FormT:
+    """Check a table that names data.
 
     Args:
         table: keys and values of exactly one of the forms.
         forms: the forms to choose from.
-        expected: the forms in words, for the message.
-        columns: the keys whose value may be the number of a column.
-        choices: the values that some keys may have.
 
     Raises:
         InputError: no form or several of them; or every unknown or missing key and every wrong value, in one report.
     """
-    # A lone key that one form requires is half of that form, which the report below completes.
-    matching = [form for form in forms if form.marker in table] or [
-        form for form in forms[:1] if any(key in table for key in form.required)
-    ]
-    if len(matching) != 1:
-        every = [key for form in forms for key in form.keys]
-        hint = next((found for key in table if key not in every and (found := nearest(key, every))), "")
+    form = form_of(table, forms)
+    if form is None:
+        every = [name for form in forms for name in form.model_fields]
+        hint = next((found for name in table if name not in every and (found := nearest(name, every))), "")
+        *others, last = (form.marker for form in forms)
+        names = f"{'; '.join(others)}; or {last}" if others else last
         raise InputError(
-            f"expected data in exactly one form ({expected}), received {', '.join(map(repr, table)) or 'nothing'}{hint}"
+            f"expected data in exactly one form ({names}), received {', '.join(map(repr, table)) or 'nothing'}{hint}"
         )
-    form = matching[0]
-    faults = [
-        key(name) + " does not belong to data given by " + key(form.marker) + nearest(name, form.keys)
-        for name in table
-        if name not in form.keys
-    ]
-    for name in form.keys:
-        if name in table:
-            faults += _value_faults(name, table[name], name in columns, choices.get(name))
-        elif name not in form.optional:
-            faults.append(key(name) + " is missing; data given by " + key(form.marker) + " needs it")
-    if faults:
-        raise InputError.from_faults(faults, subject="the data table")
-    return form.make(table)
+    try:
+        return form.model_validate(dict(table))
+    except ValidationError as error:
+        items: dict[str, list[Any]] = {}
+        for item in error.errors(include_url=False):
+            items.setdefault(str(item["loc"][0]), []).append(item)
+        faults = [_fault(form, name, found) for name, found in items.items()]
+        raise InputError.from_faults(faults, subject="the data table") from None
 
 
-def _value_faults(name: str, value: object, is_column: bool, choices: Sequence[str] | None) -> list[str]:
-    if isinstance(value, str) and value and choices and value not in choices:
-        return [key(name) + f" is {value!r}; expected one of {', '.join(choices)}{nearest(value, choices)}"]
-    if isinstance(value, str) and value:
-        return []
-    if is_column and isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return []
-    expected = "a column by its number, counted from 1, or by its name" if is_column else "a text that is not empty"
-    return [key(name) + f" is {value!r}; expected {expected}"]
+def _fields(form: type[Form]) -> Any:
+    return form.model_fields.items()
+
+
+def _fault(form: type[Form], name: str, items: Sequence[Mapping[str, Any]]) -> str:
+    kind = items[0]["type"]
+    if kind == "extra_forbidden":
+        return key(name) + " does not belong to data given by " + key(form.marker) + nearest(name, form.model_fields)
+    if kind == "missing":
+        return key(name) + " is missing; data given by " + key(form.marker) + " needs it"
+    return key(name) + f" is {items[0]['input']!r}; expected {expected(form, name, items)}{near_choice(items[0])}"
+
+
+def expected(section: type[Section], name: str, items: Sequence[Mapping[str, Any]]) -> str:
+    """Return what is expected of a key, in words.
+
+    Args:
+        section: the table that has it.
+        name: of the key.
+        items: the errors of pydantic about it.
+    """
+    described = section.model_fields[name].description if name in section.model_fields else None
+    return described or " or ".join(dict.fromkeys(map(_expected, items)))
+
+
+def near_choice(item: Mapping[str, Any]) -> str:
+    """Return " (did you mean 'x'?)" where a value is near to one of those that are expected; else nothing."""
+    is_choice = item["type"] == "literal_error" and isinstance(item["input"], str)
+    return nearest(item["input"], _choices(item)) if is_choice else ""
+
+
+def _choices(item: Mapping[str, Any]) -> list[str]:
+    return re.findall(r"'([^']*)'", str(item.get("ctx", {}).get("expected", "")))
+
+
+def _expected(item: Mapping[str, Any]) -> str:
+    kind, context = str(item["type"]), item.get("ctx", {})
+    if kind == "literal_error":
+        return "one of " + ", ".join(_choices(item))
+    if kind in _BOUNDS:
+        name, word = _BOUNDS[kind]
+        return f"{word} {context[name]:g}"
+    if kind == "string_too_short":
+        return "text that is not empty"
+    return _EXPECTED.get(kind.split("_")[0], "another kind of value")
 
 
 def user_path(text: str | Path) -> Path:

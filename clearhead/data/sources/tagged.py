@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from clearhead.data.sources.lines import content_key, read_lines
-from clearhead.data.sources.run_file_tables import Form, has_ending, parse_form, user_path
 from clearhead.data.sources.tables import WHOLE, Examples, JsonLinesFile, Share
 from clearhead.errors import InputError, json_text
 
@@ -135,28 +133,6 @@ def _texts(value: object, field: str, place: str) -> list[str]:
         if not isinstance(part, str) or not part.strip() or any("\ud800" <= letter <= "\udfff" for letter in part):
             raise InputError(f"{place}: item {index + 1} of field '{field}' is {json_text(part)}; expected a text")
     return value
-
-
-def _source(table: Mapping[str, Any]) -> TaggedSource:
-    path = user_path(table["text"])
-    if has_ending(path, ".jsonl"):
-        return TaggedRows(JsonLinesFile(path, {field: field for field in _FIELDS}, raw=_FIELDS))
-    return TaggedFile(path)
-
-
-_FORMS = (Form("text", (), (), _source),)
-
-
-def parse_tagged_source(table: Mapping[str, Any]) -> TaggedSource:
-    """Turn a table of a run file, such as { text = "t.conll" }, into a source.
-
-    Args:
-        table: the key "text".
-
-    Raises:
-        InputError: every unknown or missing key and every wrong type, in one report.
-    """
-    return parse_form(table, _FORMS, expected="text")
 
 
 def read_tagged(source: TaggedSource, share: Share = WHOLE) -> TaggedTexts:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from clearhead.data.sources.lines import content_key, empty_file, split_lines, stream_text
-from clearhead.data.sources.run_file_tables import Form, has_ending, parse_form, user_path
+from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, parse_table, user_path
 from clearhead.data.sources.tables import Dataset, Examples, JsonLinesFile, Share
 from clearhead.errors import InputError, key
 
@@ -299,33 +299,61 @@ def _visible_files(folder: Path) -> Iterator[PurePath]:
                 yield PurePath(parent, name).relative_to(folder)
 
 
-def _text_source(table: Mapping[str, Any]) -> TextSource:
-    path, document = user_path(table["text"]), table.get("document", "file")
-    if "pattern" in table and (path.is_file() or has_ending(path, ".jsonl")):
-        raise InputError(
-            key("pattern") + f" chooses files of a folder, but {path} is a file; leave " + key("pattern") + " out"
-        )
-    if has_ending(path, ".jsonl"):
-        return TextRows(JsonLinesFile(path, {"text": table.get("field", "text")}, keys=_KEYS), document)
-    if "field" in table:
-        raise InputError(
-            key("field") + f" belongs to JSON lines, but {path} does not end in .jsonl; leave " + key("field") + " out"
-        )
-    return TextFiles(path, document, table.get("pattern", _EVERY_FILE))
+class TextForm(Form):
+    """One way to name plain text."""
+
+    def as_source(self) -> TextSource:
+        """Return the source of the text."""
+        raise NotImplementedError
 
 
-def _dataset(table: Mapping[str, Any]) -> TextSource:
-    fields = {"text": table.get("field", "text")}
-    return TextRows(
-        Dataset(table["dataset"], table["split"], fields, table.get("config"), keys=_KEYS),
-        table.get("document", "file"),
-    )
+class TextTable(TextForm):
+    """A file, a folder or JSON lines."""
+
+    marker: ClassVar[str] = "text"
+    example: ClassVar[str] = '{ text = "train.txt" }'
+    text: Filled
+    field: Filled | None = None
+    document: DocumentKind | None = None
+    pattern: Filled | None = None
+
+    def as_source(self) -> TextSource:
+        """Return the source of the text."""
+        path, document = user_path(self.text), self.document or "file"
+        if self.pattern is not None and (path.is_file() or has_ending(path, ".jsonl")):
+            raise InputError(
+                key("pattern") + f" chooses files of a folder, but {path} is a file; leave " + key("pattern") + " out"
+            )
+        if has_ending(path, ".jsonl"):
+            return TextRows(JsonLinesFile(path, {"text": self.field or "text"}, keys=_KEYS), document)
+        if self.field is not None:
+            raise InputError(
+                key("field")
+                + f" belongs to JSON lines, but {path} does not end in .jsonl; leave "
+                + key("field")
+                + " out"
+            )
+        return TextFiles(path, document, self.pattern or _EVERY_FILE)
 
 
-_FORMS: tuple[Form[TextSource], ...] = (
-    Form("text", (), ("field", "document", "pattern"), _text_source),
-    Form("dataset", ("split",), ("field", "config", "document"), _dataset),
-)
+class TextDataset(TextForm):
+    """A Hugging Face dataset by name."""
+
+    marker: ClassVar[str] = "dataset"
+    example: ClassVar[str] = '{ dataset = "name", split = "train" }'
+    dataset: Filled
+    split: Filled
+    config: Filled | None = None
+    field: Filled | None = None
+    document: DocumentKind | None = None
+
+    def as_source(self) -> TextSource:
+        """Return the source of a field of the dataset."""
+        rows = Dataset(self.dataset, self.split, {"text": self.field or "text"}, self.config, keys=_KEYS)
+        return TextRows(rows, self.document or "file")
+
+
+TEXT_FORMS: Final[tuple[type[TextForm], ...]] = (TextTable, TextDataset)
 
 
 def parse_text_source(table: Mapping[str, Any]) -> TextSource:
@@ -337,4 +365,4 @@ def parse_text_source(table: Mapping[str, Any]) -> TextSource:
     Raises:
         InputError: every unknown or missing key and every wrong value, in one report.
     """
-    return parse_form(table, _FORMS, expected="text; or dataset", choices={"document": get_args(DocumentKind)})
+    return parse_table(table, TEXT_FORMS).as_source()

@@ -16,7 +16,7 @@ from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.data.sources.answers import AnswerSource, answer_texts, parse_answer_source
+from clearhead.data.sources.answers import AnswerSource, answer_texts
 from clearhead.data.sources.tables import Share
 from clearhead.data.stores.answers import NO_ANSWER, AnswerStore, prepare_answers
 from clearhead.data.stores.arrays import Indices
@@ -25,6 +25,7 @@ from clearhead.evaluate.result import Validation
 from clearhead.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.predict.outputs import run_batch
 from clearhead.task import TaskRecord
+from clearhead.tasks.answer.data import parse_answer_source
 from clearhead.tasks.answer.use import check_no_answer, measure_store
 from clearhead.tasks.train import LabelledTraining, Stores
 from clearhead.text.tokenizer import Tokenizer

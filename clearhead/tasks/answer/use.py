@@ -19,7 +19,7 @@ from torch import Tensor
 
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
-from clearhead.data.sources.answers import AnswerRows, parse_answer_source
+from clearhead.data.sources.answers import AnswerRows
 from clearhead.data.sources.tables import Examples
 from clearhead.data.stores.answers import NO_ANSWER, AnswerStore, prepare_answers
 from clearhead.data.stores.context_windows import WINDOW, context_windows
@@ -29,6 +29,7 @@ from clearhead.evaluate.result import Measures
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.printing import Printed
 from clearhead.task import TaskRecord
+from clearhead.tasks.answer.data import parse_answer_source
 from clearhead.tasks.use import collate_texts, finite, source_of
 from clearhead.text.long_texts import MOST_CHARACTERS, warn_of_long_texts
 from clearhead.text.spans import Span

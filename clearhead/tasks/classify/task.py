@@ -50,5 +50,4 @@ TASK: Final = Task(
     evaluate=EvaluateWords(("text", "labels"), ("text_column", "pair", "plot", "batch_size")),
     used_with="classify {run} FILE",
     recipes=_RECIPES,
-    settings=("labels", "pool"),
 )

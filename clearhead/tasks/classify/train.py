@@ -22,7 +22,7 @@ from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.data.sources.labelled import labelled_texts, parse_labelled_source
+from clearhead.data.sources.labelled import labelled_texts
 from clearhead.data.sources.tables import Share, TableSource
 from clearhead.data.stores.arrays import Indices
 from clearhead.data.stores.label_set import LabelSet
@@ -32,6 +32,7 @@ from clearhead.evaluate.result import Validation
 from clearhead.predict.outputs import run_batch
 from clearhead.presets.task_heads import token_head, usual_label_head, usual_pool, with_head
 from clearhead.task import LabelKind, TaskRecord
+from clearhead.tasks.classify.data import ClassifyTask, parse_labelled_source
 from clearhead.tasks.classify.use import measure_store
 from clearhead.tasks.train import LabelledTraining, Stores
 from clearhead.text.tokenizer import Tokenizer
@@ -57,9 +58,7 @@ class Training(LabelledTraining[TableSource, LabelStore]):
 
     def __init__(self, setup: TaskSetup) -> None:
         super().__init__(setup)
-        kind = self.run_file.task.labels
-        assert kind is not None, "the run file fills its defaults"
-        self.kind: LabelKind = kind
+        self.kind: LabelKind = self.task_table(ClassifyTask).labels
 
     def parts(self) -> TaskParts[Batch]:
         """As of `TaskTraining`."""
@@ -104,13 +103,13 @@ class Training(LabelledTraining[TableSource, LabelStore]):
 
     def known_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> tuple[spec.Model, TaskRecord] | None:
         """As of `LabelledTraining`; a pooling that the run file chooses needs a new head."""
-        return None if self.run_file.task.pool is not None else super().known_spec(tokenizer, record)
+        return None if self.task_table(ClassifyTask).pool is not None else super().known_spec(tokenizer, record)
 
     def new_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> spec.Model:
         """As of `LabelledTraining`."""
         # The width of the head is that of the spec, so the first spec has any head.
         model = self.setup.build_spec(source_vocab=tokenizer.vocab_size, head=token_head(1))
-        pool = self.run_file.task.pool or usual_pool(model)
+        pool = self.task_table(ClassifyTask).pool or usual_pool(model)
         if pool == "first" and model.encoder is None:
             raise InputError(
                 "[task] pool = 'first' is the start token, which in a decoder does not attend to the text; use 'last'"

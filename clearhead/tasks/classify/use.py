@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator, ModelInputs
-from clearhead.data.sources.labelled import parse_labelled_source
 from clearhead.data.stores.label_set import LabelSet
 from clearhead.data.stores.labelled import LabelStore, prepare_labelled
 from clearhead.errors import InputError, nth_text
@@ -37,6 +36,7 @@ from clearhead.evaluate.result import Measures, aligned, f1_table, percent
 from clearhead.predict.outputs import check_finite, encode_sides, max_input_length, pooled_outputs
 from clearhead.printing import Printed
 from clearhead.task import Repeats, TaskRecord
+from clearhead.tasks.classify.data import parse_labelled_source
 from clearhead.tasks.use import collate_texts, source_of
 from clearhead.text.tokenizer import Tokenizer
 

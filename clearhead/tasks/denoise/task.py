@@ -42,7 +42,6 @@ TASK: Final = Task(
     # For other tasks to start from.
     used_with="new translate --source FILE --target FILE --init {run}",
     recipes=_RECIPES,
-    settings=("noise", "noise_share", "mean_span"),
     score="accuracy",
     writes=True,
     # Such as a model for summaries.

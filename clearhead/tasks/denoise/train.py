@@ -6,6 +6,7 @@ from clearhead import spec
 from clearhead.data.objectives.spans import num_sentinels
 from clearhead.errors import InputError
 from clearhead.task import Noise
+from clearhead.tasks.denoise.data import DenoiseTask
 from clearhead.tasks.train import NoisedTraining
 from clearhead.text.tokenizer import Tokenizer
 
@@ -16,13 +17,14 @@ class Training(NoisedTraining):
     def noised_tokenizer(self) -> Tokenizer:
         """As of `NoisedTraining`."""
         # A tokenizer that is trained here adds two special tokens to a text.
-        sentinels = self._sentinels_needed(2) if self.run_file.task.noise == "spans" else 0
-        return self.train_tokenizer(mask=self.run_file.task.noise == "infill", sentinels=sentinels)
+        noise = self.task_table(DenoiseTask).noise
+        sentinels = self._sentinels_needed(2) if noise == "spans" else 0
+        return self.train_tokenizer(mask=noise == "infill", sentinels=sentinels)
 
     def noise(self, tokenizer: Tokenizer) -> Noise:
         """As of `NoisedTraining`; too few sentinels are refused before any text is read."""
-        task = self.run_file.task
-        assert task.noise is not None and task.noise_share is not None, "the run file fills its defaults"
+        task = self.task_table(DenoiseTask)
+        assert task.noise_share is not None, "the run file fills its defaults"
         if task.noise == "spans":
             needed, found = self._sentinels_needed(tokenizer.special_tokens.num_added()), len(tokenizer.sentinel_ids)
             if found < needed:
@@ -38,6 +40,6 @@ class Training(NoisedTraining):
         self.need_two_stacks(model)
 
     def _sentinels_needed(self, extra: int) -> int:
-        task, length = self.run_file.task, max(1, self.run_file.data.max_length - extra)
-        assert task.noise_share is not None and task.mean_span is not None, "the run file fills its defaults"
+        task, length = self.task_table(DenoiseTask), max(1, self.run_file.data.max_length - extra)
+        assert task.noise_share is not None, "the run file fills its defaults"
         return num_sentinels(length, share=task.noise_share, mean_span=task.mean_span)

@@ -44,7 +44,6 @@ TASK: Final = Task(
     evaluate=EvaluateWords(("source", "target"), ("labels", "similarities", "batch_size")),
     used_with="embed {run} FILE",
     recipes=_RECIPES,
-    settings=("pool", "temperature"),
     score="recall@1",
     is_paired=True,
 )

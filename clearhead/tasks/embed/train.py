@@ -24,6 +24,7 @@ from clearhead.presets.task_heads import usual_pool, vector_head, with_head
 from clearhead.spec import Model
 from clearhead.task import TaskRecord
 from clearhead.tasks.embed.batches import ContrastiveBatch, collate_contrastive, contrastive_plan, store_groups
+from clearhead.tasks.embed.data import EmbedTask
 from clearhead.tasks.train import PairTraining, Stores, evenly_spaced
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.task_parts import DataSide, TaskParts, one_sided
@@ -38,9 +39,7 @@ class Training(PairTraining):
     @property
     def temperature(self) -> float:
         """Divides the cosines."""
-        temperature = self.run_file.task.temperature
-        assert temperature is not None, "the run file fills its defaults"
-        return temperature
+        return self.task_table(EmbedTask).temperature
 
     def parts(self) -> TaskParts[ContrastiveBatch]:
         """As of `TaskTraining`."""
@@ -100,7 +99,7 @@ class Training(PairTraining):
         return stores
 
     def _spec(self, tokenizer: Tokenizer) -> Model:
-        initial, pool = self.setup.initial, self.run_file.task.pool
+        initial, pool = self.setup.initial, self.task_table(EmbedTask).pool
         if pool is None and initial is not None and initial.record.kind == "embed" and initial.spec.head is not None:
             return self.setup.build_spec(source_vocab=tokenizer.vocab_size, head=initial.spec.head)
         # The usual pooling depends on the stacks of the spec, so the first spec has any head.

@@ -37,6 +37,5 @@ TASK: Final = Task(
     evaluate=EvaluateWords(("text",), EVALUATED_TEXT),
     used_with="fill {run} TEXT",
     recipes=_RECIPES,
-    settings=("mask_share", "whole_words"),
     score="accuracy",
 )

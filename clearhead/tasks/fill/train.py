@@ -5,6 +5,7 @@ from __future__ import annotations
 from clearhead import spec
 from clearhead.errors import InputError
 from clearhead.task import Noise
+from clearhead.tasks.fill.data import FillTask
 from clearhead.tasks.train import NoisedTraining
 from clearhead.text.tokenizer import Tokenizer
 
@@ -18,9 +19,8 @@ class Training(NoisedTraining):
 
     def noise(self, tokenizer: Tokenizer) -> Noise:
         """As of `NoisedTraining`."""
-        share, whole_words = self.run_file.task.mask_share, self.run_file.task.whole_words
-        assert share is not None and whole_words is not None, "the run file fills its defaults"
-        return Noise(kind="mask", share=share, whole_words=whole_words)
+        task = self.task_table(FillTask)
+        return Noise(kind="mask", share=task.mask_share, whole_words=task.whole_words)
 
     def check(self, model: spec.Model) -> None:
         """As of `NoisedTraining`."""

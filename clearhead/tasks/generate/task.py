@@ -40,7 +40,6 @@ TASK: Final = Task(
     evaluate=EvaluateWords(("text",), ("window", "stride", *EVALUATED_TEXT)),
     used_with="generate {run} --prompt TEXT",
     recipes=_RECIPES,
-    settings=("objective",),
     writes=True,
     continues=True,
 )

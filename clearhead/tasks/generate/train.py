@@ -22,12 +22,13 @@ from clearhead.evaluate.result import Validation
 from clearhead.machine import size
 from clearhead.spec import Model, Prefix, walk
 from clearhead.task import TaskRecord
+from clearhead.tasks.generate.data import GenerateData
 from clearhead.tasks.train import LazyTexts, TextTraining
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.data_files import streamed_shards
 from clearhead.training.losses import mean_token_loss
-from clearhead.training.runfile.sections import RunFile
+from clearhead.training.runfile.sections import Train
 from clearhead.training.task_parts import DataSide, TaskParts, one_sided
 
 SAMPLE_CHARACTERS: Final = 1 << 25
@@ -52,11 +53,10 @@ class Training(TextTraining):
         """As of `TaskTraining`."""
         setup = self.setup
         tokenizer = setup.find_tokenizer(self._train_tokenizer)
-        is_prefix = self.run_file.task.objective == "prefix"
-        spec = setup.build_spec(source_vocab=tokenizer.vocab_size, prefix=is_prefix)
+        spec = setup.build_spec(source_vocab=tokenizer.vocab_size)
         if spec.decoder is None:
             raise InputError("the task 'generate' needs a model with a decoder; this one has only an encoder")
-        views = _Views(self.run_file, tokenizer, spec)
+        views = _Views(self.data_table(GenerateData), self.run_file.train, tokenizer, spec)
         text = (self._streamed if self.run_file.data.stream else self._stored)(tokenizer, views)
 
         def validate(module: nn.Module) -> Validation:
@@ -96,7 +96,7 @@ class Training(TextTraining):
 
     def _streamed(self, tokenizer: Tokenizer, views: _Views) -> _Text:
         """Return the first part of a text that is read while the run goes on."""
-        data, train, progress = self.run_file.data, self.run_file.train, self.setup.progress
+        data, train, progress = self.data_table(GenerateData), self.run_file.train, self.setup.progress
         assert data.shuffle_buffer is not None, "the run file fills its defaults"
         shards = streamed_shards(self.run_file)
         progress.message("train: reading and tokenizing the first part")
@@ -126,12 +126,11 @@ def _check_block(found: int, block: int) -> None:
 class _Views:
     """Batches of text: causal blocks, or windows split into prefix and rest."""
 
-    def __init__(self, run_file: RunFile, tokenizer: Tokenizer, spec: Model) -> None:
-        train, data = run_file.train, run_file.data
+    def __init__(self, data: GenerateData, train: Train, tokenizer: Tokenizer, spec: Model) -> None:
         self.block = data.max_length
         self.budget = max(train.batch_tokens, data.max_length)
         self.seed = train.seed
-        self.pack = data.pack is not False
+        self.pack = data.pack
         shows_prefix = any(isinstance(node, Prefix) for _, node in walk(spec))
         self.split: PrefixSplit | PrefixLM | None = None
         if spec.encoder is not None:

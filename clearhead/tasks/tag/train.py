@@ -16,7 +16,7 @@ from clearhead.core import Transformer
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.sources.tables import Share
-from clearhead.data.sources.tagged import TaggedSource, parse_tagged_source, tagged_texts
+from clearhead.data.sources.tagged import TaggedSource, tagged_texts
 from clearhead.data.stores.arrays import Indices
 from clearhead.data.stores.tag_set import TagSet
 from clearhead.data.stores.tagged import TagStore, prepare_tagged
@@ -24,6 +24,7 @@ from clearhead.data.stores.word_chunks import NO_WORD
 from clearhead.evaluate.result import Validation
 from clearhead.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.task import TaskRecord
+from clearhead.tasks.tag.data import parse_tagged_source
 from clearhead.tasks.tag.use import measure_store
 from clearhead.tasks.train import LabelledTraining, Stores
 from clearhead.text.tokenizer import Tokenizer

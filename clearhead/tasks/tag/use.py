@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
 from clearhead.data.sources.tables import Examples
-from clearhead.data.sources.tagged import TaggedRows, parse_tagged_source
+from clearhead.data.sources.tagged import TaggedRows
 from clearhead.data.stores.tag_set import OUTSIDE, TagSet
 from clearhead.data.stores.tagged import TagStore, prepare_tagged
 from clearhead.data.stores.word_chunks import NO_WORD, chunk_words
@@ -33,6 +33,7 @@ from clearhead.evaluate.result import Measures, f1_table, percent
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.printing import Printed
 from clearhead.task import TaskRecord
+from clearhead.tasks.tag.data import parse_tagged_source
 from clearhead.tasks.use import collate_texts, refuse_pair, source_of
 from clearhead.text.long_texts import MOST_CHARACTERS, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer

@@ -49,7 +49,6 @@ TASK: Final = Task(
     ),
     used_with="translate {run} FILE",
     recipes=_RECIPES,
-    settings=("from_language", "to_language"),
     score="BLEU",
     writes=True,
     is_paired=True,

@@ -15,6 +15,7 @@ from clearhead.core import Transformer
 from clearhead.data.batches.base import Batch, seq2seq_batch
 from clearhead.data.batches.plans import LengthSortedPlan, training_batches, validation_batches
 from clearhead.data.sources.pairs import read_pairs
+from clearhead.data.sources.run_file_tables import Form
 from clearhead.data.stores.arrays import Indices
 from clearhead.data.stores.pairs import PairStore
 from clearhead.evaluate.result import Validation
@@ -25,7 +26,6 @@ from clearhead.task import TaskRecord
 from clearhead.tasks.train import PairTraining, evenly_spaced
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.losses import mean_token_loss
-from clearhead.training.runfile.sections import Section
 from clearhead.training.task_parts import DataSide, TaskParts
 
 
@@ -82,7 +82,7 @@ class Training(PairTraining):
     ) -> Callable[[nn.Module], Validation]:
         """Return the validation on held-out pairs: the loss of a target token, and BLEU of some greedy translations."""
         table = self.run_file.data.valid
-        assert isinstance(table, Section), "the rules of the run file refuse a share of pairs"
+        assert isinstance(table, Form), "the rules of the run file refuse a share of pairs"
         texts = read_pairs(self.pair_source(table))["target"] if scored else []
         references = [texts[store.lines[row]] for row in scored]
 

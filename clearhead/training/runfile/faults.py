@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
+from clearhead.data.sources.run_file_tables import Form, Section, expected, form_of, near_choice
 from clearhead.errors import nearest
-from clearhead.training.runfile.sections import SECTIONS, SOURCE_FORMS, FilePair
+from clearhead.tasks.data import data_of
+from clearhead.tasks.registry import kinds
+from clearhead.training.runfile.sections import TABLES, EarlyStop, run_file_type, sections_of
 
 Address = tuple[str, ...]
 
-_EXPECTED = {
-    "int": "a whole number",
-    "float": "a number",
-    "string": "text in quotes",
-    "bool": "true or false",
-    "model": "a table",
-    "finite": "a finite number",
-}
-_BOUNDS = {
-    "greater_than": ("gt", "above"),
-    "greater_than_equal": ("ge", "at least"),
-    "less_than": ("lt", "below"),
-    "less_than_equal": ("le", "at most"),
-}
+_HELD_OUT = "; `clearhead new` can hold out some of the training data"
 
 
 @dataclass(frozen=True)
@@ -91,15 +81,6 @@ def name_of(address: Address) -> str:
     return " ".join([f"[{address[0]}]", ".".join(address[1:])]).strip()
 
 
-# Descriptions of keys with values of more than one kind.
-_WANTED: Mapping[Address, str] = {
-    ("lora", "targets"): 'a list of addresses, such as ["**.query", "**.value"]',
-    ("train", "betas"): "a list of 2 numbers, each at least 0 and below 1",
-    ("train", "warmup"): "a number of steps from 0 on, or a share of all steps such as 0.1",
-    ("train", "validate_every"): "a number of steps from 1 on, or a share of all steps such as 0.1",
-}
-
-
 @dataclass(frozen=True)
 class Fault:
     """One fault: its address, its message, and whether it only follows from another fault."""
@@ -109,24 +90,26 @@ class Fault:
     follows: bool = False
 
 
-def faults_of(error: ValidationError, raw: Mapping[str, Any], places: Places) -> list[Fault]:
+def faults_of(error: ValidationError, raw: Mapping[str, Any], places: Places, kind: str | None) -> list[Fault]:
     """Turn a validation error into one message per address.
 
     Args:
         error: from pydantic.
         raw: the validated values.
         places: their origins.
+        kind: of the task; None: not known.
     """
     grouped: dict[Address, list[Any]] = {}
     for item in error.errors(include_url=False):
         grouped.setdefault(_address(item["loc"], raw, item["type"]), []).append(item)
-    kinds = {address: str(items[0]["type"]) for address, items in grouped.items()}
-    unknown = [address for address, kind in kinds.items() if kind == "extra_forbidden"]
+    types = {address: _type(address, items[0]) for address, items in grouped.items()}
+    unknown = [address for address, type_ in types.items() if type_ == "extra_forbidden"]
     return [
         Fault(
             address,
-            _sentence(address, items, raw, places),
-            follows=kinds[address] == "missing" and _is_misspelt(address, unknown),
+            places.of(address[:-1] if types[address] == "missing" else address)
+            + _sentence(address, types[address], items, raw, kind),
+            follows=types[address] == "missing" and _is_misspelt(address, unknown),
         )
         for address, items in grouped.items()
     ]
@@ -149,81 +132,80 @@ def _address(location: tuple[int | str, ...], raw: Mapping[str, Any], kind: str)
     return tuple(address)
 
 
-def _sentence(address: Address, items: Sequence[Any], raw: Mapping[str, Any], places: Places) -> str:
-    first = items[0]
-    kind = str(first["type"])
-    if address in _WANTED:
-        received = describe_value(raw[address[0]][address[1]])
-        return f"{places.of(address)}{name_of(address)} must be {_WANTED[address]}, received {received}"
-    if kind == "extra_forbidden":
-        return places.of(address) + _unknown_key(address, raw)
-    if kind == "missing":
-        return places.of(address[:-1]) + _missing_key(address)
-    if kind.startswith("union_tag"):
-        return places.of(address) + (
-            f"{name_of(address)} must be a table that names the data, such as "
-            '{ text = "train.txt" }, { source = "train.de", target = "train.en" }, { tsv = "train.tsv" }, '
-            '{ jsonl = "train.jsonl" } '
-            'or { dataset = "name", split = "train" }' + f"; received {_described_table(first['input'])}"
-        )
-    expected = " or ".join(dict.fromkeys(_expected(item) for item in items))
-    received = first["input"]
-    hint = nearest(received, _choices(first)) if kind == "literal_error" and isinstance(received, str) else ""
-    return f"{places.of(address)}{name_of(address)} must be {expected}, received {describe_value(received)}{hint}"
+def _type(address: Address, item: Mapping[str, Any]) -> str:
+    """Return the type of an error; what is missing inside a list is a fault of the list."""
+    is_inside = item["type"] == "missing" and item["loc"][-1] != address[-1]
+    return "too_short" if is_inside else str(item["type"])
 
 
-def _described_table(value: object) -> str:
-    """Describe what does not name data: where it is a table, by its keys, with the name that one of them is near to."""
-    if not isinstance(value, Mapping) or not value:
-        return describe_value(value)
-    hints = (nearest(str(key), SOURCE_FORMS) for key in value)
-    return f"the keys {', '.join(map(str, value))}{next(filter(None, hints), '')}"
+def _sentence(address: Address, type_: str, items: Sequence[Any], raw: Mapping[str, Any], kind: str | None) -> str:
+    if type_ == "extra_forbidden":
+        return _unknown_key(address, raw, kind)
+    if type_ == "missing":
+        return _missing_key(address)
+    received: Any = raw
+    for part in address:
+        received = received[part]
+    if type_.startswith("union_tag"):
+        assert kind is not None, "the forms of data are those of a task"
+        return _no_data(address, received, data_of(kind).data.forms)
+    wanted = expected(_section_at(address[:-1], raw, kind), address[-1], items)
+    return f"{name_of(address)} must be {wanted}, received {describe_value(received)}{near_choice(items[0])}"
 
 
-def _choices(item: Mapping[str, Any]) -> list[str]:
-    return re.findall(r"'([^']*)'", str(item.get("ctx", {}).get("expected", "")))
-
-
-def _expected(item: Mapping[str, Any]) -> str:
-    kind, context = str(item["type"]), item.get("ctx", {})
-    if kind == "literal_error":
-        return "one of " + ", ".join(_choices(item))
-    if kind in _BOUNDS:
-        name, word = _BOUNDS[kind]
-        return f"{word} {context[name]:g}"
-    if kind == "string_too_short":
-        return "text that is not empty"
-    return _EXPECTED.get(kind.split("_")[0], "another kind of value")
-
-
-def _unknown_key(address: Address, raw: Mapping[str, Any]) -> str:
-    key, table = address[-1], address[:-1]
+def _section_at(table: Address, raw: Mapping[str, Any], kind: str | None) -> type[Section]:
+    """Return the type of a table of a run file, or of one in it."""
     if not table:
-        return f"there is no table or key '{key}' at the top of a run file{nearest(key, SECTIONS) or _other_table(key)}"
-    known = _known_keys(address, raw)
-    hint = nearest(key, known) or _other_table(key)
-    return f"unknown key '{key}' in {name_of(table)}{hint or '; its keys are ' + ', '.join(known)}"
+        return run_file_type(kind)
+    if len(table) == 1:
+        return sections_of(kind)[table[0]]
+    form = form_of(raw["data"][table[1]], data_of(kind).data.forms) if table[0] == "data" and kind is not None else None
+    return form or EarlyStop
 
 
-def _known_keys(address: Address, raw: Mapping[str, Any]) -> list[str]:
-    """Return the valid keys of the table of an unknown key."""
-    if len(address) == 2:
-        return list(SECTIONS[address[0]].model_fields)
-    if address[0] == "data":
-        table = raw["data"][address[1]]
-        form = next((form for name, form in SOURCE_FORMS.items() if name != "source" and name in table), FilePair)
-        return list(form.model_fields)
-    return ["metric", "patience"]
+def _no_data(address: Address, value: object, forms: Sequence[type[Form]]) -> str:
+    *others, last = (form.example for form in forms)
+    examples = f"{', '.join(others)} or {last}" if others else last
+    received = describe_value(value)
+    if isinstance(value, Mapping) and value:
+        names = [name for form in forms for name in form.model_fields]
+        hint = next(filter(None, (nearest(str(key), names) for key in value if key not in names)), "")
+        received = f"the keys {', '.join(map(str, value))}{hint}"
+    elif address[-1] == "valid":
+        received += _HELD_OUT
+    return f"{name_of(address)} must be a table that names the data, such as {examples}; received {received}"
 
 
-def _other_table(key: str) -> str:
+def _unknown_key(address: Address, raw: Mapping[str, Any], kind: str | None) -> str:
+    name, table = address[-1], address[:-1]
+    if not table:
+        hint = nearest(name, TABLES) or _other_table(name, kind)
+        return f"there is no table or key '{name}' at the top of a run file{hint}"
+    homes = [other for other in kinds() if table in (("task",), ("data",)) and name in _keys(other, table[0])]
+    if homes:
+        return f"{name_of(address)} {only_for(kind, homes)}"
+    known = _section_at(table, raw, kind).model_fields
+    hint = nearest(name, known) or _other_table(name, kind)
+    return f"unknown key '{name}' in {name_of(table)}{hint or '; its keys are ' + ', '.join(known)}"
+
+
+def _keys(kind: str, table: str) -> Iterable[str]:
+    return sections_of(kind)[table].model_fields
+
+
+def only_for(kind: str | None, homes: Iterable[str]) -> str:
+    """Return what is wrong with a key that only other tasks have, such as "has no effect for the task 'fill', ..."."""
+    return f"has no effect for the task '{kind}', only for {' and '.join(map(repr, homes))}; remove it"
+
+
+def _other_table(name: str, kind: str | None) -> str:
     """Return a hint to another table that has the key."""
-    homes = [name for name, section in SECTIONS.items() if key in section.model_fields]
+    homes = [table for table, section in sections_of(kind).items() if name in section.model_fields]
     return f" (it belongs in [{homes[0]}])" if homes else ""
 
 
 def _missing_key(address: Address) -> str:
     if len(address) == 1:
         return f"the table [{address[0]}] is missing"
-    hint = "; `clearhead new` can hold out some of the training pairs" if address == ("data", "valid") else ""
+    hint = _HELD_OUT if address == ("data", "valid") else ""
     return f"{name_of(address[:-1])} needs the key '{address[-1]}'{hint}"

@@ -17,16 +17,16 @@ from pydantic import ValidationError
 
 from clearhead.errors import InputError, nearest
 from clearhead.files import read_text_file
+from clearhead.tasks.data import data_of
+from clearhead.tasks.registry import BUILT_IN, kinds
 from clearhead.training.runfile.faults import Address, Fault, Places, faults_of, find_lines
 from clearhead.training.runfile.rules import LENGTHS, check_rules, fill_defaults, has_fault
-from clearhead.training.runfile.sections import SECTIONS, RunFile, Section
+from clearhead.training.runfile.sections import TABLES, RunFile, run_file_type, sections_of
 
 # Values for required keys that are missing or faulty, so that the rules can still check the other keys.
-_PAIR = {"source": "-", "target": "-"}
 _PLACEHOLDERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "task": {"kind": "translate"},
-        "data": {"train": _PAIR, "valid": _PAIR},
+        "task": {"kind": BUILT_IN[0]},
         "tokenizer": {"kind": "word", "path": "-"},
         "model": {},
         "lora": {"rank": 8},
@@ -118,7 +118,7 @@ def _override_fault(address: Address, has_equals: bool) -> str | None:
         return "expected table.key=value, such as train.steps=1000"
     if len(address) >= 2 and all(address):
         return None
-    homes = [name for name, section in SECTIONS.items() if address[0] in section.model_fields]
+    homes = [name for name, section in sections_of(None).items() if address[0] in section.model_fields]
     hint = f"; did you mean {homes[0]}.{address[0]}?" if homes else ", such as train.steps=1000"
     return f"the key needs the name of its table{hint}"
 
@@ -139,8 +139,8 @@ def _set(raw: dict[str, Any], address: Address, value: Any) -> str | None:
     """Set one value in nested tables; return a message if that is impossible."""
     here = raw
     for depth, part in enumerate(address[:-1], start=1):
-        if depth == 1 and part not in SECTIONS:
-            return f"there is no table [{part}]{nearest(part, SECTIONS)}; the tables are {', '.join(SECTIONS)}"
+        if depth == 1 and part not in TABLES:
+            return f"there is no table [{part}]{nearest(part, TABLES)}; the tables are {', '.join(TABLES)}"
         below = here.setdefault(part, {})
         if not isinstance(below, dict):
             return f"'{'.'.join(address[:depth])}' is not a table"
@@ -158,17 +158,33 @@ def _drop_other_length(raw: dict[str, Any], kept: str) -> None:
 
 def _validate(raw: dict[str, Any], places: Places) -> tuple[RunFile, list[Fault]]:
     """Validate the values; faulty keys are reported and left out, so that the rules can check the others."""
+    kind = _kind_of(raw)
     try:
-        return RunFile.model_validate(raw), []
+        return run_file_type(kind).model_validate(raw), []
     except ValidationError as error:
-        faults = faults_of(error, raw, places)
-    values: dict[str, Any] = {name: dict(raw[name]) for name in SECTIONS if isinstance(raw.get(name), dict)}
-    for table, *keys in (fault.address for fault in faults if fault.address[0] in SECTIONS):
+        faults = faults_of(error, raw, places, kind)
+    values: dict[str, Any] = {name: dict(raw[name]) for name in TABLES if isinstance(raw.get(name), dict)}
+    placeholders = _placeholders(kind)
+    for table, *keys in (fault.address for fault in faults if fault.address[0] in TABLES):
         for key in keys[:1] or _REQUIRED:
             values.setdefault(table, {}).pop(key, None)
-            if key in _PLACEHOLDERS[table]:
-                values[table][key] = _PLACEHOLDERS[table][key]
-    return RunFile.model_validate(values), faults
+            if key in placeholders[table]:
+                values[table][key] = placeholders[table][key]
+    return run_file_type(kind).model_validate(values), faults
+
+
+def _kind_of(raw: Mapping[str, Any]) -> str | None:
+    """Return the kind of task of a run file; None: it names none."""
+    task = raw.get("task")
+    kind = task.get("kind") if isinstance(task, dict) else None
+    return kind if kind in kinds() else None
+
+
+def _placeholders(kind: str | None) -> dict[str, Mapping[str, Any]]:
+    """Return values for the required keys of each table."""
+    forms = () if kind is None else data_of(kind).data.forms[:1]
+    named = {name: "-" for form in forms for name, field in form.model_fields.items() if field.is_required()}
+    return {**_PLACEHOLDERS, "data": {"train": named, "valid": named}}
 
 
 def _model_faults(run: RunFile, places: Places) -> list[Fault]:
@@ -186,8 +202,7 @@ def _model_faults(run: RunFile, places: Places) -> list[Fault]:
 
 def to_toml(run: RunFile) -> str:
     """Write a run file as TOML text that reads back to an equal run file."""
-    sections: dict[str, Section | None] = {name: getattr(run, name) for name in SECTIONS}
-    return toml_text({name: section.model_dump() for name, section in sections.items() if section is not None})
+    return toml_text({name: table for name, table in run.model_dump().items() if table is not None})
 
 
 def toml_text(tables: Mapping[str, Mapping[str, Any]]) -> str:

@@ -5,15 +5,17 @@ The rules check the valid values, so a fault in one key does not hide a fault be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterator, Sequence
+from typing import TypeVar
 
+from clearhead.data.sources.run_file_tables import Form, Section
 from clearhead.errors import InputError
 from clearhead.tasks.base import Family
-from clearhead.tasks.registry import every, find
+from clearhead.tasks.data import data_of
+from clearhead.tasks.registry import find, kinds
 from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, SCHEDULES_WITH_WARMUP
-from clearhead.training.runfile.faults import Address, Fault, name_of
-from clearhead.training.runfile.sections import SUBWORD_KINDS, HubDataset, RunFile, Section, Train
+from clearhead.training.runfile.faults import Address, Fault, name_of, only_for
+from clearhead.training.runfile.sections import SUBWORD_KINDS, RunFile, Train
 
 LENGTHS = ("steps", "epochs")
 _DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -32,7 +34,7 @@ def check_rules(run: RunFile, faulty: Collection[Address] = ()) -> list[Fault]:
         faulty: the addresses of these keys; a rule that depends on a placeholder would report what is not there.
     """
     of_any_task = (_lora, _sizes, _positions, _length, _schedule, _snapshots, _device)
-    of_the_task = (_task, _sources, _stream, _tokenizer, _model, _validation)
+    of_the_task = (_task, _data, _tokenizer, _model, _validation)
     rules = of_any_task if has_fault(faulty, "task", "kind") else of_the_task + of_any_task
     found = [fault for rule in rules for fault in rule(run)]
     return [fault for fault in found if not (fault.address[0] == "data" and has_fault(faulty, *fault.address[:2]))]
@@ -58,77 +60,28 @@ def _without_effect(table: str, keys: Sequence[str], why: str) -> Iterator[Fault
 
 
 def _task(run: RunFile) -> Iterator[Fault]:
-    kind, own = run.task.kind, find(run.task.kind).settings
-    for key in _given(run.task):
-        if key not in (*own, "kind", "init"):
-            homes = " and ".join(f"'{task.kind}'" for task in every() if key in task.settings)
-            yield _fault(f"task.{key}", f"has no effect for the task '{kind}', only for {homes}; remove it")
-    for key in ("from_language", "to_language"):
-        if getattr(run.task, key) is not None and not run.task.init:
-            yield _fault(f"task.{key}", "is for a multilingual checkpoint as [task] init; remove it")
-    if run.task.objective == "causal" and family_of(run) == "encoder-decoder":
-        yield _fault("task.objective", "= 'causal' needs [model] family = 'decoder'; with an encoder it is 'prefix'")
+    for key, sentence in run.task.faults(family_of(run)):
+        yield _fault(f"task.{key}", sentence)
 
 
-def _sources(run: RunFile) -> Iterator[Fault]:
-    parse = _parser_of(run.task.kind)
-    for name in ("train", "valid"):
-        table = getattr(run.data, name)
-        if isinstance(table, float):
-            if find(run.task.kind).is_paired:
-                yield _fault("data.valid", "must be a table for pairs; `clearhead new` can hold out some of them")
-            continue
+def _data(run: RunFile) -> Iterator[Fault]:
+    data = run.data
+    for name, table in (("train", data.train), ("valid", data.valid)):
         try:
-            parse(table.model_dump(exclude_none=True))
+            if isinstance(table, Form):
+                table.as_source()
         except InputError as error:
             yield _fault(f"data.{name}", f"is not usable: {error}")
-    for key, kinds in (("pack", ("generate",)), ("max_ratio", ("translate", "embed"))):
-        if getattr(run.data, key) is not None and run.task.kind not in kinds:
-            yield _fault(f"data.{key}", f"has no effect for the task '{run.task.kind}'; remove it")
-
-
-def _stream(run: RunFile) -> Iterator[Fault]:
-    data = run.data
-    if not data.stream:
-        if data.shuffle_buffer is not None:
-            yield _fault("data.shuffle_buffer", "is for a streamed text, whose pieces it shuffles; remove it")
-        return
-    if run.task.kind != "generate":
-        yield _fault("data.stream", f"has no effect for the task '{run.task.kind}', only for 'generate'; remove it")
-        return
-    if isinstance(data.valid, float):
-        yield _fault("data.valid", "must be a text of its own for a streamed text, whose end is not known")
-    if isinstance(data.train, HubDataset):
-        yield _fault("data.stream", "reads text files, but a dataset by name is on disk as a whole; remove it")
-    if run.train.epochs is not None:
+    for key, sentence in data.faults():
+        yield _fault(f"data.{key}", sentence)
+    if data.stream and not data.streams:
+        yield _fault("data.stream", only_for(run.task.kind, [kind for kind in kinds() if data_of(kind).data.streams]))
+    elif data.stream and run.train.epochs is not None:
         yield _fault(
             "train.epochs",
             "counts passes, and how many steps a pass over a streamed text has is known at its end only: give 'steps' "
             "or 'seconds'; the beginning of the run says about how many steps a pass has",
         )
-
-
-def _parser_of(kind: str) -> Callable[[Mapping[str, Any]], object]:
-    """Return the parser of the [data] tables of a task."""
-    if kind in ("translate", "embed"):
-        from clearhead.data.sources.pairs import parse_pair_source
-
-        return parse_pair_source
-    if kind == "classify":
-        from clearhead.data.sources.labelled import parse_labelled_source
-
-        return parse_labelled_source
-    if kind == "tag":
-        from clearhead.data.sources.tagged import parse_tagged_source
-
-        return parse_tagged_source
-    if kind == "answer":
-        from clearhead.data.sources.answers import parse_answer_source
-
-        return parse_answer_source
-    from clearhead.data.sources.texts import parse_text_source
-
-    return parse_text_source
 
 
 def family_of(run: RunFile) -> Family:
@@ -278,8 +231,8 @@ def fill_defaults(run: RunFile) -> RunFile:
     """Fill every key whose default depends on other keys; filling twice changes nothing."""
     return run.model_copy(
         update={
-            "task": _filled(run.task, _task_defaults(run)),
-            "data": _filled(run.data, _data_defaults(run)),
+            "task": _filled(run.task, run.task.defaults(family_of(run))),
+            "data": _filled(run.data, run.data.defaults()),
             "tokenizer": _filled(run.tokenizer, _tokenizer_defaults(run)),
             "model": _filled(run.model, _model_defaults(run)),
             "train": _filled(run.train, _train_defaults(run)),
@@ -287,40 +240,20 @@ def fill_defaults(run: RunFile) -> RunFile:
     )
 
 
-def _filled(section: Kind, defaults: dict[str, Any]) -> Kind:
+def _filled(section: Kind, defaults: dict[str, object]) -> Kind:
     return section.model_copy(update={key: value for key, value in defaults.items() if getattr(section, key) is None})
 
 
-def _data_defaults(run: RunFile) -> dict[str, Any]:
-    defaults: dict[str, Any] = {"pack": True} if run.task.kind == "generate" else {}
-    return defaults | ({"shuffle_buffer": 16_000_000} if run.data.stream else {})
-
-
-def _task_defaults(run: RunFile) -> dict[str, Any]:
-    """Return the values of the papers: 15 % of tokens masked; 15 % in spans of 3, or 30 % for infilling."""
-    infill = run.task.noise == "infill"
-    # The usual pooling depends on the family, which is not known here for an initial model.
-    pool = {} if run.task.init else {"pool": "mean" if family_of(run) == "encoder" else "last"}
-    by_kind: dict[str, dict[str, Any]] = {
-        "generate": {"objective": "prefix" if family_of(run) == "encoder-decoder" else "causal"},
-        "fill": {"mask_share": 0.15, "whole_words": False},
-        "denoise": {"noise": "spans", "noise_share": 0.3 if infill else 0.15, "mean_span": 3.0},
-        "classify": {"labels": "single_label", **pool},
-        "embed": {"temperature": 0.05, **pool},
-    }
-    return by_kind.get(run.task.kind, {})
-
-
-def _tokenizer_defaults(run: RunFile) -> dict[str, Any]:
+def _tokenizer_defaults(run: RunFile) -> dict[str, object]:
     if run.tokenizer.kind is None:
         return {}
-    defaults: dict[str, Any] = {"joint": True} if find(run.task.kind).has_two_vocabularies else {}
+    defaults: dict[str, object] = {"joint": True} if find(run.task.kind).has_two_vocabularies else {}
     if run.tokenizer.kind in SUBWORD_KINDS:
         defaults["vocab_size"] = 8000
     return defaults
 
 
-def _model_defaults(run: RunFile) -> dict[str, Any]:
+def _model_defaults(run: RunFile) -> dict[str, object]:
     if run.model.spec is not None or run.task.init:
         return {}
     two_vocabularies = run.tokenizer.joint is False
@@ -328,7 +261,7 @@ def _model_defaults(run: RunFile) -> dict[str, Any]:
     return {"family": family_of(run), "preset": "transformer", **tie}
 
 
-def _train_defaults(run: RunFile) -> dict[str, Any]:
+def _train_defaults(run: RunFile) -> dict[str, object]:
     train = run.train
     asks_for_bleu = train.early_stop is not None and train.early_stop.metric == "bleu"
     return {

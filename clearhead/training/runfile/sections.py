@@ -6,143 +6,22 @@ so that a given key without effect can be reported.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any, Final, Literal, Union
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, create_model
 
-from clearhead.printing import Printed
+from clearhead.data.sources.run_file_tables import Count, Form, Positive, Section, Share, form_of
 from clearhead.spec.base import MOST_LAYERS
-from clearhead.task import LabelKind, TaskKind
+from clearhead.tasks.data import DataSection, TaskSection, data_of
+from clearhead.tasks.registry import kinds
 
 SUBWORD_KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece")
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-Share = Annotated[float, Field(gt=0.0, lt=1.0)]
-Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
 Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
-Positive = Annotated[float, Field(gt=0.0)]
-
-
-class Section(Printed, BaseModel):
-    """One table of a run file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class Task(Section):
-    """The task, and the initial model."""
-
-    kind: TaskKind
-    init: str = ""
-    from_language: str | None = None
-    to_language: str | None = None
-    objective: Literal["causal", "prefix"] | None = None
-    noise: Literal["spans", "infill"] | None = None
-    noise_share: Share | None = None
-    mean_span: Annotated[float, Field(ge=1.0)] | None = None
-    mask_share: Share | None = None
-    whole_words: bool | None = None
-    labels: LabelKind | None = None
-    pool: Literal["first", "mean", "last"] | None = None
-    temperature: Positive | None = None
-
-
-class FilePair(Section):
-    """Two files, line by line."""
-
-    source: str
-    target: str
-
-
-class TsvTable(Section):
-    """One file of tab-separated columns; a column is a number from 1 or a name in the first line."""
-
-    tsv: str
-    source_column: int | str = 1
-    target_column: int | str = 2
-
-
-class JsonLines(Section):
-    """One JSON object per line."""
-
-    jsonl: str
-    source_field: str = "source"
-    target_field: str = "target"
-
-
-class TextTable(Section):
-    """Single texts: a file, a folder or JSON lines, with labels for tasks with labels."""
-
-    text: str
-    field: str | None = None
-    document: Literal["file", "line", "paragraph"] | None = None
-    pattern: str | None = None
-    labels: str | int | None = None
-    text_column: str | int | None = None
-    pair: str | int | None = None
-
-
-class HubDataset(Section):
-    """A Hugging Face dataset by name; its fields depend on the task."""
-
-    dataset: str
-    split: str
-    config: str | None = None
-    source_field: str | None = None
-    target_field: str | None = None
-    field: str | None = None
-    labels: str | None = None
-    pair: str | None = None
-
-
-SOURCE_FORMS: dict[str, type[Section]] = {
-    "source": FilePair,
-    "text": TextTable,
-    "tsv": TsvTable,
-    "jsonl": JsonLines,
-    "dataset": HubDataset,
-}
-
-
-def _form_of(table: Any) -> str | None:
-    """Return the tag of a data table's form, by the key that only this form has; a tag is never a valid key."""
-    if isinstance(table, Section):
-        return next(f"by {name}" for name, form in SOURCE_FORMS.items() if isinstance(table, form))
-    if isinstance(table, int | float):
-        return "by share"
-    if not isinstance(table, dict):
-        return None
-    for key in ("text", "tsv", "jsonl", "dataset"):
-        if key in table:
-            return f"by {key}"
-    return "by source" if "source" in table or "target" in table else None
-
-
-_Tables = (
-    Annotated[FilePair, Tag("by source")]
-    | Annotated[TextTable, Tag("by text")]
-    | Annotated[TsvTable, Tag("by tsv")]
-    | Annotated[JsonLines, Tag("by jsonl")]
-    | Annotated[HubDataset, Tag("by dataset")]
-)
-Source = Annotated[_Tables, Discriminator(_form_of)]
-SourceOrShare = Annotated[_Tables | Annotated[Share, Tag("by share")], Discriminator(_form_of)]
-
-
-class Data(Section):
-    """The training and validation data; a number for `valid` takes that share from the end of `train`.
-
-    With `stream`, the training text is read and tokenized while the run goes on, `shuffle_buffer` characters at a time.
-    """
-
-    train: Source
-    valid: SourceOrShare
-    max_length: Annotated[int, Field(ge=2)] = 128
-    max_ratio: Annotated[float, Field(ge=1.0)] | None = None
-    pack: bool | None = None
-    stream: bool = False
-    shuffle_buffer: Count | None = None
 
 
 class TokenizerSection(Section):
@@ -190,7 +69,9 @@ class Lora(Section):
     rank: Count
     alpha: Positive | None = None
     dropout: Fraction = 0.0
-    targets: Annotated[tuple[str, ...], Field(strict=False)] | None = None
+    targets: Annotated[tuple[str, ...], Field(strict=False)] | None = Field(
+        default=None, description='a list of addresses, such as ["**.query", "**.value"]'
+    )
 
 
 class EarlyStop(Section):
@@ -218,10 +99,14 @@ class Train(Section):
     optimizer: Literal["adam", "adamw", "muon"] = "adamw"
     learning_rate: Positive | None = None
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
-    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.98)
+    betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = Field(
+        default=(0.9, 0.98), description="a list of 2 numbers, each at least 0 and below 1"
+    )
     eps: Positive = 1e-9
     schedule: Literal["paper", "inverse-sqrt", "cosine", "linear", "wsd", "plateau", "constant"] = "inverse-sqrt"
-    warmup: CountOrZero | Share | None = None
+    warmup: CountOrZero | Share | None = Field(
+        default=None, description="a number of steps from 0 on, or a share of all steps such as 0.1"
+    )
     label_smoothing: Fraction = 0.0
     clip: Positive | None = None
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -230,7 +115,9 @@ class Train(Section):
     device: str = "auto"
     threads: Count | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
-    validate_every: Count | Share = 500
+    validate_every: Count | Share = Field(
+        default=500, description="a number of steps from 1 on, or a share of all steps such as 0.1"
+    )
     bleu_sentences: CountOrZero | None = None
     save_every: Count | None = None
     keep: Count = 3
@@ -243,21 +130,61 @@ class Train(Section):
 
 
 class RunFile(Section):
-    """A run file."""
+    """A run file; the tables [task] and [data] are those of its kind of task."""
 
-    task: Task
-    data: Data
+    task: TaskSection
+    data: DataSection
     tokenizer: TokenizerSection = TokenizerSection()
     model: ModelSection = ModelSection()
     lora: Lora | None = None
     train: Train
 
 
-SECTIONS: dict[str, type[Section]] = {
-    "task": Task,
-    "data": Data,
-    "tokenizer": TokenizerSection,
-    "model": ModelSection,
-    "lora": Lora,
-    "train": Train,
-}
+TABLES: Final = tuple(RunFile.model_fields)
+
+
+@cache
+def run_file_type(kind: str | None) -> type[RunFile]:
+    """Return the type of the run files of a kind of task.
+
+    Args:
+        kind: of the task; None: not known, so that [task] and [data] may have the keys of any kind.
+    """
+    if kind is None:
+        tasks, tables = zip(*((data.task, data.data) for data in map(data_of, kinds())), strict=True)
+        task = create_model("TaskSection", __base__=TaskSection, **_keys_of(tasks, TaskSection))
+        named: dict[str, Any] = {"train": (Any, ...), "valid": (Any, ...), **_keys_of(tables, DataSection)}
+        return _run_file_type(task, create_model("DataSection", __base__=DataSection, **named))
+    found = data_of(kind)
+    forms = found.data.forms
+    named = {"train": (_names(forms), ...), "valid": (_names(forms, can_be_share=found.data.holds_out), ...)}
+    return _run_file_type(found.task, create_model(found.data.__name__, __base__=found.data, **named))
+
+
+def _run_file_type(task: type[TaskSection], data: type[DataSection]) -> type[RunFile]:
+    return create_model("RunFile", __base__=RunFile, task=(task, ...), data=(data, ...))
+
+
+def _keys_of(tables: Sequence[type[Section]], base: type[Section]) -> dict[str, Any]:
+    """Return the keys that some of the tables have beside those of all, with any value."""
+    return {key: (Any, None) for table in tables for key in table.model_fields if key not in base.model_fields}
+
+
+def _names(forms: Sequence[type[Form]], *, can_be_share: bool = False) -> Any:
+    """Return the type of what names data in one of some forms, which the keys of a table decide."""
+
+    def tag_of(table: object) -> str | None:
+        if isinstance(table, int | float):
+            return "by share" if can_be_share else None
+        form = form_of(table, forms) if isinstance(table, Mapping) else type(table)
+        # A tag is never a valid key.
+        return f"by {form.marker}" if form is not None and issubclass(form, Form) else None
+
+    tagged = [Annotated[form, Tag(f"by {form.marker}")] for form in forms]
+    return Annotated[Union[(*tagged, Annotated[Share, Tag("by share")])], Discriminator(tag_of)]
+
+
+def sections_of(kind: str | None) -> dict[str, type[Section]]:
+    """Return the types of the tables of a kind of task; None: of any kind."""
+    types: dict[str, Any] = {name: field.annotation for name, field in run_file_type(kind).model_fields.items()}
+    return {**types, "lora": Lora}

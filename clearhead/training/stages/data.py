@@ -40,7 +40,7 @@ def prepare_data(run: OpenedRun) -> PreparedData:
     if run.is_resumed:
         initial = initial_model_of_run(run.path) if task.init else None
     else:
-        initial = find_initial_model(task.init, task.from_language, task.to_language)
+        initial = find_initial_model(task.init, *task.languages)
     setup = TaskSetup(run.run_file, partial(_tokenizers, run, initial), initial, run.progress, run.device)
     with run.processes.turn():
         parts = parts_of(setup)

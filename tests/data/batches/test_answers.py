@@ -14,10 +14,11 @@ import pytest
 
 from clearhead.data.batches.base import NO_LABEL
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.data.sources.answers import GoldAnswer, answer_texts, parse_answer_source, read_answers
+from clearhead.data.sources.answers import GoldAnswer, answer_texts, read_answers
 from clearhead.data.stores.answers import NO_ANSWER, prepare_answers, token_span
 from clearhead.data.stores.context_windows import OVERLAP, context_windows
 from clearhead.errors import InputError
+from clearhead.tasks.answer.data import parse_answer_source
 from clearhead.tasks.answer.train import collate_answers
 from clearhead.text.special_tokens import SpecialTokens
 from clearhead.text.tokenizer import Tokenizer

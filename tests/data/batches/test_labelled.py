@@ -20,10 +20,11 @@ from clearhead import presets
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, training_batches, validation_batches
-from clearhead.data.sources.labelled import labelled_texts, parse_labelled_source, read_labelled
+from clearhead.data.sources.labelled import labelled_texts, read_labelled
 from clearhead.data.stores.label_set import LabelSet, learn_labels
 from clearhead.data.stores.labelled import LabelStore, prepare_labelled, truncate_pair
 from clearhead.errors import InputError
+from clearhead.tasks.classify.data import parse_labelled_source
 from clearhead.tasks.classify.train import collate_labelled
 from clearhead.text.special_tokens import SpecialTokens
 from clearhead.text.tokenizer import Tokenizer

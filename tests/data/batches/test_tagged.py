@@ -15,12 +15,13 @@ import pytest
 from clearhead.data.batches.base import NO_LABEL, Batch
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, training_batches, validation_batches
-from clearhead.data.sources.tagged import TaggedTexts, parse_tagged_source, read_tagged, tagged_texts
+from clearhead.data.sources.tagged import TaggedTexts, read_tagged, tagged_texts
 from clearhead.data.stores.tag_set import TagSet, find_scheme, to_iob2
 from clearhead.data.stores.tagged import TagStore, prepare_tagged
 from clearhead.data.stores.word_chunks import NO_WORD, chunk_words
 from clearhead.data.stores.word_splitter import WordSplitter
 from clearhead.errors import InputError
+from clearhead.tasks.tag.data import parse_tagged_source
 from clearhead.tasks.tag.train import collate_tagged
 from clearhead.text.special_tokens import SpecialTokens
 from clearhead.text.tokenizer import Tokenizer

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from clearhead.core import Transformer
-from clearhead.data.sources.labelled import parse_labelled_source
 from clearhead.data.stores.labelled import prepare_labelled
 from clearhead.errors import InputError, LongTexts, RunFailure
 from clearhead.task import TaskRecord
+from clearhead.tasks.classify.data import parse_labelled_source
 from clearhead.tasks.classify.use import (
     Classification,
     ClassifyMeasures,

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from clearhead.core import Transformer
-from clearhead.data.sources.tagged import parse_tagged_source
 from clearhead.data.stores.tagged import prepare_tagged
 from clearhead.data.stores.word_splitter import WordSplitter
 from clearhead.errors import InputError, RunFailure
 from clearhead.task import TaskRecord
+from clearhead.tasks.tag.data import parse_tagged_source
 from clearhead.tasks.tag.use import Entity, TagMeasures, check_tagger, entity_spans, measure_store, tag, tag_words
 from clearhead.text.tokenizer import Tokenizer
 from tests.tasks.labelled_models import character_tokenizer, model, random_texts

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from clearhead.errors import InputError
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.tasks.registry import BUILT_IN
 from clearhead.training.runfile.faults import find_lines
 from clearhead.training.runfile.model_table import least_parameters
 from clearhead.training.runfile.read import load_run_file, parse_run_file, to_toml
-from clearhead.training.runfile.sections import SECTIONS
+from clearhead.training.runfile.sections import TABLES, sections_of
 
+TABLES_OF_TASKS = [(kind, table) for kind in BUILT_IN[1:] for table in ("task", "data")]
 MINIMAL = """\
 [task]
 kind = "translate"
@@ -175,7 +177,7 @@ def test_faulty_override_is_quoted(override: str, expected: str) -> None:
             "no table or key 'modle' at the top of a run file (did you mean 'model'?)",
         ),
         (MINIMAL.replace("source =", "sorce =", 1), 4, "unknown key 'sorce' in [data] train (did you mean 'source'?)"),
-        (MINIMAL.replace('source = "train.de", target = "train.en"', 'txt = "t"'), 4, "txt (did you mean 'text'?)"),
+        (MINIMAL.replace('source = "train.de", target = "train.en"', 'tzv = "t"'), 4, "tzv (did you mean 'tsv'?)"),
         (MINIMAL.replace('source = "train.de"', 'tsv = "t", taget_column = 1', 1), 4, "did you mean 'target_column'?"),
         (with_keys("train", "early_stop = { metrik = 'loss' }"), 9, "did you mean 'metric'?"),
         (with_keys("train", "keep = 'all'"), 9, "[train] keep must be a whole number, received the text 'all'"),
@@ -241,7 +243,7 @@ def test_faulty_override_is_quoted(override: str, expected: str) -> None:
         (
             MINIMAL.replace('source = "val.de", target = "val.en"', 'tsv = "v", source_column = -1'),
             5,
-            "[data] valid is not usable: 'source_column' is -1",
+            "source_column must be a column by its number, counted from 1, or by its name, received the number -1",
         ),
         (with_keys("train", 'device = "tpu"'), 9, "must be one of auto, cpu, cuda, mps or cuda:N"),
         (MINIMAL.replace('"translate"', '"translat"'), 2, "did you mean 'translate'?"),
@@ -335,10 +337,10 @@ def test_faulty_key_causes_no_second_fault() -> None:
     )
 
 
-@pytest.mark.parametrize("section", sorted(SECTIONS))
-def test_a_fault_in_any_key_is_reported_in_our_words(section: str) -> None:
-    for key in SECTIONS[section].model_fields:
-        message = report(MINIMAL, f"{section}.{key}=2020-01-01")
+@pytest.mark.parametrize(("kind", "section"), [("translate", table) for table in TABLES] + TABLES_OF_TASKS)
+def test_a_fault_in_any_key_is_reported_in_our_words(kind: str, section: str) -> None:
+    for key in sections_of(kind)[section].model_fields:
+        message = report(MINIMAL, f"task.kind={kind}", f"{section}.{key}=2020-01-01")
         assert f"[{section}] {key}" in message and "2020-01-01" in message
         assert not re.search(r"pydantic|https?:|errors\.|Input should|validation error|type=", message), message
         assert "another kind of value" not in message

@@ -1,0 +1,26 @@
+"""The data of denoising: plain text."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
+
+from clearhead.data.sources.run_file_tables import Share
+from clearhead.tasks.base import Family
+from clearhead.tasks.data import TEXT_EXAMPLES, TaskData, TaskSection, TextSection
+
+
+class DenoiseTask(TaskSection):
+    """The [task] table: how the text is corrupted."""
+
+    noise: Literal["spans", "infill"] = "spans"
+    noise_share: Share | None = None
+    mean_span: Annotated[float, Field(ge=1.0)] = 3.0
+
+    def defaults(self, family: Family) -> dict[str, object]:
+        """Return the share of the papers: 15 % of the tokens in spans, or 30 % for infilling."""
+        return {"noise_share": 0.3 if self.noise == "infill" else 0.15}
+
+
+DATA: Final = TaskData(DenoiseTask, TextSection, TEXT_EXAMPLES)

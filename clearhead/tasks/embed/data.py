@@ -1,0 +1,17 @@
+"""The data of text embedding: pairs of texts with one meaning."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from clearhead.data.sources.run_file_tables import Positive
+from clearhead.tasks.data import PAIR_EXAMPLES, PairSection, PooledSection, TaskData
+
+
+class EmbedTask(PooledSection):
+    """The [task] table: what the cosines are divided by."""
+
+    temperature: Positive = 0.05
+
+
+DATA: Final = TaskData(EmbedTask, PairSection, PAIR_EXAMPLES)

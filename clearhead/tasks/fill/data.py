@@ -1,0 +1,18 @@
+"""The data of masked language modelling: plain text."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from clearhead.data.sources.run_file_tables import Share
+from clearhead.tasks.data import TEXT_EXAMPLES, TaskData, TaskSection, TextSection
+
+
+class FillTask(TaskSection):
+    """The [task] table: how much of the text is masked."""
+
+    mask_share: Share = 0.15
+    whole_words: bool = False
+
+
+DATA: Final = TaskData(FillTask, TextSection, TEXT_EXAMPLES)

@@ -1,0 +1,58 @@
+"""The data of language modelling: plain text, which may be streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Final, Literal
+
+from clearhead.data.sources.run_file_tables import Count
+from clearhead.data.sources.texts import TextDataset
+from clearhead.tasks.base import Family
+from clearhead.tasks.data import TEXT_EXAMPLES, TaskData, TaskSection, TextSection
+
+
+class GenerateTask(TaskSection):
+    """The [task] table: what is predicted of a text, each next token or the rest after a prefix."""
+
+    objective: Literal["causal", "prefix"] | None = None
+
+    @property
+    def shows_prefix(self) -> bool:
+        """Whether a decoder attends to the whole prefix of a text."""
+        return self.objective == "prefix"
+
+    def defaults(self, family: Family) -> dict[str, object]:
+        """Return the objective of the stacks."""
+        return {"objective": "prefix" if family == "encoder-decoder" else "causal"}
+
+    def faults(self, family: Family) -> Iterator[tuple[str, str]]:
+        """Refuse an encoder for an objective that has no prefix."""
+        if self.objective == "causal" and family == "encoder-decoder":
+            yield "objective", "= 'causal' needs [model] family = 'decoder'; with an encoder it is 'prefix'"
+
+
+class GenerateData(TextSection):
+    """The [data] table; with `stream`, `shuffle_buffer` characters of the text are read and shuffled at a time."""
+
+    streams: ClassVar[bool] = True
+
+    pack: bool = True
+    shuffle_buffer: Count | None = None
+
+    def defaults(self) -> dict[str, object]:
+        """Return the size of the buffer of a streamed text."""
+        return {"shuffle_buffer": 16_000_000} if self.stream else {}
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """Go through what cannot be streamed."""
+        if not self.stream:
+            if self.shuffle_buffer is not None:
+                yield "shuffle_buffer", "is for a streamed text, whose pieces it shuffles; remove it"
+            return
+        if isinstance(self.valid, float):
+            yield "valid", "must be a text of its own for a streamed text, whose end is not known"
+        if isinstance(self.train, TextDataset):
+            yield "stream", "reads text files, but a dataset by name is on disk as a whole; remove it"
+
+
+DATA: Final = TaskData(GenerateTask, GenerateData, TEXT_EXAMPLES)

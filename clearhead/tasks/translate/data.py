@@ -1,0 +1,30 @@
+"""The data of translation: pairs of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from clearhead.tasks.base import Family
+from clearhead.tasks.data import PAIR_EXAMPLES, PairSection, TaskData, TaskSection
+
+
+class TranslateTask(TaskSection):
+    """The [task] table: the languages of a multilingual checkpoint."""
+
+    from_language: str | None = None
+    to_language: str | None = None
+
+    @property
+    def languages(self) -> tuple[str | None, str | None]:
+        """The codes of the source and target language of a multilingual initial model."""
+        return self.from_language, self.to_language
+
+    def faults(self, family: Family) -> Iterator[tuple[str, str]]:
+        """Go through the languages of a model that has none."""
+        for name in ("from_language", "to_language"):
+            if getattr(self, name) is not None and not self.init:
+                yield name, "is for a multilingual checkpoint as [task] init; remove it"
+
+
+DATA: Final = TaskData(TranslateTask, PairSection, PAIR_EXAMPLES)
