@@ -39,7 +39,7 @@ def source_of(data: object, kind: str, parse: Callable[[Mapping[str, Any]], Sour
     Raises:
         InputError: the table or an example is not of the form of the task.
     """
-    return parse(dict(data)) if isinstance(data, Mapping) else data_of(kind).parse_examples(data)
+    return parse(dict(data)) if isinstance(data, Mapping) else data_of(kind).examples.parse(data)
 
 
 def pairs_of(data: object, kind: str) -> Table:

@@ -13,7 +13,7 @@ from clearhead.data.sources.tables import Examples
 from clearhead.errors import InputError, RunFailure, nearest
 from clearhead.files import read_text_file
 from clearhead.runs.checkpoint import checkpoint_steps
-from clearhead.tasks.data import TEXT_EXAMPLES, TaskData, TaskSection, TextSection, data_of
+from clearhead.tasks.data import TEXT_EXAMPLES, data_of
 from clearhead.tasks.registry import kinds
 from clearhead.training.assemble import train_run
 from clearhead.training.parallel.processes import Place
@@ -89,8 +89,8 @@ def _examples(part: str, examples: Any, kind: str) -> Examples:
     """Read a list of examples; an unknown kind is left to the check of the run file."""
     if part not in _PARTS:
         raise InputError(f"data has no part '{part}'{nearest(part, _PARTS)}; it has train and valid")
-    known = data_of(kind) if kind in kinds() else TaskData(TaskSection, TextSection, TEXT_EXAMPLES)
-    return known.parse_examples(examples, name=f"data['{part}']")
+    listed = data_of(kind).examples if kind in kinds() else TEXT_EXAMPLES
+    return listed.parse(examples, name=f"data['{part}']")
 
 
 def _train_on(run_file: RunFile, files: Mapping[Path, Examples]) -> TrainResult:

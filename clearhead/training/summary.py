@@ -70,7 +70,7 @@ def next_commands(run: Path, run_file: RunFile) -> list[str]:
 def _evaluation_data(run_file: RunFile) -> str:
     """Return the options of `clearhead evaluate` for the validation data, or for files that the user has."""
     table, task = run_file.data.valid, find(run_file.task.kind)
-    if isinstance(table, Form) and table.marker == task.evaluate.data[0]:
+    if isinstance(table, Form) and table.marker() == task.evaluate.data[0]:
         values = table.model_dump(exclude_none=True, exclude={"pattern"})
         given = {"text_column" if name == "field" else name: value for name, value in values.items()}
     else:

@@ -75,6 +75,7 @@ class TaskSetup:
         target_vocab: int | None = None,
         joint: bool = True,
         head: spec.Head | None = None,
+        prefix: bool = False,
     ) -> spec.Model:
         """Return the spec of the model: that of the initial model, or that of the [model] table.
 
@@ -83,6 +84,7 @@ class TaskSetup:
             target_vocab: vocabulary size of the decoder; None: the same.
             joint: whether both sides share one vocabulary.
             head: None: a vocabulary head.
+            prefix: whether a decoder-only model attends to the whole prefix of a text.
 
         Raises:
             InputError: the sizes are impossible, or the initial model does not suit the task.
@@ -95,7 +97,7 @@ class TaskSetup:
                 target_vocab=source_vocab if target_vocab is None else target_vocab,
                 joint=joint,
                 head=head,
-                prefix=self.run_file.task.shows_prefix,
+                prefix=prefix,
             )
         base = with_dropout(self.initial.spec, self.run_file.model)
         if head is not None:

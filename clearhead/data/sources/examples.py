@@ -1,11 +1,55 @@
-"""Lists of examples from Python, written as JSON lines."""
+"""Lists of examples from Python, in place of files; they are kept as JSON lines."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from clearhead.data.sources.tables import Examples
+from clearhead.errors import InputError
+
+
+@dataclass(frozen=True)
+class ListedExamples:
+    """The examples of a task in a list.
+
+    Attributes:
+        columns: for each form of an example the fields of its values, by role and in order; a text alone has no tuple
+            around it.
+        raw: the roles whose values are not texts.
+    """
+
+    columns: tuple[Mapping[str, str], ...]
+    raw: tuple[str, ...] = ()
+
+    def parse(self, examples: Any, *, name: str = "data") -> Examples:
+        """Turn a list of examples into a source.
+
+        Args:
+            examples: tuples of the values of each role; texts, where there is one role.
+            name: what a message calls the list.
+
+        Raises:
+            InputError: not a list, or an example of another form.
+        """
+        if isinstance(examples, str) or not isinstance(examples, Sequence):
+            raise InputError(f"{name}: expected a list of examples, got {type(examples).__name__}")
+        size = _size(examples[0]) if examples else None
+        columns = next((form for form in self.columns if len(form) == size), self.columns[0])
+        fields = [*columns.values()]
+        records = []
+        for number, example in enumerate(examples, start=1):
+            values = (example,) if len(fields) == 1 else example
+            if _size(values) != len(fields):
+                raise InputError(f"{name}, example {number}: expected ({', '.join(fields)}), got {example!r:.80}")
+            try:
+                records.append(json.loads(json.dumps(dict(zip(fields, values, strict=True)))))
+            except TypeError:
+                raise InputError(f"{name}, example {number}: expected texts, got {example!r:.80}") from None
+        return Examples(records, columns, self.raw, name)
 
 
 def json_lines(examples: Examples) -> str:
@@ -21,3 +65,8 @@ def json_lines_entry(examples: Examples, path: Path) -> dict[str, str]:
         "text": str(path),
         **{role: field for role, field in examples.columns.items() if role in ("labels", "pair")},
     }
+
+
+def _size(values: object) -> int | None:
+    """Return the number of values of an example; None: it is not a sequence of values."""
+    return len(values) if isinstance(values, Sequence) and not isinstance(values, str) else None

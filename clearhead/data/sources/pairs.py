@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
+
+from pydantic import Field
 
 from clearhead.data.sources.run_file_tables import Column, Filled, Form, parse_table, user_path
 from clearhead.data.sources.tables import (
@@ -41,33 +43,21 @@ def same_sides(pairs: Table) -> str:
     return f"{same:,} of {len(pairs):,} pairs have the same text on both sides" if 2 * same > len(pairs) else ""
 
 
-class PairForm(Form):
-    """One way to name pairs."""
-
-    def as_source(self) -> TableSource:
-        """Return the source of the pairs."""
-        raise NotImplementedError
-
-
-class FilePair(PairForm):
+class FilePair(Form):
     """Two files, line by line."""
 
-    marker: ClassVar[str] = "source"
-    example: ClassVar[str] = '{ source = "train.de", target = "train.en" }'
-    source: Filled
-    target: Filled
+    source: Filled = Field(examples=["train.de"])
+    target: Filled = Field(examples=["train.en"])
 
     def as_source(self) -> TableSource:
         """Return the source of the two files."""
         return parallel_files(user_path(self.source), user_path(self.target))
 
 
-class PairTable(PairForm):
+class PairTable(Form):
     """One file of tab-separated columns."""
 
-    marker: ClassVar[str] = "tsv"
-    example: ClassVar[str] = '{ tsv = "train.tsv" }'
-    tsv: Filled
+    tsv: Filled = Field(examples=["train.tsv"])
     source_column: Column = 1
     target_column: Column = 2
 
@@ -77,12 +67,10 @@ class PairTable(PairForm):
         return DelimitedFile(user_path(self.tsv), columns, keys=_COLUMNS)
 
 
-class PairLines(PairForm):
+class PairLines(Form):
     """One JSON object per line."""
 
-    marker: ClassVar[str] = "jsonl"
-    example: ClassVar[str] = '{ jsonl = "train.jsonl" }'
-    jsonl: Filled
+    jsonl: Filled = Field(examples=["train.jsonl"])
     source_field: Filled = "source"
     target_field: Filled = "target"
 
@@ -92,13 +80,11 @@ class PairLines(PairForm):
         return JsonLinesFile(user_path(self.jsonl), fields, keys=_FIELDS)
 
 
-class PairDataset(PairForm):
+class PairDataset(Form):
     """A Hugging Face dataset by name."""
 
-    marker: ClassVar[str] = "dataset"
-    example: ClassVar[str] = '{ dataset = "name", split = "train" }'
-    dataset: Filled
-    split: Filled
+    dataset: Filled = Field(examples=["name"])
+    split: Filled = Field(examples=["train"])
     config: Filled | None = None
     source_field: Filled | None = None
     target_field: Filled | None = None
@@ -109,7 +95,7 @@ class PairDataset(PairForm):
         return Dataset(self.dataset, self.split, fields, self.config, keys=_FIELDS)
 
 
-PAIR_FORMS: Final[tuple[type[PairForm], ...]] = (FilePair, PairTable, PairLines, PairDataset)
+PAIR_FORMS: Final[tuple[type[Form], ...]] = (FilePair, PairTable, PairLines, PairDataset)
 
 
 def parse_pair_source(table: Mapping[str, Any]) -> TableSource:
@@ -121,4 +107,5 @@ def parse_pair_source(table: Mapping[str, Any]) -> TableSource:
     Raises:
         InputError: every unknown or missing key and every wrong type, in one report.
     """
-    return parse_table(table, PAIR_FORMS).as_source()
+    source: TableSource = parse_table(table, PAIR_FORMS).as_source()
+    return source

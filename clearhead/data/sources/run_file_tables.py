@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,24 +18,20 @@ Positive = Annotated[float, Field(gt=0.0)]
 Filled = Annotated[str, Field(min_length=1)]
 Column = Annotated[Count | Filled, Field(description="a column by its number, counted from 1, or by its name")]
 
-_EXPECTED: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "int": "a whole number",
-        "float": "a number",
-        "string": "text in quotes",
-        "bool": "true or false",
-        "model": "a table",
-        "finite": "a finite number",
-    }
-)
-_BOUNDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
-    {
-        "greater_than": ("gt", "above"),
-        "greater_than_equal": ("ge", "at least"),
-        "less_than": ("lt", "below"),
-        "less_than_equal": ("le", "at most"),
-    }
-)
+_EXPECTED: Final[Mapping[str, str]] = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text in quotes",
+    "bool": "true or false",
+    "model": "a table",
+    "finite": "a finite number",
+}
+_BOUNDS: Final[Mapping[str, tuple[str, str]]] = {
+    "greater_than": ("gt", "above"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "below"),
+    "less_than_equal": ("le", "at most"),
+}
 
 
 class Section(Printed, BaseModel):
@@ -46,15 +41,17 @@ class Section(Printed, BaseModel):
 
 
 class Form(Section):
-    """One way to name data in a run file.
+    """One way to name data in a run file; its first key tells it from the others of its task."""
 
-    Attributes:
-        marker: the key that tells this form from the others of its task.
-        example: a table of this form.
-    """
+    @classmethod
+    def marker(cls) -> str:
+        """Return the key that only this form has."""
+        return next(iter(cls.model_fields))
 
-    marker: ClassVar[str]
-    example: ClassVar[str]
+    @classmethod
+    def example(cls) -> dict[str, str]:
+        """Return the required keys, each with its example."""
+        return {name: (field.examples or ["-"])[0] for name, field in cls.model_fields.items() if field.is_required()}
 
     def as_source(self) -> Any:
         """Return the source that is named.
@@ -71,8 +68,8 @@ FormT = TypeVar("FormT", bound=Form)
 def form_of(table: Mapping[str, Any], forms: Sequence[type[FormT]]) -> type[FormT] | None:
     """Return the form that a table has; None: none, or several of them."""
     # A lone key that the first form requires is half of that form, whose other half is then missing.
-    matching = [form for form in forms if form.marker in table] or [
-        form for form in forms[:1] if any(field.is_required() and name in table for name, field in _fields(form))
+    matching = [form for form in forms if form.marker() in table] or [
+        form for form in forms[:1] if any(name in table for name in form.example())
     ]
     return matching[0] if len(matching) == 1 else None
 
@@ -91,7 +88,7 @@ def parse_table(table: Mapping[str, Any], forms: Sequence[type[FormT]]) -> FormT
     if form is None:
         every = [name for form in forms for name in form.model_fields]
         hint = next((found for name in table if name not in every and (found := nearest(name, every))), "")
-        *others, last = (form.marker for form in forms)
+        *others, last = (form.marker() for form in forms)
         names = f"{'; '.join(others)}; or {last}" if others else last
         raise InputError(
             f"expected data in exactly one form ({names}), received {', '.join(map(repr, table)) or 'nothing'}{hint}"
@@ -106,16 +103,12 @@ def parse_table(table: Mapping[str, Any], forms: Sequence[type[FormT]]) -> FormT
         raise InputError.from_faults(faults, subject="the data table") from None
 
 
-def _fields(form: type[Form]) -> Any:
-    return form.model_fields.items()
-
-
 def _fault(form: type[Form], name: str, items: Sequence[Mapping[str, Any]]) -> str:
     kind = items[0]["type"]
     if kind == "extra_forbidden":
-        return key(name) + " does not belong to data given by " + key(form.marker) + nearest(name, form.model_fields)
+        return key(name) + " does not belong to data given by " + key(form.marker()) + nearest(name, form.model_fields)
     if kind == "missing":
-        return key(name) + " is missing; data given by " + key(form.marker) + " needs it"
+        return key(name) + " is missing; data given by " + key(form.marker()) + " needs it"
     return key(name) + f" is {items[0]['input']!r}; expected {expected(form, name, items)}{near_choice(items[0])}"
 
 

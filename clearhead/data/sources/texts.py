@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, ClassVar, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
+
+from pydantic import Field
 
 from clearhead.data.sources.lines import content_key, empty_file, split_lines, stream_text
 from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, parse_table, user_path
@@ -299,20 +301,10 @@ def _visible_files(folder: Path) -> Iterator[PurePath]:
                 yield PurePath(parent, name).relative_to(folder)
 
 
-class TextForm(Form):
-    """One way to name plain text."""
-
-    def as_source(self) -> TextSource:
-        """Return the source of the text."""
-        raise NotImplementedError
-
-
-class TextTable(TextForm):
+class TextTable(Form):
     """A file, a folder or JSON lines."""
 
-    marker: ClassVar[str] = "text"
-    example: ClassVar[str] = '{ text = "train.txt" }'
-    text: Filled
+    text: Filled = Field(examples=["train.txt"])
     field: Filled | None = None
     document: DocumentKind | None = None
     pattern: Filled | None = None
@@ -336,13 +328,11 @@ class TextTable(TextForm):
         return TextFiles(path, document, self.pattern or _EVERY_FILE)
 
 
-class TextDataset(TextForm):
+class TextDataset(Form):
     """A Hugging Face dataset by name."""
 
-    marker: ClassVar[str] = "dataset"
-    example: ClassVar[str] = '{ dataset = "name", split = "train" }'
-    dataset: Filled
-    split: Filled
+    dataset: Filled = Field(examples=["name"])
+    split: Filled = Field(examples=["train"])
     config: Filled | None = None
     field: Filled | None = None
     document: DocumentKind | None = None
@@ -353,7 +343,7 @@ class TextDataset(TextForm):
         return TextRows(rows, self.document or "file")
 
 
-TEXT_FORMS: Final[tuple[type[TextForm], ...]] = (TextTable, TextDataset)
+TEXT_FORMS: Final[tuple[type[Form], ...]] = (TextTable, TextDataset)
 
 
 def parse_text_source(table: Mapping[str, Any]) -> TextSource:
@@ -365,4 +355,5 @@ def parse_text_source(table: Mapping[str, Any]) -> TextSource:
     Raises:
         InputError: every unknown or missing key and every wrong value, in one report.
     """
-    return parse_table(table, TEXT_FORMS).as_source()
+    source: TextSource = parse_table(table, TEXT_FORMS).as_source()
+    return source

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, Final
+
+from pydantic import Field
 
 from clearhead.data.sources.answers import AnswerRows, AnswerSource, SquadFile
+from clearhead.data.sources.examples import ListedExamples
 from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, parse_table, user_path
 from clearhead.data.sources.tables import JsonLinesFile
 from clearhead.errors import InputError
 from clearhead.files import absent
-from clearhead.tasks.data import DataSection, TaskData, TaskSection
+from clearhead.tasks.data import TaskData, TaskSection
 
 _FIELDS: Final = {name: name for name in ("context", "question", "answer", "start")}
 _RAW: Final = ("answer", "start")
@@ -19,9 +22,7 @@ _RAW: Final = ("answer", "start")
 class AnswerText(Form):
     """A file in the SQuAD layout, or JSON lines."""
 
-    marker: ClassVar[str] = "text"
-    example: ClassVar[str] = '{ text = "train.json" }'
-    text: Filled
+    text: Filled = Field(examples=["train.json"])
 
     def as_source(self) -> AnswerSource:
         """Return the source of the questions."""
@@ -41,16 +42,9 @@ class AnswerText(Form):
         )
 
 
-class AnswerData(DataSection):
-    """The [data] table."""
-
-    forms: ClassVar[tuple[type[Form], ...]] = (AnswerText,)
-
-
 # A list has the question first, as it is asked.
-DATA: Final = TaskData(
-    TaskSection, AnswerData, ({name: name for name in ("question", "context", "answer", "start")},), _RAW
-)
+_EXAMPLES: Final = ListedExamples(({name: name for name in ("question", "context", "answer", "start")},), _RAW)
+DATA: Final = TaskData(TaskSection, (AnswerText,), _EXAMPLES)
 
 
 def parse_answer_source(table: Mapping[str, Any]) -> AnswerSource:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
+from pydantic import Field
+
+from clearhead.data.sources.examples import ListedExamples
 from clearhead.data.sources.labelled import is_delimited
 from clearhead.data.sources.run_file_tables import Column, Filled, Form, has_ending, parse_table, user_path
 from clearhead.data.sources.tables import AlignedFiles, Dataset, DelimitedFile, JsonLinesFile, TableSource
 from clearhead.errors import InputError, key
 from clearhead.task import LabelKind
-from clearhead.tasks.data import DataSection, PooledSection, TaskData
+from clearhead.tasks.data import PooledSection, TaskData
 
 _RAW: Final = ("labels",)
 _KEYS: Final = {"text": "text_column", "labels": "labels", "pair": "pair"}
@@ -22,21 +25,11 @@ class ClassifyTask(PooledSection):
     labels: LabelKind = "single_label"
 
 
-class LabelledForm(Form):
-    """One way to name texts with labels."""
-
-    def as_source(self) -> TableSource:
-        """Return the source of the texts."""
-        raise NotImplementedError
-
-
-class LabelledTable(LabelledForm):
+class LabelledTable(Form):
     """A table or JSON lines, whose columns are chosen; or a text in each line, with files of labels and of pairs."""
 
-    marker: ClassVar[str] = "text"
-    example: ClassVar[str] = '{ text = "train.tsv", labels = "label" }'
-    text: Filled
-    labels: Column
+    text: Filled = Field(examples=["train.tsv"])
+    labels: Column = Field(examples=["label"])
     text_column: Column | None = None
     pair: Column | None = None
 
@@ -60,13 +53,11 @@ class LabelledTable(LabelledForm):
         return AlignedFiles({"text": path, **{role: user_path(name) for role, name in names.items()}}, "labels")
 
 
-class LabelledDataset(LabelledForm):
+class LabelledDataset(Form):
     """A Hugging Face dataset by name."""
 
-    marker: ClassVar[str] = "dataset"
-    example: ClassVar[str] = '{ dataset = "name", split = "train", labels = "label" }'
-    dataset: Filled
-    labels: Filled
+    dataset: Filled = Field(examples=["name"])
+    labels: Filled = Field(examples=["label"])
     split: Filled = "train"
     config: Filled | None = None
     field: Filled | None = None
@@ -86,21 +77,11 @@ def _name(role: str, column: int | str) -> str:
     return column
 
 
-_FORMS: Final[tuple[type[LabelledForm], ...]] = (LabelledTable, LabelledDataset)
-
-
-class ClassifyData(DataSection):
-    """The [data] table."""
-
-    forms: ClassVar[tuple[type[Form], ...]] = _FORMS
-
-
-DATA: Final = TaskData(
-    ClassifyTask,
-    ClassifyData,
-    ({"text": "text", "labels": "label"}, {"text": "text", "pair": "pair", "labels": "label"}),
-    _RAW,
+_FORMS: Final[tuple[type[Form], ...]] = (LabelledTable, LabelledDataset)
+_EXAMPLES: Final = ListedExamples(
+    ({"text": "text", "labels": "label"}, {"text": "text", "pair": "pair", "labels": "label"}), _RAW
 )
+DATA: Final = TaskData(ClassifyTask, _FORMS, _EXAMPLES)
 
 
 def parse_labelled_source(table: Mapping[str, Any]) -> TableSource:
@@ -113,4 +94,5 @@ def parse_labelled_source(table: Mapping[str, Any]) -> TableSource:
     Raises:
         InputError: every unknown or missing key and every wrong type, in one report.
     """
-    return parse_table(table, _FORMS).as_source()
+    source: TableSource = parse_table(table, _FORMS).as_source()
+    return source

@@ -7,8 +7,9 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from clearhead.data.sources.run_file_tables import Share
+from clearhead.data.sources.texts import TEXT_FORMS
 from clearhead.tasks.base import Family
-from clearhead.tasks.data import TEXT_EXAMPLES, TaskData, TaskSection, TextSection
+from clearhead.tasks.data import TEXT_EXAMPLES, TaskData, TaskSection
 
 
 class DenoiseTask(TaskSection):
@@ -23,4 +24,4 @@ class DenoiseTask(TaskSection):
         return {"noise_share": 0.3 if self.noise == "infill" else 0.15}
 
 
-DATA: Final = TaskData(DenoiseTask, TextSection, TEXT_EXAMPLES)
+DATA: Final = TaskData(DenoiseTask, TEXT_FORMS, TEXT_EXAMPLES)

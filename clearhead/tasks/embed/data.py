@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from clearhead.data.sources.pairs import PAIR_FORMS
 from clearhead.data.sources.run_file_tables import Positive
 from clearhead.tasks.data import PAIR_EXAMPLES, PairSection, PooledSection, TaskData
 
@@ -14,4 +15,4 @@ class EmbedTask(PooledSection):
     temperature: Positive = 0.05
 
 
-DATA: Final = TaskData(EmbedTask, PairSection, PAIR_EXAMPLES)
+DATA: Final = TaskData(EmbedTask, PAIR_FORMS, PAIR_EXAMPLES, PairSection)

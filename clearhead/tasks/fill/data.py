@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from clearhead.data.sources.run_file_tables import Share
-from clearhead.tasks.data import TEXT_EXAMPLES, TaskData, TaskSection, TextSection
+from clearhead.data.sources.texts import TEXT_FORMS
+from clearhead.tasks.data import TEXT_EXAMPLES, TaskData, TaskSection
 
 
 class FillTask(TaskSection):
@@ -15,4 +16,4 @@ class FillTask(TaskSection):
     whole_words: bool = False
 
 
-DATA: Final = TaskData(FillTask, TextSection, TEXT_EXAMPLES)
+DATA: Final = TaskData(FillTask, TEXT_FORMS, TEXT_EXAMPLES)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final, Literal
+from typing import Final, Literal
 
 from clearhead.data.sources.run_file_tables import Count
-from clearhead.data.sources.texts import TextDataset
+from clearhead.data.sources.texts import TEXT_FORMS, TextDataset
 from clearhead.tasks.base import Family
-from clearhead.tasks.data import TEXT_EXAMPLES, TaskData, TaskSection, TextSection
+from clearhead.tasks.data import TEXT_EXAMPLES, DataSection, TaskData, TaskSection
 
 
 class GenerateTask(TaskSection):
     """The [task] table: what is predicted of a text, each next token or the rest after a prefix."""
 
     objective: Literal["causal", "prefix"] | None = None
-
-    @property
-    def shows_prefix(self) -> bool:
-        """Whether a decoder attends to the whole prefix of a text."""
-        return self.objective == "prefix"
 
     def defaults(self, family: Family) -> dict[str, object]:
         """Return the objective of the stacks."""
@@ -31,10 +26,8 @@ class GenerateTask(TaskSection):
             yield "objective", "= 'causal' needs [model] family = 'decoder'; with an encoder it is 'prefix'"
 
 
-class GenerateData(TextSection):
+class GenerateData(DataSection):
     """The [data] table; with `stream`, `shuffle_buffer` characters of the text are read and shuffled at a time."""
-
-    streams: ClassVar[bool] = True
 
     pack: bool = True
     shuffle_buffer: Count | None = None
@@ -55,4 +48,4 @@ class GenerateData(TextSection):
             yield "stream", "reads text files, but a dataset by name is on disk as a whole; remove it"
 
 
-DATA: Final = TaskData(GenerateTask, GenerateData, TEXT_EXAMPLES)
+DATA: Final = TaskData(GenerateTask, TEXT_FORMS, TEXT_EXAMPLES, GenerateData, streams=True)

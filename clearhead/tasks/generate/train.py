@@ -22,7 +22,7 @@ from clearhead.evaluate.result import Validation
 from clearhead.machine import size
 from clearhead.spec import Model, Prefix, walk
 from clearhead.task import TaskRecord
-from clearhead.tasks.generate.data import GenerateData
+from clearhead.tasks.generate.data import GenerateData, GenerateTask
 from clearhead.tasks.train import LazyTexts, TextTraining
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -53,7 +53,8 @@ class Training(TextTraining):
         """As of `TaskTraining`."""
         setup = self.setup
         tokenizer = setup.find_tokenizer(self._train_tokenizer)
-        spec = setup.build_spec(source_vocab=tokenizer.vocab_size)
+        is_prefix = self.task_table(GenerateTask).objective == "prefix"
+        spec = setup.build_spec(source_vocab=tokenizer.vocab_size, prefix=is_prefix)
         if spec.decoder is None:
             raise InputError("the task 'generate' needs a model with a decoder; this one has only an encoder")
         views = _Views(self.data_table(GenerateData), self.run_file.train, tokenizer, spec)

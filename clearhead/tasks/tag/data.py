@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
+from pydantic import Field
+
+from clearhead.data.sources.examples import ListedExamples
 from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, parse_table, user_path
 from clearhead.data.sources.tables import JsonLinesFile
 from clearhead.data.sources.tagged import TaggedFile, TaggedRows, TaggedSource
-from clearhead.tasks.data import DataSection, TaskData, TaskSection
+from clearhead.tasks.data import TaskData, TaskSection
 
 _FIELDS: Final = {"tokens": "tokens", "tags": "tags"}
 
@@ -16,9 +19,7 @@ _FIELDS: Final = {"tokens": "tokens", "tags": "tags"}
 class TaggedText(Form):
     """A file of columns, or JSON lines."""
 
-    marker: ClassVar[str] = "text"
-    example: ClassVar[str] = '{ text = "train.conll" }'
-    text: Filled
+    text: Filled = Field(examples=["train.conll"])
 
     def as_source(self) -> TaggedSource:
         """Return the source of the sentences."""
@@ -28,13 +29,7 @@ class TaggedText(Form):
         return TaggedFile(path)
 
 
-class TagData(DataSection):
-    """The [data] table."""
-
-    forms: ClassVar[tuple[type[Form], ...]] = (TaggedText,)
-
-
-DATA: Final = TaskData(TaskSection, TagData, (_FIELDS,), (*_FIELDS,))
+DATA: Final = TaskData(TaskSection, (TaggedText,), ListedExamples((_FIELDS,), (*_FIELDS,)))
 
 
 def parse_tagged_source(table: Mapping[str, Any]) -> TaggedSource:

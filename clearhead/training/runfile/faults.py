@@ -148,7 +148,7 @@ def _sentence(address: Address, type_: str, items: Sequence[Any], raw: Mapping[s
         received = received[part]
     if type_.startswith("union_tag"):
         assert kind is not None, "the forms of data are those of a task"
-        return _no_data(address, received, data_of(kind).data.forms)
+        return _no_data(address, received, data_of(kind).forms)
     wanted = expected(_section_at(address[:-1], raw, kind), address[-1], items)
     return f"{name_of(address)} must be {wanted}, received {describe_value(received)}{near_choice(items[0])}"
 
@@ -159,13 +159,14 @@ def _section_at(table: Address, raw: Mapping[str, Any], kind: str | None) -> typ
         return run_file_type(kind)
     if len(table) == 1:
         return sections_of(kind)[table[0]]
-    form = form_of(raw["data"][table[1]], data_of(kind).data.forms) if table[0] == "data" and kind is not None else None
+    form = form_of(raw["data"][table[1]], data_of(kind).forms) if table[0] == "data" and kind is not None else None
     return form or EarlyStop
 
 
 def _no_data(address: Address, value: object, forms: Sequence[type[Form]]) -> str:
-    *others, last = (form.example for form in forms)
-    examples = f"{', '.join(others)} or {last}" if others else last
+    examples = [", ".join(f'{name} = "{text}"' for name, text in form.example().items()) for form in forms]
+    *others, last = (f"{{ {example} }}" for example in examples)
+    such_as = f"{', '.join(others)} or {last}" if others else last
     received = describe_value(value)
     if isinstance(value, Mapping) and value:
         names = [name for form in forms for name in form.model_fields]
@@ -173,7 +174,7 @@ def _no_data(address: Address, value: object, forms: Sequence[type[Form]]) -> st
         received = f"the keys {', '.join(map(str, value))}{hint}"
     elif address[-1] == "valid":
         received += _HELD_OUT
-    return f"{name_of(address)} must be a table that names the data, such as {examples}; received {received}"
+    return f"{name_of(address)} must be a table that names the data, such as {such_as}; received {received}"
 
 
 def _unknown_key(address: Address, raw: Mapping[str, Any], kind: str | None) -> str:
@@ -181,16 +182,12 @@ def _unknown_key(address: Address, raw: Mapping[str, Any], kind: str | None) -> 
     if not table:
         hint = nearest(name, TABLES) or _other_table(name, kind)
         return f"there is no table or key '{name}' at the top of a run file{hint}"
-    homes = [other for other in kinds() if table in (("task",), ("data",)) and name in _keys(other, table[0])]
+    homes = [other for other in kinds() if len(table) == 1 and name in sections_of(other)[table[0]].model_fields]
     if homes:
         return f"{name_of(address)} {only_for(kind, homes)}"
     known = _section_at(table, raw, kind).model_fields
     hint = nearest(name, known) or _other_table(name, kind)
     return f"unknown key '{name}' in {name_of(table)}{hint or '; its keys are ' + ', '.join(known)}"
-
-
-def _keys(kind: str, table: str) -> Iterable[str]:
-    return sections_of(kind)[table].model_fields
 
 
 def only_for(kind: str | None, homes: Iterable[str]) -> str:

@@ -182,8 +182,7 @@ def _kind_of(raw: Mapping[str, Any]) -> str | None:
 
 def _placeholders(kind: str | None) -> dict[str, Mapping[str, Any]]:
     """Return values for the required keys of each table."""
-    forms = () if kind is None else data_of(kind).data.forms[:1]
-    named = {name: "-" for form in forms for name, field in form.model_fields.items() if field.is_required()}
+    named = {} if kind is None else data_of(kind).forms[0].example()
     return {**_PLACEHOLDERS, "data": {"train": named, "valid": named}}
 
 

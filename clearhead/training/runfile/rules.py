@@ -74,8 +74,8 @@ def _data(run: RunFile) -> Iterator[Fault]:
             yield _fault(f"data.{name}", f"is not usable: {error}")
     for key, sentence in data.faults():
         yield _fault(f"data.{key}", sentence)
-    if data.stream and not data.streams:
-        yield _fault("data.stream", only_for(run.task.kind, [kind for kind in kinds() if data_of(kind).data.streams]))
+    if data.stream and not data_of(run.task.kind).streams:
+        yield _fault("data.stream", only_for(run.task.kind, [kind for kind in kinds() if data_of(kind).streams]))
     elif data.stream and run.train.epochs is not None:
         yield _fault(
             "train.epochs",

@@ -15,7 +15,7 @@ from pydantic import Discriminator, Field, Tag, create_model
 from clearhead.data.sources.run_file_tables import Count, Form, Positive, Section, Share, form_of
 from clearhead.spec.base import MOST_LAYERS
 from clearhead.tasks.data import DataSection, TaskSection, data_of
-from clearhead.tasks.registry import kinds
+from clearhead.tasks.registry import find, kinds
 
 SUBWORD_KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece")
 
@@ -156,8 +156,8 @@ def run_file_type(kind: str | None) -> type[RunFile]:
         named: dict[str, Any] = {"train": (Any, ...), "valid": (Any, ...), **_keys_of(tables, DataSection)}
         return _run_file_type(task, create_model("DataSection", __base__=DataSection, **named))
     found = data_of(kind)
-    forms = found.data.forms
-    named = {"train": (_names(forms), ...), "valid": (_names(forms, can_be_share=found.data.holds_out), ...)}
+    valid = _names(found.forms, can_be_share=not find(kind).is_paired)
+    named = {"train": (_names(found.forms), ...), "valid": (valid, ...)}
     return _run_file_type(found.task, create_model(found.data.__name__, __base__=found.data, **named))
 
 
@@ -178,9 +178,9 @@ def _names(forms: Sequence[type[Form]], *, can_be_share: bool = False) -> Any:
             return "by share" if can_be_share else None
         form = form_of(table, forms) if isinstance(table, Mapping) else type(table)
         # A tag is never a valid key.
-        return f"by {form.marker}" if form is not None and issubclass(form, Form) else None
+        return f"by {form.marker()}" if form is not None and issubclass(form, Form) else None
 
-    tagged = [Annotated[form, Tag(f"by {form.marker}")] for form in forms]
+    tagged = [Annotated[form, Tag(f"by {form.marker()}")] for form in forms]
     return Annotated[Union[(*tagged, Annotated[Share, Tag("by share")])], Discriminator(tag_of)]
 
 
