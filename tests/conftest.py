@@ -55,14 +55,14 @@ def chromium() -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The library's cache in a temporary folder, so that no test sees what an earlier run left."""
+def cache_root(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Path]:
+    """The library's cache in a temporary folder, so that no test sees what an earlier run left.
+
+    But kernels are found by all that they depend on, and take minutes: what one worker or run compiled is there for
+    the others.
+    """
     folder = tmp_path_factory.mktemp("clearhead-cache")
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        # Kernels that one worker compiled are there for the others.
-        kernels = tmp_path_factory.getbasetemp().parent / "kernels"
-        kernels.mkdir(exist_ok=True)
-        (folder / "native").symlink_to(kernels)
+    (folder / "native").symlink_to(pytestconfig.cache.mkdir("kernels"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLEARHEAD_CACHE", str(folder))
         yield folder
