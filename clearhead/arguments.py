@@ -237,5 +237,7 @@ def _words(hint: Any) -> list[str]:
         return [repr(one) for one in args]
     if origin is tuple and args and args[-1] is not Ellipsis:
         return [f"a tuple of {len(args)}"]
+    if origin is Mapping and args and args[1] is not Any:
+        return [f"a dictionary in which each value is {' or '.join(dict.fromkeys(_words(args[1])))}"]
     origin = getattr(origin, "array_type", origin)
     return [_WORDS.get(origin) or f"a {getattr(origin, '__name__', origin)}"]

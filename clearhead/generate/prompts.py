@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
@@ -23,6 +24,9 @@ from clearhead.text.chat import ChatTemplate
 from clearhead.text.long_texts import refuse_enormous
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
+
+MOST_ADDED_TOKENS: Final = 2**13
+"""Tokens of its own that a chat template may put around a chat, which it may also repeat once."""
 
 
 @dataclass(frozen=True)
@@ -229,10 +233,16 @@ def encode_prompt(tokenizer: Tokenizer, text: str, chat: ChatTemplate | None = N
         chat: the template for a message; None: the prompt is a text.
 
     Raises:
-        InputError: the template refuses the message.
+        InputError: the template refuses the message, or makes far more tokens than it has.
     """
     if chat is not None:
-        return tokenizer.encode_with_special(chat.render([{"role": "user", "content": text}]))
+        ids = tokenizer.encode_with_special(chat.render([{"role": "user", "content": text}]))
+        most = MOST_ADDED_TOKENS + 2 * len(tokenizer.encode(text))
+        if len(ids) > most:
+            raise InputError(
+                f"the chat template makes {len(ids):,} tokens of this chat, which are too many (at most {most:,})"
+            )
+        return ids
     return tokenizer.special_tokens.add_to(tokenizer.encode(text))[0]
 
 

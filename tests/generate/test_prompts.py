@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from clearhead import core as ch
+from clearhead.errors import InputError
 from clearhead.evaluate.text_loss import text_loss
 from clearhead.generate.options import GenerateOptions
-from clearhead.generate.prompts import generate_texts, score_texts, stream_text
+from clearhead.generate.prompts import encode_prompt, generate_texts, score_texts, stream_text
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.text.chat import ChatTemplate
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -125,3 +127,12 @@ def test_scores_and_loss_of_texts_are_those_of_framed_ids() -> None:
     loss = text_loss(module, tokenizer, texts, window=5, stride=2)
     assert loss.num_bytes == sum(len(text.encode()) for text in texts)
     assert loss.num_tokens == sum(len(score.ids) for score in scores)
+
+
+def test_a_chat_template_may_not_make_far_more_tokens_than_the_chat_has() -> None:
+    tokenizer = train_tokenizer("byte", ["a b"], vocab_size=300)
+    few = ChatTemplate({"default": "{{ messages[0].content * 2 }}" + "\U0001f600" * 2000}, {})
+    assert len(encode_prompt(tokenizer, "a" * 9000, few)) == 2 * 9000 + 4 * 2000
+    many = ChatTemplate({"default": "{{ '\U0001f600' * 30000 }}"}, {})
+    with pytest.raises(InputError, match=r"makes 120,000 tokens of this chat, which are too many \(at most 8,194\)"):
+        encode_prompt(tokenizer, "a", many)

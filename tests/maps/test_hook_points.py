@@ -121,6 +121,11 @@ def test_only_single_tensors_can_be_captured() -> None:
         module(torch.ones(2))
 
 
+def test_an_edit_that_is_no_function_is_refused() -> None:
+    with pytest.raises(InputError, match="edits: expected a dictionary in which each value is a function, got"):
+        edit(doublings(), {"0": 3})  # type: ignore[dict-item]
+
+
 def test_gradients_flow_through_captures_and_edits() -> None:
     module, x = doublings(), torch.ones(5, requires_grad=True)
     with capture(module, "0") as found, edit(module, {"1": lambda output, at: output * found.tensor("0")}):
