@@ -9,7 +9,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from clearhead.errors import InputError
-from clearhead.evaluate.tasks import EvaluateKwargs
+from clearhead.evaluate.options import EvaluateKwargs
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import (
     DECLARED,

@@ -46,7 +46,7 @@ def test_an_option_out_of_range_is_refused_where_it_stands(
     (folder / "generation_config.json").write_text(json.dumps({key: value, "do_sample": key == "top_p"}))
     assert main(["generate", str(folder), "--prompt", "a"]) == 2
     message = capfd.readouterr().err
-    assert f"generation_config.json: '{key}': expected " in message and message.count("\n") == 1
+    assert f"generation_config.json: {key}: expected " in message and message.count("\n") == 1
     assert f"got {value}" in message and "--" not in message.replace(str(folder), "")
 
 
