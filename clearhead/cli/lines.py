@@ -113,19 +113,23 @@ def answer_lines(
     """
     # Lines that scroll by are progress enough.
     is_shown = output is not None or not sys.stdout.isatty()
-    kept = "" if output is None else f"; {output} is not written"
+    kept = ""
+    if output is not None:
+        kept = f"; {output} is not written"
     with Progress("lines", lines.total, is_shown=is_shown, kept=kept) as progress:
         for window in lines.windows(batch_size):
-            parts = [Line(number, split_pair(number, text, lines.name) if paired else text) for number, text in window]
-            filled = [line for line in parts if not line.is_empty]
+            read = [line_of(number, text, lines.name, paired=paired) for number, text in window]
+            filled = [line for line in read if not line.is_empty]
             share = partial(_show_share, progress, progress.done, len(filled))
+            answers: Iterator[AnswerT] = iter(())
             try:
-                with watching_batches(share):
-                    answers = iter(answer([line.text for line in filled]) if filled else ())
+                if filled:
+                    with watching_batches(share):
+                        answers = iter(answer([line.text for line in filled]))
             except InputError as error:
                 message = named_by_line(str(error), [line.number for line in filled], lines.name)
                 raise InputError(*message.split("\n")) from None
-            for line in parts:
+            for line in read:
                 show(line, None if line.is_empty else next(answers))
                 progress.done += 1
             progress.update(progress.done, lines.total)
@@ -134,6 +138,21 @@ def answer_lines(
 def _show_share(progress: Progress, before: int, count: int, done: int, total: int) -> None:
     """Show the share of a window that is computed."""
     progress.show(before + count * done // total)
+
+
+def line_of(number: int, text: str, name: str | None, *, paired: bool) -> Line:
+    """Return a line of input.
+
+    Args:
+        number: of the line, counted from 1.
+        text: the line.
+        name: of the input, for messages.
+        paired: whether it holds two texts with a tab between them.
+
+    Raises:
+        InputError: it is no pair.
+    """
+    return Line(number, split_pair(number, text, name) if paired else text)
 
 
 def split_pair(number: int, text: str, name: str | None) -> tuple[str, str]:
