@@ -169,9 +169,14 @@ def check_tensor(
     for axes in map(str.split, shapes):
         if len(axes) == len(shape) and all(map(fits, axes, shape)):
             return {axis.lstrip("#"): size for axis, size in zip(axes, shape, strict=True)}
-    known = {axis: f"{axis}={size}" for axis, size in sizes.items()}
-    expected = [", ".join(known.get(axis, axis) for axis in axes.replace("#", "").split()) for axes in shapes]
-    raise InputError(f"{name} must be [{'] or ['.join(expected)}]; got {shape}{hint}")
+    expected = " or ".join(f"[{_written_axes(axes, sizes)}]" for axes in shapes)
+    raise InputError(f"{name} must be {expected}; got {shape}{hint}")
+
+
+def _written_axes(axes: str, sizes: Mapping[str, int]) -> str:
+    """Return the axes of a shape, those of a known size with it."""
+    names = axes.replace("#", "").split()
+    return ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in names)
 
 
 @functools.cache

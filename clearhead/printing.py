@@ -118,15 +118,22 @@ def short(value: object) -> str:
             return f"[{_items(map(short, value))}]"
         case tuple():
             return f"({_items(map(short, value))}{',' if len(value) == 1 else ''})"
+        case Set() if not value:
+            return "set()"
         case Set():
-            return f"{{{_items(map(short, value))}}}" if value else "set()"
+            return f"{{{_items(map(short, value))}}}"
         case Printed():
             shown = one_line(value)
         case _:
-            # Never the default form of an object, whose only content is its address in memory.
-            is_plain = type(value).__repr__ is object.__repr__ or callable(value)
-            shown = getattr(value, "__name__", type(value).__name__) if is_plain else " ".join(repr(value).split())
+            shown = _object_text(value)
     return shown if len(shown) <= _MOST_CHARACTERS else f"{shown[:_MOST_CHARACTERS]} ..."
+
+
+def _object_text(value: object) -> str:
+    # Never the default form of an object, whose only content is its address in memory.
+    if type(value).__repr__ is object.__repr__ or callable(value):
+        return str(getattr(value, "__name__", type(value).__name__))
+    return " ".join(repr(value).split())
 
 
 def _items(items: Iterable[str]) -> str:

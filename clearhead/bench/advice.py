@@ -35,26 +35,27 @@ def fastest_precision(speeds: Sequence[Speed], usual: str) -> str:
         speeds: of several precisions.
         usual: the one that others are compared with; as fast as it is not faster.
     """
-    rates = {(one.work, one.batch, one.context, one.precision): one.per_second for one in speeds}
+    rates = {(speed.work, speed.batch, speed.context, speed.precision): speed.per_second for speed in speeds}
     gains: dict[str, dict[str, list[float]]] = {}
     for (work, batch, context, precision), rate in rates.items():
         # A context that takes long is left out in one precision and not in another.
         if (base := rates.get((work, batch, context, usual))) is not None:
             gains.setdefault(work, {}).setdefault(precision, []).append(rate / base)
     winners: dict[str, list[str]] = {}
-    for work, found in gains.items():
-        means = {precision: geometric_mean(values) for precision, values in found.items()}
+    for work, ratios in gains.items():
+        means = {precision: geometric_mean(values) for precision, values in ratios.items()}
         best = max(means, key=lambda precision: means[precision])
-        best = best if means[best] >= _GAIN else usual
-        winners.setdefault(best, []).append(work if best == usual else f"{work} ({means[best]:.1f} times {usual})")
+        if means[best] < _GAIN:
+            winners.setdefault(usual, []).append(work)
+        else:
+            winners.setdefault(best, []).append(f"{work} ({means[best]:.1f} times {usual})")
     if list(winners) == [usual]:
         return f"{usual} is the fastest precision here"
     if len(winners) == 1:
         (best,) = winners
         return f"--precision {best} is the fastest here at {_listed(winners[best])}"
-    return (
-        f"the fastest precision here is {', and '.join(f'{one} at {_listed(works)}' for one, works in winners.items())}"
-    )
+    listed = [f"{precision} at {_listed(works)}" for precision, works in winners.items()]
+    return f"the fastest precision here is {', and '.join(listed)}"
 
 
 def _listed(works: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ search continues from there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
@@ -28,6 +28,18 @@ from clearhead.weights.fill import built
 MOST_CAUSES = 4
 _EPSILONS = (1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12)
 _THETAS = (1e4, 1e5, 5e5, 1e6)
+_NORMS = (spec.LayerNorm, spec.RMSNorm)
+_FIELDS: tuple[tuple[str, tuple[type[spec.Node], ...], str], ...] = (
+    ("the epsilon of norms", _NORMS, "eps"),
+    ("whether norms add 1 to their weights", _NORMS, "unit_offset"),
+    ("the activation variant", (spec.FeedForward,), "activation"),
+    ("the activation variant", (spec.Activation,), "function"),
+    ("the scale of attention scores", (spec.Attention,), "scale"),
+    ("the scale of the embedding", (spec.Embedding,), "scale"),
+    ("the scale of the input of the head", (spec.Linear,), "scale"),
+    ("the offset of positions", (spec.Learned, spec.Sinusoidal), "offset"),
+    ("the theta of RoPE", (spec.Rotary,), "theta"),
+)
 State = Mapping[str, Tensor]
 Way = Callable[[list[Tensor], Slots], list[Tensor]]
 Change = Callable[[spec.Node], spec.Node]
@@ -103,32 +115,39 @@ def _setter(kinds: tuple[type[spec.Node], ...], name: str, before: Any, after: A
     return change
 
 
+def _candidates(node: spec.Node, name: str, width: int, epsilons: Collection[float]) -> Iterable[Any]:
+    """Return the values that a field of a node may have in another implementation."""
+    match node, name:
+        case _, "eps":
+            return sorted({*_EPSILONS, *epsilons})
+        case _, "unit_offset":
+            return False, True
+        case _, "activation" | "function":
+            return get_args(spec.ActivationName)
+        case spec.Attention(), _:
+            return node.head_size**-0.5, 1.0, 1.0 / node.head_size, width**-0.5
+        case spec.Embedding(), _:
+            return 1.0, width**0.5
+        case spec.Linear(), _:
+            return 1.0, width**-0.5
+        case spec.Learned() | spec.Sinusoidal(), _:
+            return [node.offset + step for step in (-2, -1, 1, 2) if node.offset + step >= 0]
+    return _THETAS
+
+
 def _field_changes(module: Transformer, config: Mapping[str, Any]) -> Iterator[tuple[str, Change]]:
     """Yield other values of the fields that are most often wrong, each with a description."""
-    norms, positions = (spec.LayerNorm, spec.RMSNorm), (spec.Learned, spec.Sinusoidal)
     known = {value for key, value in config.items() if "eps" in key and isinstance(value, float) and value > 0}
     stack = module.spec.encoder or module.spec.decoder
     assert stack is not None, "a validated model has a stack"
-    width, activations = stack.width, get_args(spec.ActivationName)
-    fields: list[tuple[str, tuple[type[spec.Node], ...], str, Callable[[Any], Iterable[Any]]]] = [
-        ("the epsilon of norms", norms, "eps", lambda _: sorted({*_EPSILONS, *known})),
-        ("whether norms add 1 to their weights", norms, "unit_offset", lambda _: (False, True)),
-        ("the activation variant", (spec.FeedForward,), "activation", lambda _: activations),
-        ("the activation variant", (spec.Activation,), "function", lambda _: activations),
-        ("the scale of attention scores", (spec.Attention,), "scale",
-         lambda node: (node.head_size**-0.5, 1.0, 1.0 / node.head_size, width**-0.5)),
-        ("the scale of the embedding", (spec.Embedding,), "scale", lambda _: (1.0, width**0.5)),
-        ("the scale of the input of the head", (spec.Linear,), "scale", lambda _: (1.0, width**-0.5)),
-        ("the offset of positions", positions, "offset",
-         lambda node: [node.offset + step for step in (-2, -1, 1, 2) if node.offset + step >= 0]),
-        ("the theta of RoPE", (spec.Rotary,), "theta", lambda _: _THETAS),
-    ]  # fmt: skip
-    for label, kinds, name, candidates in fields:
+    for label, kinds, name in _FIELDS:
         tried = set()
         for node in [node for _, node in spec.walk(module.spec) if isinstance(node, kinds)]:
             before = getattr(node, name)
             now = node.head_size**-0.5 if isinstance(node, spec.Attention) and before is None else before
-            for after in candidates(node) if isinstance(now, str | float | int) else ():
+            if not isinstance(now, str | float | int):
+                continue
+            for after in _candidates(node, name, stack.width, known):
                 is_other = now != after if isinstance(now, str) else not math.isclose(now, after, abs_tol=0.0)
                 if is_other and (now, after) not in tried:
                     tried.add((now, after))

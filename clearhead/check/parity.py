@@ -117,9 +117,11 @@ def compare_with_transformers(folder: Path, *, reference: Path | None = None, to
         expected = sides.run_theirs(inputs)
     except (ValueError, RuntimeError, IndexError) as error:
         raise InputError(f"{other}: transformers cannot run it: {first_line(error)}") from None
-    found = compare_traces(sides.run_ours(sides.ours, inputs), expected)
-    divergence = first_divergence(found, tolerance)
-    causes = () if divergence is None else tuple(find_causes(sides, inputs, expected, tolerance))
+    points = compare_traces(sides.run_ours(sides.ours, inputs), expected)
+    divergence = first_divergence(points, tolerance)
+    causes: tuple[str, ...] = ()
+    if divergence is not None:
+        causes = tuple(find_causes(sides, inputs, expected, tolerance))
     text, real = None, None
     if has_tokenizer(folder):
         texts = load_tokenizers(folder)
@@ -129,8 +131,8 @@ def compare_with_transformers(folder: Path, *, reference: Path | None = None, to
     padded = _padded_inputs(sides)
     return ParityReport(
         str(folder), str(other), type(sides.theirs).__name__, version, tolerance,
-        layers={point.name: point.error for point in found if point.is_layer},
-        logits=next((point.error for point in found if point.name == "outputs"), None),
+        layers={point.name: point.error for point in points if point.is_layer},
+        logits=next((point.error for point in points if point.name == "outputs"), None),
         padded=None if padded is None else _output_error(sides, padded),
         real=real, text=text, divergence=_named(sides, divergence), causes=causes,
     )  # fmt: skip

@@ -85,11 +85,13 @@ def _draw(rows: Sequence[Row], fairness: Fairness, output: Path) -> Path | None:
     """Draw the curves of the score if every row has one, else of the loss."""
     from clearhead.compare.picture import draw_curves
 
-    quality: Quality = "score" if all(row.best("score") is not None for row in rows) else "loss"
+    quality: Quality = "loss"
+    name = "loss (nats)"
+    if all(row.best("score") is not None for row in rows):
+        quality, name = "score", rows[0].first.score_name
     if all(row.best(quality) is None for row in rows):
         print_message("no picture: no run was validated yet")
         return None
-    name = rows[0].first.score_name if quality == "score" else "loss (nats)"
     marked = [row.name for row in rows if _is_marked(row, quality, fairness)]
     notes = [f"not comparable with {rows[0].name}: {', '.join(marked)}"] if marked else []
     left_out = draw_curves(rows, output, quality=quality, name=name, notes=notes)
@@ -190,7 +192,9 @@ def _differences(rows: Sequence[Row], differs: dict[str, list[Any]]) -> Iterator
 
 
 def _value(value: Any) -> str:
-    text = UNKNOWN if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    text = UNKNOWN if value is None else str(value)
+    if isinstance(value, bool):
+        text = text.lower()
     if len(text) <= LONGEST_VALUE:
         return text
     return text[: LONGEST_VALUE // 3] + "..." + text[3 - LONGEST_VALUE + LONGEST_VALUE // 3 :]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.console import print_json, print_message, print_text
-from clearhead.cli.lines import Line, name_of, named_by_line, read_lines, split_pair
+from clearhead.cli.lines import line_of, name_of, named_by_line, read_lines
 from clearhead.cli.options import (
     ComputeOptions,
     FromLanguage,
@@ -100,19 +100,17 @@ def _check_column(sort: str) -> None:
 
 def _texts(file: Path, target: Path | None, pair: bool) -> tuple[list[int], list[Any], list[str] | None]:
     """Return the lines that are not empty, with their numbers and their targets."""
-    lines = [
-        Line(number, split_pair(number, text, name_of(file)) if pair else text)
-        for number, text in enumerate(read_lines(file), start=1)
-    ]
+    name = name_of(file)
+    lines = [line_of(number, text, name, paired=pair) for number, text in enumerate(read_lines(file), start=1)]
     kept = [line for line in lines if not line.is_empty]
     if not kept:
-        raise InputError(f"{name_of(file)}: there is no text; expected at least one line")
+        raise InputError(f"{name}: there is no text; expected at least one line")
     targets = None
     if target is not None:
         written = list(read_lines(target))
         if len(written) != len(lines):
             raise InputError(
-                f"{name_of(file)} has {len(lines)} lines, but {name_of(target)} has {len(written)}: give one target "
+                f"{name} has {len(lines)} lines, but {name_of(target)} has {len(written)}: give one target "
                 "for each text"
             )
         targets = [written[line.number - 1] for line in kept]

@@ -153,26 +153,38 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
         "spec": json.loads(spec.to_json()),
     }
     lines = [*_cost_lines(total, spec, cost, length), *_task_lines(found.task)]
-    lines += [] if head is None else [f"head        {head}"]
-    lines += [f"mask        {' and '.join(masks)}, in the decoder"] if spec.decoder is not None else []
+    if head is not None:
+        lines.append(f"head        {head}")
+    if spec.decoder is not None:
+        lines.append(f"mask        {' and '.join(masks)}, in the decoder")
     served, unknown = _served(found)
-    record["served"] = [asdict(one) for one in served]
+    record["served"] = [asdict(architecture) for architecture in served]
     lines += [*found.notes, *_kernel_lines(kernels), *_served_lines(served), *unknown, "", *tree_lines(spec, "model")]
     return record, [*lines, "", "weights", *_weight_lines(parameters)]
+
+
+def _shape_text(activation: ActivationShape) -> str:
+    words = [f"[{', '.join(map(str, activation.shape))}]"]
+    if activation.records > 1:
+        words.append(f"{activation.records} records")
+    if activation.is_identity:
+        words.append("identity")
+    return "  ".join(words)
 
 
 def _address_lines(shapes: Sequence[ActivationShape]) -> Iterator[str]:
     """Yield a line for each activation, the same one of several layers once; in a narrow terminal a line may be two."""
     groups: dict[tuple[str, str, ActivationShape], list[int]] = {}
-    for one in shapes:
-        start, number, rest = match.groups() if (match := _IN_LAYER.fullmatch(one.address)) else (one.address, "", "")
-        numbers = groups.setdefault((start, rest, replace(one, address="")), [])
-        numbers += [int(number)] if number else []
+    for activation in shapes:
+        match = _IN_LAYER.fullmatch(activation.address)
+        start, number, rest = match.groups() if match else (activation.address, "", "")
+        layers = groups.setdefault((start, rest, replace(activation, address="")), [])
+        if number:
+            layers.append(int(number))
     rows = []
-    for (start, rest, one), numbers in groups.items():
-        notes = [*([f"{one.records} records"] if one.records > 1 else []), *(["identity"] if one.is_identity else [])]
-        right = "  ".join([f"[{', '.join(map(str, one.shape))}]", *notes])
-        rows.append((start + (f".{_ranges(numbers)}{rest}" if numbers else ""), right))
+    for (start, rest, activation), layers in groups.items():
+        address = f"{start}.{_ranges(layers)}{rest}" if layers else start
+        rows.append((address, _shape_text(activation)))
     width = max(len(address) for address, _ in rows)
     if sys.stdout.isatty():
         width = min(width, max(0, shutil.get_terminal_size().columns - 2 - max(len(right) for _, right in rows)))

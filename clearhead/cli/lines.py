@@ -109,15 +109,19 @@ def answer_lines(
     """
     # Lines that scroll by are progress enough.
     is_shown = output is not None or not sys.stdout.isatty()
-    kept = "" if output is None else f"; {output} is not written"
+    kept = ""
+    if output is not None:
+        kept = f"; {output} is not written"
     with counting("lines", lines.total, is_shown=is_shown, kept=kept) as bar:
         for window in lines.windows(batch_size):
-            parts = [Line(number, split_pair(number, text, lines.name) if paired else text) for number, text in window]
-            filled = [line for line in parts if not line.is_empty]
+            read = [line_of(number, text, lines.name, paired=paired) for number, text in window]
+            filled = [line for line in read if not line.is_empty]
             by_line = named_by_line([line.number for line in filled], lines.name)
+            answers: Iterator[AnswerT] = iter(())
             with shown_by(_Share(bar, bar.done, len(filled))), renaming(by_line):
-                answers = iter(answer([line.text for line in filled]) if filled else ())
-            for line in parts:
+                if filled:
+                    answers = iter(answer([line.text for line in filled]))
+            for line in read:
                 show(line, None if line.is_empty else next(answers))
                 bar.done += 1
             bar.show(bar.done)
@@ -141,6 +145,21 @@ class _Share(MessageDisplay):
         """Show the share."""
         if what == "examples":
             self.bar.show(self.before + self.count * done // total)
+
+
+def line_of(number: int, text: str, name: str | None, *, paired: bool) -> Line:
+    """Return a line of input.
+
+    Args:
+        number: of the line, counted from 1.
+        text: the line.
+        name: of the input, for messages.
+        paired: whether it holds two texts with a tab between them.
+
+    Raises:
+        InputError: it is no pair.
+    """
+    return Line(number, split_pair(number, text, name) if paired else text)
 
 
 def split_pair(number: int, text: str, name: str | None) -> tuple[str, str]:

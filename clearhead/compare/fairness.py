@@ -75,26 +75,24 @@ def judge_fairness(rows: Sequence[Row]) -> Fairness:
     Args:
         rows: at least one.
     """
-    reference, same = rows[0], list[str]()
-    unfair: list[tuple[str, str]] = []
+    reference, runs = rows[0], [run for row in rows for run in row.runs]
+    same, unfair = list[str](), list[tuple[str, str]]()
     spoiled: dict[Quality, set[str]] = {"loss": set(), "score": set()}
     for check in _checks(reference.first):
-        found = []
         for row in rows:
-            others = [run for run in row.runs if check.same(run, reference.first) is False]
-            if others:
-                name = row.name if len(others) == len(row.runs) else str(others[0].path)
-                found.append((name, check.clause(others[0], reference.first, reference.name)))
+            difference = _difference(check, row, reference)
+            if difference is not None:
+                unfair.append(difference)
                 for quality in check.spoils:
                     spoiled[quality].add(row.name)
-        unfair += found
-        known = all(check.same(run, reference.first) is not None for row in rows for run in row.runs)
-        same += [check.name] if known and not found else []
-    for name, found in (("seeds", _seeds(rows)), ("tokens", _tokens(rows))):
-        unfair += found
-        same += [] if found else [name]
+        if all(check.same(run, reference.first) for run in runs):
+            same.append(check.name)
+    for name, differences in (("seeds", _seeds(rows)), ("tokens", _tokens(rows))):
+        unfair += differences
+        if not differences:
+            same.append(name)
     return Fairness(
-        same=tuple(same) if sum(len(row.runs) for row in rows) > 1 else (),
+        same=tuple(same) if len(runs) > 1 else (),
         unfair=_sentences(unfair),
         notes=_sentences([note for row in rows for note in _notes(row)]),
         losses=frozenset(spoiled["loss"]),
@@ -102,10 +100,19 @@ def judge_fairness(rows: Sequence[Row]) -> Fairness:
     )
 
 
-def _sentences(found: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+def _difference(check: _Check, row: Row, reference: Row) -> tuple[str, str] | None:
+    """Return the name of the row or of its run that differs, and the clause; None: none is known to differ."""
+    others = [run for run in row.runs if check.same(run, reference.first) is False]
+    if not others:
+        return None
+    name = row.name if len(others) == len(row.runs) else str(others[0].path)
+    return name, check.clause(others[0], reference.first, reference.name)
+
+
+def _sentences(clauses: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """Join names and clauses to sentences; rows with the same clause share a sentence."""
     names: dict[str, list[str]] = {}
-    for name, clause in found:
+    for name, clause in clauses:
         names.setdefault(clause, []).append(name)
     return tuple(f"{_joined(group)} {clause}" for clause, group in names.items())
 
@@ -115,65 +122,17 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _checks(reference: Run) -> Iterator[_Check]:
-    def tokenizer_clause(run: Run, first: Run, name: str) -> str:
-        unit = ", so losses per token cannot be compared; scores and bits per byte could"
-        return f"used another tokenizer than {name}{unit if _loss_is_of_tokens(reference) else ''}"
-
-    yield _Check(
-        "training data",
-        lambda run, first: _same_data(
-            run, first, [_batches(side).get("data") for side in (run, first)], ["data.train"]
-        ),
-        lambda run, first, name: f"had other training data than {name}",
-    )
-    yield _Check(
-        "validation data",
-        lambda run, first: _same_data(
-            run, first, [side.choices.get("valid_data") for side in (run, first)], _VALIDATION_KEYS
-        ),
-        lambda run, first, name: (
-            f"had other validation data than {name}{_values(run, first, _differing(run, first, *_VALIDATION_KEYS))}"
-        ),
-        spoils=("loss", "score"),
-    )
-    yield _Check(
-        "tokenizer",
-        _same_tokenizer,
-        tokenizer_clause,
-        ("loss",) if _loss_is_of_tokens(reference) else (),
-    )
-    yield _Check(
-        "objective",
-        lambda run, first: not _objective_keys(run, first),
-        lambda run, first, name: (
-            f"learned another objective than {name}{_values(run, first, _objective_keys(run, first))}"
-        ),
-        spoils=("loss", "score"),
-    )
-    yield _Check(
-        "score",
-        lambda run, first: run.score_name == first.score_name,
-        lambda run, first, name: f"took {run.score_name} for the score, {name} {first.score_name}",
-        spoils=("score",),
-    )
+    yield _Check("training data", _same_training_data, _training_data_clause)
+    yield _Check("validation data", _same_validation_data, _validation_data_clause, ("loss", "score"))
+    yield _Check("tokenizer", _same_tokenizer, _tokenizer_clause, ("loss",) if _loss_is_of_tokens(reference) else ())
+    yield _Check("objective", _same_objective, _objective_clause, ("loss", "score"))
+    yield _Check("score", _same_score, _score_clause, ("score",))
     yield _Check("order", _same_order, _order_clause)
-    yield _Check(
-        "budget",
-        lambda run, first: _budget(run) == _budget(first),
-        lambda run, first, name: f"had a budget of {_budget(run)}, {name} of {_budget(first)}",
-    )
-    yield _Check("starting point", lambda run, first: run.key("task.init") == first.key("task.init"), _start_clause)
+    yield _Check("budget", _same_budget, _budget_clause)
+    yield _Check("starting point", _same_start, _start_clause)
     yield _Check("machine", _same_machine, _machine_clause)
     if find(reference.task).outputs == "vector":
-        yield _Check(
-            "temperature",
-            lambda run, first: not _differing(run, first, "task.temperature"),
-            lambda run, first, name: (
-                f"divided by another temperature than {name}{_values(run, first, ['task.temperature'])}, so losses "
-                "cannot be compared"
-            ),
-            spoils=("loss",),
-        )
+        yield _Check("temperature", _same_temperature, _temperature_clause, ("loss",))
 
 
 # --- data, tokenizer, objective -------------------------------------------------------------------------------
@@ -189,21 +148,71 @@ def _loss_is_of_tokens(run: Run) -> bool:
 
 
 def _same_tokenizer(run: Run, first: Run) -> bool | None:
-    return _equal_where_known(*(side.choices.get("tokenizer") for side in (run, first)))
+    return _equal_where_known(run.choices.get("tokenizer"), first.choices.get("tokenizer"))
 
 
-def _equal_where_known(one: Any, other: Any) -> bool | None:
-    return None if one is None or other is None else bool(one == other)
+def _tokenizer_clause(run: Run, first: Run, name: str) -> str:
+    unit = ", so losses per token cannot be compared; scores and bits per byte could"
+    return f"used another tokenizer than {name}{unit if _loss_is_of_tokens(first) else ''}"
 
 
-def _same_data(run: Run, first: Run, fingerprints: Sequence[Any], keys: Sequence[str]) -> bool:
+def _equal_where_known(ours: Any, theirs: Any) -> bool | None:
+    return None if ours is None or theirs is None else bool(ours == theirs)
+
+
+def _same_training_data(run: Run, first: Run) -> bool:
+    same = _equal_where_known(_batches(run).get("data"), _batches(first).get("data"))
+    return _same_data(run, first, same, ["data.train"])
+
+
+def _training_data_clause(run: Run, first: Run, name: str) -> str:
+    return f"had other training data than {name}"
+
+
+def _same_validation_data(run: Run, first: Run) -> bool:
+    same = _equal_where_known(run.choices.get("valid_data"), first.choices.get("valid_data"))
+    return _same_data(run, first, same, _VALIDATION_KEYS)
+
+
+def _validation_data_clause(run: Run, first: Run, name: str) -> str:
+    values = _values(run, first, _differing(run, first, *_VALIDATION_KEYS))
+    return f"had other validation data than {name}{values}"
+
+
+def _same_data(run: Run, first: Run, is_equal: bool | None, keys: Sequence[str]) -> bool:
     """Compare fingerprints of token ids, or the run files where there is none or the tokenizers differ."""
-    same = _equal_where_known(*fingerprints)
-    return not _differing(run, first, *keys) if same is None or not _same_tokenizer(run, first) else same
+    if is_equal is None or not _same_tokenizer(run, first):
+        return not _differing(run, first, *keys)
+    return is_equal
+
+
+def _same_objective(run: Run, first: Run) -> bool:
+    return not _objective_keys(run, first)
+
+
+def _objective_clause(run: Run, first: Run, name: str) -> str:
+    return f"learned another objective than {name}{_values(run, first, _objective_keys(run, first))}"
 
 
 def _objective_keys(run: Run, first: Run) -> list[str]:
     return [key for key in _differing(run, first, "task") if key not in _NO_OBJECTIVE]
+
+
+def _same_temperature(run: Run, first: Run) -> bool:
+    return not _differing(run, first, "task.temperature")
+
+
+def _temperature_clause(run: Run, first: Run, name: str) -> str:
+    values = _values(run, first, ["task.temperature"])
+    return f"divided by another temperature than {name}{values}, so losses cannot be compared"
+
+
+def _same_score(run: Run, first: Run) -> bool:
+    return run.score_name == first.score_name
+
+
+def _score_clause(run: Run, first: Run, name: str) -> str:
+    return f"took {run.score_name} for the score, {name} {first.score_name}"
 
 
 # --- order, budget, start, machine ----------------------------------------------------------------------------
@@ -224,6 +233,14 @@ def _order_clause(run: Run, first: Run, name: str) -> str:
     return f"read batches in another order than {name} ({'; '.join(shown[:3])})"
 
 
+def _same_budget(run: Run, first: Run) -> bool:
+    return _budget(run) == _budget(first)
+
+
+def _budget_clause(run: Run, first: Run, name: str) -> str:
+    return f"had a budget of {_budget(run)}, {name} of {_budget(first)}"
+
+
 def _budget(run: Run) -> str:
     """Return the limits of a run, as text."""
     limits = {name: run.key(f"train.{name}") for name in ("steps", "epochs", "seconds")}
@@ -237,6 +254,10 @@ def _budget(run: Run) -> str:
 
 def _count(value: int | float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def _same_start(run: Run, first: Run) -> bool:
+    return bool(run.key("task.init") == first.key("task.init"))
 
 
 def _start_clause(run: Run, first: Run, name: str) -> str:

@@ -58,21 +58,30 @@ def draw_curves(
     top = 1 - (0.76 + 0.2 * len(lines)) / height
     panels = figure.subplots(1, 2, sharey=True)
     figure.subplots_adjust(left=LEFT, right=0.985, wspace=0.12, bottom=0.6 / height, top=top)
-    longest = max((run.metrics[-1].seconds for row in drawn for run in row.runs), default=0.0)
-    unit, unit_name = next((size, word) for least, size, word in UNITS if longest >= least)
+    unit, unit_name = _time_unit(drawn)
     labels = (("tokens", 1.0, "training tokens"), ("seconds", unit, f"{unit_name}, validations included"))
     for axes, (places, scale, label) in zip(panels, labels, strict=True):
         style_line_axes(axes, label)
-        axes.tick_params(labelleft=True)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
-        if places == "tokens":
-            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        names = [_draw_row(axes, row, number, places, scale, quality) for number, row in enumerate(drawn)]
-        axes.set_ylim(late_limits([value for _, value in run.points(quality)] for row in drawn for run in row.runs))
-        place_labels(axes, names)
+        _draw_panel(axes, drawn, places, scale, quality)
     panels[0].set_ylabel(name, color=INK)
     save_figure(figure, path)
     return [row.name for row in rows if row not in drawn]
+
+
+def _time_unit(rows: Sequence[Row]) -> tuple[float, str]:
+    """Return the seconds and the name of the unit for the time of the longest run."""
+    longest = max((run.metrics[-1].seconds for row in rows for run in row.runs), default=0.0)
+    return next((seconds, name) for least, seconds, name in UNITS if longest >= least)
+
+
+def _draw_panel(axes: Axes, rows: Sequence[Row], places: str, scale: float, quality: Quality) -> None:
+    axes.tick_params(labelleft=True)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+    if places == "tokens":
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    names = [_draw_row(axes, row, number, places, scale, quality) for number, row in enumerate(rows)]
+    axes.set_ylim(late_limits([value for _, value in run.points(quality)] for row in rows for run in row.runs))
+    place_labels(axes, names)
 
 
 def _draw_row(axes: Axes, row: Row, number: int, places: str, scale: float, quality: Quality) -> Annotation:

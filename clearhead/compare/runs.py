@@ -132,7 +132,9 @@ class Run(Printed):
     def best(self, quality: Quality) -> float | None:
         """Return the highest score or the lowest loss of all validations."""
         values = [value for _, value in self.points(quality)]
-        return None if not values else max(values) if quality == "score" else min(values)
+        if not values:
+            return None
+        return max(values) if quality == "score" else min(values)
 
 
 @dataclass(frozen=True, repr=False)

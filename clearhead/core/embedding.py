@@ -76,18 +76,20 @@ class Embedding(PrintedModule, nn.Module):
 
     def __init__(self, width: int, embedding: spec.Embedding) -> None:
         super().__init__()
-        own_width, projection = embedding.width or width, embedding.projection
+        rows_width, projection = embedding.width or width, embedding.projection
         self.place = projection.place if projection else "after_norm"
-        summed_width = width if self.place == "before_sum" else own_width
+        summed_width, normed_width = {
+            "before_sum": (width, width), "before_norm": (rows_width, width), "after_norm": (rows_width, rows_width),
+        }[self.place]  # fmt: skip
         self.scale, self.is_scale_rounded = embedding.scale, embedding.scale_rounding == "weights"
-        self.table = Table(embedding.table.rows, own_width) if isinstance(embedding.table, spec.Table) else None
+        self.table = Table(embedding.table.rows, rows_width) if isinstance(embedding.table, spec.Table) else None
         self.borrowed: tuple[Table, ...] = ()  # in a tuple, so that the table is not registered twice
-        self.word_norm = build_norm(own_width, embedding.word_norm)
+        self.word_norm = build_norm(rows_width, embedding.word_norm)
         self.segments = Table(embedding.num_segments, summed_width) if embedding.num_segments else None
         position = embedding.position
         self.position = POSITIONS[type(position)](summed_width, position) if position else None
-        self.norm = build_norm(own_width if self.place == "after_norm" else width, embedding.norm)
-        self.projection = nn.Linear(own_width, width, bias=projection.bias) if projection else nn.Identity()
+        self.norm = build_norm(normed_width, embedding.norm)
+        self.projection = nn.Linear(rows_width, width, bias=projection.bias) if projection else nn.Identity()
         self.dropout = Dropout(embedding.dropout)
 
     @property
@@ -105,7 +107,8 @@ class Embedding(PrintedModule, nn.Module):
             # A Python number is applied in float32; a tensor is rounded to the dtype of the weights first.
             x_BTD = x_BTD * (torch.tensor(self.scale, dtype=x_BTD.dtype) if self.is_scale_rounded else self.scale)
         x_BTD = self.word_norm(x_BTD)
-        x_BTD = self.projection(x_BTD) if self.place == "before_sum" else x_BTD
+        if self.place == "before_sum":
+            x_BTD = self.projection(x_BTD)
         if self.segments is not None:
             x_BTD = x_BTD + self.segments(torch.zeros_like(ids_BT) if segments_BT is None else segments_BT)
         elif segments_BT is not None:

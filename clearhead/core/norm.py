@@ -24,7 +24,8 @@ class Norm(PrintedModule, nn.Module):
     def __init__(self, shape: tuple[int, ...], norm: spec.LayerNorm | spec.RMSNorm) -> None:
         super().__init__()
         self.eps, self.has_unit_offset, self.is_by_head = norm.eps, norm.unit_offset, len(shape) > 1
-        self.weight = nn.Parameter(torch.full(shape, 0.0 if norm.unit_offset else 1.0)) if norm.weight else None
+        neutral = 0.0 if norm.unit_offset else 1.0
+        self.weight = nn.Parameter(torch.full(shape, neutral)) if norm.weight else None
         self.bias = nn.Parameter(torch.zeros(shape)) if isinstance(norm, spec.LayerNorm) and norm.bias else None
 
     def forward(self, x_D: Vectors) -> Vectors:

@@ -144,8 +144,10 @@ def score(sets: NameSets, labels: Sequence[str]) -> Scores:
         sets: the names.
         labels: the prediction for each test name.
     """
-    right = Counter(name.language for name, label in zip(sets.test, labels, strict=True) if label == name.language)
-    counts = Counter(name.language for name in sets.test)
+    counts, right = Counter[str](), Counter[str]()
+    for name, label in zip(sets.test, labels, strict=True):
+        counts[name.language] += 1
+        right[name.language] += label == name.language
     latin = sum(counts[language] for language in sets.latin)
     return Scores(
         accuracy=right.total() / counts.total(),

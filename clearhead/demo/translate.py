@@ -19,6 +19,9 @@ from clearhead.demo.data.dates import LOCALES, DatePair, DateSets, date_styles, 
 from clearhead.progress import message
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from clearhead.maps.attention_maps import AttentionMaps
     from clearhead.model.facade import Model
 
 SAMPLE = "Montag, 5. Januar 1998"
@@ -171,6 +174,14 @@ def _show_sample(console: Console, pair: DatePair, text: str) -> None:
     console.print(f"  {pair.locale:6} [bold]{escape(text):10}[/bold] {mark}  {escape(pair.source)}")
 
 
+def _mean_over_heads(maps: AttentionMaps) -> Tensor:
+    """Return the attention of a decoder to the memory, [layers, queries, keys]."""
+    import torch
+
+    layers = maps.layers("decoder.memory")
+    return torch.stack([maps.weights("decoder.memory", layer) for layer in layers]).mean(1)
+
+
 def draw_attention(model: Model, pair: DatePair, plan: DemoPlan, locales: Sequence[str]) -> None:
     """Draw where the decoder looks while it writes one unseen date, in up to four languages that the font can write."""
     import torch
@@ -181,21 +192,21 @@ def draw_attention(model: Model, pair: DatePair, plan: DemoPlan, locales: Sequen
 
     when = datetime.date.fromisoformat(pair.target)
     styles, _ = date_styles([locale for locale in locales if locale in PICTURED] or locales[:1])
-    texts = [text for style in styles if style.style == "full" and drawable(text := style.write(when))]
-    seen = [model.attention(text) for text in texts]
-    if not seen:
+    texts = list(filter(drawable, (style.write(when) for style in styles if style.style == "full")))
+    if not texts:
         return
-    layers = seen[0].layers("decoder.memory")
-    weights = [torch.stack([maps.weights("decoder.memory", layer) for layer in layers]).mean(1) for maps in seen]
+    runs = list(map(model.attention, texts))
+    layers = runs[0].layers("decoder.memory")
+    weights = list(map(_mean_over_heads, runs))
     # One layer for all: the one whose heads, averaged, look most sharply.
-    layer = int(torch.stack([found.amax(-1).mean(-1) for found in weights]).mean(0).argmax())
+    layer = int(torch.stack([layers_QK.amax(-1).mean(-1) for layers_QK in weights]).mean(0).argmax())
     alignments = []
-    for text, maps, found in zip(texts, seen, weights, strict=True):
+    for text, maps, layers_QK in zip(texts, runs, weights, strict=True):
         source, target = model.tokenizers.source, model.tokenizers.target
         read, labels = maps.reading.source.ids[0].tolist(), maps.reading.labels
         columns = [shown_label(token, longest=12) for token in written_tokens(source, read)]
         name = f"{text} → {target.decode(labels)}"
-        alignments.append(AlignmentHeatMap(found[layer].numpy(), columns, written_tokens(target, labels), name))
-    where = f"layer {layer + 1} of {len(layers)}, mean of {seen[0].num_heads('decoder.memory', layer)} heads"
+        alignments.append(AlignmentHeatMap(layers_QK[layer].numpy(), columns, written_tokens(target, labels), name))
+    where = f"layer {layer + 1} of {len(layers)}, mean of {runs[0].num_heads('decoder.memory', layer)} heads"
     title = f"Where the decoder looks while it writes a date ({where})"
     draw_alignments(alignments, plan.run / "plots" / "alignment.png", title=title)

@@ -182,7 +182,9 @@ def weight_faults(tensors: Mapping[str, Tensor]) -> Iterator[str]:
     in_int8 = holds_int8(tensors)
     for name, tensor in tensors.items():
         owner, _, last = name.rpartition(".")
-        expected = ((torch.int8,) if last == WEIGHT else (torch.float32,)) if in_int8 else FLOATS
+        expected: tuple[torch.dtype, ...] = FLOATS
+        if in_int8:
+            expected = (torch.int8,) if last == WEIGHT else (torch.float32,)
         if tensor.dtype not in expected:
             yield f"'{name}' holds {_dtypes(tensor.dtype)}, and the model needs {_dtypes(*expected)}"
         elif last in (WEIGHT, SCALE):

@@ -29,19 +29,17 @@ def replica(module: ModuleT, *, is_training: bool = False) -> ModuleT:
         module: is not changed.
         is_training: the mode of the replica, whatever that of the module is.
     """
-    twins = {part: _twin(part, is_training) for part in module.modules()}
-    for part, twin in twins.items():
+    twins = {original: _twin(original, is_training) for original in module.modules()}
+    for original, twin in twins.items():
         state = vars(twin)
-        state["_modules"] = {name: None if one is None else twins[one] for name, one in part._modules.items()}
-        # A tuple holds modules that belong to another part, such as the table that an output layer is tied to.
-        state |= {
-            name: tuple(twins.get(one, one) for one in value)
-            for name, value in vars(part).items()
-            if isinstance(value, tuple) and any(isinstance(one, nn.Module) for one in value)
-        }
-    found = twins[module]
-    assert isinstance(found, type(module))
-    return found
+        state["_modules"] = {name: None if child is None else twins[child] for name, child in original._modules.items()}
+        # A tuple holds modules that belong to another one, such as the table that an output layer is tied to.
+        for name, value in vars(original).items():
+            if isinstance(value, tuple) and any(isinstance(item, nn.Module) for item in value):
+                state[name] = tuple(twins.get(item, item) for item in value)
+    replica_of_module = twins[module]
+    assert isinstance(replica_of_module, type(module))
+    return replica_of_module
 
 
 def override(part: nn.Module, mixin: type[PartT]) -> PartT:

@@ -72,10 +72,7 @@ class StackPlan:
         self._in_bf16 = in_bf16
         self._kinds: set[Weights] = set()
         self._attentions: list[tuple[Attention, int] | None] = []
-        first = next((part for part in stack.layers.modules() if isinstance(part, nn.Linear | Int8Linear)), None)
-        if first is None:
-            raise NotServed("no matrices")
-        self._width = (first.weight_int8 if isinstance(first, Int8Linear) else first.weight).shape[1]
+        self._width = _input_width(stack)
         try:
             branches = [self._branch(planned) for planned in planned_branches(stack)]
         except Unfit as error:
@@ -87,10 +84,10 @@ class StackPlan:
         if run is None:
             raise NotServed("no kernels")
         self._run: RunStack = run
-        used = [entry[0] for entry in self._attentions if entry is not None]
+        attentions = [entry[0] for entry in self._attentions if entry is not None]
         # In fp32 PyTorch reads several tokens as fast.
-        self.reads_texts = self.kind != "float32" and all(type(one) is Attention for one in used)
-        self._has_window = any(isinstance(one.spec.mask, spec.Window) for one in used)
+        self.reads_texts = self.kind != "float32" and all(type(attention) is Attention for attention in attentions)
+        self._has_window = any(isinstance(attention.spec.mask, spec.Window) for attention in attentions)
         self._has_gemm = has_gemm()
 
     def serves(self, context: Context, batch: int, length: int) -> bool:
@@ -107,7 +104,9 @@ class StackPlan:
             return self.kind != "float32" or batch <= MOST_FP32_ROWS
         # Padding between two tokens is no distance; texts are read without it.
         is_by_place = cache is None or masking.key_mask is None or not self._has_window
-        most = MOST_TOKENS if not self._has_gemm else LONGEST_TEXT if cache is None else EVERYWHERE
+        most = MOST_TOKENS
+        if self._has_gemm:
+            most = LONGEST_TEXT if cache is None else EVERYWHERE
         return self.reads_texts and is_by_place and length <= most
 
     def extend(self, x_BTD: States, context: Context, cache: IndexedCache) -> States:
@@ -348,6 +347,16 @@ class PlannedStack(Stack):
 def is_altered(part: nn.Module) -> bool:
     """Return whether a part computes otherwise than its class, or its weights are gathered for each call."""
     return "forward" in vars(part) or any(hasattr(weight, "placements") for weight in part._parameters.values())
+
+
+def _input_width(stack: Stack) -> int:
+    """Return the width of what the first matrix of a stack multiplies."""
+    for module in stack.layers.modules():
+        if isinstance(module, Int8Linear):
+            return module.weight_int8.shape[1]
+        if isinstance(module, nn.Linear):
+            return module.weight.shape[1]
+    raise NotServed("no matrices")
 
 
 def _embedded(stack: Stack, sequence: Sequence, context: Context, places: Places | None) -> Rows:

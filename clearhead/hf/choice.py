@@ -67,7 +67,7 @@ class _Candidate:
 
     def nearer(self) -> _Candidate | None:
         """Return the candidate after the change that removes most of the differences; None: no change removes any."""
-        found, fewest = None, len(self.differing)
+        best, fewest = None, len(self.differing)
         for change in CHANGES:
             other = None if self.expressed is None else _equivalent(change, self.model)
             if other is None:
@@ -75,19 +75,19 @@ class _Candidate:
             candidate = replace(self, model=other, changes=(*self.changes, change)).tried()
             left = 0 if candidate.config is not None else len(candidate.differing) or fewest
             if left < fewest:
-                found, fewest = candidate, left
-        return found
+                best, fewest = candidate, left
+        return best
 
     def nearest(self) -> _Candidate:
         """Return the candidate after every change that removes differences."""
-        found = self.nearer()
-        return self if found is None else found.nearest()
+        nearer = self.nearer()
+        return self if nearer is None else nearer.nearest()
 
 
 @cache
 def _equivalent(change: Change, model: Model) -> Model | None:
-    found = change(model)
-    return None if found is None else found[0]
+    equivalent = change(model)
+    return None if equivalent is None else equivalent[0]
 
 
 def choose_family(
@@ -106,21 +106,22 @@ def choose_family(
         InputError: there is none; the report is of the nearest.
     """
     families = registry.saved_first() if model_type is None else [registry.all_families()[model_type]]
-    candidates = [
-        _Candidate(family, variant, module.spec).tried()
-        for family in families
-        for variant in _fitting(family, task, module.spec)
-    ]
-    stuck = [one for one in candidates if one.config is None and not one.is_hopeful]
-    candidates = [one for one in candidates if one.config is not None or one.is_hopeful]
+    candidates, stuck = list[_Candidate](), list[_Candidate]()
+    for family in families:
+        for variant in _fitting(family, task, module.spec):
+            candidate = _Candidate(family, variant, module.spec).tried()
+            is_stuck = candidate.config is None and not candidate.is_hopeful
+            (stuck if is_stuck else candidates).append(candidate)
     while candidates:
-        for one in (one for one in candidates if one.config is not None):
-            equivalent = changed(module, one.changes)
-            if not bind_rules(one.family, one.variant, one.family.prefix_of(one.variant), equivalent)[1]:
-                return equivalent, one.family, one.variant, dict(one.config or {})
-        steps = [(one, one.nearer()) for one in candidates if one.config is None]
-        stuck += [one for one, step in steps if step is None]
-        candidates = [step for _, step in steps if step is not None]
+        for candidate in candidates:
+            if candidate.config is not None:
+                family, variant = candidate.family, candidate.variant
+                equivalent = changed(module, candidate.changes)
+                if not bind_rules(family, variant, family.prefix_of(variant), equivalent)[1]:
+                    return equivalent, family, variant, dict(candidate.config)
+        steps = [(candidate, candidate.nearer()) for candidate in candidates if candidate.config is None]
+        stuck += [candidate for candidate, nearer in steps if nearer is None]
+        candidates = [nearer for _, nearer in steps if nearer is not None]
     raise _report(module.spec, stuck, is_free=model_type is None)
 
 
@@ -155,22 +156,28 @@ _KEYS = {
 
 def _report(model: Model, stuck: Sequence[_Candidate], *, is_free: bool) -> InputError:
     """Describe the nearest family, what does not fit, and what would."""
-    known = [one for one in stuck if one.expressed is not None]
+    known = [candidate for candidate in stuck if candidate.expressed is not None]
     if not known:
-        return next((one.error for one in stuck if one.error is not None), InputError("no family has such a model"))
-    nearest = min(known, key=lambda one: (len(_grouped(one)), len(one.differing))).nearest()
+        errors = (candidate.error for candidate in stuck if candidate.error is not None)
+        return next(errors, InputError("no family has such a model"))
+    nearest = min(known, key=lambda candidate: (len(_grouped(candidate)), len(candidate.differing))).nearest()
     family, cls, lines = nearest.family.model_type, nearest.variant.classes[0], _lines(nearest)
     shown = [f"  - {line}" for line in lines[:_MOST_LINES]]
-    shown += [f"  - and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
-    first = f"no Hugging Face architecture can express this model; the nearest is {family} ({cls}):"
+    if len(lines) > _MOST_LINES:
+        shown.append(f"  - and {len(lines) - _MOST_LINES} more")
     if not is_free:
         return InputError(f"{family} ({cls}) cannot express this model:", *shown)
-    assert nearest.expressed is not None, "chosen among those that can be expressed"
-    keys = {key: _value(key, nearest.expressed) for key in _grouped(nearest) if key in _KEYS}
-    keys = {key: value for key, value in keys.items() if value is not None}
-    helping = ", ".join(f"{key} = {value}" for key, value in keys.items())
-    advice = [f"A run file with {helping} under [model] trains one that it can"] if helping else []
-    return InputError(first, *shown, *(advice if len(keys) == len(lines) else []))
+    settings = _settings(nearest)
+    if settings and len(settings) == len(lines):
+        shown.append(f"A run file with {', '.join(settings)} under [model] trains one that it can")
+    return InputError(f"no Hugging Face architecture can express this model; the nearest is {family} ({cls}):", *shown)
+
+
+def _settings(candidate: _Candidate) -> list[str]:
+    """Return what a run file's [model] table says for the family, for each key that decides what differs."""
+    assert candidate.expressed is not None, "chosen among those that can be expressed"
+    values = {key: _value(key, candidate.expressed) for key in _grouped(candidate) if key in _KEYS}
+    return [f"{key} = {value}" for key, value in values.items() if value is not None]
 
 
 def _lines(candidate: _Candidate) -> list[str]:
@@ -229,7 +236,9 @@ def _value(key: str, model: Model) -> str | None:
     value = values[key]
     if isinstance(value, bool):
         return str(value).lower()
-    return None if value is None else f'"{value}"' if isinstance(value, str) else str(value)
+    if isinstance(value, str):
+        return f'"{value}"'
+    return None if value is None else str(value)
 
 
 def _place(step: spec.Step) -> str | None:

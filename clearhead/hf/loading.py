@@ -182,28 +182,36 @@ class _FoundTensors:
         for bound in bounds:
             groups = [self._alternatives(group, is_tied) for group in bound.theirs]
             missing = [group[0] for group, names in zip(bound.theirs, groups, strict=True) if not names]
-            if missing and bound.zeros:
-                shapes = zip(bound.ours, bound.slots.shapes, strict=True)
-                filled |= {address: torch.zeros(shape, dtype=dtype) for address, shape in shapes}
-                continue
-            faults += [f"'{name}' is missing" for name in missing]
-            if missing:
-                continue
-            try:
-                chosen = [self._take(names, faults) for names in groups]
-                made = bound.load([self._tensor(name, dtype, is_view=bound.is_view) for name in chosen])
-            except ValueError as error:
-                faults.append(f"'{groups[0][-1]}' has the shape {self._shape(groups[0][-1])}; {error}")
-                continue
-            for address, tensor, shape in zip(bound.ours, made, bound.slots.shapes, strict=True):
-                if tensor.shape != shape:
-                    has, needs = self._shape(groups[0][-1]), list(bound.save_shape())
-                    faults.append(f"'{groups[0][-1]}' has the shape {has}, the config needs {needs}")
-                    break
-                # Kernels of inference read a matrix row by row, and GPT-2's are stored the other way round; what is
-                # converted anyway is turned, what lies in the mapped file stays there.
-                is_mapped = all(self._is_kept(name, dtype, is_view=bound.is_view) for name in chosen)
-                filled[address] = tensor.to(dtype) if is_mapped else tensor.to(dtype).contiguous()
+            if not missing:
+                filled |= self._bound_tensors(bound, groups, dtype, faults)
+            elif bound.zeros:
+                for address, shape in zip(bound.ours, bound.slots.shapes, strict=True):
+                    filled[address] = torch.zeros(shape, dtype=dtype)
+            else:
+                faults += [f"'{name}' is missing" for name in missing]
+        return filled
+
+    def _bound_tensors(
+        self, bound: BoundRule, groups: Sequence[Sequence[str]], dtype: torch.dtype, faults: list[str]
+    ) -> dict[str, Tensor]:
+        """Return the tensors of a rule by address, from those of its names that the file has."""
+        filled: dict[str, Tensor] = {}
+        stored = groups[0][-1]
+        try:
+            chosen = [self._take(names, faults) for names in groups]
+            tensors = bound.load([self._tensor(name, dtype, is_view=bound.is_view) for name in chosen])
+        except ValueError as error:
+            faults.append(f"'{stored}' has the shape {self._shape(stored)}; {error}")
+            return filled
+        # Kernels of inference read a matrix row by row, and GPT-2's are stored the other way round; what is converted
+        # anyway is turned, what lies in the mapped file stays there.
+        is_mapped = all(self._is_kept(name, dtype, is_view=bound.is_view) for name in chosen)
+        for address, tensor, shape in zip(bound.ours, tensors, bound.slots.shapes, strict=True):
+            if tensor.shape != shape:
+                has, needs = self._shape(stored), list(bound.save_shape())
+                faults.append(f"'{stored}' has the shape {has}, the config needs {needs}")
+                break
+            filled[address] = tensor.to(dtype) if is_mapped else tensor.to(dtype).contiguous()
         return filled
 
     def _shape(self, name: str) -> list[int]:
@@ -251,18 +259,19 @@ class _FoundTensors:
         """Account for the tensors that were not used; return those that files of the class may hold."""
         unused, computed = dict(self.overruled), dict[str, Tensor]()
         known = [name for name in self.used if name in self.names]
+        constants = {constant.name: constant for constant in self.family.constants}
         for name in self.names.keys() - self.used:
             stem = name.removeprefix(self.prefix)
             if any(re.fullmatch(pattern, stem) for pattern in self.family.ignored):
                 continue
-            constant = next((one for one in self.family.constants if one.name == stem), None)
-            if constant is not None:
+            if stem in constants:
                 shape = self._shape(name)
-                made = constant.compute(model, shape[0] if len(shape) == 2 and shape[0] <= MOST_ROWS else 0)
+                has_rows = len(shape) == 2 and shape[0] <= MOST_ROWS
+                made = constants[stem].compute(model, shape[0] if has_rows else 0)
                 if made.shape != self[name].shape or not torch.allclose(made, self[name].float(), rtol=0.0, atol=1e-6):
                     faults.append(f"'{name}' differs from the table that is computed here")
                 computed[name] = self[name]
-            elif any(re.fullmatch(pattern, name) for pattern in self.variant.unused):
+            elif self.variant.leaves_unused(name):
                 unused[name] = self[name]
             else:
                 # A search for the nearest name takes a while: not for names that the report leaves out.

@@ -213,7 +213,9 @@ class _Reader:
             self.faults.append(f"{path}/{SETTINGS}: activation {function} is not supported")
             return
         address = f"head.layers.{len(self.layers)}"
-        shapes = {"weight": (size, width)} | ({"bias": (size,)} if bias else {})
+        shapes: dict[str, tuple[int, ...]] = {"weight": (size, width)}
+        if bias:
+            shapes["bias"] = (size,)
         files = TensorFiles(self.directory / path)
         held = {name: header.shape for name, header in files.headers.items()}
         if held != {f"linear.{leaf}": shape for leaf, shape in shapes.items()}:
@@ -227,7 +229,8 @@ class _Reader:
         self.tensors |= {f"{address}.{leaf}": files[f"linear.{leaf}"].to(self.dtype) for leaf in shapes}
         self.layers.append(spec.Linear(size=size, bias=bias))
         inner: Any = _ACTIVATIONS[function]
-        self.layers += [] if inner is None else [spec.Activation(function=inner)]
+        if inner is not None:
+            self.layers.append(spec.Activation(function=inner))
         self.width = size
 
 

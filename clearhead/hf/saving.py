@@ -56,15 +56,15 @@ def save_module(
     Raises:
         InputError: no family can express the spec; the report lists the differences to the nearest.
     """
-    own_task = loaded.task if task is None and loaded is not None else task
-    if own_task is not None and find(own_task.kind).outputs == "vector" and makes_vectors(module.spec):
-        return _save_pooled(module, directory, loaded, own_task, model_type, token_ids, max_shard_size)
+    saved_task = loaded.task if task is None and loaded is not None else task
+    if saved_task is not None and find(saved_task.kind).outputs == "vector" and makes_vectors(module.spec):
+        return _save_pooled(module, directory, loaded, saved_task, model_type, token_ids, max_shard_size)
     if loaded is not None:
         family, variant, prefix = loaded.family, loaded.variant, loaded.prefix
         config = _config_as_loaded(module, loaded)
     else:
         module, family, variant, config = choose_family(module, model_type, task)
-        prefix = "" if variant.is_bare else family.prefix_of(variant)
+        prefix = family.saved_prefix(variant)
         # Where positions begin after the padding id, the spec decides it.
         config |= {name: index for name, index in token_ids.items() if name not in {key.name for key in family.keys}}
     if task is not None and task.labels:
@@ -72,13 +72,14 @@ def save_module(
     dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
     config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
     tensors = module_to_hf_tensors(module, family, variant, prefix, module.state_dict())
-    defaults = {key.name: key.default for key in family.keys}
-    rows: int = config.get(family.rows_key, defaults.get(family.rows_key, 0))
-    for constant in family.constants if loaded is None else ():
-        if not (constant.is_written or variant.is_bare):
-            continue
-        tensors[prefix + constant.name] = constant.compute(module.spec, rows)
-    tensors |= dict(loaded.unused) if loaded is not None else {}
+    if loaded is not None:
+        tensors |= loaded.unused
+    else:
+        defaults = {key.name: key.default for key in family.keys}
+        rows: int = config.get(family.rows_key, defaults.get(family.rows_key, 0))
+        for constant in family.constants:
+            if constant.is_written or variant.is_bare:
+                tensors[prefix + constant.name] = constant.compute(module.spec, rows)
     directory.mkdir(parents=True, exist_ok=True)
     save_shards(directory, tensors, name=SINGLE, max_size=max_shard_size)
     write_json(directory / CONFIG, config, is_indented=True)

@@ -110,8 +110,8 @@ def _special_tokens(folder: Path, files: Files, document: Mapping[str, Any], rol
     if known is None or known.adds_start is not None or known.adds_end is not None:
         if has_document and _has_others(read_special_tokens(document), named):
             return read_special_tokens(document)
-        starts = switches.get("bos", known.adds_start if known is not None else False)
-        ends = switches.get("eos", known.adds_end if known is not None else False)
+        starts = switches.get("bos", known is not None and known.adds_start)
+        ends = switches.get("eos", known is not None and known.adds_end)
         start, end = ("bos",) if starts and "bos" in named else (), ("eos",) if ends and "eos" in named else ()
         single, pair = (*start, "A", *end), (*start, "A", *end, *start, "B", *end)
         return SpecialTokens(_parts(single, roles, named), _parts(pair, roles, named, 1))

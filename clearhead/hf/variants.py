@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,23 +40,23 @@ def find_variant(
         pad: the padding id, which the classes that classify need to find the end of a text.
     """
     family = registry.find(config)
-    own = {key: value for key, value in config.items() if key not in ("architectures", "problem_type")}
-    own |= label_config(task)
-    if find(task.kind).outputs == "labels" and own.get("pad_token_id") is None:
-        own["pad_token_id"] = pad
+    kept = {key: value for key, value in config.items() if key not in ("architectures", "problem_type")}
+    kept |= label_config(task)
+    if find(task.kind).outputs == "labels" and kept.get("pad_token_id") is None:
+        kept["pad_token_id"] = pad
     variants = sorted(family.variants, key=lambda variant: variant.task != task.kind)
     stacks = module
     if find(task.kind).outputs == "vector" and makes_vectors(module.spec):
         # The pooling is not part of a class, but in files beside the checkpoint.
         stacks, variants = with_head(module, None, {}), [registry.headless(family)]
-    variant = next((variant for variant in variants if _is_expressible(family, variant, own, stacks)), None)
+    variant = next((variant for variant in variants if _is_expressible(family, variant, kept, stacks)), None)
     if variant is None:
         return None
     named = config.get("architectures") or []
     classes = named if named and named[0] in variant.classes else [variant.classes[0]]
-    kept = {name: one for name, one in unused.items() if any(re.fullmatch(part, name) for part in variant.unused)}
-    prefix = "" if variant.is_bare else family.prefix_of(variant)
-    return LoadedModule(module, task, {**own, "architectures": classes}, family, variant, prefix, (), kept)
+    tensors = {name: tensor for name, tensor in unused.items() if variant.leaves_unused(name)}
+    prefix = family.saved_prefix(variant)
+    return LoadedModule(module, task, {**kept, "architectures": classes}, family, variant, prefix, (), tensors)
 
 
 def label_config(task: TaskRecord) -> dict[str, Any]:

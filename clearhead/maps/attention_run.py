@@ -310,14 +310,14 @@ class AttentionRun:
             unknown = [number for number in given or () if number not in known]
             if unknown:
                 raise InputError(f"this model has no {name} {unknown[0]!r}; it has {_numbers(sorted(known))}")
-        chosen = [
-            (record, [head for head in range(record.num_heads) if heads is None or head in heads])
-            for record in self.records.values()
-            if layers is None or record.layer in layers
-        ]
-        count = sum(len(own) * record.query_BHTE.shape[2] * record.key_BKSE.shape[2] for record, own in chosen)
+        chosen = []
+        for record in self.records.values():
+            chosen_heads = [head for head in range(record.num_heads) if heads is None or head in heads]
+            if chosen_heads and (layers is None or record.layer in layers):
+                chosen.append((record, chosen_heads))
+        count = sum(len(some) * record.query_BHTE.shape[2] * record.key_BKSE.shape[2] for record, some in chosen)
         _check_size(count, "choose some with layers= and heads=")
-        return [(record, own) for record, own in chosen if own]
+        return chosen
 
 
 def _why_absent(stack: str, stacks: Sequence[str]) -> str:

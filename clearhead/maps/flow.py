@@ -54,20 +54,21 @@ def rollout(records: Sequence[AttentionRecord], stack: str) -> Float32[Tensor, "
 
     Source: arXiv 2005.00928, section 3, eq. 1 (one stack).
     """
-    own = [record for record in records if record.stack.startswith(stack.partition(".")[0])]
-    if all(record.stack != stack for record in own):
-        known = ", ".join(dict.fromkeys(record.stack for record in records))
-        raise InputError(f"the model has no attention '{stack}'; it has {known}")
-    reads_memory = any(record.attention.spec.source == "memory" for record in own)
-    memory_SS = rollout(records, "encoder.self")[-1] if reads_memory else torch.zeros(0, 0)
-    target_QQ = torch.eye(own[0].query_BHTE.shape[2])
+    known = dict.fromkeys(record.stack for record in records)
+    if stack not in known:
+        raise InputError(f"the model has no attention '{stack}'; it has {', '.join(known)}")
+    in_stack = [record for record in records if record.stack.startswith(stack.partition(".")[0])]
+    memory_SS = torch.zeros(0, 0)
+    if any(record.attention.spec.source == "memory" for record in in_stack):
+        memory_SS = rollout(records, "encoder.self")[-1]
+    target_QQ = torch.eye(in_stack[0].query_BHTE.shape[2])
     source_QS = torch.zeros(len(target_QQ), len(memory_SS))
     shares: dict[int, tuple[Tensor, Tensor]] = {}
-    for record in sorted(own, key=lambda record: (record.layer, record.address)):
+    for record in sorted(in_stack, key=lambda record: (record.layer, record.address)):
         weight = record.weights()[0].mean(0).cpu()
         if record.attention.spec.source == "memory":
             target_QQ, source_QS = target_QQ / 2, (source_QS + weight @ memory_SS) / 2
         else:
             target_QQ, source_QS = (target_QQ + weight @ target_QQ) / 2, (source_QS + weight @ source_QS) / 2
         shares[record.layer] = (target_QQ, source_QS)
-    return torch.stack([shares[record.layer][stack.endswith("memory")] for record in own if record.stack == stack])
+    return torch.stack([shares[record.layer][stack.endswith("memory")] for record in in_stack if record.stack == stack])

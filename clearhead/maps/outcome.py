@@ -138,6 +138,15 @@ def predicts_next(streams: Streams, names: OutputNames) -> bool:
     return names.tokenizer is not None and streams.top == "decoder" and head is not None and not head.is_pooled
 
 
+def _position_and_token(of: Chosen) -> tuple[int | None, str | None]:
+    match of:
+        case tuple():
+            return of
+        case str():
+            return None, of
+    return of, None
+
+
 def choose_outcome(of: Chosen, streams: Streams, names: OutputNames, labels: Sequence[int] = ()) -> Outcome:
     """Return the outcome that a user chose.
 
@@ -158,7 +167,7 @@ def choose_outcome(of: Chosen, streams: Streams, names: OutputNames, labels: Seq
         InputError: there is no such position, token or label.
     """
     assert streams.module.head is not None
-    position, token = of if isinstance(of, tuple) else (None, of) if isinstance(of, str) else (of, None)
+    position, token = _position_and_token(of)
     length = streams.last.ids.shape[1]
     is_next = predicts_next(streams, names)
     if streams.module.head.is_pooled:

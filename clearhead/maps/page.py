@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 
 from clearhead import spec
 from clearhead.errors import InputError
@@ -180,21 +180,28 @@ class _SampleBuilder:
 
     def build(self, label: str) -> Sample:
         """Return the sample."""
-        run, reading = self.run, self.run.reading
-        names: list[RowName] = ["encoder", "decoder"] if reading.target is not None else [self.top]
-        sequences = [reading.source] if reading.target is None else [reading.source, reading.target]
-        rows = {}
-        for name, sequence in zip(names, sequences, strict=True):
-            tokenizer = run.tokenizers.target if name == "decoder" else run.tokenizers.source
-            given = reading.num_given if name == "decoder" else None
-            rows[name] = token_row(tokenizer, sequence.ids[0].tolist(), given)
         stacks = [name for name in STACKS if any(record.stack == name for record, _ in self.chosen)]
-        attentions = [self._stack(stack) for stack in stacks]
-        count = sum(len(heads) * _num_weights(record) for record, heads in self.chosen)
-        if count <= MOST_MEASURED:
-            attentions += [self._norm_weighted(stack) for stack in stacks]
-            attentions += [self._rollout(stack) for stack in stacks]
-        return Sample(label, rows, tuple(attentions), tuple(self.columns), self._lens(), run.beams(), tuple(self.facts))
+        maps = [self._stack]
+        if sum(len(heads) * _num_weights(record) for record, heads in self.chosen) <= MOST_MEASURED:
+            maps += [self._norm_weighted, self._rollout]
+        attentions = tuple(make(stack) for make in maps for stack in stacks)
+        columns, facts = tuple(self.columns), tuple(self.facts)
+        return Sample(label, self._rows(), attentions, columns, self._lens(), self.run.beams(), facts)
+
+    def _rows(self) -> dict[RowName, TokenRow]:
+        """Return the tokens that each stack reads."""
+        reading, tokenizers = self.run.reading, self.run.tokenizers
+        sequences = {self.top: reading.source}
+        if reading.target is not None:
+            sequences = {"encoder": reading.source, "decoder": reading.target}
+        rows: dict[RowName, TokenRow] = {}
+        for name, sequence in sequences.items():
+            ids = sequence.ids[0].tolist()
+            if name == "decoder":
+                rows[name] = token_row(tokenizers.target, ids, reading.num_given)
+            else:
+                rows[name] = token_row(tokenizers.source, ids, None)
+        return rows
 
     def _add_outcome(self, notify: Notify | None) -> None:
         """Add contributions and effects, where the model has an outcome that they can be measured on."""
@@ -236,11 +243,11 @@ class _SampleBuilder:
             len(heads) * (_num_weights(record) + record.query_BHTE.shape[3] * sum(_size(record)))
             for record, heads in self.chosen
         )
-        exact = self.options.are_chosen or count <= MOST_EXACT
+        is_exact = self.options.are_chosen or count <= MOST_EXACT
         return _stack_attention(
             stack,
             [
-                self._layer(record, heads, partial(_weights, record, heads), exact)
+                self._layer(record, heads, partial(_weights, record, heads), heads if is_exact else ())
                 for record, heads in self.chosen
                 if record.stack == stack
             ],
@@ -284,11 +291,15 @@ class _SampleBuilder:
         )
 
     def _layer(
-        self, record: AttentionRecord, heads: Sequence[int], weights: Callable[[], Weights], exact: bool = False
+        self, record: AttentionRecord, heads: Sequence[int], weights: Callable[[], Weights], exact: Sequence[int] = ()
     ) -> LayerAttention:
         places = [(record.stack, record.layer, head) for head in heads]
-        bias = record.attention.spec.score_bias
-        is_top = record.stack == f"{self.top}.self"
+        key_effects = None
+        if self.key_effects:
+            key_effects = np.stack([self.key_effects[place] for place in places])
+        feed_forward: dict[str, float] = {}
+        if record.stack == f"{self.top}.self":
+            feed_forward = self.feed_forward.get(record.layer, {})
         return LayerAttention(
             layer=record.layer,
             heads=tuple(heads),
@@ -298,16 +309,16 @@ class _SampleBuilder:
             mask=_mask(record),
             mask_name=_mask_name(record),
             has_sink=record.attention.sink is not None,
-            score_bias="" if bias is None else bias.kind.replace("_", " "),
-            exact={head: _exact_head(record, head) for head in heads} if exact else {},
-            values={
-                column.name: np.array([self.values[place].get(column.name, math.nan) for place in places])
-                for column in self.columns
-            },
+            score_bias=_bias_name(record),
+            exact={head: _exact_head(record, head) for head in exact},
+            values={column.name: self._column_values(column.name, places) for column in self.columns},
             patterns=tuple(self.patterns[place] for place in places),
-            key_effects=np.stack([self.key_effects[place] for place in places]) if self.key_effects else None,
-            feed_forward=self.feed_forward.get(record.layer, {}) if is_top else {},
+            key_effects=key_effects,
+            feed_forward=feed_forward,
         )
+
+    def _column_values(self, name: str, places: Sequence[tuple[str, int, int]]) -> Float[np.ndarray, " heads"]:
+        return np.array([self.values[place].get(name, math.nan) for place in places])
 
     @property
     def top(self) -> RowName:
@@ -369,6 +380,11 @@ def _reach(records: Sequence[AttentionRecord]) -> np.ndarray | None:
     masks = [_mask(record) for record in records]
     causal = np.tri(*_size(records[0]), dtype=np.bool_)
     return causal if all(mask is not None and not mask[~causal].any() for mask in masks) else None
+
+
+def _bias_name(record: AttentionRecord) -> str:
+    bias = record.attention.spec.score_bias
+    return "" if bias is None else bias.kind.replace("_", " ")
 
 
 def _mask_name(record: AttentionRecord) -> str:

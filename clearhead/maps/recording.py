@@ -8,9 +8,11 @@ Legend: B batch, T queries, S keys, H heads, K key/value heads, E head size.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -102,8 +104,9 @@ class AttentionRecord:
             heads: the heads; None: all.
             queries: the queries.
         """
-        sinks = self.attention.sink
-        sink = None if sinks is None else sinks[ALL if heads is None else list(heads)]
+        sink: Tensor | None = self.attention.sink
+        if sink is not None and heads is not None:
+            sink = sink[list(heads)]
         return attention_weights(self.scores(heads, queries), self.mask(queries), sink).float()
 
     def _context(self, queries: slice) -> Context:
@@ -138,23 +141,23 @@ def recording(module: nn.Module) -> Iterator[list[AttentionRecord]]:
     Returns:
         a list that is filled when the block ends: the records of each stack, lowest layer first.
     """
-    attentions = {path: part for path, part in module.named_modules() if isinstance(part, Attention)}
-    contexts: dict[str, list[Context]] = {path: [] for path in attentions}
+    attentions = {path: child for path, child in module.named_modules() if isinstance(child, Attention)}
+    contexts: dict[str, list[Context]] = defaultdict(list)
     records: list[AttentionRecord] = []
 
-    def keep(path: str, arguments: tuple[Any, ...]) -> None:
+    def keep(path: str, _: nn.Module, arguments: tuple[Any, ...]) -> None:
         # A copy, for the depth counts on while the stack runs.
         contexts[path].append(replace(arguments[1], shared={}))
 
     points = [f"{path}.{point}" for path in attentions for point in ("queries", "keys", "values")]
     with ExitStack() as blocks:
-        found = blocks.enter_context(capture(module, points))
+        seen = blocks.enter_context(capture(module, points))
         for path, attention in attentions.items():
-            hook = attention.register_forward_pre_hook(lambda _, arguments, path=path: keep(path, arguments))
+            hook = attention.register_forward_pre_hook(partial(keep, path))
             blocks.callback(hook.remove)
         yield records
     for path, attention in attentions.items():
-        tensors = [[record.tensor for record in found[f"{path}.{point}"]] for point in ("queries", "keys", "values")]
+        tensors = [[record.tensor for record in seen[f"{path}.{point}"]] for point in ("queries", "keys", "values")]
         for context, query, key, value in zip(contexts[path], *tensors, strict=True):
             records.append(AttentionRecord(path, attention, context, query, key, value))
     records.sort(key=lambda record: (STACKS.index(record.stack), record.layer))

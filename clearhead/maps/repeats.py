@@ -74,29 +74,30 @@ def repeat_statistics(
         vocabularies differ.
     """
     reader = tokenizers.target if module.encoder is None else tokenizers.source
-    vocabularies = [_ordinary_ids(one) for one in (reader, tokenizers.target)[: len(reading.affixes)]]
+    vocabularies = [_ordinary_ids(tokenizer) for tokenizer in (reader, tokenizers.target)[: len(reading.affixes)]]
     length = min(LENGTH, *map(len, vocabularies))
     if module.max_positions is not None:
-        length = min(length, *((module.max_positions - len(own)) // 2 for own in reading.affixes))
+        length = min(length, *((module.max_positions - len(affixes)) // 2 for affixes in reading.affixes))
     if length < 2:
         return {}
     draw, device = torch.Generator().manual_seed(seed), device_of(module)
     read: list[Tensor] = []
     is_second: list[Tensor] = []
-    for ordinary, own in zip(vocabularies, reading.affixes, strict=True):
+    for ordinary, affixes in zip(vocabularies, reading.affixes, strict=True):
         if not read or not tokenizers.joint:
             drawn = _repeated(ordinary, length, draw)
-        read.append(_framed(drawn, own).to(device))
-        place = torch.arange(read[-1].shape[1], device=device) - len(own.prefix)
-        is_second.append((length <= place) & (place < 2 * length))
+        read.append(_framed(drawn, affixes).to(device))
+        position = torch.arange(read[-1].shape[1], device=device) - len(affixes.prefix)
+        is_second.append((length <= position) & (position < 2 * length))
     target = core.Sequence(read[1]) if len(read) == 2 else None
-    found = {}
+    last = len(read) - 1
+    sides = {"encoder.self": (0, 0), "decoder.self": (last, last), "decoder.memory": (last, 0)}
+    scores = {}
     for record in record_run(module, core.Sequence(read[0]), target):
-        query = len(read) - 1 if record.stack.startswith("decoder") else 0
-        key = 0 if record.stack == "decoder.memory" else query
+        query, key = sides[record.stack]
         if query == key or tokenizers.joint:
-            found[record.stack, record.layer] = repeat_scores(record, read[query], read[key], is_second[query])
-    return found
+            scores[record.stack, record.layer] = repeat_scores(record, read[query], read[key], is_second[query])
+    return scores
 
 
 def _ordinary_ids(tokenizer: Tokenizer) -> Int[Tensor, " entries"]:

@@ -58,16 +58,19 @@ class Streams:
             InputError: as for `Transformer.run`.
         """
         module = replica(module)
-        stacks = {name: stack for name in ("encoder", "decoder") if (stack := getattr(module, name)) is not None}
-        after = {name: [f"{name}.layers.{index}.after" for index in stack.order] for name, stack in stacks.items()}
-        points = [point for name in stacks for point in (f"{name}.embedded", *after[name])]
+        after: dict[str, list[str]] = {}
+        for name, stack in (("encoder", module.encoder), ("decoder", module.decoder)):
+            if stack is not None:
+                after[name] = [f"{name}.layers.{index}.after" for index in stack.order]
+        points = [point for name, addresses in after.items() for point in (f"{name}.embedded", *addresses)]
         with torch.no_grad(), capture(module, points) as seen:
             output = module.states(source, target)
         before = {}
         for name, addresses in after.items():
-            at_depth = [{record.depth: record.tensor for record in seen[address]} for address in addresses]
-            found = [tensors[depth] for depth, tensors in enumerate(at_depth)]
-            before[name] = [seen.tensor(f"{name}.embedded"), *found]
+            before[name] = [seen.tensor(f"{name}.embedded")]
+            for depth, address in enumerate(addresses):
+                at_depth = {record.depth: record.tensor for record in seen[address]}
+                before[name].append(at_depth[depth])
         return cls(module, source, target, before, output.memory, output.hidden)
 
     @property

@@ -442,7 +442,9 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
 def _reason(error: OSError | SafetensorError) -> str:
     """Return the cause; safetensors has the system's error number only inside its message."""
     match = _OS_ERROR_NUMBER.search(str(error))
-    number = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
+    number = int(match[1]) if match else None
+    if isinstance(error, OSError):
+        number = error.errno
     if number in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full"
     return os.strerror(number) if number is not None else str(error)

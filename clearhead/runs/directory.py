@@ -179,7 +179,9 @@ def resolve_reference(reference: str) -> Path:
         raise InputError(f"{run} is not a run directory: it has no checkpoints folder.")
     has_best = (run / "best").exists()
     best = read_best(run)
-    match ("best" if has_best else "last") if label is None else label:
+    if label is None:
+        label = "best" if has_best else "last"
+    match label:
         case "last":
             return _last(run)
         case "best" if best is not None:

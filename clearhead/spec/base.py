@@ -52,20 +52,27 @@ def tree_lines(node: Node, name: str = "", depth: int = 0) -> Iterator[str]:
         name: what it is called, in its own line.
         depth: of its indentation.
     """
-    fields = {key: field for key, field in type(node).model_fields.items() if key != "kind"}
-    values = {
-        key: getattr(node, key)
-        for key, field in fields.items()
-        if getattr(node, key) is not None and getattr(node, key) != field.get_default()
-    }
+    values = _changed_fields(node)
     below = {key: value for key, value in values.items() if _has_nodes(value) and not _is_leaf(value)}
     plain = [f"{key}={_plain(value)}" for key, value in values.items() if key not in below]
-    own = f"{type(node).__name__}{'(' + ', '.join(plain) + ')' if plain else ''}"
-    yield f"{'  ' * depth}{name}: {own}" if name else f"{'  ' * depth}{own}"
+    title = type(node).__name__ + (f"({', '.join(plain)})" if plain else "")
+    yield "  " * depth + (f"{name}: {title}" if name else title)
     for key, value in below.items():
-        parts = [(key, value)] if isinstance(value, Node) else [(f"{key}.{at}", part) for at, part in _folded(value)]
-        for label, part in parts:
-            yield from tree_lines(part, label, depth + 1)
+        if isinstance(value, Node):
+            yield from tree_lines(value, key, depth + 1)
+            continue
+        for indices, child in _folded(value):
+            yield from tree_lines(child, f"{key}.{indices}", depth + 1)
+
+
+def _changed_fields(node: Node) -> dict[str, Any]:
+    """Return the fields of a node that are not at their default."""
+    values = {}
+    for key, field in type(node).model_fields.items():
+        value = getattr(node, key)
+        if key != "kind" and value is not None and value != field.get_default():
+            values[key] = value
+    return values
 
 
 def _is_leaf(value: object) -> bool:
@@ -77,10 +84,14 @@ def _has_nodes(value: object) -> bool:
 
 
 def _plain(value: object) -> str:
-    if isinstance(value, Node):
-        return next(tree_lines(value))
-    # In full, since two specs may differ in the last digit.
-    return repr(value) if isinstance(value, float) else value if isinstance(value, str) else short(value)
+    match value:
+        case Node():
+            return next(tree_lines(value))
+        case float():  # in full, since two specs may differ in the last digit
+            return repr(value)
+        case str():
+            return value
+    return short(value)
 
 
 def _folded(children: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:

@@ -164,38 +164,60 @@ def _memory_faults(model: Model) -> list[str]:
 def _reference_faults(model: Model) -> list[str]:
     nodes = dict(walk(model))
     tables = {path: node for path, node in nodes.items() if isinstance(node, Table | RelativeBuckets | DistanceTable)}
-    # A word table is as wide as its embedding, a distance table as its stack.
-    widths = {name: stack for name in ("encoder", "decoder") if (stack := getattr(model, name))}
-    needed = _head_widths(model)
     faults = []
-    for path, node in ((path, node) for path, node in nodes.items() if isinstance(node, Reference | TableHeads)):
-        owner, asker = tables.get(node.path), nodes[path.rpartition(".")[0]]
-        if owner is None:
+    for path, node in nodes.items():
+        if not isinstance(node, Reference | TableHeads):
+            continue
+        table, user = tables.get(node.path), nodes[path.rpartition(".")[0]]
+        if table is None:
             faults.append(f"{path}: no table at '{node.path}'{nearest(node.path, tables)}")
-            continue
-        kind = DistanceTable if isinstance(asker, Disentangled) else Table
-        if not isinstance(owner, RelativeBuckets if isinstance(asker, Attention) else kind):
+        elif not isinstance(table, _kind_of_table(user)):
             faults.append(f"{path}: '{node.path}' is not the kind of table needed here")
-            continue
-        if isinstance(owner, RelativeBuckets) and isinstance(node, TableHeads):
-            if max(node.heads) >= owner.num_heads:
-                faults.append(
-                    f"{path}: '{node.path}' has {owner.num_heads} heads, so there is no head {max(node.heads)}"
-                )
-        elif isinstance(owner, RelativeBuckets) and isinstance(asker, Attention) and owner.num_heads != asker.num_heads:
-            faults.append(f"{path}: '{node.path}' has {owner.num_heads} heads, the attention {asker.num_heads}")
-        own, other = widths.get(path.split(".")[0]), widths[node.path.split(".")[0]]
-        if isinstance(owner, DistanceTable) and own is not other:
-            faults.append(f"{path}: '{node.path}' belongs to another stack, which has other distances")
-        if isinstance(owner, Table):
-            width = needed.get(path, 0) if own is None else own.table_width
-            if other.table_width != width:
-                faults.append(f"{path}: '{node.path}' is {other.table_width} wide, {width} needed")
+        elif isinstance(table, RelativeBuckets):
+            faults += [f"{path}: '{node.path}' {fault}" for fault in _bucket_faults(table, node, user)]
+        else:
+            faults += [f"{path}: '{node.path}' {fault}" for fault in _stack_faults(model, table, node.path, path)]
     for index, layer in enumerate(model.head.layers if model.head else ()):
-        owner = tables.get(layer.weight.path) if isinstance(layer, Linear) and layer.weight else None
-        if isinstance(owner, Table) and isinstance(layer, Linear) and owner.rows != layer.size:
-            faults.append(f"head.layers.{index}: size {layer.size} differs from the {owner.rows} rows it is tied to")
+        if isinstance(layer, Linear) and layer.weight:
+            table = tables.get(layer.weight.path)
+            if isinstance(table, Table) and table.rows != layer.size:
+                faults.append(
+                    f"head.layers.{index}: size {layer.size} differs from the {table.rows} rows it is tied to"
+                )
     return faults
+
+
+def _kind_of_table(user: Node) -> type[Table | RelativeBuckets | DistanceTable]:
+    """Return the kind of table that a node refers to."""
+    match user:
+        case Attention():
+            return RelativeBuckets
+        case Disentangled():
+            return DistanceTable
+    return Table
+
+
+def _bucket_faults(table: RelativeBuckets, reference: Node, attention: Node) -> Iterator[str]:
+    if isinstance(reference, TableHeads):
+        last = max(reference.heads)
+        if last >= table.num_heads:
+            yield f"has {table.num_heads} heads, so there is no head {last}"
+    elif isinstance(attention, Attention) and table.num_heads != attention.num_heads:
+        yield f"has {table.num_heads} heads, the attention {attention.num_heads}"
+
+
+def _stack_faults(model: Model, table: Node, owner: str, user: str) -> Iterator[str]:
+    """Yield what does not fit between the stack at whose path a table is, and the user at another path."""
+    stacks = {"encoder": model.encoder, "decoder": model.decoder}
+    stack, users_stack = stacks[owner.split(".")[0]], stacks.get(user.split(".")[0])
+    assert stack is not None, "it has a table"
+    if isinstance(table, DistanceTable) and users_stack is not stack:
+        yield "belongs to another stack, which has other distances"
+    if isinstance(table, Table):
+        # A word table is as wide as the embedding of its stack.
+        width = _head_widths(model).get(user, 0) if users_stack is None else users_stack.table_width
+        if stack.table_width != width:
+            yield f"is {stack.table_width} wide, {width} needed"
 
 
 def _head_widths(model: Model) -> dict[str, int]:

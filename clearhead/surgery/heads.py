@@ -176,9 +176,9 @@ def _score_biases(
 
 def _plan_neurons(module: Transformer, given: Mapping[str, Collection[int]]) -> SurgeryPlan:
     # The weights of experts have an axis of their own in front.
-    dense = {path: (path, node, 0) for path, node in branch_functions(module.spec, spec.FeedForward).items()}
-    mixtures = branch_functions(module.spec, spec.MixtureOfExperts).items()
-    networks = dense | {path: (f"{path}.expert", node.expert, 1) for path, node in mixtures}
+    networks = {path: (path, node, 0) for path, node in branch_functions(module.spec, spec.FeedForward).items()}
+    for path, mixture in branch_functions(module.spec, spec.MixtureOfExperts).items():
+        networks[path] = (f"{path}.expert", mixture.expert, 1)
     removed = match_addresses(module.spec, given, networks, "feed-forward network")
     refuse(
         [
@@ -190,10 +190,10 @@ def _plan_neurons(module: Transformer, given: Mapping[str, Collection[int]]) -> 
     origins = unchanged_origins(module)
     updates = {}
     for address, numbers in removed.items():
-        place, node, axis = networks[address]
+        path, node, axis = networks[address]
         kept = [number for number in range(node.size) if number not in numbers]
-        updates[place] = {"size": len(kept)}
-        cut = [(f"{place}.{name}.{leaf}", axis) for name in ("up", "gate") for leaf in ("weight", "bias")]
-        cut.append((f"{place}.down.weight", axis + 1))
+        updates[path] = {"size": len(kept)}
+        cut = [(f"{path}.{name}.{leaf}", axis) for name in ("up", "gate") for leaf in ("weight", "bias")]
+        cut.append((f"{path}.down.weight", axis + 1))
         origins |= {name: select_rows(name, torch.tensor(kept), axis) for name, axis in cut if name in origins}
     return SurgeryPlan(update_nodes(module.spec, updates), origins)

@@ -33,6 +33,17 @@ def keep_layers(model: AnyModel, layers: Sequence[int], *, stack: Side | None = 
     return apply_plan(model, lambda module: _plan(module, layers, stack))
 
 
+def _origins(module: Transformer, prefix: str, kept: Sequence[int]) -> dict[str, Origin]:
+    """Return where tensors come from when some layers of a stack are kept and numbered anew."""
+    every = unchanged_origins(module)
+    origins = {address: origin for address, origin in every.items() if not address.startswith(prefix)}
+    for new, number in enumerate(kept):
+        for address in every:
+            if address.startswith(f"{prefix}{number}."):
+                origins[f"{prefix}{new}.{address.removeprefix(f'{prefix}{number}.')}"] = Origin(address)
+    return origins
+
+
 def _plan(module: Transformer, layers: Sequence[int], name: Side | None) -> SurgeryPlan:
     side, old = stack_of(module.spec, name, what="layers")
     count = len(old.depths)
@@ -47,14 +58,7 @@ def _plan(module: Transformer, layers: Sequence[int], name: Side | None) -> Surg
         kept = sorted(set(runs))
         order = tuple(kept.index(number) for number in runs)
         sharing = None if order == tuple(range(len(kept))) else order
-    prefix = f"{side}.layers."
-    every = unchanged_origins(module)
-    origins = {address: origin for address, origin in every.items() if not address.startswith(prefix)}
-    for new, number in enumerate(kept):
-        inside = [address for address in every if address.startswith(f"{prefix}{number}.")]
-        origins |= {
-            f"{prefix}{new}.{address.removeprefix(f'{prefix}{number}.')}": Origin(address) for address in inside
-        }
+    origins = _origins(module, f"{side}.layers.", kept)
     stack = old.model_copy(update={"layers": tuple(old.layers[number] for number in kept), "sharing": sharing})
     return _with_shared_tables(module, module.spec.model_copy(update={side: stack}), side, kept, origins)
 

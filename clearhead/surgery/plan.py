@@ -92,6 +92,12 @@ def apply_plan(
     return EditedModel(edited, report)
 
 
+def _family(model: spec.Model) -> Family:
+    if model.encoder is None:
+        return "decoder"
+    return "encoder" if model.decoder is None else "encoder-decoder"
+
+
 def task_of(model: spec.Model, old: TaskRecord) -> TaskRecord:
     """Return the task of a model, as far as its spec determines it.
 
@@ -100,7 +106,7 @@ def task_of(model: spec.Model, old: TaskRecord) -> TaskRecord:
         old: the task of the original model, which is kept where it still fits.
     """
     outputs, count = _outputs(model)
-    family: Family = "decoder" if model.encoder is None else "encoder" if model.decoder is None else "encoder-decoder"
+    family = _family(model)
     task = find(old.kind)
     # Two outputs of a token are the borders of a span where they were that before.
     fits = task.outputs == outputs or (task.outputs, outputs) == ("span", "token_labels")
@@ -137,20 +143,23 @@ def _build_module(old: Transformer, plan: SurgeryPlan) -> tuple[Transformer, Sur
     slots, origins, like = new.state_dict(), plan.origins, next(old.parameters())
     drawn = _draw(new, {name for name in slots if name not in origins or origins[name].is_drawn})
     state: dict[str, Tensor] = {}
+    copied, changed = dict[str, str](), dict[str, str]()
     for name, slot in slots.items():
+        fresh = drawn.get(name, torch.empty(0)).to(like)
         if name not in origins:
-            state[name] = drawn[name].to(like)
+            state[name] = fresh
+        elif (change := origins[name].change) is None:
+            copied[name] = origins[name].address
+            state[name] = tensors[copied[name]].detach().clone()
         else:
-            tensor, change = tensors[origins[name].address].detach(), origins[name].change
-            fresh = drawn.get(name, torch.empty(0)).to(like)
-            state[name] = tensor.clone() if change is None else change(tensor, fresh).contiguous()
+            changed[name] = origins[name].address
+            state[name] = change(tensors[changed[name]].detach(), fresh).contiguous()
         assert state[name].shape == slot.shape, f"{name}: {list(state[name].shape)} for {list(slot.shape)}"
     new.load_state_dict(state, strict=True, assign=True)
-    used = {name: origins[name].address for name in slots if name in origins}
-    kept = set(used.values())
+    kept = {*copied.values(), *changed.values()}
     report = SurgeryReport(
-        copied={name: address for name, address in used.items() if origins[name].change is None},
-        changed={name: address for name, address in used.items() if origins[name].change is not None},
+        copied=copied,
+        changed=changed,
         new=tuple(name for name in slots if name not in origins),
         dropped=tuple(name for name in tensors if name not in kept),
         notes=plan.notes,

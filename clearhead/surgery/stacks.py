@@ -189,15 +189,13 @@ def _plan_encoder(module: Transformer, head: spec.Head | None) -> SurgeryPlan:
 
     stack = redirect_references(_bidirectional(model.decoder), rename)
     origins = {rename(address): origin for address, origin in unchanged_origins(module).items()}
-    tables = [
-        (path, node) for path, node in spec.walk(model.decoder, "decoder") if isinstance(node, spec.RelativeBuckets)
-    ]
-    mirrored = [path for path, node in tables if not node.bidirectional]
-    for path in mirrored:
-        origins[f"{rename(path)}.weight"] = Origin(f"{path}.weight", lambda old, _: old.repeat(2, 1))
+    notes: tuple[str, ...] = ()
+    for path, node in spec.walk(model.decoder, "decoder"):
+        if isinstance(node, spec.RelativeBuckets) and not node.bidirectional:
+            origins[f"{rename(path)}.weight"] = Origin(f"{path}.weight", lambda old, _: old.repeat(2, 1))
+            notes = ("score biases for later tokens begin as those for earlier ones at the same distance",)
     old_head = None if model.head is None else redirect_references(model.head, rename)
     new_head = None if head is None else redirect_references(head, rename)
-    notes = ("score biases for later tokens begin as those for earlier ones at the same distance",) if mirrored else ()
     whole = model.model_copy(update={"encoder": stack, "decoder": None})
     planned = _with_head(whole, origins, old_head, new_head)
     return SurgeryPlan(planned.model, planned.origins, notes)

@@ -53,16 +53,21 @@ class VocabularyRows:
         if side is None and len({table.rows for table in tables.values()}) > 1:
             sizes = ", ".join(f"{path} has {table.rows} rows" for path, table in tables.items())
             raise InputError(f"the model has two vocabularies ({sizes}): choose side='source' or side='target'")
-        paths = tuple(tables) if side is None else (target if side == "target" else source,)
+        paths = {"source": (source,), "target": (target,), None: tuple(tables)}[side]
         rows = tables[paths[0]].rows
-        output, tied = token_output(model.head), None
-        if output is not None and output[1].weight is not None:
-            tied = output[1].weight.path
+        output = token_output(model.head)
+        if output is None:
+            return cls(paths, rows, None)
+        index, layer = output
+        is_tied = layer.weight is not None and layer.weight.path in paths
         # An output of another size is for labels.
-        is_output = output is not None and (tied in paths or (target in paths and output[1].size == rows))
-        if is_output and tied is not None and tied not in paths:
-            raise InputError(f"the output is {tied}, which belongs to the other vocabulary: leave side out")
-        return cls(paths, rows, output[0] if output is not None and is_output else None)
+        if not is_tied and not (target in paths and layer.size == rows):
+            return cls(paths, rows, None)
+        if layer.weight is not None and not is_tied:
+            raise InputError(
+                f"the output is {layer.weight.path}, which belongs to the other vocabulary: leave side out"
+            )
+        return cls(paths, rows, index)
 
 
 def plan_rows(module: Transformer, words: VocabularyRows, rows: Sequence[int | None], start: RowInit) -> SurgeryPlan:
@@ -80,13 +85,14 @@ def plan_rows(module: Transformer, words: VocabularyRows, rows: Sequence[int | N
     _check_rows(words, [row for row in rows if row is not None])
     _check_start(module.spec, words, start, sum(row is None for row in rows))
     origins = unchanged_origins(module)
-    places = [f"{path}.weight" for path in words.tables]
+    addresses = [f"{path}.weight" for path in words.tables]
     if words.output is not None:
-        places += [f"head.layers.{words.output}.{leaf}" for leaf in ("weight", "bias")]
+        addresses += [f"head.layers.{words.output}.{leaf}" for leaf in ("weight", "bias")]
     is_drawn = isinstance(start, str) and start == "draw" and None in rows
-    for place in places if list(rows) != list(range(words.rows)) else ():
-        if place in origins:
-            origins[place] = Origin(place, _change(rows, start), is_drawn=is_drawn)
+    if list(rows) != list(range(words.rows)):
+        for address in addresses:
+            if address in origins:
+                origins[address] = Origin(address, _change(rows, start), is_drawn=is_drawn)
 
     updates = {path: {"rows": len(rows)} for path in words.tables}
     updates[f"head.layers.{words.output}"] = {"size": len(rows)}

@@ -26,20 +26,10 @@ def with_words(document: Mapping[str, Any], words: Sequence[str]) -> dict[str, A
     if document.get("type") == KIND:
         raise InputError("the tokenizer runs a SentencePiece model, to which no words can be added; give it rows alone")
     known = backend_of(document).vocabulary()
-    faults = [f"'{word}' is in the vocabulary already, as {known[word]}" for word in words if word in known]
-    faults += [f"'{word}' is given twice" for word in sorted({word for word in words if words.count(word) > 1})]
-    faults += ["a word must hold more than white space"] if any(not word.strip() for word in words) else []
+    faults = _word_faults(words, known)
     if faults:
         raise InputError.from_faults(faults, subject="the new words")
-    backend = tokenizers.Tokenizer.from_str(json.dumps(document))
-    lowers = backend.normalizer is not None and backend.normalizer.normalize_str("A").endswith("a")
-    added = [tokenizers.AddedToken(word, normalized=lowers) for word in words]
-    backend.add_tokens(added)
-    entries: list[dict[str, Any]] = [
-        {"id": backend.token_to_id(word), "content": word, "single_word": False, "lstrip": False, "rstrip": False,
-         "normalized": lowers, "special": False}
-        for word in words
-    ]  # fmt: skip
+    entries = _added_entries(document, words)
     taken = {index: entry for entry, index in known.items()}
     for entry in entries:
         if entry["id"] in taken:
@@ -49,9 +39,30 @@ def with_words(document: Mapping[str, Any], words: Sequence[str]) -> dict[str, A
             )
     stored = document.get("added_tokens") or []
     whole = {**document, "added_tokens": sorted([*stored, *entries], key=lambda token: token["id"])}
-    found = backend_of(whole).vocabulary()
-    assert all(found[entry["content"]] == entry["id"] for entry in entries), "the library numbers words as they stand"
+    numbers = backend_of(whole).vocabulary()
+    assert all(numbers[entry["content"]] == entry["id"] for entry in entries), "the library numbers words as they stand"
     return whole
+
+
+def _word_faults(words: Sequence[str], known: Mapping[str, int]) -> list[str]:
+    repeated = sorted({word for word in words if words.count(word) > 1})
+    faults = [f"'{word}' is in the vocabulary already, as {known[word]}" for word in words if word in known]
+    faults += [f"'{word}' is given twice" for word in repeated]
+    if any(not word.strip() for word in words):
+        faults.append("a word must hold more than white space")
+    return faults
+
+
+def _added_entries(document: Mapping[str, Any], words: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the entries of `added_tokens` for words, with the ids that the library gives them."""
+    backend = tokenizers.Tokenizer.from_str(json.dumps(document))
+    lowers = backend.normalizer is not None and backend.normalizer.normalize_str("A").endswith("a")
+    backend.add_tokens([tokenizers.AddedToken(word, normalized=lowers) for word in words])
+    return [
+        {"id": backend.token_to_id(word), "content": word, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": lowers, "special": False}
+        for word in words
+    ]  # fmt: skip
 
 
 def with_entries(document: Mapping[str, Any], keep: Sequence[int]) -> dict[str, Any]:
@@ -99,27 +110,25 @@ def needed_entries(document: Mapping[str, Any], ids: Iterable[int]) -> set[int]:
         raise InputError("the tokenizer runs a SentencePiece model, of which no part can be left out")
     numbers, model = backend_of(document).vocabulary(), document["model"]
     entries = {index: entry for entry, index in numbers.items()}
-    merges = _merges(model)
-    parts: dict[str, set[str]] = {}
-    for first, second in merges:
-        parts.setdefault(first + second, set()).update((first, second))
+    halves: dict[str, set[str]] = {}
+    for first, second in _merges(model):
+        halves.setdefault(first + second, set()).update((first, second))
+    unvisited = [entries[index] for index in ids if index in entries]
     unknown = model["vocab"][model["unk_id"]][0] if model.get("unk_id") is not None else model.get("unk_token")
-    # Without an unknown token, a text loses the characters that have no entry.
-    letters = {entry for entry in model["vocab"] if entry not in parts} if merges and unknown is None else set()
+    if unknown in numbers:
+        unvisited.append(unknown)
     if model.get("byte_fallback"):
-        letters = {f"<0x{value:02X}>" for value in range(256)} & numbers.keys()
-    open_ = [
-        *(entries[index] for index in ids if index in entries),
-        *letters,
-        *([unknown] if unknown in numbers else []),
-    ]
-    found: set[str] = set()
-    while open_:
-        entry = open_.pop()
-        if entry not in found:
-            found.add(entry)
-            open_ += parts.get(entry, ())
-    return {numbers[entry] for entry in found}
+        unvisited += {f"<0x{value:02X}>" for value in range(256)} & numbers.keys()
+    elif halves and unknown is None:
+        # Without an unknown token, a text loses the characters that have no entry.
+        unvisited += model["vocab"].keys() - halves.keys()
+    needed: set[str] = set()
+    while unvisited:
+        entry = unvisited.pop()
+        if entry not in needed:
+            needed.add(entry)
+            unvisited += halves.get(entry, ())
+    return {numbers[entry] for entry in needed}
 
 
 def _merges(model: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -130,30 +139,43 @@ def _merges(model: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _models(model: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, Any]:
     """Return the model of a document with the entries that have a number."""
-    kind, vocabulary = model.get("type"), model["vocab"]
-    if isinstance(vocabulary, list):
-        unknown = model.get("unk_id")
-        if unknown is not None and vocabulary[unknown][0] not in numbers:
-            raise InputError(f"'{vocabulary[unknown][0]}' stands for all that is unknown and must stay")
-        kept = sorted((piece for piece in vocabulary if piece[0] in numbers), key=lambda piece: numbers[piece[0]])
-        return {**model, "vocab": kept, "unk_id": None if unknown is None else numbers[vocabulary[unknown][0]]}
-    left = {entry: numbers[entry] for entry in vocabulary if entry in numbers}
+    if isinstance(model["vocab"], list):
+        return _with_pieces(model, numbers)
+    kept = {entry: numbers[entry] for entry in model["vocab"] if entry in numbers}
     unknown = model.get("unk_token")
-    if unknown is not None and unknown in vocabulary and unknown not in left:
+    if unknown is not None and unknown in model["vocab"] and unknown not in kept:
         raise InputError(f"'{unknown}' stands for all that is unknown and must stay")
     if "merges" not in model:
-        return {**model, "vocab": left}
+        return {**model, "vocab": kept}
+    return {**model, "vocab": kept, "merges": [list(merge) for merge in _kept_merges(model, kept)]}
+
+
+def _with_pieces(model: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, Any]:
+    """Return a model whose vocabulary is a list of pieces and scores with the pieces that have a number."""
+    pieces, unknown = model["vocab"], model.get("unk_id")
+    if unknown is not None:
+        token = pieces[unknown][0]
+        if token not in numbers:
+            raise InputError(f"'{token}' stands for all that is unknown and must stay")
+        unknown = numbers[token]
+    kept = sorted((piece for piece in pieces if piece[0] in numbers), key=lambda piece: numbers[piece[0]])
+    return {**model, "vocab": kept, "unk_id": unknown}
+
+
+def _kept_merges(model: Mapping[str, Any], kept: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return the merges of a model that some of its entries allow; each entry needs one, or is a letter."""
     merges = _merges(model)
-    made = {first + second for first, second in merges}
-    if unknown is None:
-        lost = next((entry for entry in vocabulary if entry not in made and entry not in left), None)
-        if lost is not None:
+    merged = {first + second for first, second in merges}
+    for entry in model["vocab"] if model.get("unk_token") is None else ():
+        if entry not in merged and entry not in kept:
             raise InputError(
-                f"'{lost}' is a letter of this {kind} tokenizer, without which texts would lose characters"
+                f"'{entry}' is a letter of this {model.get('type')} tokenizer, without which texts would lose "
+                "characters"
             )
-    whole = [(first, second) for first, second in merges if {first, second, first + second} <= left.keys()]
-    bare = next((entry for entry in left if entry in made and entry not in {a + b for a, b in whole}), None)
-    if bare is not None:
-        first, second = next(merge for merge in merges if merge[0] + merge[1] == bare)
-        raise InputError(f"'{bare}' is made of '{first}' and '{second}', and can only stay with both")
-    return {**model, "vocab": left, "merges": [list(merge) for merge in whole]}
+    allowed = [(first, second) for first, second in merges if {first, second, first + second} <= kept.keys()]
+    unreachable = merged - {first + second for first, second in allowed}
+    for entry in kept:
+        if entry in unreachable:
+            first, second = next(merge for merge in merges if "".join(merge) == entry)
+            raise InputError(f"'{entry}' is made of '{first}' and '{second}', and can only stay with both")
+    return allowed

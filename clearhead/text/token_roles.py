@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,25 +69,30 @@ def find_roles(path: Path, backend: Backend, config: Mapping[str, Any], given: M
             f"'{unknown[0]}' is not a role; expected one of {', '.join(WELL_KNOWN)}{nearest(unknown[0], WELL_KNOWN)}"
         )
     added, entries = backend.added(), backend.vocabulary()
-    found: dict[str, int | None] = {}
-    for role, names in WELL_KNOWN.items():
-        named = given.get(role) or content_of(config.get(f"{role}_token"))
-        if named is not None:
-            found[role] = _named_id(path, entries, role, named)
-            continue
-        stand_in = content_of(config.get(f"{_STAND_INS[role]}_token")) if role in _STAND_INS else None
-        candidates = names if stand_in is None else (stand_in, *names)
-        found[role] = next((added[name] for name in candidates if name in added), None)
-    eos = found["eos"]
+    ids: dict[str, int | None] = {}
+    for role in WELL_KNOWN:
+        token = given.get(role) or content_of(config.get(f"{role}_token"))
+        if token is None:
+            ids[role] = next((added[usual] for usual in _usual_tokens(role, config) if usual in added), None)
+        else:
+            ids[role] = _named_id(path, entries, role, token)
+    eos = ids["eos"]
     if eos is None:
         raise InputError(f"{path}: no end token among {sorted(added) or 'no added tokens'}; name it as the eos role")
-    pad = eos if found["pad"] is None else found["pad"]
+    pad = eos if ids["pad"] is None else ids["pad"]
     # The decoder of checkpoints without a start token (T5, Marian) starts with the padding token.
-    bos = pad if found["bos"] is None else found["bos"]
-    unk = found["unk"] if found["unk"] != eos else None
-    sentinels = (added.get(sentinel(number)) for number in itertools.count())
-    consecutive = itertools.takewhile(lambda index: index is not None, sentinels)
-    return TokenRoles(pad, unk, bos, eos, found["mask"], tuple(index for index in consecutive if index is not None))
+    bos = pad if ids["bos"] is None else ids["bos"]
+    unk = ids["unk"] if ids["unk"] != eos else None
+    sentinels: list[int] = []
+    while sentinel(len(sentinels)) in added:
+        sentinels.append(added[sentinel(len(sentinels))])
+    return TokenRoles(pad, unk, bos, eos, ids["mask"], tuple(sentinels))
+
+
+def _usual_tokens(role: str, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what may be the token of a role that nobody names, the likeliest first."""
+    stand_in = content_of(config.get(f"{_STAND_INS[role]}_token")) if role in _STAND_INS else None
+    return WELL_KNOWN[role] if stand_in is None else (stand_in, *WELL_KNOWN[role])
 
 
 def _named_id(path: Path, entries: Mapping[str, int], role: str, named: str) -> int:

@@ -50,19 +50,8 @@ def check_document(document: Mapping[str, Any], name: str) -> None:
         InputError: a kind of part that is not known, or one out of bounds; all are named.
     """
     faults: list[str] = []
-    for place, kinds in _KINDS.items():
-        parts = list(_parts(document.get(place), place))
-        faults += [] if len(parts) <= MOST_PARTS else [f"{place} has {len(parts)} parts, more than {MOST_PARTS}"]
-        growth = 1
-        for part in parts[:MOST_PARTS]:
-            kind = part.get("type") if isinstance(part, Mapping) else part
-            if not isinstance(kind, str) or kind not in kinds or not isinstance(part, Mapping):
-                faults.append(f"{place} is of the kind {shortened(str(kind))!r}, which is not supported")
-                continue
-            faults += [f"{place}, {kind}: {fault}" for fault in _part_faults(part)]
-            growth *= _growth(part)
-        if growth > MOST_GROWTH:
-            faults.append(f"{place} can make a text {growth} times as long, more than {MOST_GROWTH}")
+    for stage in _KINDS:
+        faults += _stage_faults(stage, list(_parts(document.get(stage), stage)))
     model = document.get("model")
     if not isinstance(model, Mapping) or model.get("type") not in _MODELS:
         faults.append("the model is of a kind that is not supported")
@@ -74,6 +63,23 @@ def check_document(document: Mapping[str, Any], name: str) -> None:
                 faults.append(fault)
     if faults:
         raise InputError.from_faults([f"{name}: {fault}" for fault in faults], subject=name)
+
+
+def _stage_faults(stage: str, parts: list[Any]) -> Iterator[str]:
+    """Find what is wrong with the parts of a normalizer or another stage, those inside a sequence included."""
+    if len(parts) > MOST_PARTS:
+        yield f"{stage} has {len(parts)} parts, more than {MOST_PARTS}"
+    growth = 1
+    for part in parts[:MOST_PARTS]:
+        kind = part.get("type") if isinstance(part, Mapping) else part
+        if not isinstance(kind, str) or kind not in _KINDS[stage] or not isinstance(part, Mapping):
+            yield f"{stage} is of the kind {shortened(str(kind))!r}, which is not supported"
+            continue
+        for fault in _part_faults(part):
+            yield f"{stage}, {kind}: {fault}"
+        growth *= _growth(part)
+    if growth > MOST_GROWTH:
+        yield f"{stage} can make a text {growth} times as long, more than {MOST_GROWTH}"
 
 
 def size_fault(count: int, what: str = "entries") -> str | None:
@@ -97,13 +103,13 @@ def check_size(count: int, name: object, what: str = "entries") -> None:
         raise InputError(f"{name}: {fault}")
 
 
-def _parts(part: Any, place: str) -> Iterator[Any]:
+def _parts(part: Any, stage: str) -> Iterator[Any]:
     if part is None:
         return
     yield part
-    inner = part.get(_CHILDREN[place]) if isinstance(part, Mapping) and part.get("type") == "Sequence" else None
-    for one in inner if isinstance(inner, list) else ():
-        yield from _parts(one, place)
+    inner = part.get(_CHILDREN[stage]) if isinstance(part, Mapping) and part.get("type") == "Sequence" else None
+    for child in inner if isinstance(inner, list) else ():
+        yield from _parts(child, stage)
 
 
 def _part_faults(part: Mapping[str, Any]) -> Iterator[str]:
@@ -137,15 +143,15 @@ def _template_faults(part: Mapping[str, Any]) -> Iterator[str]:
     """Find what is out of bounds in the templates around texts, and tokens in them that no entry explains."""
     tokens = part.get("special_tokens")
     tokens = tokens if isinstance(tokens, Mapping) else {}
-    ids = [entry.get("ids") for entry in tokens.values() if isinstance(entry, Mapping)]
-    lists = {"special_tokens": tokens, "single": part.get("single"), "pair": part.get("pair")}
-    for name, parts in (*lists.items(), *(("a special token", one) for one in ids)):
-        if isinstance(parts, Sized) and len(parts) > MOST_PARTS:
-            yield f"{name} has {len(parts)} parts, more than {MOST_PARTS}"
+    lists = [("special_tokens", tokens), ("single", part.get("single")), ("pair", part.get("pair"))]
+    lists += [("a special token", entry.get("ids")) for entry in tokens.values() if isinstance(entry, Mapping)]
+    for name, items in lists:
+        if isinstance(items, Sized) and len(items) > MOST_PARTS:
+            yield f"{name} has {len(items)} parts, more than {MOST_PARTS}"
     for name in ("single", "pair"):
-        parts = lists[name]
-        for one in parts[:MOST_PARTS] if isinstance(parts, list) else ():
-            token = one.get("SpecialToken") if isinstance(one, Mapping) else None
+        template = part.get(name)
+        for item in template[:MOST_PARTS] if isinstance(template, list) else ():
+            token = item.get("SpecialToken") if isinstance(item, Mapping) else None
             text = token.get("id") if isinstance(token, Mapping) else None
             if isinstance(text, str) and text not in tokens:
                 yield f"{name} has the token {shortened(text)!r}, which is not among its special_tokens"
@@ -153,8 +159,10 @@ def _template_faults(part: Mapping[str, Any]) -> Iterator[str]:
 
 def _growth(part: Mapping[str, Any]) -> int:
     """Return how many characters a replacement can make of one; an empty match is before each character."""
-    text = part.get("content") if part.get("type") == "Replace" else None
-    return max(1, len(text) + 1 if not _is_literal(part) else len(text)) if isinstance(text, str) else 1
+    text = part.get("content")
+    if part.get("type") != "Replace" or not isinstance(text, str):
+        return 1
+    return max(1, len(text) if _is_literal(part) else len(text) + 1)
 
 
 def _is_literal(part: Mapping[str, Any]) -> bool:

@@ -194,8 +194,7 @@ def _wordpiece_document(path: Path, config: Mapping[str, Any], tokenizer_class: 
         raise InputError(f"{path}: do_basic_tokenize = false is not supported")
     entries = [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
     vocabulary = {entry: index for index, entry in enumerate(entries)}
-    tokens = {role: _role_token(config, tokenizer_class, role) for role in _ROLES}
-    unknown = tokens["unk"] or "[UNK]"
+    unknown = _role_token(config, tokenizer_class, "unk") or "[UNK]"
     if unknown not in vocabulary:
         raise InputError(f"{path}: the unknown token '{unknown}' is not among its {len(entries)} entries")
     backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
@@ -207,7 +206,7 @@ def _wordpiece_document(path: Path, config: Mapping[str, Any], tokenizer_class: 
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
-    special = sorted({token for token in tokens.values() if token in vocabulary and token is not None})
+    special = _role_tokens(config, tokenizer_class, set(vocabulary))
     backend.add_special_tokens(sorted(special, key=lambda token: vocabulary[token]))
     document: dict[str, Any] = json.loads(backend.to_str())
     return document
@@ -329,14 +328,12 @@ def _with_added(path: Path, document: dict[str, Any], config: Mapping[str, Any])
     entries = _added_entries(config)
     stored: Sequence[Mapping[str, Any]] = document.get("added_tokens") or []
     known = {token["content"] for token in stored}
-    fresh = [
-        {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-        | entry
-        | {"id": index}
-        for index, entry in entries.items()
-        if entry["content"] not in known
-    ]
-    fresh = [{key: token[key] for key in _TOKEN_KEYS} for token in fresh]
+    usual = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    fresh = []
+    for index, entry in entries.items():
+        if entry["content"] not in known:
+            token = {**usual, **entry, "id": index}
+            fresh.append({key: token[key] for key in _TOKEN_KEYS})
     whole = {**document, "added_tokens": sorted([*stored, *fresh], key=lambda token: token["id"])}
     if entries:
         _check_ids(path, backend_of(whole), config)

@@ -260,18 +260,23 @@ def _unigram_pieces(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _
         show_progress=False,
     )
     learned = [(piece, score) for piece, score in _train(backend, texts, trainer)["vocab"][len(size.special) :]]
-    lowest = min(score for _, score in learned)
-    # The trainer gives characters that it pruned the lowest score plus 1e-4 for each one before them, in hash order.
-    penalised = lowest + 1e-4 * (sum(len(piece) == 1 for piece, _ in learned) + 1)
-    scores = {
-        piece: round(lowest if len(piece) == 1 and score <= penalised else score, _SCORE_DECIMALS)
-        for piece, score in learned
-    }
     # Every character stays; the trainer overshoots where they alone fill the vocabulary.
-    ordered = sorted(scores.items(), key=lambda item: (len(item[0]) > 1, -item[1], item[0]))
+    ordered = sorted(_canonical_scores(learned).items(), key=lambda item: (len(item[0]) > 1, -item[1], item[0]))
     kept = ordered[: size.vocab_size - len(size.special)]
     ordered = sorted(kept, key=lambda item: (-item[1], item[0]))
     return [*((token, 0.0) for token in size.special), *ordered]
+
+
+def _canonical_scores(learned: list[tuple[str, float]]) -> dict[str, float]:
+    """Return the scores of pieces as they would be in any order of hashing."""
+    lowest = min(score for _, score in learned)
+    # The trainer gives characters that it pruned the lowest score plus 1e-4 for each one before them, in hash order.
+    penalised = lowest + 1e-4 * (sum(len(piece) == 1 for piece, _ in learned) + 1)
+    scores = {}
+    for piece, score in learned:
+        is_pruned = len(piece) == 1 and score <= penalised
+        scores[piece] = round(lowest if is_pruned else score, _SCORE_DECIMALS)
+    return scores
 
 
 def _train_word_level(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _Size) -> models.Model:

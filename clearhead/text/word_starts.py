@@ -6,8 +6,8 @@ Shape suffixes: T tokens, V vocabulary.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 
 import numpy as np
 import tokenizers
@@ -59,8 +59,8 @@ class WordBoundaries:
         style = dict(_STYLES).get(tokenizer.kind) or _guess(entries)
         special = special_ids(tokenizer)
         write = _writer(style, trained_here=tokenizer.kind != "pretrained")
-        self.texts: tuple[str, ...] = tuple(write(entry) for entry in entries)
-        self.ordinary = np.array([bool(entry) for entry in entries])
+        self.texts: tuple[str, ...] = tuple(map(write, entries))
+        self.ordinary = np.array(list(map(bool, entries)))
         self.ordinary[sorted(special)] = False
         self.carries_space = any(text[:1].isspace() and not text.isspace() for text in self.texts)
         self._starts_V = _starts(style, entries, self.texts)
@@ -74,7 +74,7 @@ class WordBoundaries:
             # Where every entry is a word, so is the unknown one; elsewhere it can be inside a word.
             self._starts_V[tokenizer.unk_id] = style in (_PIECES, _WHOLE, _SEGMENTED)
         self._ends_sentence_V = np.array([text.rstrip().rstrip(_CLOSERS).endswith(_STOPS) for text in self.texts])
-        self._newlines_V = np.array([_trailing_newlines(text) for text in self.texts])
+        self._newlines_V = np.array(list(map(_trailing_newlines, self.texts)))
 
     def begins(self, ids_T: Integer[ndarray, " tokens"]) -> Bool[ndarray, " tokens"]:
         """Return True where an id is the first of a word; the first id always is.
@@ -155,13 +155,29 @@ def _guess(entries: Sequence[str]) -> str:
 def _writer(style: str, *, trained_here: bool) -> Callable[[str], str]:
     """Return the function from an entry to its text."""
     if style == _BYTES:
-        table = _byte_table()
-        return lambda entry: bytes(table.get(sign, ord("?")) for sign in entry).decode("utf-8", errors="replace")
+        return partial(_decoded, _byte_table())
     if style == _PLAIN:
         return str
     if style == _SEGMENTED or (style in (_PIECES, _WHOLE) and not trained_here):
-        return lambda entry: entry[len(_CONTINUING) :] if _continues(style, entry) else f" {entry}" if entry else ""
-    return lambda entry: _unmarked(entry[len(_CONTINUING) :] if _continues(style, entry) else entry)
+        return partial(_spaced, style)
+    return partial(_joined, style)
+
+
+def _decoded(table: Mapping[str, int], entry: str) -> str:
+    """Return the text of a byte-level entry."""
+    return bytes(table.get(sign, ord("?")) for sign in entry).decode("utf-8", errors="replace")
+
+
+def _spaced(style: str, entry: str) -> str:
+    """Return the text of an entry that has a space before it unless it continues a word."""
+    if _continues(style, entry):
+        return entry[len(_CONTINUING) :]
+    return f" {entry}" if entry else ""
+
+
+def _joined(style: str, entry: str) -> str:
+    """Return the text of an entry that has no space before it but what its marker stands for."""
+    return _unmarked(entry[len(_CONTINUING) :] if _continues(style, entry) else entry)
 
 
 def _continues(style: str, entry: str) -> bool:
@@ -169,9 +185,9 @@ def _continues(style: str, entry: str) -> bool:
 
 
 def _unmarked(entry: str) -> str:
-    found = _BYTE_ENTRY.fullmatch(entry)
-    if found is not None:
-        return bytes([int(found[1], 16)]).decode("utf-8", errors="replace")
+    match = _BYTE_ENTRY.fullmatch(entry)
+    if match is not None:
+        return bytes([int(match[1], 16)]).decode("utf-8", errors="replace")
     return entry.replace(_MARKER, " ")
 
 

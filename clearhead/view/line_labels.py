@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 from matplotlib.text import Annotation, Text
-from matplotlib.transforms import Bbox
+from matplotlib.transforms import Bbox, BboxBase
 
 from clearhead.view.figures import drawable
 
@@ -55,18 +55,21 @@ def _shown(name: str) -> str:
 def place_labels(axes: Axes, labels: Sequence[Annotation]) -> None:
     """Leave names at the ends of their lines where they cover nothing, else align them in a column at the right."""
     panel = axes.get_window_extent()
-    ends, widths = [float(label.xy[0]) for label in labels], [_extent(label).width for label in labels]
-    room = [max(1 - (width + MARGIN) / panel.width, 0.3) for width in widths]
+    ends = [float(label.xy[0]) for label in labels]
+    room = [max(1 - (_extent(label).width + MARGIN) / panel.width, 0.3) for label in labels]
     axes.set_xlim(0, max(end / share for end, share in zip(ends, room, strict=True)))
-    if not _is_covered(axes, labels):
-        return
-    axes.set_xlim(0, max(ends) / min(room))
+    if _is_covered(axes, labels):
+        axes.set_xlim(0, max(ends) / min(room))
+        _align(labels, panel, 72 / axes.figure.dpi)
+
+
+def _align(labels: Sequence[Annotation], panel: BboxBase, points: float) -> None:
+    """Move names into a column; a pixel has so many points."""
     boxes = [_extent(label) for label in labels]
     height, right = max(box.height for box in boxes), max(box.x0 for box in boxes)
     middles = [(box.y0 + box.y1) / 2 for box in boxes]
     placed = separate(middles, gap=1.05 * height, low=panel.y0 + height / 2, high=panel.y1 - height / 2)
     for label, box, before, after in zip(labels, boxes, middles, placed, strict=True):
-        points = 72 / axes.figure.dpi
         label.set_position((NEAR + (right - box.x0) * points, (after - before) * points))
 
 

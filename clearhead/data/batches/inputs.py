@@ -132,30 +132,34 @@ class InputCollator:
         """
         template = self.special_tokens.template(paired=seconds is not None)
         extra = self.special_tokens.num_added(paired=seconds is not None)
-        texts = {"A": firsts} if seconds is None else {"A": firsts, "B": seconds}
-        counts = {side: np.array([len(ids) for ids in column]) for side, column in texts.items()}
-        flat = {side: np.concatenate([np.asarray(ids, np.int64) for ids in column]) for side, column in texts.items()}
+        counts, flat = {"A": _lengths(firsts)}, {"A": _concatenated(firsts)}
+        if seconds is not None:
+            counts["B"], flat["B"] = _lengths(seconds), _concatenated(seconds)
         lengths_B = np.sum(list(counts.values()), axis=0) + extra
-        longest = int(lengths_B.max())
-        length = longest if limit is None else padded_length(longest, limit)
+        length = int(lengths_B.max())
+        if limit is not None:
+            length = padded_length(length, limit)
         ids_BT = np.full((len(firsts), length), self.pad, dtype=np.int64)
         segments_BT, start_B, columns_T = np.zeros_like(ids_BT), np.zeros_like(lengths_B), np.arange(length)
         for part, segment in template:
-            stop_B = start_B + (counts[part] if isinstance(part, str) else 1)
+            count, ids = (counts[part], flat[part]) if isinstance(part, str) else (1, part)
+            stop_B = start_B + count
             here_BT = (columns_T >= start_B[:, None]) & (columns_T < stop_B[:, None])
-            ids_BT[here_BT] = flat[part] if isinstance(part, str) else part
+            ids_BT[here_BT] = ids
             segments_BT[here_BT], start_B = segment, stop_B
         mask_BT = columns_T < lengths_B[:, None]
         has_segments = self.has_segments and any(segment for _, segment in template)
         padded, mask = torch.from_numpy(ids_BT), torch.from_numpy(mask_BT)
         target, target_mask = self._target(padded, mask, template)
-        num_target = 0 if target is None else target.numel() if target_mask is None else int(target_mask.sum())
+        num_tokens = int(lengths_B.sum())
+        if target is not None:
+            num_tokens += target.numel() if target_mask is None else int(target_mask.sum())
         return ModelInputs(
             ids=padded,
             mask=None if mask_BT.all() else mask,
             segments=torch.from_numpy(segments_BT) if has_segments else None,
             target_ids=target,
-            num_tokens=int(lengths_B.sum()) + num_target,
+            num_tokens=num_tokens,
             target_mask=target_mask,
         )
 
@@ -171,6 +175,14 @@ class InputCollator:
         ends_B1 = mask_BT.sum(1, keepdim=True) - behind
         target_mask_BT = torch.arange(ids_BT.shape[1]) < ends_B1
         return shift_right(ids_BT, mask_BT, start=self.start), target_mask_BT
+
+
+def _lengths(texts: Sequence[Ids]) -> Int64[np.ndarray, " texts"]:
+    return np.array([len(ids) for ids in texts])
+
+
+def _concatenated(texts: Sequence[Ids]) -> Int64[np.ndarray, " tokens"]:
+    return np.concatenate([np.asarray(ids, np.int64) for ids in texts])
 
 
 def shift_right(

@@ -155,16 +155,18 @@ class DelimitedFile:
                 yield number, row
 
     def _positions(self, number: int, names: Sequence[str]) -> list[int]:
-        found = {role: self._position(role, column, names, number) for role, column in self.columns.items()}
-        free = (position for position in range(1, len(found) + 2) if position not in found.values())
-        positions = [next(free) if position is None else position for position in found.values()]
-        for role, position in zip(found, positions, strict=True):
+        named = {role: self._position(role, column, names, number) for role, column in self.columns.items()}
+        free = (position for position in range(1, len(named) + 2) if position not in named.values())
+        positions = []
+        for role, column in named.items():
+            position = next(free) if column is None else column
+            positions.append(position)
             if position > len(names):
                 wanted = f"column {position}" if self.columns[role] else "further column for " + self._key(role)
                 raise self._missing(number, names, "there is no " + wanted, role)
         if self.is_distinct and len(set(positions)) < len(positions):
             [(twice, _)] = Counter(positions).most_common(1)
-            roles = [role for role, position in zip(found, positions, strict=True) if position == twice]
+            roles = [role for role, position in zip(named, positions, strict=True) if position == twice]
             raise InputError(
                 f"{self.place(number)}: " + Message(" and ").join(map(self._key, roles)) + f" name the same column, "
                 f"{twice}; the columns here are {_shown(names)}"

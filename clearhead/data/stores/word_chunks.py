@@ -37,16 +37,18 @@ def chunk_words(words: Sequence[str], tokenizer: Tokenizer, *, room: int) -> tup
         The chunks, and how many words were truncated. A word without a token is in no chunk.
     """
     ids, owners = _first_tokens(words, tokenizer)
-    starts = [place for place, owner in enumerate(owners) if owner != NO_WORD]
+    starts = [position for position, owner in enumerate(owners) if owner != NO_WORD]
     # Tokens in front of the first word belong to it.
     borders = [0, *starts[1:], len(ids)] if starts else [0]
-    lengths = [min(room, end - start) for start, end in itertools.pairwise(borders)]
-    num_shortened = sum(end - start > room for start, end in itertools.pairwise(borders))
-    found = []
+    lengths, num_shortened = [], 0
+    for start, end in itertools.pairwise(borders):
+        lengths.append(min(room, end - start))
+        num_shortened += end - start > room
+    chunks = []
     for group in _even_groups(lengths, room):
-        places = [place for word in group for place in range(borders[word], borders[word] + lengths[word])]
-        found.append(WordChunk([ids[place] for place in places], [owners[place] for place in places]))
-    return found, num_shortened
+        tokens = [index for word in group for index in range(borders[word], borders[word] + lengths[word])]
+        chunks.append(WordChunk([ids[index] for index in tokens], [owners[index] for index in tokens]))
+    return chunks, num_shortened
 
 
 def _first_tokens(words: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:

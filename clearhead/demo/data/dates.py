@@ -154,7 +154,8 @@ def make_date_sets(
     """
     styles, dropped = date_styles(locales)
     by_locale = {locale: [style for style in styles if style.locale == locale] for locale in locales}
-    if empty := [locale for locale, own in by_locale.items() if not own]:
+    empty = [locale for locale, of_locale in by_locale.items() if not of_locale]
+    if empty:
         raise InputError(
             f"no way of writing dates is left for the locales {empty}: {dropped[empty[0], 'full']}; leave them out"
         )
@@ -206,6 +207,18 @@ def _shares(total: int, count: int) -> list[int]:
     return [whole + (n < rest) for n in range(count)]
 
 
+def _axes() -> dict[str, tuple[int, Sequence[datetime.date]]]:
+    """Return for each letter of a CLDR pattern its axis, and a date for each place on it."""
+    # weekday() counts from Monday, and the first of January 1900 was one; 2000 has every day of every month.
+    return {
+        **dict.fromkeys("yu", (1, [datetime.date(year, 1, 1) for year in range(FIRST_YEAR, LAST_YEAR + 1)])),
+        **dict.fromkeys("ML", (2, [datetime.date(2000, month, 1) for month in range(1, 13)])),
+        "d": (3, [datetime.date(2000, 1, day) for day in range(1, 32)]),
+        **dict.fromkeys("Eec", (4, [datetime.date(1900, 1, day) for day in range(1, 8)])),
+        "G": (0, [datetime.date(2000, 1, 1)]),
+    }
+
+
 def _read_style(locale: str, style: str) -> DateStyle:
     cldr = read_locale(locale)
     from babel import dates
@@ -214,14 +227,7 @@ def _read_style(locale: str, style: str) -> DateStyle:
     if system not in ZEROS:
         raise InputError(f"the digits of the locale '{locale}' ('{system}') are not known here; leave this locale out")
     digits = str.maketrans({str(n): chr(ord(ZEROS[system]) + n) for n in range(10)})
-    # weekday() counts from Monday, and the first of January 1900 was one; 2000 has every day of every month.
-    axes: dict[str, tuple[int, Sequence[datetime.date]]] = {
-        **dict.fromkeys("yu", (1, [datetime.date(year, 1, 1) for year in range(FIRST_YEAR, LAST_YEAR + 1)])),
-        **dict.fromkeys("ML", (2, [datetime.date(2000, month, 1) for month in range(1, 13)])),
-        "d": (3, [datetime.date(2000, 1, day) for day in range(1, 32)]),
-        **dict.fromkeys("Eec", (4, [datetime.date(1900, 1, day) for day in range(1, 8)])),
-        "G": (0, [datetime.date(2000, 1, 1)]),
-    }
+    axes = _axes()
     parts: list[tuple[int, tuple[str, ...]]] = []
     for _, value in dates.tokenize_pattern(cldr.date_formats[style].pattern):
         if isinstance(value, str):
@@ -252,7 +258,8 @@ def _unsound(style: DateStyle, texts: _Texts) -> str:
     if any(re.search(r"\d", text) for axis, table in style.parts if axis == 4 for text in table):
         return "its weekdays have digits"
     for text, _ in texts[:: len(texts) // 366]:
-        if max(runs := [len(run) for run in re.findall(r"\d+", text)]) > 4 or runs.count(4) != 1:
+        runs = [len(run) for run in re.findall(r"\d+", text)]
+        if max(runs) > 4 or runs.count(4) != 1:
             return f"the year cannot be told from the other digits of '{text}'"
     return ""
 

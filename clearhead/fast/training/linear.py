@@ -196,9 +196,9 @@ class _FeedForward(torch.autograd.Function):
         down = _gradients(weights[-1], ctx.has_bias[-1], _rows(gradients[0]), any(wants[-2:]))
         call, made = _call(inner_MN, [down]), [torch.empty_like(derivative) for derivative in derivatives]
         call.result_stride = inner_MN.stride(0)
-        for place in range(count):
-            pair = (address(one, torch.bfloat16, *inner_MN.shape) for one in (derivatives[place], made[place]))
-            call.derivatives[place], call.inner_gradients[place] = pair
+        for index in range(count):
+            call.derivatives[index] = address(derivatives[index], torch.bfloat16, *inner_MN.shape)
+            call.inner_gradients[index] = address(made[index], torch.bfloat16, *inner_MN.shape)
         run("linear_backward", call)
         first = [
             _gradients(weight, has_bias, gradient, any(wants[2:-2]))
@@ -206,5 +206,5 @@ class _FeedForward(torch.autograd.Function):
         ]
         x_gradient_MK = torch.empty(x_MK.shape, dtype=x_MK.dtype) if wants[0] else None
         run("linear_backward", _call(x_MK, first, x_gradient_MK))
-        found = [tensor for layer in (*first, down) for tensor in (layer.weight_gradient, layer.bias_gradient)]
-        return None if x_gradient_MK is None else x_gradient_MK.view(ctx.shape), None, *found
+        of_layers = [tensor for layer in (*first, down) for tensor in (layer.weight_gradient, layer.bias_gradient)]
+        return None if x_gradient_MK is None else x_gradient_MK.view(ctx.shape), None, *of_layers

@@ -157,7 +157,11 @@ def _run(name: str, made: _Setting, **tensors: Tensor | None) -> None:
     for key, tensor in tensors.items():
         if tensor is not None:
             dtype = torch.bfloat16 if key in _ROUNDED else torch.float32
-            shape = (width,) if key in _VECTORS else (call.N, 2) if key == "statistics" else x.shape
+            shape: tuple[int, ...] = x.shape
+            if key == "statistics":
+                shape = (call.N, 2)
+            elif key in _VECTORS:
+                shape = (width,)
             setattr(call, key, address(tensor, dtype, *shape))
     run(name, call)
 
@@ -182,16 +186,15 @@ class _Stream(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         sums, statistics, weight = ctx.saved_tensors
-        came = {
-            f"{name}_gradient": None if gradient is None else gradient.contiguous()
-            for name, gradient in zip(ctx.made.wanted, gradients, strict=True)
-        }
-        found = {
+        came: dict[str, Tensor | None] = {}
+        for name, gradient in zip(ctx.made.wanted, gradients, strict=True):
+            came[f"{name}_gradient"] = None if gradient is None else gradient.contiguous()
+        of_inputs = {
             "x": torch.empty_like(sums),
             "y": torch.empty_like(sums, dtype=torch.bfloat16) if ctx.has_sum else None,
             "weight": torch.empty_like(weight) if weight is not None and ctx.needs_input_grad[2] else None,
             "bias": sums.new_empty(sums.shape[-1]) if ctx.has_bias else None,
         }
-        made = {f"{name}_gradient": tensor for name, tensor in found.items()}
+        made = {f"{name}_gradient": tensor for name, tensor in of_inputs.items()}
         _run("stream_backward", ctx.made, x=sums, weight=weight, statistics=statistics, **came, **made)
-        return *found.values(), None
+        return *of_inputs.values(), None

@@ -78,7 +78,7 @@ def score_targets(
         raise InputError(
             f"there are {len(sources)} sources but {len(targets)} targets: give one target for each source."
         )
-    labels = [tuple(target[1:]) for target in targets]
+    inputs, labels = [target[:-1] for target in targets], [tuple(target[1:]) for target in targets]
     check_lengths(sources, module.max_positions, what="source")
     check_lengths(labels, module.max_positions, what="target")
     per_token: list[list[float]] = [[] for _ in labels]
@@ -86,11 +86,15 @@ def score_targets(
     # Every target token takes a row of logits, so a large vocabulary needs smaller batches.
     budget = max(min(batch_tokens, 2 * MOST_LOGITS // module.num_target_ids), 1)
     costs = [2 * max(len(source), len(label)) for source, label in zip(sources, labels, strict=True)]
+
+    def padded(rows: Sequence[Sequence[int]], batch: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return pad_ids([rows[i] for i in batch], pad_id, device)
+
     with torch.inference_mode():
         for batch in batches_by_cost(costs, budget=budget, most_rows=batch_size):
-            ids_BS, mask_BS = pad_ids([sources[i] for i in batch], pad_id, device)
-            labels_BT, mask_BT = pad_ids([labels[i] for i in batch], pad_id, device)
-            target_BT, _ = pad_ids([targets[i][:-1] for i in batch], pad_id, device)
+            ids_BS, mask_BS = padded(sources, batch)
+            labels_BT, mask_BT = padded(labels, batch)
+            target_BT, _ = padded(inputs, batch)
             out = module(ids_BS, target_BT, mask=mask_BS, target_mask=mask_BT)
             assert out.logits is not None, "the model has no head"
             for i, row in zip(batch, label_log_probabilities(out.logits, labels_BT, mask_BT), strict=True):

@@ -299,8 +299,9 @@ class _Search:
         # rival.
         count = 1 if beams == 1 else (1 + len(self.ends_E)) * beams
         banned_X = self.banned_early_X if self.length < self.options.min_length else self.banned_X
-        top = top_changed_log_probabilities if self.chain else top_log_probabilities
-        logits_RV = logits_RV.float().log_softmax(1) if self.chain else logits_RV
+        top = top_log_probabilities
+        if self.chain:
+            top, logits_RV = top_changed_log_probabilities, logits_RV.float().log_softmax(1)
         # A processor may ban the end token that is forced at the limit.
         end_R = logits_RV[:, self.eos_id].float().clone()
         before_RV = None if self.recorder is None else logits_RV.float().log_softmax(1)

@@ -142,19 +142,21 @@ class BeamRecorder:
             if parent.total == -math.inf:  # a place without a hypothesis
                 continue
             pruned = 0
-            own = {ids: total for ids, total in live.items() if ids[:-1] == parent.ids}
+            children = {ids: total for ids, total in live.items() if ids[:-1] == parent.ids}
             for ids, (total, reason) in self._finished.items():
                 if ids[:-1] == parent.ids:
                     self._add(parent, ids, total, "finished", reason)
-            for ids, total in own.items():
+            for ids, total in children.items():
                 if ids not in self._finished:
                     self._add(parent, ids, total, "pruned" if stop_reason else "kept", stop_reason)
             for token, (log_probability, is_banned) in parent.tokens.items():
                 ids = (*parent.ids, token)
-                if ids in own or ids in self._finished or pruned == self.num_pruned:
+                if ids in children or ids in self._finished or pruned == self.num_pruned:
                     continue
                 pruned += 1
-                reason = BANNED if is_banned else LATE_END if token in ends else BELOW
+                reason = LATE_END if token in ends else BELOW
+                if is_banned:
+                    reason = BANNED
                 self._add(parent, ids, parent.total + log_probability, "pruned", reason)
 
     def _add(self, parent: _Parent, ids: Ids, total: float, state: State, reason: str) -> None:

@@ -53,21 +53,24 @@ class Kind:
         )
         nodes: list[blocks.AnyFunction] = [*(_attention(c, side, source) for source in sources), network]
         step = blocks.after if self.norm == "out" else blocks.pre
-        embedding = spec.Embedding(
-            table=spec.Table(rows=_rows(c, side))
-            if side == "encoder" or _has_two_tables(c)
-            else spec.Reference(path=TABLE),
-            scale=c["d_model"] ** 0.5 if c["scale_embedding"] else 1.0,
-            position=self.position(c),
-            norm=norm if self.embedding_norm else None,
-            dropout=drop,
-        )
         layer = spec.Layer(steps=tuple(step(norm, node, drop) for node in nodes))
         return spec.Stack(
             width=c["d_model"],
-            embedding=embedding,
+            embedding=self._embedding(c, side),
             layers=(layer,) * c[f"{side}_layers"],
             final_norm=norm if self.final_norm else None,
+        )
+
+    def _embedding(self, c: Values, side: Side) -> spec.Embedding:
+        table: spec.Table | spec.Reference = spec.Reference(path=TABLE)
+        if side == "encoder" or _has_two_tables(c):
+            table = spec.Table(rows=_rows(c, side))
+        return spec.Embedding(
+            table=table,
+            scale=c["d_model"] ** 0.5 if c["scale_embedding"] else 1.0,
+            position=self.position(c),
+            norm=spec.LayerNorm() if self.embedding_norm else None,
+            dropout=c["dropout"],
         )
 
 
@@ -200,7 +203,9 @@ def _family(
     padding: Mapping[str, int | None] | None = None,
     repeats: Repeats | None = None,
 ) -> Family:
-    head = (tensor_rule("lm_head.weight", "head.layers.0.weight"), *((OUTPUT_BIAS,) if bias else ()))
+    head = [tensor_rule("lm_head.weight", "head.layers.0.weight")]
+    if bias:
+        head.append(OUTPUT_BIAS)
     # The first are settings of the original port, which nothing reads; they must agree with the family.
     fixed = (
         Fixed("normalize_before", (kind.norm == "pre",), "norms in other places are not supported"),
@@ -216,18 +221,20 @@ def _family(
         if repeats
         else ()
     )
-    constants = [Constant(f"{side}.embed_positions.weight", _sinusoids, bool(written)) for side in SIDES]
+    constants: tuple[Constant, ...] = ()
+    if written is not None:
+        constants = tuple(Constant(f"{side}.embed_positions.weight", _sinusoids, written) for side in SIDES)
     return Family(
         model_type=model_type,
         keys=keys,
         model=kind.model,
         rules=RULES,
         variants=(
-            Variant((f"{name}{lm_class}",), task, _lm_head(bias), head, output="lm_head.weight"),
+            Variant((f"{name}{lm_class}",), task, _lm_head(bias), tuple(head), output="lm_head.weight"),
             *repeating,
             blocks.base_model(f"{name}Model"),
         ),
-        fixed=tuple(one for one in fixed if one.name not in {key.name for key in keys}),
+        fixed=tuple(setting for setting in fixed if setting.name not in {key.name for key in keys}),
         inert=(
             "classif_dropout", "classifier_dropout", "decoder_layerdrop", "encoder_layerdrop", "extra_pos_embeddings",
             "force_bos_token_to_be_generated", "init_std", "save_step",
@@ -237,7 +244,7 @@ def _family(
         table="shared.weight",
         table_copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
         ignored=(r"(encoder|decoder)\.version", r"(encoder|decoder)\.embed_positions\.(_float_tensor|weights)"),
-        constants=() if written is None else tuple(constants),
+        constants=constants,
         written=padding or {},
     )  # fmt: skip
 

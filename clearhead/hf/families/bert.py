@@ -84,7 +84,9 @@ def lm_head(c: Values, activation: str, *, size: str = "hidden_size", is_tied: b
         spec.Activation.model_validate({"function": activation}),
         spec.LayerNorm(eps=c["layer_norm_eps"]),
     )
-    weight = spec.Reference(path=TABLE) if (c["tie_word_embeddings"] if is_tied is None else is_tied) else None
+    if is_tied is None:
+        is_tied = c["tie_word_embeddings"]
+    weight = spec.Reference(path=TABLE) if is_tied else None
     return spec.Head(layers=(*inner, spec.Linear(size=c["vocab_size"], weight=weight)))
 
 

@@ -90,8 +90,10 @@ def _separate(c: Values) -> spec.Model:
 
 def _scaled(c: Values) -> float:
     """The first release scales the input of the output layer; a config of a later one only differs in its tying."""
-    given = c.get("scale_decoder_outputs")
-    return c["d_model"] ** -0.5 if (c.original["tie_word_embeddings"] if given is None else given) else 1.0
+    is_scaled = c.get("scale_decoder_outputs")
+    if is_scaled is None:
+        is_scaled = c.original["tie_word_embeddings"]
+    return c["d_model"] ** -0.5 if is_scaled else 1.0
 
 
 def _has_scale(model: spec.Model) -> bool | None:

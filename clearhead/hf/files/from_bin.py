@@ -10,7 +10,9 @@ from __future__ import annotations
 import shutil
 import warnings
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,27 +105,32 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+            tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except Exception as error:  # noqa: BLE001 whatever a damaged or hostile file makes the reader raise
         # PyTorch's own message tells how to execute what the file holds, which nobody should do.
         raise InputError(
             f"{path} cannot be read as weights only ({type(error).__name__}): it is damaged, or holds more than "
             "tensors, which is never executed; ask for safetensors"
         ) from None
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise InputError(f"{path}: expected named tensors, received a {type(found).__name__}")
-    if len(found) > MOST_TENSORS:
-        raise InputError(f"{path}: {len(found):,} tensors are too many for a model (at most {MOST_TENSORS:,})")
-    checked = ((name, _fault(name, value)) for name, value in found.items())
+    if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors):
+        raise InputError(f"{path}: expected named tensors, received a {type(tensors).__name__}")
+    if len(tensors) > MOST_TENSORS:
+        raise InputError(f"{path}: {len(tensors):,} tensors are too many for a model (at most {MOST_TENSORS:,})")
+    _check_tensors(path, tensors)
+    return {name: tensor.resolve_neg() for name, tensor in tensors.items()}
+
+
+def _check_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
+    """Refuse what no weights are, and tensors that are larger than their file."""
+    checked = ((name, _fault(name, value)) for name, value in tensors.items())
     faults = [f"{path}: '{name}' {fault}" for name, fault in checked if fault is not None]
     if faults:
         raise InputError.from_faults(faults, subject=str(path))
     # A tensor of stride 0, or thousands of views of one, would be written as more numbers than the file holds.
-    views = {(value.data_ptr(), value.dtype, value.shape, value.stride()): value for value in found.values()}
+    views = {(value.data_ptr(), value.dtype, value.shape, value.stride()): value for value in tensors.values()}
     size = sum(value.numel() * value.element_size() for value in views.values())
     if size > MOST_GROWTH * path.stat().st_size:
         raise InputError(f"{path}: its tensors have {size} bytes, far more than the file")
-    return {name: value.resolve_neg() for name, value in found.items()}
 
 
 def _fault(name: str, value: object) -> str | None:

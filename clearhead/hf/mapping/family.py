@@ -135,6 +135,10 @@ class Variant:
     prefix: str | None = None
     repeats: Repeats | None = None
 
+    def leaves_unused(self, name: str) -> bool:
+        """Return whether a file of this class may hold a tensor that the class does not use."""
+        return any(re.fullmatch(pattern, name) for pattern in self.unused)
+
 
 @dataclass(frozen=True)
 class Family:
@@ -184,6 +188,10 @@ class Family:
     def prefix_of(self, variant: Variant) -> str:
         """Return the prefix of the stacks' tensors in files of a variant."""
         return self.prefix if variant.prefix is None else variant.prefix
+
+    def saved_prefix(self, variant: Variant) -> str:
+        """Return the prefix of the stacks' tensors in a new file of a variant."""
+        return "" if variant.is_bare else self.prefix_of(variant)
 
     def spec_of(self, values: Values, variant: Variant) -> spec.Model:
         """Return the spec of a variant.

@@ -263,25 +263,31 @@ def bind(rules: Sequence[Rule], tensors: Mapping[str, Tensor], model: spec.Model
         The bound rules, and the addresses without a rule.
     """
     nodes = {path: node for path, node in spec.walk(model) if isinstance(node, spec.Attention)}
-    found: dict[str, BoundRule] = {}
+    by_address: dict[str, BoundRule] = {}
     for rule in rules:
-        for leaf in LEAVES if rule.is_module else ("",):
-            dotted = f".{leaf}" if leaf else ""
-            first = _pattern(rule.ours[0] + dotted)
+        for suffix in [f".{leaf}" for leaf in LEAVES] if rule.is_module else [""]:
+            first = _pattern(rule.ours[0] + suffix)
             for address in tensors:
                 match = first.fullmatch(address)
-                if match is None or address in found:
-                    continue
-                if rule.requires is not None and rule.requires.format(**match.groupdict()) not in tensors:
-                    continue
-                ours = tuple(ours.format(**match.groupdict()) + dotted for ours in rule.ours)
-                if all(one in tensors for one in ours):
-                    slots = Slots(tuple(tensors[one].shape for one in ours), _attention_of(ours[0], nodes))
-                    names = [name + dotted for name in rule.theirs]
-                    bound = BoundRule(_names(names, match.groupdict(), slots), ours, rule.transforms, slots, rule.zeros)
-                    found |= dict.fromkeys(ours, bound)
-    bounds = list({id(bound): bound for bound in found.values()}.values())
-    return bounds, [address for address in tensors if address not in found]
+                if match is not None and address not in by_address:
+                    bound = _bound(rule, suffix, match.groupdict(), tensors, nodes)
+                    if bound is not None:
+                        by_address |= dict.fromkeys(bound.ours, bound)
+    bounds = list({id(bound): bound for bound in by_address.values()}.values())
+    return bounds, [address for address in tensors if address not in by_address]
+
+
+def _bound(
+    rule: Rule, suffix: str, numbers: dict[str, str], tensors: Mapping[str, Tensor], nodes: Mapping[str, spec.Attention]
+) -> BoundRule | None:
+    """Return a rule for the slots with some numbers in their addresses; None: the module lacks one of them."""
+    ours = tuple(address.format(**numbers) + suffix for address in rule.ours)
+    needed = ours if rule.requires is None else (*ours, rule.requires.format(**numbers))
+    if not all(address in tensors for address in needed):
+        return None
+    slots = Slots(tuple(tensors[address].shape for address in ours), _attention_of(ours[0], nodes))
+    names = [name + suffix for name in rule.theirs]
+    return BoundRule(_names(names, numbers, slots), ours, rule.transforms, slots, rule.zeros)
 
 
 def _pattern(address: str) -> re.Pattern[str]:

@@ -78,12 +78,12 @@ class Encoder:
         """Return the JSON of a sample."""
         return {
             "label": sample.label,
-            "facts": [list(fact) for fact in sample.facts],
+            "facts": list(map(list, sample.facts)),
             "rows": {name: _token_row(row) for name, row in sample.rows.items()},
-            "columns": [_column(item) for item in sample.columns],
+            "columns": list(map(_column, sample.columns)),
             "attentions": [self.stack(stack, sample) for stack in sample.attentions],
             "lens": None if sample.lens is None else self.lens(sample.lens),
-            "beams": [_beam_node(node) for node in sample.beams],
+            "beams": list(map(_beam_node, sample.beams)),
         }
 
     def stack(self, stack: StackAttention, sample: Sample) -> Json:
@@ -97,18 +97,17 @@ class Encoder:
     def layer(self, layer: LayerAttention, size: tuple[int, int]) -> Json:
         """Return the JSON of a layer."""
         spans = spans_of(layer.mask, size)
-        number = next((index for index, known in enumerate(self.spans) if known == spans), len(self.spans))
-        if number == len(self.spans):
+        if spans not in self.spans:
             self.spans.append(spans)
         allowed = _allowed_pairs(spans, size)
         chosen = sorted(layer.exact)
         weights = self.blobs(1 + len(chosen), lambda: _layer_arrays(layer, allowed))
-        exact = {str(head): _exact_head(layer.exact[head], weights + 1 + place) for place, head in enumerate(chosen)}
+        exact = {str(head): _exact_head(layer.exact[head], weights + 1 + index) for index, head in enumerate(chosen)}
         effects = layer.key_effects
         return {
             "layer": layer.layer, "heads": list(layer.heads), "numHeads": layer.num_heads,
-            "numKvHeads": layer.num_kv_heads, "spans": number, "mask": layer.mask_name, "sink": layer.has_sink,
-            "bias": layer.score_bias, "weights": weights, "exact": exact,
+            "numKvHeads": layer.num_kv_heads, "spans": self.spans.index(spans), "mask": layer.mask_name,
+            "sink": layer.has_sink, "bias": layer.score_bias, "weights": weights, "exact": exact,
             "values": {name: _numbers(values) for name, values in layer.values.items()},
             "patterns": list(layer.patterns),
             "keyEffects": None if effects is None else self.blob(effects.astype(np.float32)),
