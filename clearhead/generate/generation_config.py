@@ -270,9 +270,9 @@ def _typed(settings: Mapping[str, Any], source: str) -> _Settings:
     except InputError as error:
         names = {**_OPTIONS, "max_length": "max_new_tokens", "min_length": "min_new_tokens"}
         numbers = {key: settings[key] for key in names if isinstance(settings.get(key), int)}
-        faulty = [one.name for one in error.about if numbers.get(one.name, 0) > MOST_SEQUENCES]
-        if faulty:
-            options = Message(" and ").join([argument(names[key]) for key in faulty])
+        large = [reference.name for reference in error.about if numbers.get(reference.name, 0) > MOST_SEQUENCES]
+        if large:
+            options = Message(" and ").join([argument(names[key]) for key in large])
             hint = Message(error.lines[-1], "; correct it there; ", options, " may ask for more")
             error.lines = (*error.lines[:-1], hint)
         raise
