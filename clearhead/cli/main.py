@@ -189,7 +189,7 @@ def _refuse_empty_paths(program: Any, words: Sequence[str]) -> None:
 
 
 def _as_option(program: Any, words: Sequence[str], reference: Reference) -> str | Reference:
-    """Name an argument of Python, such as top_k, or a key of a run file as the option of the command that it has."""
+    """Name an argument of Python, such as top_k, or a key of a run file by the command's option for it, if any."""
     options = {one.name: one.opts[0] for one in _options(program, words)}
     option = options.get(_NAMES.get(reference.name, reference.name))
     return reference if option is None or reference.kind not in ("argument", "key") else reference.as_option(option)
@@ -250,7 +250,7 @@ def _bad_value(error: Any, words: Sequence[str]) -> str:
     values += [word.partition("=")[2] for word in words if word.partition("=")[0] in error.param.opts and "=" in word]
     # Annotated[int, ...] or Annotated[int | None, ...]: the last is how the option is declared, with its limits.
     kind, *_, declared = get_args(_options(error.ctx.command).get(error.param)) or (None, None)
-    number = next((one for one in (int, float) if one in (kind, *get_args(kind))), None)
+    number = next((number for number in (int, float) if number in (kind, *get_args(kind))), None)
     if number is None or not values:
         return f"{option} is not valid: {error.message.rstrip('.')}"
     expected = "a whole number" if number is int else "a number"

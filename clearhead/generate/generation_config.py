@@ -258,9 +258,13 @@ def _typed(settings: Mapping[str, Any], source: str) -> _Keys:
         names |= {key: name for key, name in _OPTIONS.items() if DECLARED[GenerateOptions][name][1].hf_most}
         most = {key: DECLARED[GenerateOptions][name][1].hf_most for key, name in names.items()}
         numbers = {key: settings[key] for key in names if isinstance(settings.get(key), int)}
-        faulty = [one.name for one in error.about if numbers.get(one.name, 0) > (most.get(one.name) or math.inf)]
-        if faulty:
-            options = Message(" and ").join([argument(names[key]) for key in faulty])
+        large = [
+            reference.name
+            for reference in error.about
+            if numbers.get(reference.name, 0) > (most.get(reference.name) or math.inf)
+        ]
+        if large:
+            options = Message(" and ").join([argument(names[key]) for key in large])
             hint = Message(error.lines[-1], "; correct it there; ", options, " may ask for more")
             error.lines = (*error.lines[:-1], hint)
         raise

@@ -123,7 +123,8 @@ def check_read_options(module: Transformer, task: TaskRecord, text: str | tuple[
         # A model with a table of positions stops at its last one.
         faults.append(generate + f" is {given.generate:,}, and at most {LONGEST_INPUT:,} tokens can be looked at.")
     if given.generate and given.target is not None:
-        faults.append("the target is given, so that nothing is generated: leave it or " + generate + " out.")
+        either = argument("target") + " or " + generate
+        faults.append("the target is given, so that nothing is generated: leave " + either + " out.")
     generates = writes and given.target is None and (is_two or given.generate > 0)
     if given.beam_size > 1 and not generates:
         faults.append(argument("beam_size") + f" is {given.beam_size}, but nothing is generated: leave it out.")

@@ -261,7 +261,7 @@ def test_a_checkpoint_that_does_not_fit_is_one_sentence(folder: Path, tmp_path: 
         message = rf"tokenizer has {rows + 1} entries, but the model has {rows} rows"
     elif case == "settings of another kind":
         (place / "generation_config.json").write_text('{"eos_token_id": "x"}')
-        message = "generation_config.json: 'eos_token_id': expected"
+        message = "generation_config.json: eos_token_id: expected"
     else:
         (place / "generation_config.json").write_text('{"typical_p": 0.3}')
         message = "ask for typical_p, which is not supported"
