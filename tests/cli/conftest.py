@@ -47,7 +47,7 @@ def quick(quick_trainings: None) -> None:
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """`clearhead new` takes the smallest model of a recipe, and trains and measures nothing."""
 
-    def fitted(plan: DataPlan, minutes: float, say: Callable[[str], None]) -> Fitted:
+    def fitted(plan: DataPlan, minutes: float) -> Fitted:
         recipe = recipe_for(plan.task, plan.amount)
         return Fitted(run_file_text(plan, recipe, Choice(recipe.sizes[0], 32, steps=30)), 30, 1.0)
 
