@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from tests.house.source import Source
+from tests.house.source import Source, package_sources
 
 MOST = 5
 """Comprehensions, conditional expressions, lambdas and assignment expressions in one function."""

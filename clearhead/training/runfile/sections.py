@@ -1,7 +1,7 @@
 """The tables and keys of a run file, as frozen types with their defaults.
 
-A key whose default depends on another key is None here and filled by `clearhead.training.runfile.rules.fill_defaults`,
-so that a given key without effect can be reported.
+The tables [task] and [data] are those of the kind of task. A key whose default depends on another key is None here and
+filled by `clearhead.training.runfile.rules.fill_defaults`, so that a given key without effect can be reported.
 """
 
 from __future__ import annotations

@@ -247,6 +247,14 @@ def test_faulty_override_is_quoted(override: str, expected: str) -> None:
         ),
         (with_keys("train", 'device = "tpu"'), 9, "must be one of auto, cpu, cuda, mps or cuda:N"),
         (MINIMAL.replace('"translate"', '"translat"'), 2, "did you mean 'translate'?"),
+        (
+            with_keys("data", "pack = false"),
+            4,
+            "has no effect for the task 'translate', only for 'generate'; remove it",
+        ),
+        (with_keys("data", "stream = true"), 4, "has no effect for the task 'translate', only for 'generate'"),
+        (MINIMAL.replace("source =", 'tsv = "t", source =', 1), 4, "received the keys tsv, source, target"),
+        (MINIMAL.replace('{ source = "val.de", target = "val.en" }', "0.1"), 5, "received the number 0.1; `clearhead"),
         (with_keys("task", "mask_share = 0.2"), 2, "has no effect for the task 'translate', only for 'fill'"),
         (with_keys("model", 'family = "decoder"'), 12, "must be 'encoder-decoder' for the task 'translate'"),
     ],
@@ -311,6 +319,13 @@ def test_the_first_cause_is_reported_alone(before: str, after: str, expected: st
 )
 def test_missing_key_is_named(text: str, expected: str) -> None:
     assert expected in report(text)
+
+
+def test_an_unknown_task_hides_no_unknown_key() -> None:
+    message = report(
+        CLASSIFY.replace('"classify"', '"clasify"\nlabl = 1').replace("valid = 0.1", "valid = 0.1\npak = 1")
+    )
+    assert message.startswith("3 faults in x.toml:") and "'labl'" in message and "'pak'" in message
 
 
 def test_one_report_lists_every_fault_and_no_fault_hides_another() -> None:
