@@ -210,18 +210,20 @@ def top_log_probabilities(
     """Return the log-probabilities and ids of each row's best tokens, and the log of its normaliser.
 
     Probabilities are those of the whole vocabulary: a banned id is not chosen, but keeps its share. The logits are
-    overwritten, because a second array of their size would cost more than all else here.
+    overwritten and restored, because a second array of their size would cost more than all else here.
 
     Args:
-        logits_RV: fp32 or bf16; overwritten.
+        logits_RV: fp32 or bf16; overwritten meanwhile.
         banned_X: ids that may not be chosen.
         count: how many to return; all of them if the vocabulary is smaller.
     """
-    banned_RX = logits_RV.index_select(1, banned_X).float()
+    banned_RX = logits_RV.index_select(1, banned_X)
     logits_RV.index_fill_(1, banned_X, -torch.inf)
     top_RC, ids_RC, normaliser_R = top_and_log_total(logits_RV, min(count, logits_RV.shape[1]))
     if len(banned_X):
-        normaliser_R = torch.logaddexp(normaliser_R, banned_RX.logsumexp(1))
+        # Whoever captures logits has them as the model computed them.
+        logits_RV.index_copy_(1, banned_X, banned_RX)
+        normaliser_R = torch.logaddexp(normaliser_R, banned_RX.float().logsumexp(1))
     # Rounding can lift a probability above 1, and the early stop relies on sums that never grow.
     return (top_RC - normaliser_R[:, None]).clamp_(max=0.0), ids_RC, normaliser_R
 
