@@ -167,7 +167,7 @@ def test_a_file_and_a_call_have_the_same_ranges(name: str) -> None:
     below = option.least if option.above else option.least - step
     beyond = [value for value in (below, most + step) if value < math.inf]
     for value in beyond:
-        with pytest.raises(InputError, match=f"g.json: '{option.hf}': expected"):
+        with pytest.raises(InputError, match=f"g.json: {option.hf}: expected"):
             GenerationConfig.from_settings({option.hf: value}, source="g.json")
     for value in beyond[: None if option.hf_most is None else 1]:
         assert option.fault(value, kind) is not None

@@ -16,7 +16,9 @@ Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 Filled = Annotated[str, Field(min_length=1)]
-Column = Annotated[Count | Filled, Field(description="a column by its number, counted from 1, or by its name")]
+_COLUMN = Field(description="a column by its number, counted from 1, or by its name")
+Column = Annotated[Count | Filled, _COLUMN]
+OptionalColumn = Annotated[Count | Filled | None, _COLUMN]
 
 _EXPECTED: Final[Mapping[str, str]] = {
     "int": "a whole number",

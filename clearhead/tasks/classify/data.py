@@ -9,7 +9,15 @@ from pydantic import Field
 
 from clearhead.data.sources.examples import ListedExamples
 from clearhead.data.sources.labelled import is_delimited
-from clearhead.data.sources.run_file_tables import Column, Filled, Form, has_ending, parse_table, user_path
+from clearhead.data.sources.run_file_tables import (
+    Column,
+    Filled,
+    Form,
+    OptionalColumn,
+    has_ending,
+    parse_table,
+    user_path,
+)
 from clearhead.data.sources.tables import AlignedFiles, Dataset, DelimitedFile, JsonLinesFile, TableSource
 from clearhead.errors import InputError, key
 from clearhead.task import LabelKind
@@ -30,8 +38,8 @@ class LabelledTable(Form):
 
     text: Filled = Field(examples=["train.tsv"])
     labels: Column = Field(examples=["label"])
-    text_column: Column | None = None
-    pair: Column | None = None
+    text_column: OptionalColumn = None
+    pair: OptionalColumn = None
 
     def as_source(self) -> TableSource:
         """Return the source of the columns, fields or files."""
