@@ -9,17 +9,18 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from clearhead.errors import InputError, nearest
+from clearhead.errors import InputError
 from clearhead.recipes.held_out import HeldOut, draw, num_overlapping, passages
 from clearhead.recipes.run_file import DataPlan
 from clearhead.recipes.survey import MOST_COUNTED, Survey, TextSurvey, held_out_share, survey, survey_text
 from clearhead.tasks.base import Value
+from clearhead.tasks.data import LabelledExamples, data_of
+from clearhead.tasks.registry import find
 
 if TYPE_CHECKING:
     from clearhead.data.sources.tables import Table
-    from clearhead.task import LabelKind
 
 LEAST_EXAMPLES = 20
 LEAST_CHARACTERS = 1_000
@@ -28,7 +29,6 @@ PARTS = ("train", "valid")
 _GENERAL = ("train", "training", "data", "text", "texts", "input", "all")
 _RUN = re.compile(r'^run = "([^"]*)"', re.MULTILINE)
 _NOT_DATA = ("task", "folder", "run")
-PAIRED, RUNNING = ("translate", "embed"), ("generate", "fill", "denoise")
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,10 @@ def draft(options: NewOptions) -> Draft:
     Raises:
         InputError: the data is unusable, or there is too little of it.
     """
-    if options.task in PAIRED:
+    if find(options.task).is_paired:
         return _pair_draft(options)
-    if options.task in RUNNING:
-        return _text_draft(options)
-    by_task = {"classify": _label_draft, "tag": _tag_draft, "answer": _answer_draft}
-    return by_task[options.task](options)
+    read = data_of(options.task).labelled
+    return _text_draft(options) if read is None else _labelled_draft(options, read)
 
 
 @dataclass(frozen=True)
@@ -145,7 +143,7 @@ class _Examples:
     files: Mapping[Path, Sequence[str]]
     num_overlapping: int = 0
 
-    def draft(self, options: NewOptions, run: str, *, labels: str | None = None) -> Draft:
+    def draft(self, options: NewOptions, run: str, data: LabelledExamples | None = None) -> Draft:
         what, found, held = self.what, self.found, self.held
         summary = f"{self.count} {what} ({found.num_units} {found.unit})"
         plan = DataPlan(
@@ -157,7 +155,8 @@ class _Examples:
             run=options.run or unused_run(run, options.folder.parent),
             amount=len(held.train),
             survey=found,
-            labels=labels,
+            settings={} if data is None else data.settings,
+            unfit=() if data is None else data.unfit,
             command=options.command,
         )
         has_empty = "has an empty side|have an empty side" if what == "pairs" else "is empty|are empty"
@@ -361,125 +360,23 @@ def _text_of(file: Path) -> str:
         return ""
 
 
-def _label_draft(options: NewOptions) -> Draft:
-    from clearhead.data.sources.labelled import labelled_table, read_labelled, text_columns
-    from clearhead.data.stores.label_set import learn_labels
-    from clearhead.tasks.classify.data import parse_labelled_source
-
-    assert options.text is not None and options.labels is not None, "the options were checked"
-
-    def table(text: Path, labels: str) -> dict[str, Any]:
-        return labelled_table(text, labels, text_column=options.text_column, pair=options.pair)
-
-    train = table(options.text, options.labels)
-    data = read_labelled(parse_labelled_source(train))
-    keys, overlapping = _label_keys(data), 0
-    found = survey([(" ".join(texts),) for texts in zip(*text_columns(data), strict=True)])
-    _refuse_few(found.num_pairs, "texts", f"{options.text} has")
-    kind = _label_kind(data, options.label_kind)
-    labels = learn_labels(data, kind)
-    held, files = HeldOut(range(len(data))), dict[Path, Sequence[str]]()
+def _labelled_draft(
+    options: NewOptions, read: Callable[[Mapping[str, Any], LabelledExamples | None], LabelledExamples]
+) -> Draft:
+    given = vars(options)
+    data = read(given, None)
+    found, count = survey(data.texts), sum(map(bool, data.keys))
+    _refuse_few(count, data.few or data.what, f"{options.text} has")
+    held, overlapping, files = HeldOut(range(len(data.keys))), 0, dict[Path, Sequence[str]]()
     if options.valid_text is not None:
-        valid = table(options.valid_text, options.valid_labels or options.labels)
-        valid_data = read_labelled(parse_labelled_source(valid))
-        labels.encode(valid_data)
-        overlapping = num_overlapping(keys, _label_keys(valid_data))
+        valid_data = read(given | {"text": options.valid_text, "labels": options.valid_labels or options.labels}, data)
+        overlapping = num_overlapping(data.keys, valid_data.keys)
+        train, valid = data.table, valid_data.table
     else:
-        held = draw(keys, data["labels"] if kind == "single_label" else None)
-        names = {role: "label" if role == "labels" else role for role in ("text", "pair", "labels") if role in data}
-        train, valid = _copies(
-            options.folder, held, lambda row: {name: data[role][row] for role, name in names.items()}, files
-        )
-        columns = {role: names[role] for role in ("labels", "pair") if role in names}
-        train, valid = train | columns, valid | columns
-    facts = f"; {labels.describe(data)}"
-    examples = _Examples("texts", found.num_pairs, found, held, train, valid, facts, files, overlapping)
-    return examples.draft(options, _data_name(options), labels=kind)
-
-
-def _label_keys(data: Table) -> list[list[str]]:
-    """Return the text of each example, or its two texts as one; none of an empty one."""
-    from clearhead.data.sources.labelled import text_columns
-
-    texts = ["\n".join(one).strip() for one in zip(*text_columns(data), strict=True)]
-    return [[text] if text else [] for text in texts]
-
-
-def _label_kind(data: Table, wanted: str | None) -> LabelKind:
-    """Return the kind that is wanted; else tell lists of labels, and numbers that are not classes, from names."""
-    from clearhead.task import LabelKind
-
-    kinds: tuple[LabelKind, ...] = get_args(LabelKind)
-    for kind in kinds:
-        if kind == wanted:
-            return kind
-    if wanted is not None:
-        raise InputError(f"--label-kind is '{wanted}'; expected one of {', '.join(kinds)}{nearest(wanted, kinds)}")
-    labels = data["labels"]
-    if any(isinstance(label, list | tuple) for label in labels):
-        return "multi_label"
-    try:
-        numbers = [float(label) for label in labels if isinstance(label, str | int | float)]
-    except ValueError:
-        return "single_label"
-    return "regression" if len(numbers) == len(data) and any(number % 1 for number in numbers) else "single_label"
-
-
-def _tag_draft(options: NewOptions) -> Draft:
-    from clearhead.data.sources.tagged import read_tagged
-    from clearhead.data.stores.tag_set import find_scheme, learn_tags
-    from clearhead.tasks.tag.data import parse_tagged_source
-
-    assert options.text is not None, "the options were checked"
-    train: dict[str, Value] = {"text": str(options.text)}
-    data = read_tagged(parse_tagged_source(train))
-    scheme = find_scheme(data)
-    tags = learn_tags(data, scheme)
-    _refuse_few(len(data), "tagged sentences (an empty line ends one)", f"{options.text} has")
-    found = survey([(" ".join(words),) for words in data.words])
-    keys, overlapping = [[tuple(words)] for words in data.words], 0
-    held, files = HeldOut(range(len(data))), dict[Path, Sequence[str]]()
-    if options.valid_text is not None:
-        valid: dict[str, Value] = {"text": str(options.valid_text)}
-        valid_data = read_tagged(parse_tagged_source(valid))
-        overlapping = num_overlapping(keys, [[tuple(words)] for words in valid_data.words])
-    else:
-        held = draw(keys)
-        train, valid = _copies(
-            options.folder, held, lambda row: {"tokens": list(data.words[row]), "tags": list(data.tags[row])}, files
-        )
-    facts = f"; {len(tags.names)} tags, scheme {scheme}"
-    examples = _Examples("sentences", len(data), found, held, train, valid, facts, files, overlapping)
-    return examples.draft(options, _data_name(options))
-
-
-def _answer_draft(options: NewOptions) -> Draft:
-    from clearhead.data.sources.answers import Question, read_answers
-    from clearhead.tasks.answer.data import parse_answer_source
-
-    assert options.text is not None, "the options were checked"
-    train: dict[str, Value] = {"text": str(options.text)}
-    data = read_answers(parse_answer_source(train))
-    _refuse_few(len(data), "questions", f"{options.text} has")
-    contexts = dict.fromkeys(one.context for one in data)
-    found = survey([*((text,) for text in contexts), *((one.question,) for one in data)])
-    keys, overlapping = [[one.context] for one in data], 0
-    held, files = HeldOut(range(len(data))), dict[Path, Sequence[str]]()
-    if options.valid_text is not None:
-        valid: dict[str, Value] = {"text": str(options.valid_text)}
-        overlapping = num_overlapping(keys, [[one.context] for one in read_answers(parse_answer_source(valid))])
-    else:
-        held = draw(keys)
-
-        def record(question: Question) -> dict[str, object]:
-            texts, starts = ([gold[side] for gold in question.answers] for side in (0, 1))
-            return {"context": question.context, "question": question.question, "answer": texts, "start": starts}
-
-        train, valid = _copies(options.folder, held, lambda row: record(data[row]), files)
-    without = sum(not one.answers for one in data)
-    facts = f"; {len(contexts)} contexts, {without} questions without an answer"
-    examples = _Examples("questions", len(data), found, held, train, valid, facts, files, overlapping)
-    return examples.draft(options, _data_name(options))
+        held = draw(data.keys, data.groups)
+        train, valid = ({**table, **data.columns} for table in _copies(options.folder, held, data.record, files))
+    examples = _Examples(data.what, count, found, held, train, valid, data.facts, files, overlapping)
+    return examples.draft(options, _data_name(options), data)
 
 
 def _copies(

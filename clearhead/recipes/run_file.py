@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from clearhead.recipes.survey import Survey, TextSurvey, tokenizer_kind, vocab_size
 from clearhead.tasks.base import Recipe, Size, Task, Value
+from clearhead.tasks.data import data_of
 from clearhead.tasks.registry import find
 
 # The best validation counts; training ends when this many in a row have not improved.
@@ -31,7 +32,8 @@ class DataPlan:
         run: the run directory.
         amount: texts, pairs or sentences, or characters of running text.
         survey: what was counted in it.
-        labels: what a label is, for classify.
+        settings: keys of [task] that follow from the data.
+        unfit: keys of [train], and of the recipe, that do not suit the data.
         command: that this run file is written by.
     """
 
@@ -43,7 +45,8 @@ class DataPlan:
     run: str
     amount: int
     survey: Survey | TextSurvey
-    labels: str | None = None
+    settings: Mapping[str, Value] = field(default_factory=dict)
+    unfit: Collection[str] = ()
     command: str = ""
 
 
@@ -146,7 +149,7 @@ def run_file_text(plan: DataPlan, recipe: Recipe, choice: Choice) -> str:
         recipe: the values for this task and amount of data.
         choice: what fits data and machine.
     """
-    task, recipe = find(plan.task), _for_labels(recipe, plan.labels)
+    task, recipe = find(plan.task), _without(recipe, plan.unfit)
     tables = {
         "task": [Setting("kind", plan.task), *_init(choice), *_commented("task", _task_keys(plan, recipe))],
         "data": _data(plan, task, choice),
@@ -166,12 +169,10 @@ def run_file_text(plan: DataPlan, recipe: Recipe, choice: Choice) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _for_labels(recipe: Recipe, labels: str | None) -> Recipe:
-    """Return a recipe without what numbers as labels have no use for: smoothed labels, a baseline that counts them."""
-    if labels != "regression":
-        return recipe
-    train = {key: value for key, value in recipe.train.items() if key != "label_smoothing"}
-    return replace(recipe, train=train, below="")
+def _without(recipe: Recipe, unfit: Collection[str]) -> Recipe:
+    """Return a recipe without the keys that do not suit the data."""
+    train = {key: value for key, value in recipe.train.items() if key not in unfit}
+    return replace(recipe, train=train, below="" if "below" in unfit else recipe.below)
 
 
 def _advice(plan: DataPlan, recipe: Recipe) -> list[str]:
@@ -212,7 +213,7 @@ def _commented(table: str, values: Mapping[str, Value]) -> list[Setting]:
 
 
 def _task_keys(plan: DataPlan, recipe: Recipe) -> Mapping[str, Value]:
-    return recipe.task if plan.labels is None else {"labels": plan.labels, **recipe.task}
+    return {**plan.settings, **recipe.task}
 
 
 def _data(plan: DataPlan, task: Task, choice: Choice) -> list[Setting]:
@@ -222,23 +223,14 @@ def _data(plan: DataPlan, task: Task, choice: Choice) -> list[Setting]:
         Setting("valid", plan.valid, plan.note),
         Setting("max_length", choice.max_length, length),
     ]
-    if plan.task == "generate":
+    if "pack" in data_of(plan.task).data.model_fields:
         settings.append(Setting("pack", True, "short documents share a block, and do not see each other"))
     return settings
 
 
-def _num_sentinels(length: int) -> int:
-    # Only now: batches load torch, and faults in the data should not wait for it.
-    from clearhead.data.objectives.spans import num_sentinels
-
-    return num_sentinels(length)
-
-
 def _tokenizer(plan: DataPlan, task: Task, recipe: Recipe, choice: Choice) -> list[Setting]:
     kind = tokenizer_kind(recipe, plan.survey)
-    # The mask, or a sentinel for each span.
-    special = _num_sentinels(choice.max_length) if plan.task == "denoise" else int(plan.task == "fill")
-    size = vocab_size(recipe, plan.survey, num_special=special)
+    size = vocab_size(recipe, plan.survey, num_special=data_of(plan.task).num_signs(choice.max_length))
     if kind == "split":
         comment = 'the text is segmented already: its "@@ " marks are joined in the output'
     elif kind == "character":

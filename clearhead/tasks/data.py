@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
 from clearhead.data.sources.examples import ListedExamples
 from clearhead.data.sources.run_file_tables import Form, Section
 from clearhead.task import TaskKind
-from clearhead.tasks.base import Family
+from clearhead.tasks.base import Family, Value
 from clearhead.tasks.registry import find
 
 
@@ -80,6 +80,39 @@ class PairSection(DataSection):
 
 
 @dataclass(frozen=True)
+class LabelledExamples:
+    """Examples with labels of their own, as `clearhead new` looks at them and divides them.
+
+    Attributes:
+        table: of [data], which names them.
+        what: what messages call several of them.
+        texts: what is counted of them.
+        keys: of each example: examples that share one stay in one part; none where the example is empty.
+        record: returns an example, by its number, as the JSON line of a copy.
+        facts: what else there is to say of them.
+        columns: keys of [data] that name the fields of a copy, beside its text.
+        groups: the example's part of the data that both parts have shares of; None: all are alike.
+        labels: what validation examples must have, for `TaskData.labelled`.
+        settings: keys of [task] that follow from them.
+        unfit: keys of [train] that do not suit them.
+        few: what a message about too few of them calls them, where it says more than `what`.
+    """
+
+    table: Mapping[str, Value]
+    what: str
+    texts: Sequence[tuple[str, ...]]
+    keys: Sequence[Sequence[Hashable]]
+    record: Callable[[int], dict[str, object]]
+    facts: str
+    columns: Mapping[str, Value] = field(default_factory=dict)
+    groups: Sequence[object] | None = None
+    labels: Any = None
+    settings: Mapping[str, Value] = field(default_factory=dict)
+    unfit: tuple[str, ...] = ()
+    few: str = ""
+
+
+@dataclass(frozen=True)
 class TaskData:
     """The data of a task.
 
@@ -89,6 +122,10 @@ class TaskData:
         examples: its examples in a list.
         data: its [data] table.
         streams: whether the training text can be read and tokenized while the run goes on.
+        labelled: reads the examples that the data options of `clearhead new` name, by the names of the options; for
+            validation data with the training data, else None. None: the data are pairs or running text.
+        num_signs: how many signs for what is missing from a text, masks or sentinels, the vocabulary of a model has
+            whose texts have a length in tokens.
     """
 
     task: type[TaskSection]
@@ -96,6 +133,8 @@ class TaskData:
     examples: ListedExamples
     data: type[DataSection] = DataSection
     streams: bool = False
+    labelled: Callable[[Mapping[str, Any], LabelledExamples | None], LabelledExamples] | None = None
+    num_signs: Callable[[int], int] = lambda length: 0
 
 
 PAIR_EXAMPLES: Final = ListedExamples(({"source": "source", "target": "target"},))

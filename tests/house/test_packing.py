@@ -27,7 +27,7 @@ MOVING: Mapping[str, tuple[str, ...]] = {
     "generate/options.py": ("Option.fault",),
     "generate/prompts.py": ("generate_request",),
     "predict/outputs.py": ("truncate",),
-    "recipes/draft.py": ("_pair_draft", "_text_draft", "_label_draft", "_answer_draft"),
+    "recipes/draft.py": ("_pair_draft", "_text_draft"),
     "recipes/survey.py": ("survey",),
     "tasks/answer/use.py": ("measure_store",),
     "tasks/data.py": ("PooledSection.defaults",),

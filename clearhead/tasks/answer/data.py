@@ -7,13 +7,13 @@ from typing import Any, Final
 
 from pydantic import Field
 
-from clearhead.data.sources.answers import AnswerRows, AnswerSource, SquadFile
+from clearhead.data.sources.answers import AnswerRows, AnswerSource, SquadFile, read_answers
 from clearhead.data.sources.examples import ListedExamples
 from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, parse_table, user_path
 from clearhead.data.sources.tables import JsonLinesFile
 from clearhead.errors import InputError
 from clearhead.files import absent
-from clearhead.tasks.data import TaskData, TaskSection
+from clearhead.tasks.data import LabelledExamples, TaskData, TaskSection
 
 _FIELDS: Final = {name: name for name in ("context", "question", "answer", "start")}
 _RAW: Final = ("answer", "start")
@@ -44,7 +44,31 @@ class AnswerText(Form):
 
 # A list has the question first, as it is asked.
 _EXAMPLES: Final = ListedExamples(({name: name for name in ("question", "context", "answer", "start")},), _RAW)
-DATA: Final = TaskData(TaskSection, (AnswerText,), _EXAMPLES)
+
+
+def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> LabelledExamples:
+    """As of `TaskData.labelled`; questions about one context stay together."""
+    table = {"text": str(options["text"])}
+    data = read_answers(parse_answer_source(table))
+    contexts = dict.fromkeys(question.context for question in data)
+    without = sum(not question.answers for question in data)
+
+    def record(row: int) -> dict[str, object]:
+        question = data[row]
+        texts, starts = ([gold[side] for gold in question.answers] for side in (0, 1))
+        return {"context": question.context, "question": question.question, "answer": texts, "start": starts}
+
+    return LabelledExamples(
+        table=table,
+        what="questions",
+        texts=[*((context,) for context in contexts), *((question.question,) for question in data)],
+        keys=[[question.context] for question in data],
+        record=record,
+        facts=f"; {len(contexts)} contexts, {without} questions without an answer",
+    )
+
+
+DATA: Final = TaskData(TaskSection, (AnswerText,), _EXAMPLES, labelled=_labelled)
 
 
 def parse_answer_source(table: Mapping[str, Any]) -> AnswerSource:

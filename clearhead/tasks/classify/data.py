@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from pydantic import Field
 
 from clearhead.data.sources.examples import ListedExamples
-from clearhead.data.sources.labelled import is_delimited
+from clearhead.data.sources.labelled import is_delimited, labelled_table, read_labelled, text_columns
 from clearhead.data.sources.run_file_tables import (
     Column,
     Filled,
@@ -18,10 +19,13 @@ from clearhead.data.sources.run_file_tables import (
     parse_table,
     user_path,
 )
-from clearhead.data.sources.tables import AlignedFiles, Dataset, DelimitedFile, JsonLinesFile, TableSource
-from clearhead.errors import InputError, key
+from clearhead.data.sources.tables import AlignedFiles, Dataset, DelimitedFile, JsonLinesFile, Table, TableSource
+from clearhead.errors import InputError, key, nearest
 from clearhead.task import LabelKind
-from clearhead.tasks.data import PooledSection, TaskData
+from clearhead.tasks.data import LabelledExamples, PooledSection, TaskData
+
+if TYPE_CHECKING:
+    from clearhead.data.stores.label_set import LabelSet
 
 _RAW: Final = ("labels",)
 _KEYS: Final = {"text": "text_column", "labels": "labels", "pair": "pair"}
@@ -89,7 +93,72 @@ _FORMS: Final[tuple[type[Form], ...]] = (LabelledTable, LabelledDataset)
 _EXAMPLES: Final = ListedExamples(
     ({"text": "text", "labels": "label"}, {"text": "text", "pair": "pair", "labels": "label"}), _RAW
 )
-DATA: Final = TaskData(ClassifyTask, _FORMS, _EXAMPLES)
+
+
+def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> LabelledExamples:
+    """As of `TaskData.labelled`; both parts have shares of each class."""
+    text_column, pair = options.get("text_column"), options.get("pair")
+    table = labelled_table(options["text"], options["labels"], text_column=text_column, pair=pair)
+    data = read_labelled(parse_labelled_source(table))
+    labels = _labels(data, options, train)
+    fields = {role: role for role in ("text", "pair") if role in data} | {"labels": "label"}
+    examples = list(zip(*text_columns(data), strict=True))
+    described = LabelledExamples(
+        table=table,
+        what="texts",
+        texts=[(" ".join(texts),) for texts in examples],
+        keys=list(map(_key, examples)),
+        record=lambda row: {name: data[role][row] for role, name in fields.items()},
+        facts=f"; {labels.describe(data)}",
+        columns={role: name for role, name in fields.items() if role != "text"},
+        labels=labels,
+        settings={"labels": labels.kind},
+    )
+    if labels.kind == "single_label":
+        return replace(described, groups=data["labels"])
+    if labels.kind == "regression":
+        # A baseline that counts labels has no use for numbers either.
+        return replace(described, unfit=("label_smoothing", "below"))
+    return described
+
+
+def _labels(data: Table, options: Mapping[str, Any], train: LabelledExamples | None) -> LabelSet:
+    """Return the labels of training examples; those of validation examples must be among them."""
+    # It loads NumPy, for which a fault in a run file should not wait.
+    from clearhead.data.stores.label_set import learn_labels
+
+    if train is None:
+        return learn_labels(data, _label_kind(data, options.get("label_kind")))
+    labels: LabelSet = train.labels
+    labels.encode(data)
+    return labels
+
+
+def _key(texts: Sequence[str]) -> list[str]:
+    """Return the text of an example, or its two texts as one; none of an empty one."""
+    text = "\n".join(texts).strip()
+    return [text] if text else []
+
+
+def _label_kind(data: Table, wanted: str | None) -> LabelKind:
+    """Return the kind that is wanted; else tell lists of labels, and numbers that are not classes, from names."""
+    kinds: tuple[LabelKind, ...] = get_args(LabelKind)
+    for kind in kinds:
+        if kind == wanted:
+            return kind
+    if wanted is not None:
+        raise InputError(f"--label-kind is '{wanted}'; expected one of {', '.join(kinds)}{nearest(wanted, kinds)}")
+    labels = data["labels"]
+    if any(isinstance(label, list | tuple) for label in labels):
+        return "multi_label"
+    try:
+        numbers = [float(label) for label in labels if isinstance(label, str | int | float)]
+    except ValueError:
+        return "single_label"
+    return "regression" if len(numbers) == len(data) and any(number % 1 for number in numbers) else "single_label"
+
+
+DATA: Final = TaskData(ClassifyTask, _FORMS, _EXAMPLES, labelled=_labelled)
 
 
 def parse_labelled_source(table: Mapping[str, Any]) -> TableSource:

@@ -24,4 +24,11 @@ class DenoiseTask(TaskSection):
         return {"noise_share": 0.3 if self.noise == "infill" else 0.15}
 
 
-DATA: Final = TaskData(DenoiseTask, TEXT_FORMS, TEXT_EXAMPLES)
+def _num_sentinels(length: int) -> int:
+    # Only now: batches load torch, and faults in a run file should not wait for it.
+    from clearhead.data.objectives.spans import num_sentinels
+
+    return num_sentinels(length)
+
+
+DATA: Final = TaskData(DenoiseTask, TEXT_FORMS, TEXT_EXAMPLES, num_signs=_num_sentinels)

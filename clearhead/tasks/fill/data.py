@@ -16,4 +16,4 @@ class FillTask(TaskSection):
     whole_words: bool = False
 
 
-DATA: Final = TaskData(FillTask, TEXT_FORMS, TEXT_EXAMPLES)
+DATA: Final = TaskData(FillTask, TEXT_FORMS, TEXT_EXAMPLES, num_signs=lambda length: 1)

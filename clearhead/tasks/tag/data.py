@@ -10,8 +10,8 @@ from pydantic import Field
 from clearhead.data.sources.examples import ListedExamples
 from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, parse_table, user_path
 from clearhead.data.sources.tables import JsonLinesFile
-from clearhead.data.sources.tagged import TaggedFile, TaggedRows, TaggedSource
-from clearhead.tasks.data import TaskData, TaskSection
+from clearhead.data.sources.tagged import TaggedFile, TaggedRows, TaggedSource, read_tagged
+from clearhead.tasks.data import LabelledExamples, TaskData, TaskSection
 
 _FIELDS: Final = {"tokens": "tokens", "tags": "tags"}
 
@@ -29,7 +29,26 @@ class TaggedText(Form):
         return TaggedFile(path)
 
 
-DATA: Final = TaskData(TaskSection, (TaggedText,), ListedExamples((_FIELDS,), (*_FIELDS,)))
+def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> LabelledExamples:
+    """As of `TaskData.labelled`."""
+    # They load NumPy, for which a fault in a run file should not wait.
+    from clearhead.data.stores.tag_set import find_scheme, learn_tags
+
+    table = {"text": str(options["text"])}
+    data = read_tagged(parse_tagged_source(table))
+    scheme = find_scheme(data)
+    return LabelledExamples(
+        table=table,
+        what="sentences",
+        texts=[(" ".join(words),) for words in data.words],
+        keys=[[tuple(words)] for words in data.words],
+        record=lambda row: {"tokens": list(data.words[row]), "tags": list(data.tags[row])},
+        facts=f"; {len(learn_tags(data, scheme).names)} tags, scheme {scheme}",
+        few="tagged sentences (an empty line ends one)",
+    )
+
+
+DATA: Final = TaskData(TaskSection, (TaggedText,), ListedExamples((_FIELDS,), (*_FIELDS,)), labelled=_labelled)
 
 
 def parse_tagged_source(table: Mapping[str, Any]) -> TaggedSource:
