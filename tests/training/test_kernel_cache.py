@@ -65,12 +65,15 @@ def test_kernels_are_needed_for_products_of_onednn_on_a_cpu(
 
 @pytest.mark.parametrize("is_needed", [True, False])
 def test_sizes_that_were_not_tried_count_as_those_that_were(monkeypatch: pytest.MonkeyPatch, is_needed: bool) -> None:
-    """Each size keeps 20 MB: of 41 sizes at least 4 are tried, although the time is over after the first pass."""
+    """Each size keeps 40 MB: of 41 sizes at least 4 are tried, although the time is over after the first pass.
+
+    An array of so many bytes is never put where the process has memory that other tests gave back.
+    """
     kept: dict[torch.Size, Tensor] = {}
 
     def keeping(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
         if batch.ids_BT.shape not in kept:
-            kept[batch.ids_BT.shape] = torch.ones(5_000_000)
+            kept[batch.ids_BT.shape] = torch.ones(10_000_000)
         return summed_loss(module, batch)
 
     monkeypatch.setattr(dry_run, "needs_kernels", lambda device, precision: is_needed)
@@ -80,6 +83,6 @@ def test_sizes_that_were_not_tried_count_as_those_that_were(monkeypatch: pytest.
     work = Workload(keeping, ShuffledTokens(), num_sizes=41)
     cost = step_cost(module, optimizer, work, TrainSettings(run="run"), seconds=0.0)
     if is_needed:
-        assert len(kept) >= 4 and 700e6 < cost.memory_bytes < 1000e6
+        assert len(kept) >= 4 and 1400e6 < cost.memory_bytes < 2000e6
     else:
-        assert len(kept) <= 2 and cost.memory_bytes < 100e6
+        assert len(kept) <= 2 and cost.memory_bytes < 200e6
