@@ -29,8 +29,9 @@ def predict(
       echo "a warm and funny film" | clearhead predict runs/reviews --json
 
     This is how a task of an installed package is used. The tasks of clearhead have commands of their own as well, with
-    more options: translate, generate, fill, classify, tag, embed and answer. An empty line is answered by an empty
-    line. --json writes {"index", "text", "prediction"}.
+    more options: translate, generate, fill, classify, tag, embed and answer. A line of output is the text, the label or
+    the number; several have tabs between them. An empty line is answered by an empty line. --json writes {"index",
+    "text", "prediction"}.
     """
     lines = Input.of(file)
     model = compute.load_model(ref)
@@ -38,8 +39,8 @@ def predict(
         raise InputError("this model was trained on pairs: add --pair, and put a tab between the two texts of a line")
 
     def show(line: Line, answer: Any) -> None:
-        text = "" if answer is None else one_line(str(answer))
-        print_either(as_json, {**line.record(), "prediction": _json_value(answer)}, text)
+        value = _json_value(answer)
+        print_either(as_json, {**line.record(), "prediction": value}, _text(value))
 
     size = compute.batch_size
     answer_lines(lines, lambda texts: model.predict(texts, batch_size=size), show, paired=pair, batch_size=size)
@@ -54,3 +55,14 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_json_value(item) for item in value]
     return dict(value) if isinstance(value, dict) else value
+
+
+def _text(value: Any) -> str:
+    """Return the JSON value of a prediction for a person: of an object its first field, which says what it is."""
+    if isinstance(value, list):
+        return "\t".join(map(_text, value))
+    if isinstance(value, dict):
+        return _text(next(iter(value.values())))
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "" if value is None else one_line(str(value))

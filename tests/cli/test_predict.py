@@ -52,3 +52,23 @@ def test_the_command_writes_a_prediction_for_each_line(
         assert first["prediction"]["label"] == expected[0].label
     else:
         assert [one["label"] for one in first["prediction"]] == [one.label for one in expected[0]]
+
+
+@pytest.mark.parametrize(("kind", "shown"), [("classify", "label"), ("denoise", ""), ("embed", "")])
+def test_a_line_of_text_is_the_label_the_text_or_the_numbers(
+    kind: str,
+    shown: str,
+    runs: Callable[[str], Path],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = f"{runs(kind)}@last"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{TEXTS[0]}\n\n".encode())))
+    assert main(["predict", run]) == 0
+    line, empty = capfd.readouterr().out.splitlines()
+    expected = clearhead.load(run).predict(TEXTS[0])
+    assert empty == ""
+    if kind == "embed":
+        assert np.allclose([float(number) for number in line.split("\t")], expected, rtol=1e-4, atol=1e-6)
+    else:
+        assert line == (getattr(expected, shown) if shown else expected)
