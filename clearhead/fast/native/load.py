@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Final
@@ -16,6 +15,7 @@ from clearhead.errors import InputError
 from clearhead.fast import probe
 from clearhead.fast.native import abi
 from clearhead.fast.native.build import INFERENCE, compiled
+from clearhead.fast.native.turns import Turns
 
 # Of its own, so that a command shows these messages wherever its output goes.
 _LOGGER = logging.getLogger("clearhead.fast.native")
@@ -30,8 +30,7 @@ _OFF: Final = {
 """What a compiler calls them."""
 KERNELS: Final = "CLEARHEAD_KERNELS"
 """The environment variable: "plain" uses no kernels of ours, "auto" (as where it is not set) what is fastest."""
-# Two teams of threads with a barrier after each phase would wait for each other's processors.
-_TURN: Final = threading.RLock()
+_TURNS: Final = Turns()
 
 
 def uses_kernels() -> bool:
@@ -115,9 +114,11 @@ def _kernel(found: ctypes.CDLL, name: str, pointers: int, numbers: int) -> Calla
     kernel.restype = None
     kernel.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * (numbers + 1)
 
+    turn = _TURNS.shared if found is library(INFERENCE) else _TURNS.alone
+
     def run(*arguments: int | None) -> None:
-        with _TURN:
-            kernel(*arguments, torch.get_num_threads())
+        with turn(torch.get_num_threads()) as threads:
+            kernel(*arguments, threads)
 
     return run
 
@@ -128,10 +129,5 @@ def _without(hidden: frozenset[str]) -> Iterator[str]:
 
 @cache
 def _survive_forks() -> None:
-    """Let a process fork between two calls alone, and its child use one thread: the others of OpenMP are not there."""
-
-    def begin_child() -> None:
-        _TURN.release()
-        torch.set_num_threads(1)
-
-    os.register_at_fork(before=_TURN.acquire, after_in_parent=_TURN.release, after_in_child=begin_child)
+    # The other threads of OpenMP are not in a child.
+    _TURNS.stay_whole_in_forks(lambda: torch.set_num_threads(1))

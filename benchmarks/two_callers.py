@@ -1,0 +1,62 @@
+"""Two threads that generate with one model, against one: how many tokens they make together.
+
+    python benchmarks/two_callers.py FOLDER [--precision int8] [--turns 5]
+
+One thread makes all texts, then two threads make half of them each, in turns; numbers are tokens a second and the ratio
+of each turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+import clearhead as ch
+
+PROMPT = "The cat sat on the mat and"
+NEW_TOKENS, TEXTS = 40, 6
+
+
+def seconds(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", help="a decoder")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    model = ch.load(options.folder, device="cpu", precision=options.precision)
+
+    def generate(count: int) -> None:
+        for _ in range(count):
+            model.generate(PROMPT, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, temperature=0)
+
+    def generate_together() -> None:
+        callers = [threading.Thread(target=generate, args=(TEXTS // 2,)) for _ in range(2)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+
+    generate(2)
+    ratios = []
+    for _ in range(options.turns):
+        alone, together = (NEW_TOKENS * TEXTS / seconds(work) for work in (lambda: generate(TEXTS), generate_together))
+        ratios.append(together / alone)
+        print(f"one caller {alone:.1f} tokens/s, two callers {together:.1f}, ratio {ratios[-1]:.2f}", flush=True)
+    print(f"median ratio {statistics.median(ratios):.2f}, lowest {min(ratios):.2f}")
+
+
+if __name__ == "__main__":
+    main()
