@@ -24,10 +24,11 @@ from clearhead.data.sources.tables import Examples
 from clearhead.data.stores.answers import NO_ANSWER, AnswerStore, prepare_answers
 from clearhead.data.stores.context_windows import WINDOW, context_windows
 from clearhead.errors import InputError, argument
-from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.printing import Printed
+from clearhead.progress import message
 from clearhead.task import TaskRecord
 from clearhead.tasks.answer.data import parse_answer_source
 from clearhead.tasks.use import collate_texts, finite, source_of
@@ -347,7 +348,7 @@ class AnswerMeasures(Measures):
         return {name: scores for name, scores in kinds.items() if scores is not None}
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> AnswerMeasures:
+def measure(model: Evaluated, data: object, options: EvaluateOptions) -> AnswerMeasures:
     """Compare a model's answers with the right ones, as the SQuAD evaluation does.
 
     Raises:
@@ -361,7 +362,7 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: No
     store = prepare_answers(rows, tokenizer, max_length=window_length(module, task))
     most = longest_answer(task)
     found = measure_store(module, collator, store, max_tokens=most, batch_size=options.batch_size)
-    notify(str(store.report))
+    message(str(store.report))
     return found
 
 

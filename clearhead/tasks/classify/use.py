@@ -31,10 +31,11 @@ from clearhead.evaluate.metrics import (
     pearson,
     spearman,
 )
-from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures, aligned, f1_table, percent
 from clearhead.predict.outputs import check_finite, encode_sides, max_input_length, pooled_outputs
 from clearhead.printing import Printed
+from clearhead.progress import message
 from clearhead.task import Repeats, TaskRecord
 from clearhead.tasks.classify.data import parse_labelled_source
 from clearhead.tasks.use import collate_texts, source_of
@@ -265,7 +266,7 @@ class NumberMeasures(Measures):
 ClassifyMeasures = LabelMeasures | MultiLabelMeasures | NumberMeasures
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> ClassifyMeasures:
+def measure(model: Evaluated, data: object, options: EvaluateOptions) -> ClassifyMeasures:
     """Measure how well a classifier predicts the labels or numbers of texts.
 
     Raises:
@@ -277,7 +278,7 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: No
     store = prepare_labelled(source, tokenizer, max_length=max_length, kind=labels.kind, labels=labels)
     check_paired(task, is_paired=store.is_paired)
     found = measure_store(model.tree, tokenizer, store, batch_size=options.batch_size, repeats=task.repeats)
-    notify(str(store.report))
+    message(str(store.report))
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from clearhead.data.objectives.build import build_objective
-from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures
 from clearhead.tasks.use import corpus_of, measure_hidden_tokens, noise_of
 
@@ -17,7 +17,7 @@ def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) 
     return found
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> Measures:
+def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measures:
     """Measure the loss of the tokens that the noise of training hides."""
     objective = build_objective(noise_of(model), model.tokenizers.source)
-    return measure_hidden_tokens(model, corpus_of(model, data, notify), objective, options.batch_size)
+    return measure_hidden_tokens(model, corpus_of(model, data), objective, options.batch_size)

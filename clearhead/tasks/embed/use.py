@@ -18,7 +18,7 @@ from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.errors import InputError, RunFailure
 from clearhead.evaluate.metrics import pearson, spearman
-from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures, aligned, percent
 from clearhead.evaluate.retrieval import check_pairs, recall_at
 from clearhead.predict.outputs import encode_sides, max_input_length, pooled_outputs
@@ -182,7 +182,7 @@ class SimilarityMeasures(Measures):
         return aligned({"Spearman": f"{self.spearman:.4f}", "Pearson": f"{self.pearson:.4f}"})
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> Measures:
+def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measures:
     """Measure whether each text finds its partner, or whether similarities follow the expected ones."""
     table = pairs_of(data, "embed")
     firsts, seconds = list(table["source"]), list(table["target"])

@@ -21,7 +21,7 @@ from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator, ModelInputs
 from clearhead.data.objectives.build import build_objective
 from clearhead.errors import InputError, argument, at_text, nth_text
-from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures
 from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import batches_by_cost, device_of, pad_ids
@@ -303,7 +303,7 @@ def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokeniz
     return replace(inputs, ids=inputs.ids.new_tensor([masked_ids(texts[0], tokenizer)]))
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> Measures:
+def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measures:
     """Measure the loss of the tokens that the masks of training hide."""
     objective = build_objective(noise_of(model), model.tokenizers.source)
-    return measure_hidden_tokens(model, corpus_of(model, data, notify), objective, options.batch_size)
+    return measure_hidden_tokens(model, corpus_of(model, data), objective, options.batch_size)

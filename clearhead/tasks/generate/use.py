@@ -10,7 +10,7 @@ from typing import Any
 from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
 from clearhead.data.stores.corpus import Corpus
 from clearhead.errors import InputError
-from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures, aligned
 from clearhead.evaluate.text_loss import sequence_loss
 from clearhead.generate.prefill import has_prefix_mask
@@ -54,13 +54,13 @@ def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) 
     return [found[0] for found in model.generate(list(texts), batch_size=batch_size)]
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> Measures:
+def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measures:
     """Measure how well a model predicts each next token of a text, or the rest of a text from its beginning.
 
     Raises:
         InputError: the data cannot be used, or an option has no effect on the model.
     """
-    corpus, tokenizer = corpus_of(model, data, notify), model.tokenizers.source
+    corpus, tokenizer = corpus_of(model, data), model.tokenizers.source
     has_encoder = model.module.spec.encoder is not None
     if not has_encoder and not has_prefix_mask(model.module):
         return _next_tokens(model, corpus, options)

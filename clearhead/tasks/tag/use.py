@@ -28,10 +28,11 @@ from clearhead.data.stores.word_chunks import NO_WORD, chunk_words
 from clearhead.data.stores.word_splitter import WordSplitter
 from clearhead.errors import InputError, nth_text
 from clearhead.evaluate.metrics import F1Counts
-from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures, f1_table, percent
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.printing import Printed
+from clearhead.progress import message
 from clearhead.task import TaskRecord
 from clearhead.tasks.tag.data import parse_tagged_source
 from clearhead.tasks.use import collate_texts, refuse_pair, source_of
@@ -351,7 +352,7 @@ class TagMeasures(Measures):
         return [*f1_table("entities", {"all": whole, **self.types}, "count"), "", share]
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> TagMeasures:
+def measure(model: Evaluated, data: object, options: EvaluateOptions) -> TagMeasures:
     """Measure how well a tagger tags the words of sentences.
 
     Raises:
@@ -363,7 +364,7 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: No
     rows = TaggedRows(source) if isinstance(source, Examples) else source
     store = prepare_tagged(rows, tokenizer, max_length=max_input_length(model.tree, task.max_length), tags=tags)
     found = measure_store(model.tree, tokenizer, store, batch_size=options.batch_size)
-    notify(str(store.report))
+    message(str(store.report))
     return found
 
 

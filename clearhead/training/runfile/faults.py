@@ -41,7 +41,9 @@ class Places:
     def of(self, address: Address) -> str:
         """Return the prefix of a message about an address, such as "run.toml:12: "."""
         override, line = self.origin(address)
-        return f"override '{override}': " if override else f"{self.file}:{line}: " if line else f"{self.file}: "
+        if override:
+            return f"override '{override}': "
+        return f"{self.file}:{line}: " if line else f"{self.file}: "
 
 
 def find_lines(text: str) -> dict[Address, int]:
@@ -164,17 +166,21 @@ def _section_at(table: Address, raw: Mapping[str, Any], kind: str | None) -> typ
 
 
 def _no_data(address: Address, value: object, forms: Sequence[type[Form]]) -> str:
-    examples = [", ".join(f'{name} = "{text}"' for name, text in form.example().items()) for form in forms]
-    *others, last = (f"{{ {example} }}" for example in examples)
+    *others, last = map(_example, forms)
     such_as = f"{', '.join(others)} or {last}" if others else last
     received = describe_value(value)
     if isinstance(value, Mapping) and value:
         names = [name for form in forms for name in form.model_fields]
-        hint = next(filter(None, (nearest(str(key), names) for key in value if key not in names)), "")
-        received = f"the keys {', '.join(map(str, value))}{hint}"
+        hints = [nearest(str(key), names) for key in value if key not in names]
+        received = f"the keys {', '.join(map(str, value))}{next(filter(None, hints), '')}"
     elif address[-1] == "valid":
         received += _HELD_OUT
     return f"{name_of(address)} must be a table that names the data, such as {such_as}; received {received}"
+
+
+def _example(form: type[Form]) -> str:
+    keys = ", ".join(f'{name} = "{text}"' for name, text in form.example().items())
+    return f"{{ {keys} }}"
 
 
 def _unknown_key(address: Address, raw: Mapping[str, Any], kind: str | None) -> str:
