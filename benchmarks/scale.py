@@ -34,7 +34,7 @@ from clearhead.training.parallel.joining import joined
 from clearhead.training.parallel.processes import Place
 from clearhead.training.parallel.sharded import Sharded
 from clearhead.training.parallel.shares import share_of
-from clearhead.training.plan import Plan, Setting, plan_training
+from clearhead.training.plan import TrainingPlan, TrainingSetting, plan_training
 from clearhead.training.recompute import recompute_layers
 
 GB = 10**9
@@ -57,7 +57,7 @@ MODELS = {
 }
 
 
-def row(name: str, plan: Plan) -> str:
+def row(name: str, plan: TrainingPlan) -> str:
     """Return a plan as a line of a table, in GB."""
     cells = [name, str(plan.setting.gpus)]
     for share in plan.shares:
@@ -103,7 +103,7 @@ def measure_peak(way: Literal["ddp", "fsdp"], *, checkpointing: bool) -> None:
             engine.loss(share_of(batch, place), is_last=True)[0].backward()
             optimizer.step()
             optimizer.zero_grad()
-        setting = Setting(place.size, MEMORY, ids.numel(), context, optimizer="adamw", precision="fp32")
+        setting = TrainingSetting(place.size, MEMORY, ids.numel(), context, optimizer="adamw", precision="fp32")
         plan = plan_training(spec, setting)
         forecast = plan.shares[way == "fsdp"].total(checkpointing=checkpointing)
         print(
@@ -125,7 +125,7 @@ def main() -> None:
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for name, spec in MODELS.items():
         for gpus in GPUS:
-            setting = Setting(gpus, MEMORY, gpus * CONTEXT, CONTEXT, optimizer="adamw", precision="bf16")
+            setting = TrainingSetting(gpus, MEMORY, gpus * CONTEXT, CONTEXT, optimizer="adamw", precision="bf16")
             print(row(name, plan_training(spec, setting)))
 
 

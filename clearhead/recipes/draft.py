@@ -280,7 +280,7 @@ def _text_draft(options: NewOptions) -> Draft:
     elif pieces := _pieces(train, surveyed):
         held = draw(_line_keys(pieces))
         files = held.copies(options.folder, "txt", pieces)
-        train, valid = ({"text": str(path), "document": document} for path in files)
+        train, valid = (dict[str, Value](text=str(path), document=document) for path in files)
         what = "passages" if document == "file" else f"{document}s"
         num_held, note = len(held.valid), held.note(what)
         messages.append(f"held out {num_held} {what}, drawn at random; training reads the copies in {options.folder}")
@@ -366,7 +366,7 @@ def _labelled_draft(
     if options.valid_text is not None:
         valid_data = read(given | {"text": options.valid_text, "labels": options.valid_labels or options.labels}, data)
         held, overlapping = HeldOut(range(len(data.keys))), num_overlapping(data.keys, valid_data.keys)
-        train, valid, files = data.table, valid_data.table, dict[Path, list[str]]()
+        train, valid, files = data.table, valid_data.table, dict[Path, Sequence[str]]()
     else:
         held, overlapping = draw(data.keys, data.groups), 0
         lines = [json.dumps(data.record(row), ensure_ascii=False) for row in range(len(data.keys))]

@@ -32,7 +32,7 @@ class HeldOut:
     valid: Sequence[int] = ()
     num_shared: int = 0
 
-    def copies(self, folder: Path, ending: str, texts: Sequence[str]) -> dict[Path, list[str]]:
+    def copies(self, folder: Path, ending: str, texts: Sequence[str]) -> dict[Path, Sequence[str]]:
         """Return the texts of both parts by the paths of their copies, first those of training.
 
         Args:

@@ -141,8 +141,8 @@ def measure_hidden_tokens(
     if length is None:
         raise InputError("the record of this model does not say how long the texts were that it was trained on")
     batches = window_epoch(corpus, objective, length=length)
-    parts = (part for batch in batches for part in batch.parts(batch_size))
+    parts = (small_batch for batch in batches for small_batch in batch.parts(batch_size))
     with torch.inference_mode():
-        found = score_tokens(model.tree, parts, device_of(model.module))
-    assert found.score is not None, "tokens have a score"
-    return HiddenTokenMeasures(found.loss, math.exp(min(found.loss, 700.0)), found.score / 100)
+        validation = score_tokens(model.tree, parts, device_of(model.module))
+    assert validation.score is not None, "tokens have a score"
+    return HiddenTokenMeasures(validation.loss, math.exp(min(validation.loss, 700.0)), validation.score / 100)

@@ -101,7 +101,8 @@ def classify(
     )
     check_finite(logits_NL)
     return [
-        replace(found, is_cut=cut) for found, cut in zip(_predictions(logits_NL, labels), is_cut.tolist(), strict=True)
+        replace(prediction, is_cut=cut)
+        for prediction, cut in zip(_predictions(logits_NL, labels), is_cut.tolist(), strict=True)
     ]
 
 
@@ -164,8 +165,8 @@ def _multi_label(probabilities: dict[str, float]) -> Classification:
 
 def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> list[Classification]:
     """Return the label of each text; see `Model.classify`."""
-    found: list[Classification] = model.classify(list(texts), batch_size=batch_size)
-    return found
+    predictions: list[Classification] = model.classify(list(texts), batch_size=batch_size)
+    return predictions
 
 
 def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:
@@ -277,9 +278,9 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Classif
     max_length = max_input_length(model.tree, task.max_length)
     store = prepare_labelled(source, tokenizer, max_length=max_length, kind=labels.kind, labels=labels)
     check_paired(task, is_paired=store.is_paired)
-    found = measure_store(model.tree, tokenizer, store, batch_size=options.batch_size, repeats=task.repeats)
+    measures = measure_store(model.tree, tokenizer, store, batch_size=options.batch_size, repeats=task.repeats)
     message(str(store.report))
-    return found
+    return measures
 
 
 def measure_store(

@@ -51,7 +51,7 @@ class TextMeasures(Measures):
 
 def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) -> list[Any]:
     """Return the continuation of each text; see `Model.generate`."""
-    return [found[0] for found in model.generate(list(texts), batch_size=batch_size)]
+    return [sequences[0] for sequences in model.generate(list(texts), batch_size=batch_size)]
 
 
 def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measures:
@@ -75,7 +75,7 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measure
 
 
 def _next_tokens(model: Evaluated, corpus: Corpus, options: EvaluateOptions) -> TextMeasures:
-    found = sequence_loss(
+    text_loss = sequence_loss(
         model.tree,
         [corpus.sequence(row, 0, int(length) + 2) for row, length in enumerate(corpus.documents.lengths)],
         pad_id=model.tokenizers.source.pad_id,
@@ -85,10 +85,10 @@ def _next_tokens(model: Evaluated, corpus: Corpus, options: EvaluateOptions) -> 
         batch_size=options.batch_size,
     )
     return TextMeasures(
-        loss=found.loss,
-        perplexity=finite(found.perplexity),
-        bits_per_byte=found.bits_per_byte,
-        tokens=found.num_tokens,
+        loss=text_loss.loss,
+        perplexity=finite(text_loss.perplexity),
+        bits_per_byte=text_loss.bits_per_byte,
+        tokens=text_loss.num_tokens,
         bytes=corpus.text_bytes,
-        seconds=found.seconds,
+        seconds=text_loss.seconds,
     )

@@ -100,19 +100,19 @@ def tag(
     """
     tags = check_tagger(module, record)
     splitter = WordSplitter(record.inner_signs, record.sign_runs)
-    found = [_split(text, number, splitter) for number, text in enumerate(texts, start=1)]
+    split_texts = [_split(text, number, splitter) for number, text in enumerate(texts, start=1)]
     num_long = sum(isinstance(text, str) and len(text) > MOST_CHARACTERS for text in texts)
     warn_of_long_texts(num_long, MOST_CHARACTERS, "characters")
     predicted = tag_words(
         module,
         tokenizer,
-        [[text[start:end] for start, end in spans] for text, spans in found],
+        [[text[start:end] for start, end in spans] for text, spans in split_texts],
         fallback=tags.fallback,
         max_length=max_input_length(module, record.max_length),
         batch_size=batch_size,
         batch_tokens=batch_tokens,
     )
-    return [_entities(text, spans, words, tags) for (text, spans), words in zip(found, predicted, strict=True)]
+    return [_entities(text, spans, words, tags) for (text, spans), words in zip(split_texts, predicted, strict=True)]
 
 
 def tag_words(
@@ -255,19 +255,19 @@ def _split(text: str | Sequence[str], number: int, splitter: WordSplitter) -> tu
     return " ".join(text), [(end - len(word), end) for word, end in zip(text, ends, strict=True)]
 
 
-def _entities(text: str, spans: Sequence[tuple[int, int]], found: WordTags, tags: TagSet) -> list[Entity]:
+def _entities(text: str, spans: Sequence[tuple[int, int]], word_tags: WordTags, tags: TagSet) -> list[Entity]:
     entities = []
-    for first, behind, label in entity_spans([tags.names[index] for index in found.tags.tolist()]):
+    for first, behind, label in entity_spans([tags.names[index] for index in word_tags.tags.tolist()]):
         start, end = spans[first][0], spans[behind - 1][1]
-        probability = float(found.probabilities[first:behind].mean())
+        probability = float(word_tags.probabilities[first:behind].mean())
         entities.append(Entity(label, text[start:end], start, end, probability))
     return entities
 
 
 def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> list[list[Entity]]:
     """Return the entities of each text; see `Model.tag`."""
-    found: list[list[Entity]] = model.tag(list(texts), batch_size=batch_size)
-    return found
+    entities: list[list[Entity]] = model.tag(list(texts), batch_size=batch_size)
+    return entities
 
 
 def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:
@@ -305,8 +305,8 @@ def entity_f1(predicted: Sequence[Sequence[str]], expected: Sequence[Sequence[st
     right = num_words = 0
     for guessed, true in zip(predicted, expected, strict=True):
         assert len(guessed) == len(true), "one tag for each word"
-        found, wanted = set(entity_spans(guessed)), set(entity_spans(true))
-        for name, spans in (("expected", wanted), ("predicted", found), ("correct", found & wanted)):
+        guesses, wanted = set(entity_spans(guessed)), set(entity_spans(true))
+        for name, spans in (("expected", wanted), ("predicted", guesses), ("correct", guesses & wanted)):
             counts[name].update(kind for _, _, kind in spans)
         right += sum(tag == right_tag for tag, right_tag in zip(guessed, true, strict=True))
         num_words += len(true)
@@ -363,9 +363,9 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> TagMeas
     source = source_of(data, "tag", parse_tagged_source)
     rows = TaggedRows(source) if isinstance(source, Examples) else source
     store = prepare_tagged(rows, tokenizer, max_length=max_input_length(model.tree, task.max_length), tags=tags)
-    found = measure_store(model.tree, tokenizer, store, batch_size=options.batch_size)
+    measures = measure_store(model.tree, tokenizer, store, batch_size=options.batch_size)
     message(str(store.report))
-    return found
+    return measures
 
 
 def measure_store(

@@ -61,8 +61,8 @@ class TranslationMeasures(Measures):
 
 def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) -> list[str]:
     """Return the best translation of each text; see `Model.translate`."""
-    found: list[str] = model.translate(list(texts), batch_size=batch_size)
-    return found
+    translations: list[str] = model.translate(list(texts), batch_size=batch_size)
+    return translations
 
 
 def measure(model: Evaluated, data: object, options: EvaluateOptions) -> TranslationMeasures:
@@ -73,13 +73,13 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Transla
     refuse_enormous(references, None, "reference")
     message("; ".join(filter(None, [f"translating {len(sources)} lines", same_sides(table)])))
     started = time.perf_counter()
-    found = model.translate(
+    translations = model.translate(
         sources, beam_size=options.beam_size, length_penalty=options.length_penalty, batch_size=options.batch_size
     )
     seconds = time.perf_counter() - started
     is_segmented = model.tokenizers.target.kind == "split"
     scores = bleu_chrf(
-        found,
+        translations,
         [join_segments(line) for line in references] if is_segmented else references,
         tokenize=options.tokenize or ("none" if is_segmented else "13a"),
         lowercase=options.lowercase,
@@ -109,5 +109,5 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Transla
         seconds=seconds,
         sentences=len(sources),
         sentences_per_second=len(sources) / seconds,
-        translations=found,
+        translations=translations,
     )

@@ -69,6 +69,8 @@ def training_loss_note(module: nn.Module, label_smoothing: float) -> str:
         module: that is trained.
         label_smoothing: of the run.
     """
-    parts = ["dropout"] if any(isinstance(part, Dropout) and part.p > 0 for part in module.modules()) else []
+    parts = (
+        ["dropout"] if any(isinstance(submodule, Dropout) and submodule.p > 0 for submodule in module.modules()) else []
+    )
     parts += [f"label smoothing {label_smoothing:g}"] if label_smoothing else []
     return f"the training loss includes {' and '.join(parts)}; the validation loss does not" if parts else ""

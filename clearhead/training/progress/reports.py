@@ -141,7 +141,8 @@ class Pace:
         if plan.steps is None or not plan.validate_every:
             return 0.0
         done = max(
-            [(step - 1) // plan.validate_every] + [-(-one.step // plan.validate_every) for one in self._validations]
+            [(step - 1) // plan.validate_every]
+            + [-(-report.step // plan.validate_every) for report in self._validations]
         )
         measured = [report.seconds for report in self._validations]
         each = sum(measured) / len(measured) if measured else plan.validation_seconds

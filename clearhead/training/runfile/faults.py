@@ -31,11 +31,11 @@ class Places:
     def origin(self, address: Address) -> tuple[str, int]:
         """Return the override that set an address, or "", and its line in the file, or 0."""
         for length in range(len(address), 0, -1):
-            part = address[:length]
-            if part in self.overrides:
-                return self.overrides[part], 0
-            if part in self.lines:
-                return "", self.lines[part]
+            start = address[:length]
+            if start in self.overrides:
+                return self.overrides[start], 0
+            if start in self.lines:
+                return "", self.lines[start]
         return "", 0
 
     def of(self, address: Address) -> str:
@@ -53,12 +53,12 @@ def find_lines(text: str) -> dict[Address, int]:
     for number, line in enumerate(text.splitlines(), start=1):
         header = re.match(r"\s*\[\[?([^\]\"']+)\]", line)
         if header:
-            table = tuple(part.strip() for part in header.group(1).split("."))
+            table = tuple(name.strip() for name in header.group(1).split("."))
             lines.setdefault(table, number)
             continue
         key = re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", line)
         if key:
-            address = table + tuple(part.strip("\"'") for part in key.group(1).split("."))
+            address = table + tuple(name.strip("\"'") for name in key.group(1).split("."))
             lines.setdefault(address, number)
     return lines
 
@@ -126,11 +126,11 @@ def _address(location: tuple[int | str, ...], raw: Mapping[str, Any], kind: str)
     """Remove from a location what is not a key: the tag of a union, the index of a list."""
     address: list[str] = []
     here: Any = raw
-    for position, part in enumerate(location):
+    for position, name in enumerate(location):
         is_last = position == len(location) - 1
-        if isinstance(here, Mapping) and (part in here or (is_last and kind == "missing")):
-            address.append(str(part))
-            here = here.get(part)
+        if isinstance(here, Mapping) and (name in here or (is_last and kind == "missing")):
+            address.append(str(name))
+            here = here.get(name)
     return tuple(address)
 
 
@@ -146,8 +146,8 @@ def _sentence(address: Address, type_: str, items: Sequence[Any], raw: Mapping[s
     if type_ == "missing":
         return _missing_key(address)
     received: Any = raw
-    for part in address:
-        received = received[part]
+    for name in address:
+        received = received[name]
     if type_.startswith("union_tag"):
         assert kind is not None, "the forms of data are those of a task"
         return _no_data(address, received, data_of(kind).forms)

@@ -36,8 +36,8 @@ def check_rules(run: RunFile, faulty: Collection[Address] = ()) -> list[Fault]:
     of_any_task = (_lora, _sizes, _positions, _length, _schedule, _snapshots, _device)
     of_the_task = (_task, _data, _tokenizer, _model, _validation)
     rules = of_any_task if has_fault(faulty, "task", "kind") else of_the_task + of_any_task
-    found = [fault for rule in rules for fault in rule(run)]
-    return [fault for fault in found if not (fault.address[0] == "data" and has_fault(faulty, *fault.address[:2]))]
+    faults = [fault for rule in rules for fault in rule(run)]
+    return [fault for fault in faults if not (fault.address[0] == "data" and has_fault(faulty, *fault.address[:2]))]
 
 
 def has_fault(faulty: Collection[Address], table: str, key: str) -> bool:

@@ -51,10 +51,10 @@ def build_model(run: OpenedRun, data: PreparedData) -> BuiltModel:
     Raises:
         InputError: the model or a batch does not fit into memory, or a weight of the initial model is missing.
     """
-    run_file, spec, place = run.run_file, data.parts.spec, run.processes.place
+    run_file, spec, process = run.run_file, data.parts.spec, run.processes.this
     seed_everything(run_file.train.seed)
     is_sharded = shares_model(run_file, spec, run.device, run.processes)
-    refuse_large(spec, run.device, is_trained_whole=run_file.lora is None, place=place, is_sharded=is_sharded)
+    refuse_large(spec, run.device, is_trained_whole=run_file.lora is None, process=process, is_sharded=is_sharded)
     device = run.device
     if is_sharded:
         # It may not fit on one device: the first process has the weights in main memory, and sends the others theirs.
