@@ -223,12 +223,9 @@ def _usage_sentence(error: Any, words: Sequence[str]) -> str:
     name, parameters = "clearhead", []
     if error.ctx is not None:
         name, parameters = error.ctx.command_path, error.ctx.command.params
-    needed: list[str] = []
+    message, needed = _wrong_words(error, parameters), _missing_options(parameters, words)
     if getattr(error, "param", None) is not None and error.message:
-        message = _bad_value(error, words)
-    else:
-        needed = _missing_options(parameters, words)
-        message = _wrong_words(error, parameters)
+        message, needed = _bad_value(error, words), []
     if any(option not in message for option in needed):
         message += f"; it needs {' and '.join(needed)}"
     if not message[1:2].isupper():  # an argument is written in capitals, as in the help

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from clearhead.data.sources.reading import read_alike
 from clearhead.errors import InputError
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures
 from clearhead.progress import message
-from clearhead.task import Reading
 from clearhead.tasks.registry import find
 
 
@@ -35,9 +33,13 @@ def evaluate_model(model: Evaluated, data: object, options: EvaluateOptions) -> 
     if task.measured_on_pairs_as and are_pairs(data):
         task = find(task.measured_on_pairs_as)
     options.refuse_unused(task.kind)
+    read, added = data, list[str]()
     if isinstance(data, Mapping):
-        data = _as_in_training(data, model.task.reading)
-    measures: Measures = task.part("use").measure(model, data, options)
+        read = read_alike(data, model.task.reading)
+        added = [f"{key} = {json.dumps(value)}" for key, value in read.items() if key not in data]
+    measures: Measures = task.part("use").measure(model, read, options)
+    if added:
+        message(f"read as in training: {', '.join(added)}")
     unusable = [name for name, value in measures.items() if isinstance(value, float) and not math.isfinite(value)]
     if unusable:
         raise InputError(
@@ -45,15 +47,6 @@ def evaluate_model(model: Evaluated, data: object, options: EvaluateOptions) -> 
             "model overflow; take an earlier checkpoint, or compute with the precision fp32"
         )
     return measures
-
-
-def _as_in_training(data: Mapping[str, Any], reading: Reading | None) -> Mapping[str, Any]:
-    """Return a [data] table that is read as the training data was, and say what that adds to it."""
-    table = read_alike(data, reading)
-    added = [f"{key} = {json.dumps(value)}" for key, value in table.items() if key not in data]
-    if added:
-        message(f"read as in training: {', '.join(added)}")
-    return table
 
 
 def are_pairs(data: object) -> bool:

@@ -54,9 +54,7 @@ def split_pairs(texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[list[s
 def truncate(sides: Sides, room: int) -> tuple[Sides, Bool[ndarray, " texts"]]:
     """Keep the first `room` ids of each text, or of each pair together; also say which texts were cut."""
     lengths = [np.array([len(ids) for ids in side], dtype=np.int64) for side in sides]
-    kept = [np.minimum(lengths[0], room)]
-    if len(sides) == 2:
-        kept = [*truncate_pair(lengths[0], lengths[1], room)]
+    kept = truncate_pair(lengths[0], lengths[1], room) if len(sides) == 2 else (np.minimum(lengths[0], room),)
     starts = []
     for side, counts in zip(sides, kept, strict=True):
         starts.append([ids[:count] for ids, count in zip(side, counts, strict=True)])

@@ -82,11 +82,6 @@ class NewOptions:
         words = [word for name, value in given.items() for word in ("--" + name.replace("_", "-"), str(value))]
         return shlex.join(["clearhead", "new", self.task, *words])
 
-    @property
-    def holds_out(self) -> bool:
-        """Whether there is no validation data, so that a part of the training data is held out."""
-        return self.valid_source is None and self.valid_text is None
-
 
 @dataclass(frozen=True)
 class Draft:

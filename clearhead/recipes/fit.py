@@ -245,19 +245,17 @@ def choose_size(recipe: Recipe, candidate: Callable[[Size], Candidate], minutes:
     message("measuring training steps")
     for size in recipe.sizes:
         try:
-            measured = candidate(size)
+            trial = candidate(size)
         except InputError as error:
             if best is None or not lacks_memory(error):
                 raise
             message(f"{_name(size)}: does not fit into memory")
             break
-        steps = max(0, int((60 * minutes - STARTUP_SECONDS) / measured.step_seconds))
-        message(
-            f"{_name(size)}: {duration(measured.step_seconds)} a step, {number_of(steps, 'step')} in {minutes:g} min"
-        )
-        if best is not None and steps * measured.step_tokens < size.least_tokens:
+        steps = max(0, int((60 * minutes - STARTUP_SECONDS) / trial.step_seconds))
+        message(f"{_name(size)}: {duration(trial.step_seconds)} a step, {number_of(steps, 'step')} in {minutes:g} min")
+        if best is not None and steps * trial.step_tokens < size.least_tokens:
             break
-        best = measured
+        best = trial
     assert best is not None, "a recipe has a size"
     return best
 

@@ -93,7 +93,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class RunFileSetting:
+class KeyLine:
     """One line of a run file."""
 
     name: str
@@ -151,7 +151,7 @@ def run_file_text(plan: DataPlan, recipe: Recipe, choice: Choice) -> str:
     """
     task, recipe = find(plan.task), _without(recipe, plan.unfit)
     tables = {
-        "task": [RunFileSetting("kind", plan.task), *_init(choice), *_commented("task", _task_keys(plan, recipe))],
+        "task": [KeyLine("kind", plan.task), *_init(choice), *_commented("task", _task_keys(plan, recipe))],
         "data": _data(plan, task, choice),
         "tokenizer": _tokenizer(plan, task, recipe, choice) if choice.start is None else [],
         "model": [] if choice.size is None else _model(recipe, task, choice.size),
@@ -186,19 +186,17 @@ def _advice(plan: DataPlan, recipe: Recipe) -> list[str]:
     ]
 
 
-def _init(choice: Choice) -> list[RunFileSetting]:
+def _init(choice: Choice) -> list[KeyLine]:
     if choice.start is None:
         return []
-    return [
-        RunFileSetting("init", choice.start.reference, "the checkpoint to start from, with its own model and tokenizer")
-    ]
+    return [KeyLine("init", choice.start.reference, "the checkpoint to start from, with its own model and tokenizer")]
 
 
-def _lora(choice: Choice) -> list[RunFileSetting]:
+def _lora(choice: Choice) -> list[KeyLine]:
     if choice.start is None or choice.start.rank is None:
         return []
     comment = f"of matrices that are added to the attention and trained alone, because {choice.start.why}"
-    return [RunFileSetting("rank", choice.start.rank, comment)]
+    return [KeyLine("rank", choice.start.rank, comment)]
 
 
 def _export_note(saved_as: str) -> str:
@@ -207,30 +205,30 @@ def _export_note(saved_as: str) -> str:
     return "No Hugging Face architecture can express this model: `clearhead convert --to hf` refuses it."
 
 
-def _commented(table: str, values: Mapping[str, Value]) -> list[RunFileSetting]:
+def _commented(table: str, values: Mapping[str, Value]) -> list[KeyLine]:
     """Return the keys in the order of their comments."""
     order = list(_COMMENTS)
     keys = sorted(values, key=lambda key: order.index(f"{table}.{key}"))
-    return [RunFileSetting(key, values[key], _COMMENTS[f"{table}.{key}"]) for key in keys]
+    return [KeyLine(key, values[key], _COMMENTS[f"{table}.{key}"]) for key in keys]
 
 
 def _task_keys(plan: DataPlan, recipe: Recipe) -> Mapping[str, Value]:
     return {**plan.settings, **recipe.task}
 
 
-def _data(plan: DataPlan, task: Task, choice: Choice) -> list[RunFileSetting]:
+def _data(plan: DataPlan, task: Task, choice: Choice) -> list[KeyLine]:
     length = f"in tokens; {task.new.longer}" + (f". {choice.length_note}" if choice.length_note else "")
     settings = [
-        RunFileSetting("train", plan.train, "document: file | line | paragraph" if "document" in plan.train else ""),
-        RunFileSetting("valid", plan.valid, plan.note),
-        RunFileSetting("max_length", choice.max_length, length),
+        KeyLine("train", plan.train, "document: file | line | paragraph" if "document" in plan.train else ""),
+        KeyLine("valid", plan.valid, plan.note),
+        KeyLine("max_length", choice.max_length, length),
     ]
     if "pack" in data_of(plan.task).data.model_fields:
-        settings.append(RunFileSetting("pack", True, "short documents share a block, and do not see each other"))
+        settings.append(KeyLine("pack", True, "short documents share a block, and do not see each other"))
     return settings
 
 
-def _tokenizer(plan: DataPlan, task: Task, recipe: Recipe, choice: Choice) -> list[RunFileSetting]:
+def _tokenizer(plan: DataPlan, task: Task, recipe: Recipe, choice: Choice) -> list[KeyLine]:
     kind = tokenizer_kind(recipe, plan.survey)
     size = vocab_size(recipe, plan.survey, num_special=data_of(plan.task).num_signs(choice.max_length))
     if kind == "split":
@@ -239,17 +237,15 @@ def _tokenizer(plan: DataPlan, task: Task, recipe: Recipe, choice: Choice) -> li
         comment = "every character is a token, because there are few of them"
     else:
         comment = "bpe | byte-bpe | unigram | wordpiece | word | character | byte | split"
-    settings = [RunFileSetting("kind", kind, comment)]
+    settings = [KeyLine("kind", kind, comment)]
     if size is not None:
-        settings.append(RunFileSetting("vocab_size", size, f"there are {plan.survey.num_words} distinct words"))
+        settings.append(KeyLine("vocab_size", size, f"there are {plan.survey.num_words} distinct words"))
     if task.has_two_vocabularies:
-        settings.append(
-            RunFileSetting("joint", True, "one vocabulary for both languages, so that they can share one table")
-        )
+        settings.append(KeyLine("joint", True, "one vocabulary for both languages, so that they can share one table"))
     return settings
 
 
-def _model(recipe: Recipe, task: Task, size: Size) -> list[RunFileSetting]:
+def _model(recipe: Recipe, task: Task, size: Size) -> list[KeyLine]:
     family, *others = task.families
     hidden = (
         "each of the three matrices of a gated network"
@@ -257,36 +253,34 @@ def _model(recipe: Recipe, task: Task, size: Size) -> list[RunFileSetting]:
         else "width of the inner layer"
     )
     return [
-        RunFileSetting("family", family, " | ".join(others and (family, *others))),
-        RunFileSetting("layers", size.layers, "in each stack" if family == "encoder-decoder" else ""),
-        RunFileSetting("width", size.width),
-        RunFileSetting("heads", size.heads, "must divide the width"),
-        RunFileSetting("feedforward", size.feedforward, hidden),
+        KeyLine("family", family, " | ".join(others and (family, *others))),
+        KeyLine("layers", size.layers, "in each stack" if family == "encoder-decoder" else ""),
+        KeyLine("width", size.width),
+        KeyLine("heads", size.heads, "must divide the width"),
+        KeyLine("feedforward", size.feedforward, hidden),
         *_commented("model", recipe.model.keys),
-        RunFileSetting("dropout", size.dropout, "more where there is little data"),
+        KeyLine("dropout", size.dropout, "more where there is little data"),
     ]
 
 
-def _train(plan: DataPlan, recipe: Recipe, task: Task, choice: Choice) -> list[RunFileSetting]:
+def _train(plan: DataPlan, recipe: Recipe, task: Task, choice: Choice) -> list[KeyLine]:
     values = dict(recipe.train)
     metric, batch_tokens = values.pop("metric"), values.pop("batch_tokens")
     every = max(1, -(-choice.steps // choice.validations))
     best: dict[str, Value] = {"metric": metric, "patience": PATIENCE}
     stop = f"the best {metric} is kept; training ends after {PATIENCE} validations in a row without a better one"
     return [
-        RunFileSetting("run", plan.run, "the run directory"),
-        RunFileSetting("steps", choice.steps, choice.steps_note),
-        *([] if choice.minutes is None else [RunFileSetting("planned_minutes", choice.minutes, _PLANNED)]),
-        RunFileSetting("batch_tokens", batch_tokens, task.new.batch),
+        KeyLine("run", plan.run, "the run directory"),
+        KeyLine("steps", choice.steps, choice.steps_note),
+        *([] if choice.minutes is None else [KeyLine("planned_minutes", choice.minutes, _PLANNED)]),
+        KeyLine("batch_tokens", batch_tokens, task.new.batch),
         *_commented("train", values),
-        RunFileSetting("precision", "auto", "auto | fp32 | bf16"),
-        RunFileSetting("device", "auto", "auto | cpu | cuda | mps"),
-        RunFileSetting("seed", 1, "of weights, order and dropout"),
-        RunFileSetting("validate_every", every, "steps; a validation also saves a checkpoint"),
-        RunFileSetting("keep", 3, "checkpoints, besides the best one"),
-        RunFileSetting(
-            "snapshots", 10, "steps whose weights are kept for `view --checkpoints`, spaced like a logarithm"
-        ),
-        RunFileSetting("snapshot_megabytes", 1000, "what these take at most: a large model has fewer"),
-        RunFileSetting("early_stop", best, stop),
+        KeyLine("precision", "auto", "auto | fp32 | bf16"),
+        KeyLine("device", "auto", "auto | cpu | cuda | mps"),
+        KeyLine("seed", 1, "of weights, order and dropout"),
+        KeyLine("validate_every", every, "steps; a validation also saves a checkpoint"),
+        KeyLine("keep", 3, "checkpoints, besides the best one"),
+        KeyLine("snapshots", 10, "steps whose weights are kept for `view --checkpoints`, spaced like a logarithm"),
+        KeyLine("snapshot_megabytes", 1000, "what these take at most: a large model has fewer"),
+        KeyLine("early_stop", best, stop),
     ]

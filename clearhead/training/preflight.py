@@ -131,9 +131,8 @@ def refuse_large(
     advice = "lower model.layers or model.width"
     if process.size > 1 and not is_sharded:
         advice += ", or share the model among the processes with train.parallel = 'fsdp'"
-    refuse_memory(
-        needed, f"Training {count:,} parameters", free=free_for_each(device, process.local_size), advice=advice
-    )
+    free = free_for_each(device, process.local_size)
+    refuse_memory(needed, f"Training {count:,} parameters", free=free, advice=advice)
 
 
 def least_memory(count: int, *, is_trained_whole: bool) -> int:

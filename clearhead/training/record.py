@@ -150,9 +150,8 @@ class RunRecord:
             steps: those it is the mean of.
             validation: their validation.
         """
-        save_averaged(
-            self.run, weights, {"steps": steps, "valid_loss": validation.loss, "valid_score": validation.score}
-        )
+        facts = {"steps": steps, "valid_loss": validation.loss, "valid_score": validation.score}
+        save_averaged(self.run, weights, facts)
 
     def draw(self) -> None:
         """Draw the plots."""

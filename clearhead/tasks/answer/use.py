@@ -360,10 +360,8 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> AnswerM
     rows = AnswerRows(source) if isinstance(source, Examples) else source
     collator = answer_collator(module, tokenizer, task)
     store = prepare_answers(rows, tokenizer, max_length=window_length(module, task))
-    most = longest_answer(task)
-    measures = measure_store(module, collator, store, max_tokens=most, batch_size=options.batch_size)
     message(str(store.report))
-    return measures
+    return measure_store(module, collator, store, max_tokens=longest_answer(task), batch_size=options.batch_size)
 
 
 def measure_store(

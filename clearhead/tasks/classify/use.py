@@ -100,10 +100,8 @@ def classify(
         module, collator, sides, width=labels.num_outputs, batch_size=batch_size, batch_tokens=batch_tokens
     )
     check_finite(logits_NL)
-    return [
-        replace(prediction, is_cut=cut)
-        for prediction, cut in zip(_predictions(logits_NL, labels), is_cut.tolist(), strict=True)
-    ]
+    predictions = zip(_predictions(logits_NL, labels), is_cut.tolist(), strict=True)
+    return [replace(prediction, is_cut=cut) for prediction, cut in predictions]
 
 
 def check_classifier(module: Transformer, record: TaskRecord) -> LabelSet:
@@ -165,8 +163,7 @@ def _multi_label(probabilities: dict[str, float]) -> Classification:
 
 def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> list[Classification]:
     """Return the label of each text; see `Model.classify`."""
-    predictions: list[Classification] = model.classify(list(texts), batch_size=batch_size)
-    return predictions
+    return list(model.classify(list(texts), batch_size=batch_size))
 
 
 def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:
@@ -278,9 +275,8 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Classif
     max_length = max_input_length(model.tree, task.max_length)
     store = prepare_labelled(source, tokenizer, max_length=max_length, kind=labels.kind, labels=labels)
     check_paired(task, is_paired=store.is_paired)
-    measures = measure_store(model.tree, tokenizer, store, batch_size=options.batch_size, repeats=task.repeats)
     message(str(store.report))
-    return measures
+    return measure_store(model.tree, tokenizer, store, batch_size=options.batch_size, repeats=task.repeats)
 
 
 def measure_store(

@@ -13,8 +13,7 @@ from clearhead.tasks.use import corpus_of, measure_hidden_tokens, noise_of
 
 def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) -> list[str]:
     """Return what the decoder writes for each text; see `Model.translate`."""
-    written: list[str] = model.translate(list(texts), batch_size=batch_size)
-    return written
+    return list(model.translate(list(texts), batch_size=batch_size))
 
 
 def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measures:

@@ -124,11 +124,9 @@ class Training(PairTraining):
                 rows.append(batch.rows)
                 firsts.append(first_ND.float().cpu().numpy())
                 seconds.append(second_ND.float().cpu().numpy())
-            positions = np.argsort(np.concatenate(rows))[evenly_spaced(len(store), _MOST_CHOICES)]
-            chosen = np.concatenate(rows)[positions]
-            recall = recall_at(
-                np.concatenate(firsts)[positions], np.concatenate(seconds)[positions], groups=groups[chosen]
-            )
+            chosen = np.argsort(np.concatenate(rows))[evenly_spaced(len(store), _MOST_CHOICES)]
+            chosen_groups = groups[np.concatenate(rows)[chosen]]
+            recall = recall_at(np.concatenate(firsts)[chosen], np.concatenate(seconds)[chosen], groups=chosen_groups)
             return Validation(loss=total / count, score=100 * recall.mean)
 
         return validate

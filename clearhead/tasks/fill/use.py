@@ -290,8 +290,7 @@ def _written(text: str, spans: Sequence[tuple[int, int]], fillings: Sequence[str
 
 def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) -> list[list[list[Filled]]]:
     """Return the candidates for each blank of each text; see `Model.fill`."""
-    answers: list[list[list[Filled]]] = model.fill(list(texts), batch_size=batch_size)
-    return answers
+    return list(model.fill(list(texts), batch_size=batch_size))
 
 
 def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:

@@ -266,8 +266,7 @@ def _entities(text: str, spans: Sequence[tuple[int, int]], word_tags: WordTags, 
 
 def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> list[list[Entity]]:
     """Return the entities of each text; see `Model.tag`."""
-    entities: list[list[Entity]] = model.tag(list(texts), batch_size=batch_size)
-    return entities
+    return list(model.tag(list(texts), batch_size=batch_size))
 
 
 def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:
@@ -363,9 +362,8 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> TagMeas
     source = source_of(data, "tag", parse_tagged_source)
     rows = TaggedRows(source) if isinstance(source, Examples) else source
     store = prepare_tagged(rows, tokenizer, max_length=max_input_length(model.tree, task.max_length), tags=tags)
-    measures = measure_store(model.tree, tokenizer, store, batch_size=options.batch_size)
     message(str(store.report))
-    return measures
+    return measure_store(model.tree, tokenizer, store, batch_size=options.batch_size)
 
 
 def measure_store(

@@ -61,8 +61,7 @@ class TranslationMeasures(Measures):
 
 def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) -> list[str]:
     """Return the best translation of each text; see `Model.translate`."""
-    translations: list[str] = model.translate(list(texts), batch_size=batch_size)
-    return translations
+    return list(model.translate(list(texts), batch_size=batch_size))
 
 
 def measure(model: Evaluated, data: object, options: EvaluateOptions) -> TranslationMeasures:

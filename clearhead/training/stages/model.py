@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-import torch
-
 from clearhead.core import Transformer, build
 from clearhead.errors import InputError
 from clearhead.hf.export import save_origin
@@ -55,11 +53,9 @@ def build_model(run: OpenedRun, data: PreparedData) -> BuiltModel:
     seed_everything(run_file.train.seed)
     is_sharded = shares_model(run_file, spec, run.device, run.processes)
     refuse_large(spec, run.device, is_trained_whole=run_file.lora is None, process=process, is_sharded=is_sharded)
-    device = run.device
-    if is_sharded:
-        # It may not fit on one device: the first process has the weights in main memory, and sends the others theirs.
-        device = torch.device("cpu" if run.processes.is_first else "meta")
-    module = build(spec, device=device)
+    # A shared model may not fit on one device: the first process has it in main memory, and sends the others theirs.
+    before_sharing = "cpu" if run.processes.is_first else "meta"
+    module = build(spec, device=before_sharing if is_sharded else run.device)
     new = _take_weights(run, data, module, is_sharded=is_sharded)
     if run_file.lora is not None:
         run.progress.message(describe(module, adapt(module, **run_file.lora.model_dump(), new=new)))
