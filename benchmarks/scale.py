@@ -31,10 +31,10 @@ from clearhead.training.losses import token_loss
 from clearhead.training.optim.optimizers import build_optimizer
 from clearhead.training.parallel.choice import build_engine
 from clearhead.training.parallel.joining import joined
-from clearhead.training.parallel.processes import Place
+from clearhead.training.parallel.processes import Process
 from clearhead.training.parallel.sharded import Sharded
 from clearhead.training.parallel.shares import share_of
-from clearhead.training.plan import Plan, Setting, plan_training
+from clearhead.training.plan import TrainingPlan, TrainingSetting, plan_training
 from clearhead.training.recompute import recompute_layers
 
 GB = 10**9
@@ -57,7 +57,7 @@ MODELS = {
 }
 
 
-def row(name: str, plan: Plan) -> str:
+def row(name: str, plan: TrainingPlan) -> str:
     """Return a plan as a line of a table, in GB."""
     cells = [name, str(plan.setting.gpus)]
     for share in plan.shares:
@@ -77,12 +77,12 @@ def row(name: str, plan: Plan) -> str:
 
 def measure_peak(way: Literal["ddp", "fsdp"], *, checkpointing: bool) -> None:
     """Train a small model with the other processes that torchrun started, and print peak and forecast of each."""
-    place, device, context, vocab = Place.here(), torch.device("cpu"), 512, 4000
+    process, device, context, vocab = Process.here(), torch.device("cpu"), 512, 4000
     spec = llama(layers=4, width=768, heads=12, kv_heads=12, feedforward=2048, vocab=vocab, tie=True)
     torch.set_num_threads(1)
-    with joined(place, Path("none"), device="cpu") as processes:
-        ids = torch.randint(0, vocab, (place.size, context), generator=torch.Generator().manual_seed(3))
-        batch = Batch(ids, None, ids, ids.numel(), ids.numel(), rows=np.arange(place.size))
+    with joined(process, Path("none"), device="cpu") as processes:
+        ids = torch.randint(0, vocab, (process.size, context), generator=torch.Generator().manual_seed(3))
+        batch = Batch(ids, None, ids, ids.numel(), ids.numel(), rows=np.arange(process.size))
         before = memory_in_use(device)
         module = build(spec, device="cpu" if way == "ddp" or processes.is_first else "meta")
         if checkpointing:
@@ -100,14 +100,15 @@ def measure_peak(way: Literal["ddp", "fsdp"], *, checkpointing: bool) -> None:
         # Without the whole weights that the first process had.
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         for _ in range(2):
-            engine.loss(share_of(batch, place), is_last=True)[0].backward()
+            engine.loss(share_of(batch, process), is_last=True)[0].backward()
             optimizer.step()
             optimizer.zero_grad()
-        setting = Setting(place.size, MEMORY, ids.numel(), context, optimizer="adamw", precision="fp32")
+        setting = TrainingSetting(process.size, MEMORY, ids.numel(), context, optimizer="adamw", precision="fp32")
         plan = plan_training(spec, setting)
         forecast = plan.shares[way == "fsdp"].total(checkpointing=checkpointing)
         print(
-            f"process {place.rank}, {way}: {size(peak_memory(device) - before)}, forecast {size(forecast)}", flush=True
+            f"process {process.rank}, {way}: {size(peak_memory(device) - before)}, forecast {size(forecast)}",
+            flush=True,
         )
 
 
@@ -125,7 +126,7 @@ def main() -> None:
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for name, spec in MODELS.items():
         for gpus in GPUS:
-            setting = Setting(gpus, MEMORY, gpus * CONTEXT, CONTEXT, optimizer="adamw", precision="bf16")
+            setting = TrainingSetting(gpus, MEMORY, gpus * CONTEXT, CONTEXT, optimizer="adamw", precision="bf16")
             print(row(name, plan_training(spec, setting)))
 
 

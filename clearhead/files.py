@@ -96,7 +96,7 @@ def refuse_unwritable_place(path: Path) -> None:
     Raises:
         InputError: the nearest folder that is there is a file, or refuses new files.
     """
-    folder = next(one for one in Path(os.path.abspath(path)).parents if os.path.lexists(one))
+    folder = next(parent for parent in Path(os.path.abspath(path)).parents if os.path.lexists(parent))
     if not folder.is_dir():
         raise InputError(f"{path} cannot be written: {folder} is not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -132,15 +132,15 @@ def absent(path: Path, what: str = "file", others: Iterable[str] = ()) -> str:
         others: paths and names elsewhere that may be meant.
     """
     whole = Path(os.path.abspath(path))
-    folder = next(one for one in whole.parents if os.path.exists(one))
+    folder = next(parent for parent in whole.parents if os.path.exists(parent))
     name = whole.relative_to(folder).parts[0]
     if os.path.lexists(folder / name):
-        place = f"'{folder / name}' is a link that leads nowhere"
+        reason = f"'{folder / name}' is a link that leads nowhere"
     elif not folder.is_dir():
-        place = f"{folder} is a file, not a folder"
+        reason = f"{folder} is a file, not a folder"
     else:
-        place = f"{folder} has no '{name}'{_meant(whole.name, folder / name, others)}"
-    return f"there is no such {what}: {place}"
+        reason = f"{folder} has no '{name}'{_meant(whole.name, folder / name, others)}"
+    return f"there is no such {what}: {reason}"
 
 
 def refuse_absent(path: Path, what: str = "folder", *, expected: str = "") -> None:
@@ -160,12 +160,12 @@ def refuse_absent(path: Path, what: str = "folder", *, expected: str = "") -> No
 
 def _meant(name: str, path: Path, others: Iterable[str]) -> str:
     """Return a hint at a similar name in the folder of a path, or elsewhere."""
-    elsewhere = {Path(one).name: one for one in others}
+    elsewhere = {Path(other).name: other for other in others}
     siblings = names_in(path.parent)
     # Any file may stand beside a path, and most have nothing to do with it.
     close = partial(nearest_name, least=0.7)
-    found = elsewhere.get(name) or close(path.name, siblings) or elsewhere.get(close(name, elsewhere) or "")
-    return f" (did you mean '{found}'?)" if found else ""
+    meant = elsewhere.get(name) or close(path.name, siblings) or elsewhere.get(close(name, elsewhere) or "")
+    return f" (did you mean '{meant}'?)" if meant else ""
 
 
 def runs_nearby() -> list[str]:
@@ -176,7 +176,7 @@ def runs_nearby() -> list[str]:
 def names_in(folder: Path) -> list[str]:
     """Return the names in a folder; none where it cannot be read."""
     try:
-        return sorted(one.name for one in folder.iterdir())
+        return sorted(path.name for path in folder.iterdir())
     except OSError:
         return []
 
@@ -213,32 +213,32 @@ def typed(content: object, kind: type[T] | GenericAlias | UnionType, *, name: st
         adapter: TypeAdapter[T] = TypeAdapter(kind)  # type: ignore[arg-type]  # it knows no list[int] as a type
         return adapter.validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
-        found: dict[Message, list[str]] = {}
+        expectations: dict[Message, list[str]] = {}
         for fault in error.errors(include_url=False)[:MOST_FAULTS]:
-            place, received = _place(fault["loc"], content)
+            address, received = _address(fault["loc"], content)
             shown = _JSON_NAMES.get(type(received)) or shortened(repr(received), 60)
             expected = _EXPECTED.get(fault["type"]) or fault["msg"].removeprefix("Input should be ").lower()
             message = "but it is missing" if fault["type"] == "missing" else f"expected {expected}, got {shown}"
-            where = Message(f"{name}: ", Reference("field", place), ": " if place else "")
-            found.setdefault(where, []).append(message)
+            where = Message(f"{name}: ", Reference("field", address), ": " if address else "")
+            expectations.setdefault(where, []).append(message)
         # Of several types that a value may have, pydantic reports each.
-        faults = [where + "; or ".join(messages) for where, messages in found.items()]
+        faults = [where + "; or ".join(messages) for where, messages in expectations.items()]
         raise InputError.from_faults(faults, subject=name) from None
 
 
-def _place(location: Sequence[int | str], content: Any) -> tuple[str, Any]:
+def _address(location: Sequence[int | str], content: Any) -> tuple[str, Any]:
     """Return the path of a fault without the names of types that pydantic puts in, and what is there."""
     parts: list[str] = []
-    for number, part in enumerate(location):
-        if part == "[key]":  # the fault is the name itself
+    for number, key in enumerate(location):
+        if key == "[key]":  # the fault is the name itself
             return ".".join(parts[:-1]), parts[-1]
-        if isinstance(content, dict) and isinstance(part, str) and (part in content or number == len(location) - 1):
-            content = content.get(part)
-        elif isinstance(content, list) and isinstance(part, int) and part < len(content):
-            content = content[part]
+        if isinstance(content, dict) and isinstance(key, str) and (key in content or number == len(location) - 1):
+            content = content.get(key)
+        elif isinstance(content, list) and isinstance(key, int) and key < len(content):
+            content = content[key]
         else:
             continue
-        parts.append(str(part))
+        parts.append(str(key))
     return ".".join(parts), content
 
 
@@ -336,8 +336,8 @@ def _finite(digits: str) -> float:
 def _is_deep(content: Any) -> bool:
     level = [content]
     for _ in range(DEEPEST):
-        parts = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [part for values in parts for part in values if isinstance(part, dict | list)]
+        inner = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
         if not level:
             return False
     return True
@@ -423,7 +423,7 @@ def refuse_link_out(path: Path, directory: Path) -> None:
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: no file can have this name ({_reason(error)})") from None
     # In the hub's cache, `snapshots/REVISION` and its folders hold links into `blobs` of the same repository.
-    store = next((one.parent / "blobs" for one in list(home.parents)[:2] if one.name == "snapshots"), home)
+    store = next((folder.parent / "blobs" for folder in list(home.parents)[:2] if folder.name == "snapshots"), home)
     if not (real.is_relative_to(home) or real.is_relative_to(store)):
         raise InputError(f"{path}: a link out of the folder is not followed; copy the file here")
 

@@ -117,9 +117,10 @@ def evaluate(
 
 def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     """Evaluate with the options that were given, and print the result."""
-    flags = [_flag(name) for name in given if name not in ("ref", "as_json", "force", "compute")]
+    if compute.batch_size is not None:
+        given = {**given, "batch_size": compute.batch_size}
     ref = located(given["ref"])
-    task = _check_options(ref, [*flags, *(["--batch-size"] if compute.batch_size is not None else [])])
+    task = _check_options(ref, [name for name in given if name not in ("ref", "as_json", "force", "compute")])
     plot, force = given.get("plot"), "force" in given
     if plot is not None and plot.suffix.lower() != ".png":
         raise InputError(f"the picture is a PNG, but --plot names {plot}: give a name that ends in .png")
@@ -137,12 +138,9 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     options = {name: value for name, value in given.items() if name in EvaluateKwargs.__annotations__}
     if "similarities" in task.evaluate.optional and "labels" in given:
         options["similarities"] = read_numbers(Path(given["labels"]))
-    if compute.batch_size is not None:
-        options["batch_size"] = compute.batch_size
-    data = _data(task, {name: value for name, value in given.items() if name in DATA})
     with counting("windows" if "window" in task.evaluate.optional else "texts"):
-        found = model.evaluate(data, **options)
-    record = found.record()
+        result = model.evaluate(_data(task, given), **options)
+    record = result.record()
     translations = record.pop("translations", None)
     if "output" in given:
         write_output(given["output"], "".join(f"{shown(line)}\n" for line in translations), force=force)
@@ -151,7 +149,7 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     if "as_json" in given:
         print_json(record)
         return
-    for line in found.lines():
+    for line in result.lines():
         print_result(line)
 
 
@@ -161,6 +159,10 @@ def _flag(name: str) -> str:
 
 def _check_options(ref: str, options: Sequence[str]) -> Task:
     """Refuse options that have no effect on the model's task, and return the task.
+
+    Args:
+        ref: of the model.
+        options: the names of their parameters.
 
     Raises:
         InputError: one sentence that names all of them, or the reference leads nowhere.
@@ -176,16 +178,17 @@ def _check_options(ref: str, options: Sequence[str]) -> Task:
     else:
         record = read_task(model_files(ref)[0])
         task, reading = find(record.kind), record.reading
-    if task.measured_on_pairs_as and {"--source", "--target"} & {*options}:
+    if task.measured_on_pairs_as and {"source", "target"} & {*options}:
         task = find(task.measured_on_pairs_as)
-    required, optional = (tuple(map(_flag, names)) for names in (task.evaluate.data, task.evaluate.optional))
-    if "--labels" in required and reading is not None and "labels" in reading.keys:
+    required, optional = task.evaluate.data, task.evaluate.optional
+    if "labels" in required and reading is not None and "labels" in reading.keys:
         # The column of the labels is that of the training data.
-        required, optional = ("--text",), ("--labels", *optional)
-    usage = " ".join(f"{option} {'COLUMN|F' if option == '--labels' else 'F'}" for option in required)
+        required, optional = ("text",), ("labels", *optional)
+    values = {"labels": "COLUMN|F"}
+    usage = " ".join(f"{_flag(name)} {values.get(name, 'F')}" for name in required)
     usage = f"a model trained to '{task.kind}' is evaluated with {usage}"
-    missing = [option for option in required if option not in options]
-    unused = [option for option in options if option not in (*required, *optional)]
+    missing = [_flag(name) for name in required if name not in options]
+    unused = [_flag(name) for name in options if name not in (*required, *optional)]
     if unused:
         raise InputError(f"{', '.join(unused)} {'has' if len(unused) == 1 else 'have'} no effect here: {usage}")
     if missing:
@@ -197,11 +200,11 @@ def _data(task: Task, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the [data] table of a run file that names the same data."""
     from clearhead.data.sources.labelled import labelled_table
 
+    named = {name: given[name] for name in DATA if name in given}
     if "labels" in task.evaluate.data:
-        labelled = {"labels": None, "text_column": None, "pair": None, **given}
-        return labelled_table(**labelled)
+        return labelled_table(**{"labels": None, "text_column": None, "pair": None, **named})
     keys = {"text_column": "field"}
-    return {keys.get(name, name): str(value) for name, value in given.items() if name != "labels"}
+    return {keys.get(name, name): str(value) for name, value in named.items() if name != "labels"}
 
 
 def _draw(record: dict[str, Any], path: Path) -> None:

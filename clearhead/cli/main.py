@@ -174,24 +174,24 @@ def _options(command: Any, words: Sequence[str] = ()) -> dict[Any, Any]:
     for word in words:
         command = getattr(command, "commands", {}).get(word, command)
     parameters = inspect.signature(command.callback, eval_str=True).parameters
-    found = (one for one in command.params if one.param_type_name == "option" and one.name in parameters)
-    return {one: parameters[one.name].annotation for one in found}
+    options = [option for option in command.params if option.param_type_name == "option" and option.name in parameters]
+    return {option: parameters[option.name].annotation for option in options}
 
 
 def _refuse_empty_paths(program: Any, words: Sequence[str]) -> None:
     """Refuse what an unset variable of the shell makes of a path; it would be the current folder."""
     # Annotated[Path, ...] or Annotated[Path | None, ...]; the types that typer makes of them are private.
-    kinds = {one: get_args(annotation)[0] for one, annotation in _options(program, words).items()}
-    paths = {name for one, kind in kinds.items() if Path in (kind, *get_args(kind)) for name in one.opts}
-    for option, value in itertools.pairwise(words):
-        if option in paths and not value:
-            raise InputError(f"{option} is empty: name a file or a folder")
+    kinds = {option: get_args(annotation)[0] for option, annotation in _options(program, words).items()}
+    paths = {name for option, kind in kinds.items() if Path in (kind, *get_args(kind)) for name in option.opts}
+    for word, value in itertools.pairwise(words):
+        if word in paths and not value:
+            raise InputError(f"{word} is empty: name a file or a folder")
 
 
 def _as_option(program: Any, words: Sequence[str], reference: Reference) -> str | Reference:
     """Name an argument of Python, such as top_k, or a key of a run file by the command's option for it, if any."""
-    options = {one.name: one.opts[0] for one in _options(program, words)}
-    option = options.get(_NAMES.get(reference.name, reference.name))
+    names = {option.name: option.opts[0] for option in _options(program, words)}
+    option = names.get(_NAMES.get(reference.name, reference.name))
     return reference if option is None or reference.kind not in ("argument", "key") else reference.as_option(option)
 
 
@@ -220,27 +220,35 @@ def _unwritten(error: OSError, debug: bool) -> int:
 
 def _usage_sentence(error: Any, words: Sequence[str]) -> str:
     """Return the message for a wrong command line, with the nearest valid option."""
-    name = error.ctx.command_path if error.ctx is not None else "clearhead"
-    parameters = error.ctx.command.params if error.ctx is not None else []
-    options = [one for one in parameters if one.required and one.param_type_name == "option"]
-    given = {word.partition("=")[0] for word in words}
-    needed = [one.opts[0] for one in options if given.isdisjoint(one.opts)]
-    wanted = getattr(error, "option_name", None)
+    name, parameters = "clearhead", []
+    if error.ctx is not None:
+        name, parameters = error.ctx.command_path, error.ctx.command.params
+    message, needed = _wrong_words(error, parameters), _missing_options(parameters, words)
     if getattr(error, "param", None) is not None and error.message:
         message, needed = _bad_value(error, words), []
-    elif wanted and hasattr(error, "possibilities"):
+    if any(option not in message for option in needed):
+        message += f"; it needs {' and '.join(needed)}"
+    if not message[1:2].isupper():  # an argument is written in capitals, as in the help
+        message = message[:1].lower() + message[1:]
+    return f"{name}: {message}; see {name} --help"
+
+
+def _missing_options(parameters: Sequence[Any], words: Sequence[str]) -> list[str]:
+    given = {word.partition("=")[0] for word in words}
+    options = [parameter for parameter in parameters if parameter.required and parameter.param_type_name == "option"]
+    return [option.opts[0] for option in options if given.isdisjoint(option.opts)]
+
+
+def _wrong_words(error: Any, parameters: Sequence[Any]) -> str:
+    """Return what is wrong with options or commands, with the nearest valid one."""
+    wanted = getattr(error, "option_name", None)
+    if wanted and hasattr(error, "possibilities"):
         # Without the dashes, in which all options agree.
-        known = {option.lstrip("-"): option for one in parameters for option in one.opts if option[:1] == "-"}
-        found = nearest_name(wanted.lstrip("-"), known)
-        message = f"no such option: {wanted}" + ("" if found is None else f" (did you mean '{known[found]}'?)")
-    else:
-        message = error.format_message().replace("\n", " ").replace(". Did you mean", " (did you mean").rstrip(".")
-        message = message.removesuffix("?") + "?)" if "(did you mean" in message else message
-    is_new = any(option not in message for option in needed)
-    takes = f"; it needs {' and '.join(needed)}" if is_new else ""
-    # An argument is written in capitals, as in the help.
-    first = message[:1] if message[1:2].isupper() else message[:1].lower()
-    return f"{name}: {first}{message[1:]}{takes}; see {name} --help"
+        known = {name.lstrip("-"): name for parameter in parameters for name in parameter.opts if name[:1] == "-"}
+        near = nearest_name(wanted.lstrip("-"), known)
+        return f"no such option: {wanted}" + ("" if near is None else f" (did you mean '{known[near]}'?)")
+    message: str = error.format_message().replace("\n", " ").replace(". Did you mean", " (did you mean").rstrip(".")
+    return message.removesuffix("?") + "?)" if "(did you mean" in message else message
 
 
 def _bad_value(error: Any, words: Sequence[str]) -> str:

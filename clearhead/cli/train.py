@@ -75,7 +75,7 @@ def _train(run_file: RunFile, *, resume: bool, as_json: bool) -> None:
     """Train, and tell the result; of several processes the first one does."""
     # Only now: the libraries for training take seconds to load, and a fault in the run file should not wait for them.
     from clearhead.training.assemble import train_run
-    from clearhead.training.parallel.processes import Place, Quiet
+    from clearhead.training.parallel.processes import Process, Quiet
     from clearhead.training.summary import summary_lines
 
     try:
@@ -83,7 +83,7 @@ def _train(run_file: RunFile, *, resume: bool, as_json: bool) -> None:
     except Quiet:
         silence(sys.stderr)
         raise
-    if Place.here().rank:
+    if Process.here().rank:
         return
     for line in summary_lines(result, run_file):
         print_message(line)

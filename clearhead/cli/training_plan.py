@@ -13,7 +13,7 @@ from clearhead.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from clearhead.spec import Model
-    from clearhead.training.plan import Plan, Setting
+    from clearhead.training.plan import TrainingPlan, TrainingSetting
 
 CHOICES: Final = {"optimizer": ("adamw", "adam", "muon"), "precision": ("bf16", "fp32")}
 # With the largest that each may be: sizes that no file and no machine has would not fit into 64 bits.
@@ -41,7 +41,7 @@ def forecast(text: str, spec: Model, run: Path | None) -> tuple[dict[str, Any], 
     return plan_record(plan), [*plan_lines(plan)]
 
 
-def read_setting(text: str, spec: Model, run: Path | None) -> Setting:
+def read_setting(text: str, spec: Model, run: Path | None) -> TrainingSetting:
     """Return the setting of a plan.
 
     Args:
@@ -53,7 +53,7 @@ def read_setting(text: str, spec: Model, run: Path | None) -> Setting:
         InputError: a key or a value cannot be used.
     """
     from clearhead.core import build
-    from clearhead.training.plan import Setting
+    from clearhead.training.plan import TrainingSetting
 
     given = _pairs(text)
     if "gpus" not in given:
@@ -63,7 +63,7 @@ def read_setting(text: str, spec: Model, run: Path | None) -> Setting:
     context = values.get("context", min(_CONTEXT, limit or _CONTEXT))
     if limit is not None and context > limit:
         raise InputError(f"--plan context={context} is more than the {limit} positions of the model")
-    return Setting(
+    return TrainingSetting(
         gpus=values["gpus"],
         memory=round(1e9 * values.get("memory", _MEMORY)),
         context=context,
@@ -121,7 +121,7 @@ def _number(name: str, value: str) -> int | float:
     return number
 
 
-def plan_record(plan: Plan) -> dict[str, Any]:
+def plan_record(plan: TrainingPlan) -> dict[str, Any]:
     """Return a plan as JSON values, in bytes."""
     best = plan.best
     shares: dict[str, Any] = {
@@ -143,7 +143,7 @@ def plan_record(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_lines(plan: Plan) -> Iterator[str]:
+def plan_lines(plan: TrainingPlan) -> Iterator[str]:
     """Yield a plan as a table and a sentence."""
     setting = plan.setting
     tokens = f"{setting.batch_tokens:,} tokens in rows of {setting.context:,}"
@@ -179,5 +179,5 @@ _LABELS = {
 }
 
 
-def _both(plan: Plan, name: str) -> dict[str, int]:
+def _both(plan: TrainingPlan, name: str) -> dict[str, int]:
     return {share.parallel: getattr(share, name) for share in plan.shares}

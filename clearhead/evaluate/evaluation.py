@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from clearhead.data.sources.reading import read_alike
 from clearhead.errors import InputError
-from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures
-from clearhead.task import Reading
+from clearhead.progress import message
 from clearhead.tasks.registry import find
 
 
-def evaluate_model(model: Evaluated, data: object, options: EvaluateOptions, *, notify: Notify) -> Measures:
+def evaluate_model(model: Evaluated, data: object, options: EvaluateOptions) -> Measures:
     """Measure a model by the task it was trained for.
 
     Args:
@@ -23,7 +22,6 @@ def evaluate_model(model: Evaluated, data: object, options: EvaluateOptions, *, 
         data: names the evaluation data, as under [data] in a run file, and is read as the training data was where it is
             the same kind of file; or a list of examples, as for `clearhead.train`.
         options: those of this task.
-        notify: called with messages about the data.
 
     Returns:
         The numbers; for translations also the `translations` themselves.
@@ -35,31 +33,20 @@ def evaluate_model(model: Evaluated, data: object, options: EvaluateOptions, *, 
     if task.measured_on_pairs_as and are_pairs(data):
         task = find(task.measured_on_pairs_as)
     options.refuse_unused(task.kind)
+    read, added = data, list[str]()
     if isinstance(data, Mapping):
-        data, notify = _as_in_training(data, model.task.reading, notify)
-    found: Measures = task.part("use").measure(model, data, options, notify)
-    unusable = [name for name, value in found.items() if isinstance(value, float) and not math.isfinite(value)]
+        read = read_alike(data, model.task.reading)
+        added = [f"{key} = {json.dumps(value)}" for key, value in read.items() if key not in data]
+    measures: Measures = task.part("use").measure(model, read, options)
+    if added:
+        message(f"read as in training: {', '.join(added)}")
+    unusable = [name for name, value in measures.items() if isinstance(value, float) and not math.isfinite(value)]
     if unusable:
         raise InputError(
             f"{' and '.join(unusable)} {'is' if len(unusable) == 1 else 'are'} not a finite number: the outputs of the "
             "model overflow; take an earlier checkpoint, or compute with the precision fp32"
         )
-    return found
-
-
-def _as_in_training(
-    data: Mapping[str, Any], reading: Reading | None, notify: Notify
-) -> tuple[Mapping[str, Any], Notify]:
-    """Return a [data] table that is read as the training data was, and what adds that to the first message."""
-    found = read_alike(data, reading)
-    added = [f"{key} = {json.dumps(value)}" for key, value in found.items() if key not in data]
-    said = [f"read as in training: {', '.join(added)}"] if added else []
-
-    def tell(message: str) -> None:
-        notify("; ".join([message, *said]))
-        said.clear()
-
-    return found, tell
+    return measures
 
 
 def are_pairs(data: object) -> bool:

@@ -79,7 +79,7 @@ def multi_label_scores(
         expected_NL: True where it is expected.
     """
     correct_L, predicted_L, expected_L = (
-        part.sum(0) for part in (predicted_NL & expected_NL, predicted_NL, expected_NL)
+        is_there_NL.sum(0) for is_there_NL in (predicted_NL & expected_NL, predicted_NL, expected_NL)
     )
     by_label_L = _f1(correct_L, predicted_L, expected_L)
     total = int(predicted_L.sum() + expected_L.sum())

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypedDict, Unpack, runtime_checkable
+from types import MappingProxyType
+from typing import Protocol, Unpack, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
 from clearhead.core import Transformer
-from clearhead.errors import InputError, argument
+from clearhead.errors import InputError
 from clearhead.evaluate.translations import tokenize_faults
-from clearhead.generate.options import SearchOptions, TranslateKwargs
+from clearhead.generate.options import (
+    Option,
+    SearchKwargs,
+    SearchOptions,
+    TranslateKwargs,
+    given_options,
+    value_faults,
+)
 from clearhead.task import TaskRecord
 from clearhead.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
 
-Notify = Callable[[str], None]
+_COUNTS = MappingProxyType(dict.fromkeys(("window", "stride", "batch_size"), (int | None, Option("", 1))))
 
 
 @runtime_checkable
@@ -54,16 +62,13 @@ class Evaluated(Protocol):
         """Return the vector of each text."""
 
 
-class EvaluateKwargs(TypedDict, total=False):
+class EvaluateKwargs(SearchKwargs, total=False):
     """Options of an evaluation, as keyword arguments; see `EvaluateOptions`. None: not given."""
 
     window: int | None
     stride: int | None
     tokenize: str | None
     lowercase: bool | None
-    beam_size: int | None
-    length_penalty: float | int | None
-    batch_size: int | None
     similarities: Sequence[float | int] | None
     from_language: str | None
     to_language: str | None
@@ -95,20 +100,16 @@ class EvaluateOptions:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        values = {name: getattr(self, name) for name in ("window", "stride", "batch_size")}
-        faults = [
-            argument(name) + f" must be a whole number of at least 1, not {value!r}."
-            for name, value in values.items()
-            if value is not None and not (type(value) is int and value >= 1)
-        ]
+        faults = value_faults(_COUNTS, vars(self))
         numbers: Sequence[object] = () if self.similarities is None else self.similarities
         if not all(isinstance(number, int | float | np.floating) and math.isfinite(number) for number in numbers):
             faults.append("every similarity must be a finite number.")
-        faults += [] if self.tokenize is None else tokenize_faults(self.tokenize)
+        if self.tokenize is not None:
+            faults += tokenize_faults(self.tokenize)
         if faults:
             raise InputError.from_faults(faults, subject="the options")
-        penalty = 1.0 if self.length_penalty is None else float(self.length_penalty)
-        SearchOptions(beam_size=1 if self.beam_size is None else self.beam_size, length_penalty=penalty)
+        search = {"beam_size": self.beam_size, "length_penalty": self.length_penalty}
+        SearchOptions(**given_options(search, SearchKwargs))
 
     def refuse_unused(self, kind: str) -> None:
         """Refuse options without effect on a kind of task.

@@ -11,7 +11,7 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.generate.prompts import with_special_tokens
 from clearhead.generate.scoring.targets import score_targets
-from clearhead.generate.scoring.texts import Ids, token_log_probabilities
+from clearhead.generate.scoring.texts import TokenIds, token_log_probabilities
 from clearhead.text.tokenizer import Tokenizer
 
 
@@ -49,7 +49,7 @@ class TextLoss:
 
 def sequence_loss(
     module: Transformer,
-    sequences: Sequence[Ids],
+    sequences: Sequence[TokenIds],
     *,
     pad_id: int,
     num_bytes: int | None = None,

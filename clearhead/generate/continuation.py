@@ -97,8 +97,8 @@ def generate_ids(module: Transformer, request: GenerateRequest) -> list[list[Con
     results: list[list[Continuation]] = [[] for _ in request.prompts]
     for batch in _batches(request, limits):
         if request.options.method == "beam":
-            for prompt, found in zip(batch, _search_beams(module, request, batch, limits), strict=True):
-                results[prompt] = [_of_candidate(candidate) for candidate in found]
+            for prompt, candidates in zip(batch, _search_beams(module, request, batch, limits), strict=True):
+                results[prompt] = [_of_candidate(candidate) for candidate in candidates]
             continue
         rows = _rows(request, batch, limits, with_text=bool(request.options.stops))
         for step in _steps(module, request, batch, limits, rows):
@@ -232,13 +232,13 @@ def _steps(
         with torch.inference_mode():
             tokens, log_probs = method.step()
         _check(log_probs, len(rows[0].ids) + 1)
-        found = zip(rows, tokens, log_probs, strict=True)
-        yield [(row, row.take(token, log_prob)) for row, token, log_prob in found]
-        kept = [place for place, row in enumerate(rows) if row.stop_reason is None]
+        steps = zip(rows, tokens, log_probs, strict=True)
+        yield [(row, row.take(token, log_prob)) for row, token, log_prob in steps]
+        kept = [index for index, row in enumerate(rows) if row.stop_reason is None]
         if 0 < len(kept) < len(rows):
             with torch.inference_mode():
                 method.keep(torch.tensor(kept, device=device_of(module)))
-        rows = [rows[place] for place in kept]
+        rows = [rows[index] for index in kept]
 
 
 def _prefill(module: Transformer, request: GenerateRequest, batch: list[int], limits: list[int]) -> Prefill:

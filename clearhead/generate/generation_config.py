@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -142,7 +141,7 @@ class GenerationConfig:
             eos_ids=ends,
             pad_id=_id(given.pad_token_id),
             forced_bos_id=_id(given.forced_bos_token_id),
-            forced_eos_id=lasts[0] if lasts else None,
+            forced_eos_id=_id(given.forced_eos_token_id),
             banned_ids=tuple(sorted(banned)),
             banned_first_ids=_ids(given.begin_suppress_tokens),
             banned_sequences=tuple(word for word in words if len(word) > 1),
@@ -164,16 +163,14 @@ class GenerationConfig:
             InputError: an id that a decoder must read or write, or a banned one, is beyond the rows; all are named.
         """
         needed = {
-            "decoder_start_token_id": self.decoder_start_id,
-            "pad_token_id": self.pad_id,
-            "forced_bos_token_id": self.forced_bos_id,
-        }
-        several = {
             "suppress_tokens": self.banned_ids,
             "begin_suppress_tokens": self.banned_first_ids,
             "bad_words_ids": tuple(index for ids in self.banned_sequences for index in ids),
+            "decoder_start_token_id": _ids(self.decoder_start_id),
+            "pad_token_id": _ids(self.pad_id),
+            "forced_bos_token_id": _ids(self.forced_bos_id),
         }
-        outside = _beyond(rows, several | {key: (index,) for key, index in needed.items() if index is not None})
+        outside = _beyond(rows, needed)
         if outside:
             raise InputError(
                 f"{source}: {' and '.join(outside)} {'is' if len(outside) == 1 else 'are'} outside the vocabulary, "
@@ -181,9 +178,9 @@ class GenerationConfig:
             )
         bos, last = (None if index is None or index >= rows else index for index in (self.bos_id, self.forced_eos_id))
         left_out = {
-            "bos_token_id": () if self.bos_id is None else (self.bos_id,),
+            "bos_token_id": _ids(self.bos_id),
             "eos_token_id": self.eos_ids,
-            "forced_eos_token_id": () if self.forced_eos_id is None else (self.forced_eos_id,),
+            "forced_eos_token_id": _ids(self.forced_eos_id),
         }
         ends = tuple(index for index in self.eos_ids if index < rows)
         return replace(self, bos_id=bos, eos_ids=ends, forced_eos_id=last, left_out=tuple(_beyond(rows, left_out)))
@@ -243,7 +240,8 @@ class GenerationConfig:
         }
         shown = [f"{name} {_shown(value)}" for name, value in named.items() if value is not None]
         shown += [f"{name} {value}" for name, value in self.options.items()]
-        shown += ["early stopping of beam search"] if self.early_stopping else []
+        if self.early_stopping:
+            shown.append("early stopping of beam search")
         shown += [f"task {name}: {prefix}" for name, prefix in self.task_prefixes.items()]
         shown += [f"not in the vocabulary: {key}" for key in self.left_out]
         return [*shown, *(f"not supported: {key}" for key in self.unsupported)]
@@ -254,18 +252,14 @@ def _typed(settings: Mapping[str, Any], source: str) -> _Keys:
     try:
         return typed({key: settings[key] for key in _Settings.model_fields if key in settings}, _Settings, name=source)
     except InputError as error:
-        names = {"max_length": "max_new_tokens", "min_length": "min_new_tokens"}
-        names |= {key: name for key, name in _OPTIONS.items() if DECLARED[GenerateOptions][name][1].hf_most}
-        most = {key: DECLARED[GenerateOptions][name][1].hf_most for key, name in names.items()}
-        numbers = {key: settings[key] for key in names if isinstance(settings.get(key), int)}
-        large = [
-            reference.name
-            for reference in error.about
-            if numbers.get(reference.name, 0) > (most.get(reference.name) or math.inf)
-        ]
+        options = {"max_length": "max_new_tokens", "min_length": "min_new_tokens", **_OPTIONS}
+        large = []
+        for key in [reference.name for reference in error.about if reference.name in options]:
+            most = DECLARED[GenerateOptions][options[key]][1].hf_most
+            if most is not None and isinstance(settings[key], int) and settings[key] > most:
+                large.append(argument(options[key]))
         if large:
-            options = Message(" and ").join([argument(names[key]) for key in large])
-            hint = Message(error.lines[-1], "; correct it there; ", options, " may ask for more")
+            hint = Message(error.lines[-1], "; correct it there; ", Message(" and ").join(large), " may ask for more")
             error.lines = (*error.lines[:-1], hint)
         raise
 
@@ -277,25 +271,28 @@ def _beyond(rows: int, ids: Mapping[str, tuple[int, ...]]) -> list[str]:
 
 def _id(ids: int | list[int] | None) -> int | None:
     # Some files write an id as a list of one element.
-    return ids if isinstance(ids, int | None) else ids[0] if ids else None
+    return next(iter(_ids(ids)), None)
 
 
 def _ids(ids: int | list[int] | None) -> tuple[int, ...]:
-    return () if ids is None else (ids,) if isinstance(ids, int) else tuple(ids)
+    if ids is None:
+        return ()
+    return (ids,) if isinstance(ids, int) else tuple(ids)
 
 
 def _options(given: _Keys) -> dict[str, Any]:
     """Return the default options; those of sampling only if the settings turn it on, temperature 0 if off."""
-    found = {ours: value for key, ours in _OPTIONS.items() if (value := getattr(given, key)) is not None}
-    samples = given.do_sample is True and found.get("beam_size", 1) == 1
-    if samples:
-        found.setdefault("temperature", 1.0)
-        return found
-    contrasts = found.get("penalty_alpha", 0) > 0
-    kept = ("top_k",) if contrasts else ()
-    options = {name: value for name, value in found.items() if name not in _SAMPLING or name in kept}
-    is_greedy = given.do_sample is False and not contrasts and found.get("beam_size", 1) == 1
-    return options | ({"temperature": 0} if is_greedy else {})
+    options = {name: value for key, name in _OPTIONS.items() if (value := getattr(given, key)) is not None}
+    has_beams = options.get("beam_size", 1) > 1
+    if given.do_sample is True and not has_beams:
+        return {"temperature": 1.0, **options}
+    contrasts = options.get("penalty_alpha", 0) > 0
+    for name in _SAMPLING:
+        if not (contrasts and name == "top_k"):
+            options.pop(name, None)
+    if given.do_sample is False and not contrasts and not has_beams:
+        options["temperature"] = 0
+    return options
 
 
 def _unsupported(settings: Mapping[str, Any], lasts: tuple[int, ...]) -> tuple[str, ...]:
@@ -311,5 +308,5 @@ def _shown(value: object) -> str:
     if not isinstance(value, tuple):
         return str(value)
     most = 8
-    shown = ", ".join(_shown(part) for part in value[:most])
+    shown = ", ".join(map(_shown, value[:most]))
     return f"{shown} and {len(value) - most} more" if len(value) > most else shown

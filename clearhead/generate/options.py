@@ -59,16 +59,17 @@ class Option:
             return None
         if number is None:
             texts = [value] if isinstance(value, str) else value
-            is_right = isinstance(texts, Sequence) and all(isinstance(text, str) and text for text in texts)
-            return None if is_right else "a text or several, none of them empty"
-        is_number = isinstance(value, int if number is int else int | float) and not isinstance(value, bool)
-        if is_number and number is int and value > self.most:
-            return f"at most {self.most:,}"
+            if isinstance(texts, Sequence) and all(isinstance(text, str) and text for text in texts):
+                return None
+            return "a text or several, none of them empty"
+        if number is int:
+            if not isinstance(value, int) or isinstance(value, bool) or value < self.least:
+                return f"a whole number of at least {self.least}"
+            return None if value <= self.most else f"at most {self.most:,}"
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
         is_excluded = value == math.inf or (self.above and value == self.least)
         if is_number and self.least <= value <= self.most and not is_excluded:
             return None
-        if number is int:
-            return f"a whole number of at least {self.least}"
         if self.most == math.inf:
             return f"a number {'above' if self.above else 'of at least'} {self.least}"
         return f"a number {f'above {self.least} and at most' if self.above else f'from {self.least} to'} {self.most}"
@@ -113,7 +114,7 @@ class DecodingOptions:
 
     def __post_init__(self) -> None:
         """Check the values, then how they fit together."""
-        _refuse(self, _value_faults(type(self), vars(self)) or self._conflicts())
+        _refuse(self, value_faults(DECLARED[type(self)], vars(self)) or self._conflicts())
 
     @classmethod
     def settled(cls, merged: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -294,7 +295,7 @@ OptionsT = TypeVar("OptionsT", bound=DecodingOptions)
 
 def _declared(kind: type[DecodingOptions]) -> Mapping[str, tuple[Any, Option]]:
     types = get_type_hints(kind)
-    return MappingProxyType({one.name: (types[one.name], one.metadata["option"]) for one in fields(kind)})
+    return MappingProxyType({option.name: (types[option.name], option.metadata["option"]) for option in fields(kind)})
 
 
 DECLARED: Mapping[type[DecodingOptions], Mapping[str, tuple[Any, Option]]] = MappingProxyType(
@@ -329,7 +330,7 @@ def resolved(kind: type[OptionsT], given: Mapping[str, Any], settings: Mapping[s
     Raises:
         InputError: an option of the call is out of range, has no effect, or is in conflict with another.
     """
-    _refuse(kind, _value_faults(kind, given))
+    _refuse(kind, value_faults(DECLARED[kind], given))
     known = {name: value for name, value in settings.items() if name in DECLARED[kind]}
     options = kind.settled({**known, **given}, given)
     shortest, longest = kind.bounds
@@ -359,10 +360,15 @@ def _is_on(name: str, value: object) -> bool:
     return value not in off
 
 
-def _value_faults(kind: type[DecodingOptions], values: Mapping[str, Any]) -> list[str]:
-    """Return one sentence for each value of the wrong type or out of range."""
+def value_faults(declared: Mapping[str, tuple[Any, Option]], values: Mapping[str, Any]) -> list[str]:
+    """Return one sentence for each value of the wrong type or out of range.
+
+    Args:
+        declared: type and declaration of each option, by name.
+        values: of some options, by name.
+    """
     faults = []
-    for name, (expected, option) in DECLARED[kind].items():
+    for name, (expected, option) in declared.items():
         fault = option.fault(values[name], expected) if name in values else None
         if fault is not None:
             faults.append(argument(name) + f" must be {fault}, not {values[name]!r}.")

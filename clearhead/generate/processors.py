@@ -23,12 +23,12 @@ NO_ID = -1
 """Pads the ids of rows that are shorter than others; it is not a token."""
 
 Logits = Float[Tensor, "rows vocab"]
-Ids = Int[Tensor, "rows tokens"]
+RowIds = Int[Tensor, "rows tokens"]
 Processor = Callable[[Tensor, Tensor], Tensor]
-"""Called with `Logits` and `Ids`; returns new logits and leaves the given ones unchanged."""
+"""Called with `Logits` and `RowIds`; returns new logits and leaves the given ones unchanged."""
 
 
-def apply(chain: Sequence[Processor], logits_RV: Logits, ids_RT: Ids) -> Logits:
+def apply(chain: Sequence[Processor], logits_RV: Logits, ids_RT: RowIds) -> Logits:
     """Apply processors one after the other.
 
     Args:
@@ -43,15 +43,15 @@ def apply(chain: Sequence[Processor], logits_RV: Logits, ids_RT: Ids) -> Logits:
 
 def only_banned(chain: Sequence[Processor], length: int, device: torch.device) -> Int[Tensor, " banned"] | None:
     """Return the ids that a chain bans after so many, some of them twice; None: it changes the logits in other ways."""
-    found = [processor.at_length(length, device) for processor in chain if isinstance(processor, BannedIds)]
-    if len(found) < len(chain):
+    banned = [processor.at_length(length, device) for processor in chain if isinstance(processor, BannedIds)]
+    if len(banned) < len(chain):
         return None
-    return torch.cat([torch.empty(0, dtype=torch.int64, device=device), *found])
+    return torch.cat([torch.empty(0, dtype=torch.int64, device=device), *banned])
 
 
 def select(chain: Sequence[Processor], rows_K: Int[Tensor, " kept"]) -> list[Processor]:
     """Return processors for these rows, in this order."""
-    return [part.select(rows_K) if isinstance(part, NoSourceNGram) else part for part in chain]
+    return [processor.select(rows_K) if isinstance(processor, NoSourceNGram) else processor for processor in chain]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class RepetitionPenalty:
 
     penalty: float | int
 
-    def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
+    def __call__(self, logits_RV: Logits, ids_RT: RowIds) -> Logits:
         """Return the changed logits."""
         spare = logits_RV.shape[1]
         ids_RT = _with_spare(ids_RT, spare)
@@ -88,7 +88,7 @@ class NoRepeatNGram:
 
     size: int
 
-    def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
+    def __call__(self, logits_RV: Logits, ids_RT: RowIds) -> Logits:
         """Return the changed logits."""
         return _ban_completions(logits_RV, ids_RT, ids_RT, self.size)
 
@@ -107,7 +107,7 @@ class NoSourceNGram:
     size: int
     source_RS: Int[Tensor, "rows source"]
 
-    def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
+    def __call__(self, logits_RV: Logits, ids_RT: RowIds) -> Logits:
         """Return the changed logits."""
         return _ban_completions(logits_RV, self.source_RS, ids_RT, self.size)
 
@@ -130,7 +130,7 @@ class BannedIds:
     start: int = 0
     stop: int | None = None
 
-    def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
+    def __call__(self, logits_RV: Logits, ids_RT: RowIds) -> Logits:
         """Return the changed logits."""
         banned_X = self.at_length(ids_RT.shape[1], logits_RV.device)
         return logits_RV.index_fill(1, banned_X, -torch.inf) if len(banned_X) else logits_RV
@@ -151,7 +151,7 @@ class Temperature:
 
     temperature: float | int
 
-    def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
+    def __call__(self, logits_RV: Logits, ids_RT: RowIds) -> Logits:
         """Return the changed logits."""
         return logits_RV / self.temperature
 
@@ -168,7 +168,7 @@ class TopK:
 
     count: int
 
-    def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
+    def __call__(self, logits_RV: Logits, ids_RT: RowIds) -> Logits:
         """Return the changed logits."""
         top_RC = logits_RV.topk(min(self.count, logits_RV.shape[1]), dim=1).values
         return logits_RV.masked_fill(logits_RV < top_RC[:, -1:], -torch.inf)
@@ -186,7 +186,7 @@ class TopP:
 
     share: float | int
 
-    def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
+    def __call__(self, logits_RV: Logits, ids_RT: RowIds) -> Logits:
         """Return the changed logits."""
         sorted_RV, order_RV = logits_RV.sort(dim=1)
         removed_RV = sorted_RV.softmax(1).cumsum(1) <= 1.0 - self.share
@@ -206,7 +206,7 @@ class MinP:
 
     share: float | int
 
-    def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
+    def __call__(self, logits_RV: Logits, ids_RT: RowIds) -> Logits:
         """Return the changed logits."""
         probs_RV = logits_RV.softmax(1)
         return logits_RV.masked_fill(probs_RV < self.share * probs_RV.amax(1, keepdim=True), -torch.inf)
@@ -224,7 +224,7 @@ class ForcedAt:
     index: int
     length: int
 
-    def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
+    def __call__(self, logits_RV: Logits, ids_RT: RowIds) -> Logits:
         """Return the changed logits."""
         if ids_RT.shape[1] != self.length:
             return logits_RV
@@ -243,7 +243,7 @@ class BannedSequences:
 
     sequences: tuple[tuple[int, ...], ...]
 
-    def __call__(self, logits_RV: Logits, ids_RT: Ids) -> Logits:
+    def __call__(self, logits_RV: Logits, ids_RT: RowIds) -> Logits:
         """Return the changed logits."""
         banned_RV = torch.zeros_like(logits_RV, dtype=torch.bool)
         for sequence in self.sequences:
@@ -303,7 +303,7 @@ def build_logits_warpers(options: GenerateOptions) -> list[Processor]:
     return chain
 
 
-def _ban_completions(logits_RV: Logits, known_RS: Int[Tensor, "rows known"], ids_RT: Ids, size: int) -> Logits:
+def _ban_completions(logits_RV: Logits, known_RS: Int[Tensor, "rows known"], ids_RT: RowIds, size: int) -> Logits:
     """Ban the ids that complete an n-gram of the known ids."""
     if ids_RT.shape[1] + 1 < size or known_RS.shape[1] < size:
         return logits_RV

@@ -70,10 +70,9 @@ def generate_texts(
         RunFailure: the model's output is not a number, or the options ban every token.
     """
     request = generate_request(module, tokenizers, prompts, options, continues, prompt_format)
-    found = generate_ids(module, request)
     return [
         [_generation(tokenizers.target, sequence, request.context(number), options.seed) for sequence in sequences]
-        for number, sequences in enumerate(found)
+        for number, sequences in enumerate(generate_ids(module, request))
     ]
 
 
@@ -105,8 +104,8 @@ def stream_text(
     pieces = stream_ids(module, request)
 
     def stream() -> Generator[str, None, Generation]:
-        found = yield from pieces
-        return _generation(tokenizers.target, found, request.context(0), options.seed)
+        sequence = yield from pieces
+        return _generation(tokenizers.target, sequence, request.context(0), options.seed)
 
     return stream()
 
@@ -171,21 +170,24 @@ def generate_request(
     refuse_enormous(prompts, module.max_positions, "prompt")
     contexts = prompt_ids(source if has_encoder else target, prompts, prompt_format)
     if prompt_format is None:
-        config = GenerationConfig(banned_ids=(target.bos_id, target.pad_id))
-        sources, starts = [[*ids[1:], source.eos_id] for ids in contexts], [[target.bos_id] for _ in contexts]
+        config, start = GenerationConfig(banned_ids=(target.bos_id, target.pad_id)), target.bos_id
     else:
-        config = prompt_format.config
+        config, start = prompt_format.config, prompt_format.config.decoder_start_id or 0
         check_generation_config(config, needs_start=has_encoder)
-        sources, starts = contexts, [[config.decoder_start_id or 0] for _ in contexts]
+    sources, read = None, contexts
+    if has_encoder:
+        sources, read = contexts, [[start] for _ in contexts]
+        if prompt_format is None:
+            sources = [[*ids[1:], source.eos_id] for ids in contexts]
     return GenerateRequest(
-        prompts=starts if has_encoder else contexts,
+        prompts=read,
         options=options,
-        eos_id=config.eos_ids[0] if config.eos_ids else target.eos_id,
+        eos_id=next(iter(config.eos_ids), target.eos_id),
         pad_id=target.pad_id if config.pad_id is None else config.pad_id,
         banned=[*config.banned_ids, *unused_outputs(module, target)],
-        sources=sources if has_encoder else None,
+        sources=sources,
         decode=target.decode,
-        contexts=contexts if continues or not has_encoder else starts,
+        contexts=contexts if continues else read,
         config=config,
     )
 
@@ -252,8 +254,8 @@ def unused_outputs(module: Transformer, tokenizer: Tokenizer) -> range:
     return range(tokenizer.vocab_size, module.spec.num_outputs)
 
 
-def _generation(tokenizer: Tokenizer, found: Continuation, context: Sequence[int], seed: int | None) -> Generation:
+def _generation(tokenizer: Tokenizer, sequence: Continuation, context: Sequence[int], seed: int | None) -> Generation:
     """Return a continuation in text."""
-    ids = found.ids[:-1] if found.stop_reason == "end" else found.ids
-    text = continuation_text(tokenizer.decode, ids, context) if found.text is None else found.text
-    return Generation(text, tokenizer.tokens(found.ids), found.score, found.stop_reason, seed)
+    ids = sequence.ids[:-1] if sequence.stop_reason == "end" else sequence.ids
+    text = continuation_text(tokenizer.decode, ids, context) if sequence.text is None else sequence.text
+    return Generation(text, tokenizer.tokens(sequence.ids), sequence.score, sequence.stop_reason, seed)

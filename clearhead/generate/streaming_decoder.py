@@ -61,10 +61,10 @@ class StreamingDecoder:
     def _release(self, fresh: str) -> str:
         """Return the new text up to a possible start of a stop text; note when one is complete."""
         text = self._held + fresh
-        found = [(text.find(stop) + len(stop), text.find(stop)) for stop in self._stops if stop in text]
-        if found:
+        stops = [(text.find(stop) + len(stop), text.find(stop)) for stop in self._stops if stop in text]
+        if stops:
             self.is_stopped, self._held = True, ""
-            return text[: min(found)[1]]
+            return text[: min(stops)[1]]
         held = _longest_start(text, self._stops)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]

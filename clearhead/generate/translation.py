@@ -50,19 +50,18 @@ def translate_texts(
         InputError: a single stack, or generation settings that are not supported.
     """
     target, filled = tokenizers.target, [text for text in texts if text.strip()]
-    found = iter(
-        search_translations(module, tokenizers, filled, options, special_tokens, config, max_length=max_length)
-    )
-    nothing = Hypothesis("", [], 0.0, 0.0)
-    return [
-        [
-            Hypothesis(target.decode(best.ids), target.tokens(best.ids), best.score, best.log_probability)
-            for best in next(found)
-        ]
-        if text.strip()
-        else [nothing]
-        for text in texts
-    ]
+    searched = search_translations(module, tokenizers, filled, options, special_tokens, config, max_length=max_length)
+    of_filled = iter(searched)
+    results = []
+    for text in texts:
+        hypotheses = [Hypothesis("", [], 0.0, 0.0)]
+        if text.strip():
+            hypotheses = [
+                Hypothesis(target.decode(best.ids), target.tokens(best.ids), best.score, best.log_probability)
+                for best in next(of_filled)
+            ]
+        results.append(hypotheses)
+    return results
 
 
 def search_translations(
@@ -168,7 +167,7 @@ def translate_ids(
     costs = [len(source) * options.beam_size for source in sources]
     for batch in batches_by_cost(costs, budget=options.batch_tokens, most_rows=options.batch_size):
         ids_NS, mask_NS = pad_ids([sources[i] for i in batch], pad_id, device)
-        found = beam_search(
+        candidates_of_batch = beam_search(
             module,
             ids_NS,
             mask_NS,
@@ -179,7 +178,7 @@ def translate_ids(
             config=config,
             recorder=recorder,
         )
-        for i, candidates in zip(batch, found, strict=True):
+        for i, candidates in zip(batch, candidates_of_batch, strict=True):
             results[i] = candidates
     return results
 

@@ -128,11 +128,11 @@ def choose_family(
 def _fitting(family: Family, task: TaskRecord | None, model: Model) -> list[Variant]:
     """The variants that a module may be, those of its task first."""
     if model.head is None:
-        return [one for one in family.variants if one.head is no_head]
+        return [variant for variant in family.variants if variant.head is no_head]
     if task is None:
         return list(family.variants)
     # A class whose outputs are of another form never fits.
-    fitting = [one for one in family.variants if find(one.task).outputs == find(task.kind).outputs]
+    fitting = [variant for variant in family.variants if find(variant.task).outputs == find(task.kind).outputs]
     return sorted(fitting, key=lambda variant: variant.task != task.kind)
 
 
@@ -216,13 +216,13 @@ def _value(key: str, model: Model) -> str | None:
     assert stack is not None, "a validated model has a stack"
     step = stack.layers[0].steps[0]
     function = step.branches[0].function
-    networks = [one for _, one in spec.walk(stack) if isinstance(one, spec.FeedForward)]
+    networks = [node for _, node in spec.walk(stack) if isinstance(node, spec.FeedForward)]
     if not isinstance(function, spec.Attention) or not networks:
         return None
     branch = step.branches[0]
     norm = branch.pre or step.pre or step.out or branch.post
     values: dict[str, Any] = {
-        "norm_place": _place(step),
+        "norm_place": _norm_place(step),
         "norm": {"layer_norm": "layer", "rms_norm": "rms"}[norm.kind] if norm else None,
         "positions": _positions(stack, function),
         "qk_norm": function.query_key_norm is not None,
@@ -241,11 +241,11 @@ def _value(key: str, model: Model) -> str | None:
     return None if value is None else str(value)
 
 
-def _place(step: spec.Step) -> str | None:
+def _norm_place(step: spec.Step) -> str | None:
     branch = step.branches[0]
     places = {"pre": branch.pre or step.pre, "inside": branch.post, "post": step.out}
-    found = [name for name, norm in places.items() if norm is not None]
-    return found[0] if len(found) == 1 and found != ["inside"] else None
+    with_norm = [name for name, norm in places.items() if norm is not None]
+    return with_norm[0] if len(with_norm) == 1 and with_norm != ["inside"] else None
 
 
 def _positions(stack: spec.Stack, function: spec.Attention) -> str | None:

@@ -76,7 +76,7 @@ def linear_cross_entropy(
         logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
         return F.cross_entropy(logits_NV, labels_N, reduction="sum", label_smoothing=label_smoothing)
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_ND.dtype
-    setting = _Setting(label_smoothing, scale, dtype, labels_N)
+    setting = _LossSetting(label_smoothing, scale, dtype, labels_N)
     tensors = (hidden_ND, weight_VD, bias_V)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         loss: Tensor = _LinearCrossEntropy.apply(*tensors, setting)  # type: ignore[no-untyped-call]
@@ -124,7 +124,7 @@ def shape_step(number: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Setting:
+class _LossSetting:
     label_smoothing: float
     scale: float
     product_dtype: torch.dtype
@@ -133,7 +133,7 @@ class _Setting:
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, setting: _Setting) -> Tensor:
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, setting: _LossSetting) -> Tensor:
         sums = _Sums(hidden_ND, weight_VD, bias_V, setting, ctx.needs_input_grad[:3])
         loss = sums.run()
         ctx.save_for_backward(*sums.gradients((hidden_ND, weight_VD, bias_V)))
@@ -156,7 +156,7 @@ class _Sums:
         hidden_ND: Tensor,
         weight_VD: Tensor,
         bias_V: Tensor | None,
-        setting: _Setting,
+        setting: _LossSetting,
         needed: tuple[bool, bool, bool],
     ) -> None:
         self.setting = setting

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Unpack, overload
@@ -50,7 +50,7 @@ from clearhead.model.predictions import Predictions
 from clearhead.model.saving import save_model
 from clearhead.model.texts import answer_each
 from clearhead.printing import block, module_summary
-from clearhead.progress import Notify, counter, message
+from clearhead.progress import Notify, counter
 from clearhead.spec import Model as ModelSpec
 from clearhead.spec.describe import model_summary
 from clearhead.task import TaskRecord
@@ -302,8 +302,6 @@ class Model(Predictions):
     def evaluate(
         self,
         data: Mapping[str, Any] | Sequence[Any],
-        *,
-        notify: Callable[[str], None] | None = None,
         **options: Unpack[EvaluateKwargs],
     ) -> Measures:
         """Return the numbers that `clearhead evaluate` gives for data with known answers, by name.
@@ -313,7 +311,6 @@ class Model(Predictions):
                 examples: (source, target) for translate and embed; a text for generate, fill and denoise;
                 (text, label) or (text, second text, label) for classify; (words, tags) for tag; (question, context,
                 answer, start) for answer, both None where the context holds none.
-            notify: called with messages about the data, such as how many texts are truncated.
             options: those of `EvaluateOptions`, by name; `from_language`, `to_language`: codes, for a multilingual
                 checkpoint.
 
@@ -323,7 +320,7 @@ class Model(Predictions):
         given = given_options(options, EvaluateKwargs)
         languages = given.pop("from_language", None), given.pop("to_language", None)
         model = self.for_languages(*languages) if any(languages) else self
-        return evaluate_model(model.exact, data, EvaluateOptions(**given), notify=notify or message)
+        return evaluate_model(model.exact, data, EvaluateOptions(**given))
 
     def attention(
         self,

@@ -54,11 +54,11 @@ def split_pairs(texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[list[s
 def truncate(sides: Sides, room: int) -> tuple[Sides, Bool[ndarray, " texts"]]:
     """Keep the first `room` ids of each text, or of each pair together; also say which texts were cut."""
     lengths = [np.array([len(ids) for ids in side], dtype=np.int64) for side in sides]
-    kept = [np.minimum(lengths[0], room)] if len(sides) == 1 else list(truncate_pair(lengths[0], lengths[1], room))
-    cut = [
-        [ids[:count] for ids, count in zip(side, counts, strict=True)] for side, counts in zip(sides, kept, strict=True)
-    ]
-    return cut, np.any([counts < before for counts, before in zip(kept, lengths, strict=True)], axis=0)
+    kept = truncate_pair(lengths[0], lengths[1], room) if len(sides) == 2 else (np.minimum(lengths[0], room),)
+    starts = []
+    for side, counts in zip(sides, kept, strict=True):
+        starts.append([ids[:count] for ids, count in zip(side, counts, strict=True)])
+    return starts, np.any(np.less(kept, lengths), axis=0)
 
 
 def max_input_length(module: Transformer, max_length: int | None) -> int:

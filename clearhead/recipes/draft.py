@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 LEAST_EXAMPLES = 20
 LEAST_CHARACTERS = 1_000
-PARTS = ("train", "valid")
 # Names of files that say nothing of the data in them.
 _GENERAL = ("train", "training", "data", "text", "texts", "input", "all")
 _RUN = re.compile(r'^run = "([^"]*)"', re.MULTILINE)
@@ -83,11 +82,6 @@ class NewOptions:
         words = [word for name, value in given.items() for word in ("--" + name.replace("_", "-"), str(value))]
         return shlex.join(["clearhead", "new", self.task, *words])
 
-    @property
-    def holds_out(self) -> bool:
-        """Whether there is no validation data, so that a part of the training data is held out."""
-        return self.valid_source is None and self.valid_text is None
-
 
 @dataclass(frozen=True)
 class Draft:
@@ -125,7 +119,7 @@ class _Examples:
     Attributes:
         what: what one message calls them: pairs, texts or sentences.
         count: how many there are.
-        found: their survey.
+        survey: of them.
         held: which of them are held out.
         train, valid: the tables of the run file.
         facts: what was found, for the first message.
@@ -135,7 +129,7 @@ class _Examples:
 
     what: str
     count: int
-    found: Survey
+    survey: Survey
     held: HeldOut
     train: Mapping[str, Value]
     valid: Mapping[str, Value]
@@ -144,8 +138,8 @@ class _Examples:
     num_overlapping: int = 0
 
     def draft(self, options: NewOptions, run: str, data: LabelledExamples | None = None) -> Draft:
-        what, found, held = self.what, self.found, self.held
-        summary = f"{self.count} {what} ({found.num_units} {found.unit})"
+        what, survey, held = self.what, self.survey, self.held
+        summary = f"{self.count} {what} ({survey.num_units} {survey.unit})"
         plan = DataPlan(
             task=options.task,
             train=self.train,
@@ -154,16 +148,16 @@ class _Examples:
             summary=summary,
             run=options.run or unused_run(run, options.folder.parent),
             amount=len(held.train),
-            survey=found,
+            survey=survey,
             settings={} if data is None else data.settings,
             unfit=() if data is None else data.unfit,
             command=options.command,
         )
         has_empty = "has an empty side|have an empty side" if what == "pairs" else "is empty|are empty"
-        messages = [f"{self.count} {what}, {found.num_units} {found.unit}{self.facts}"]
-        if found.num_empty:
+        messages = [f"{self.count} {what}, {survey.num_units} {survey.unit}{self.facts}"]
+        if survey.num_empty:
             messages.append(
-                f"{_counted(found.num_empty, what, has_empty)}; training leaves {_them(found.num_empty)} out"
+                f"{_counted(survey.num_empty, what, has_empty)}; training leaves {_them(survey.num_empty)} out"
             )
         if held.valid:
             messages.append(
@@ -178,9 +172,9 @@ class _Examples:
 
 
 def _overlap_note(count: int, what: str) -> str:
-    return (
-        _counted(count, what, "has a text that training reads too|have a text that training reads too") if count else ""
-    )
+    if not count:
+        return ""
+    return _counted(count, what, "has a text that training reads too|have a text that training reads too")
 
 
 def _overlap(count: int, what: str) -> str:
@@ -193,8 +187,8 @@ def _overlap(count: int, what: str) -> str:
 
 def _counted(count: int, what: str, does: str) -> str:
     """Return "1 pair has a text" or "3 pairs have a text"."""
-    one, several = does.split("|")
-    return f"{count} {what.removesuffix('s')} {one}" if count == 1 else f"{count} {what} {several}"
+    singular, plural = does.split("|")
+    return f"{count} {what.removesuffix('s')} {singular}" if count == 1 else f"{count} {what} {plural}"
 
 
 def _them(count: int) -> str:
@@ -213,27 +207,26 @@ def _pair_draft(options: NewOptions) -> Draft:
     source, target = options.source, options.target
     assert source is not None and target is not None, "the options were checked"
     data = read_pairs(parallel_files(user_path(source), user_path(target)))
-    found = survey(list(zip(data["source"], data["target"], strict=True)))
-    _refuse_few(found.num_pairs, "pairs with text on both sides", f"{source} and {target} have")
-    keys, overlapping = _pair_keys(data), 0
-    if options.valid_source is not None and options.valid_target is not None:
-        valid_data = read_pairs(parallel_files(user_path(options.valid_source), user_path(options.valid_target)))
-        overlapping = num_overlapping(keys, _pair_keys(valid_data))
-    held = draw(keys) if options.holds_out else HeldOut(range(len(data)))
-    ends = _endings(source, target)
-    names = [(source, target), (options.valid_source, options.valid_target)]
+    surveyed = survey(list(zip(data["source"], data["target"], strict=True)))
+    _refuse_few(surveyed.num_pairs, "pairs with text on both sides", f"{source} and {target} have")
+    keys, endings = _pair_keys(data), _endings(source, target)
     files: dict[Path, Sequence[str]] = {}
-    if options.holds_out:
-        names = [(options.folder / f"{part}.{ends[0]}", options.folder / f"{part}.{ends[1]}") for part in PARTS]
-        for part, paths in zip(PARTS, names, strict=True):
-            for path, side in zip(paths, ("source", "target"), strict=True):
-                files |= {path: [data[side][row] for row in getattr(held, part)]} if path else {}
-    train, valid = ({"source": str(paths[0]), "target": str(paths[1])} for paths in names)
+    train, valid = {"source": str(source), "target": str(target)}, dict[str, Value]()
+    if options.valid_source is not None and options.valid_target is not None:
+        valid = {"source": str(options.valid_source), "target": str(options.valid_target)}
+        valid_data = read_pairs(parallel_files(user_path(options.valid_source), user_path(options.valid_target)))
+        held, overlapping = HeldOut(range(len(data))), num_overlapping(keys, _pair_keys(valid_data))
+    else:
+        held, overlapping = draw(keys), 0
+        for side, ending in zip(("source", "target"), endings, strict=True):
+            copies = held.copies(options.folder, ending, data[side])
+            train[side], valid[side] = map(str, copies)
+            files |= copies
     same = same_sides(data)
-    facts = f", {found.num_words} distinct words; the longest side has {found.longest} {found.unit}"
+    facts = f", {surveyed.num_words} distinct words; the longest side has {surveyed.longest} {surveyed.unit}"
     facts += f"; {same}" if same else ""
-    examples = _Examples("pairs", found.num_pairs, found, held, train, valid, facts, files, overlapping)
-    return examples.draft(options, "-".join(ends))
+    examples = _Examples("pairs", surveyed.num_pairs, surveyed, held, train, valid, facts, files, overlapping)
+    return examples.draft(options, "-".join(endings))
 
 
 def _pair_keys(data: Table) -> list[list[tuple[str, str]]]:
@@ -254,74 +247,72 @@ def _endings(source: Path, target: Path) -> tuple[str, str]:
 def _text_draft(options: NewOptions) -> Draft:
     from clearhead.data.sources.texts import measure, parse_text_source
 
-    task, text = options.task, options.text
+    text = options.text
     assert text is not None, "the options were checked"
-    form = {} if options.text_column is None else {"field": options.text_column}
-    train = form | ({} if options.pattern is None else {"pattern": options.pattern})
-    found = survey_text(chunk.text for chunk in parse_text_source({"text": str(text), **train}).chunks())
-    if found.num_characters < LEAST_CHARACTERS:
-        raise InputError(f"{text} has {found.num_characters} characters; training needs at least {LEAST_CHARACTERS}")
-    document = {"document": options.document or found.document}
-    train, form = train | document, form | document
-    table: dict[str, Value] = {"text": str(text), **train}
-    share = held_out_share(found)
-    valid: dict[str, Value] | float = share
-    note = "the share of the text, from its end, that is held out of training"
-    are_lines = document["document"] == "line" and found.num_characters <= MOST_COUNTED
-    split = f"every {document['document']} is a document"
-    messages = [f"{found.num_characters} characters, {found.num_distinct} distinct ones; {split}"]
+    keys = {"text": str(text), "field": options.text_column, "pattern": options.pattern}
+    train: dict[str, Value] = {key: value for key, value in keys.items() if value is not None}
+    surveyed = survey_text(chunk.text for chunk in parse_text_source(train).chunks())
+    characters = surveyed.num_characters
+    if characters < LEAST_CHARACTERS:
+        raise InputError(f"{text} has {characters} characters; training needs at least {LEAST_CHARACTERS}")
+    document = options.document or surveyed.document
+    train["document"] = document
+    messages = [f"{characters} characters, {surveyed.num_distinct} distinct ones; every {document} is a document"]
     files: dict[Path, Sequence[str]] = {}
+    valid: dict[str, Value] | float
     num_held: float = 0
     if options.valid_text is not None:
-        valid, note = {"text": str(options.valid_text), **(train if options.valid_text.is_dir() else form)}, ""
+        valid = {**train, "text": str(options.valid_text)}
+        if not options.valid_text.is_dir():
+            valid.pop("pattern", None)
         measure(parse_text_source(valid))
-        overlapping = num_overlapping(_line_keys(_lines(table)), _line_keys(_lines(valid))) if are_lines else 0
+        overlapping = 0
+        if document == "line" and characters <= MOST_COUNTED:
+            overlapping = num_overlapping(_line_keys(_documents(train)), _line_keys(_documents(valid)))
+        note = _overlap_note(overlapping, "lines")
         if overlapping:
-            note = _overlap_note(overlapping, "lines")
             messages.append(_overlap(overlapping, "lines"))
-    elif pieces := _pieces(table, found):
-        held = draw(_line_keys("\n".join(piece) for piece in pieces))
-        paths = {part: options.folder / f"{part}.txt" for part in PARTS}
-        files = {path: [line for row in getattr(held, part) for line in pieces[row]] for part, path in paths.items()}
-        table, valid = {"text": str(paths["train"]), **document}, {"text": str(paths["valid"]), **document}
-        num_held, what = len(held.valid), "passages" if document["document"] == "file" else f"{document['document']}s"
-        note = held.note(what)
+    elif pieces := _pieces(train, surveyed):
+        held = draw(_line_keys(pieces))
+        files = held.copies(options.folder, "txt", pieces)
+        train, valid = (dict[str, Value](text=str(path), document=document) for path in files)
+        what = "passages" if document == "file" else f"{document}s"
+        num_held, note = len(held.valid), held.note(what)
         messages.append(f"held out {num_held} {what}, drawn at random; training reads the copies in {options.folder}")
     else:
-        num_held = share
-        messages.append(f"the last {share:.1%} are for validation")
+        num_held = valid = held_out_share(surveyed)
+        note = "the share of the text, from its end, that is held out of training"
+        messages.append(f"the last {valid:.1%} are for validation")
     plan = DataPlan(
-        task=task,
-        train=table,
+        task=options.task,
+        train=train,
         valid=valid,
         note=note,
-        summary=f"{found.num_characters} characters",
+        summary=f"{characters} characters",
         run=options.run or unused_run(_data_name(options), options.folder.parent),
-        amount=found.num_characters,
-        survey=found,
+        amount=characters,
+        survey=surveyed,
         command=options.command,
     )
-    return Draft(plan, {"characters": found.num_characters, "held_out": num_held}, messages, files)
+    return Draft(plan, {"characters": characters, "held_out": num_held}, messages, files)
 
 
-def _pieces(table: Mapping[str, Value], found: TextSurvey) -> list[list[str]]:
-    """Return the parts of a text that can be held out, each its lines; none of too much or too little text.
+def _pieces(table: Mapping[str, Value], surveyed: TextSurvey) -> list[str]:
+    """Return the pieces of a text that can be held out; none of too much or too little text.
 
     Lines and paragraphs are documents; the one document of a file is cut into passages, and several files into none.
     """
-    if found.num_characters > MOST_COUNTED:
+    if surveyed.num_characters > MOST_COUNTED:
         return []
-    texts = _lines(table)
-    if table["document"] == "line":
-        pieces = [[text] for text in texts]
-    elif table["document"] == "paragraph":
-        pieces = [[*text.split("\n"), ""] for text in texts]
-    else:
-        pieces = passages(texts[0].split("\n")) if len(texts) == 1 else []
+    pieces = _documents(table)
+    if table["document"] == "paragraph":
+        pieces = [f"{paragraph}\n" for paragraph in pieces]
+    elif table["document"] == "file":
+        pieces = passages(pieces[0].split("\n")) if len(pieces) == 1 else []
     return pieces if len(pieces) >= LEAST_EXAMPLES else []
 
 
-def _lines(table: Mapping[str, Value]) -> list[str]:
+def _documents(table: Mapping[str, Value]) -> list[str]:
     from clearhead.data.sources.texts import parse_text_source
 
     return [chunk.text for chunk in parse_text_source(table).chunks()]
@@ -337,7 +328,7 @@ def _data_name(options: NewOptions) -> str:
     path = options.text.resolve()
     name = path.name.partition(".")[0]
     if not name or (name in _GENERAL and path.is_file()):
-        name = "-".join(part for part in (path.parent.name, name) if part)
+        name = "-".join(filter(None, (path.parent.name, name)))
     return f"{name or 'text'}-{options.task}"
 
 
@@ -365,27 +356,16 @@ def _labelled_draft(
 ) -> Draft:
     given = vars(options)
     data = read(given, None)
-    found, count = survey(data.texts), sum(map(bool, data.keys))
+    count = sum(map(bool, data.keys))
     _refuse_few(count, data.few or data.what, f"{options.text} has")
-    held, overlapping, files = HeldOut(range(len(data.keys))), 0, dict[Path, Sequence[str]]()
     if options.valid_text is not None:
         valid_data = read(given | {"text": options.valid_text, "labels": options.valid_labels or options.labels}, data)
-        overlapping = num_overlapping(data.keys, valid_data.keys)
-        train, valid = data.table, valid_data.table
+        held, overlapping = HeldOut(range(len(data.keys))), num_overlapping(data.keys, valid_data.keys)
+        train, valid, files = data.table, valid_data.table, dict[Path, Sequence[str]]()
     else:
-        held = draw(data.keys, data.groups)
-        train, valid = ({**table, **data.columns} for table in _copies(options.folder, held, data.record, files))
-    examples = _Examples(data.what, count, found, held, train, valid, data.facts, files, overlapping)
+        held, overlapping = draw(data.keys, data.groups), 0
+        lines = [json.dumps(data.record(row), ensure_ascii=False) for row in range(len(data.keys))]
+        files = held.copies(options.folder, "jsonl", lines)
+        train, valid = ({"text": str(path), **data.columns} for path in files)
+    examples = _Examples(data.what, count, survey(data.texts), held, train, valid, data.facts, files, overlapping)
     return examples.draft(options, _data_name(options), data)
-
-
-def _copies(
-    folder: Path, held: HeldOut, record: Callable[[int], dict[str, object]], files: dict[Path, Sequence[str]]
-) -> list[dict[str, Value]]:
-    """Put both parts into `files` as JSON lines, and return the tables that name them."""
-    tables: list[dict[str, Value]] = []
-    for part in PARTS:
-        path = folder / f"{part}.jsonl"
-        files[path] = [json.dumps(record(row), ensure_ascii=False) for row in getattr(held, part)]
-        tables.append({"text": str(path)})
-    return tables

@@ -134,27 +134,27 @@ def fitted(plan: DataPlan, minutes: float) -> Fitted:
         return write(plan, recipe, replace(choice, size=best.size), best, minutes)
 
 
-def write(plan: DataPlan, recipe: Recipe, choice: Choice, found: Candidate, minutes: float) -> Fitted:
+def write(plan: DataPlan, recipe: Recipe, choice: Choice, candidate: Candidate, minutes: float) -> Fitted:
     """Return the run file of a choice, with the steps that fit into a time.
 
     Args:
         plan: the data.
         recipe: the values for it.
         choice: without the steps.
-        found: the model, measured.
+        candidate: the model, measured.
         minutes: that training may take.
     """
-    validation, per_epoch = found.validation_seconds, found.parts.batches.batches_per_epoch
+    validation, per_epoch = candidate.validation_seconds, candidate.parts.batches.batches_per_epoch
     most = math.ceil(recipe.most_epochs * per_epoch)
-    length = Length.fitting(minutes, step=found.step_seconds, validation=validation, most=most)
+    length = Length.fitting(minutes, step=candidate.step_seconds, validation=validation, most=most)
     note = f"{length.steps / per_epoch:.3g} passes over the data, "
     if length.steps == most:
         note += f"about {duration(length.seconds)}: more passes would not help, more data would"
     else:
-        pace = f"{duration(found.step_seconds)} a step and {duration(validation)} a validation on this machine"
+        pace = f"{duration(candidate.step_seconds)} a step and {duration(validation)} a validation on this machine"
         note += f"{minutes:g} min: {pace}"
     message(f"{number_of(length.steps, 'step')}: {note}")
-    if advice := too_few(length, most, step=found.step_seconds):
+    if advice := too_few(length, most, step=candidate.step_seconds):
         message(advice)
     planned = None if length.steps == most else minutes
     choice = replace(choice, steps=length.steps, steps_note=note, validations=length.validations, minutes=planned)
@@ -245,17 +245,17 @@ def choose_size(recipe: Recipe, candidate: Callable[[Size], Candidate], minutes:
     message("measuring training steps")
     for size in recipe.sizes:
         try:
-            found = candidate(size)
+            trial = candidate(size)
         except InputError as error:
             if best is None or not lacks_memory(error):
                 raise
             message(f"{_name(size)}: does not fit into memory")
             break
-        steps = max(0, int((60 * minutes - STARTUP_SECONDS) / found.step_seconds))
-        message(f"{_name(size)}: {duration(found.step_seconds)} a step, {number_of(steps, 'step')} in {minutes:g} min")
-        if best is not None and steps * found.step_tokens < size.least_tokens:
+        steps = max(0, int((60 * minutes - STARTUP_SECONDS) / trial.step_seconds))
+        message(f"{_name(size)}: {duration(trial.step_seconds)} a step, {number_of(steps, 'step')} in {minutes:g} min")
+        if best is not None and steps * trial.step_tokens < size.least_tokens:
             break
-        best = found
+        best = trial
     assert best is not None, "a recipe has a size"
     return best
 

@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from clearhead.errors import InputError
 
@@ -30,6 +31,16 @@ class HeldOut:
     train: Sequence[int]
     valid: Sequence[int] = ()
     num_shared: int = 0
+
+    def copies(self, folder: Path, ending: str, texts: Sequence[str]) -> dict[Path, Sequence[str]]:
+        """Return the texts of both parts by the paths of their copies, first those of training.
+
+        Args:
+            folder, ending: of the copies.
+            texts: of all examples.
+        """
+        rows = {"train": self.train, "valid": self.valid}
+        return {folder / f"{name}.{ending}": [texts[row] for row in rows[name]] for name in rows}
 
     def note(self, what: str) -> str:
         """Return the comment on the validation data."""
@@ -75,26 +86,26 @@ def draw(keys: Keys, labels: Sequence[Hashable] | None = None) -> HeldOut:
     return HeldOut([row for row in rows if row not in held], sorted(held), shared)
 
 
-def passages(lines: Sequence[str]) -> list[list[str]]:
-    """Cut the lines of a text into passages."""
-    found: list[list[str]] = []
+def passages(lines: Sequence[str]) -> list[str]:
+    """Put the lines of a text together into passages."""
+    texts: list[str] = []
     passage: list[str] = []
     length = 0
     for line in lines:
         passage.append(line)
         length += len(line) + 1
         if length >= 2 * _PASSAGE or (length >= _PASSAGE and not line.strip()):
-            found.append(passage)
+            texts.append("\n".join(passage))
             passage, length = [], 0
     if passage:
-        found.append(passage)
-    return found
+        texts.append("\n".join(passage))
+    return texts
 
 
 def num_overlapping(train: Keys, valid: Keys) -> int:
     """Return how many validation examples have a key of a training example."""
-    known = {key for one in train for key in one}
-    return sum(1 for one in valid if not known.isdisjoint(one))
+    known = {key for example in train for key in example}
+    return sum(not known.isdisjoint(example) for example in valid)
 
 
 def _groups(keys: Keys) -> list[list[int]]:
@@ -108,10 +119,10 @@ def _groups(keys: Keys) -> list[list[int]]:
         return row
 
     first: dict[Hashable, int] = {}
-    for row, own in enumerate(keys):
-        for key in own:
-            one, other = sorted((root(row), root(first.setdefault(key, row))))
-            parents[other] = one
+    for row, row_keys in enumerate(keys):
+        for key in row_keys:
+            earlier, later = sorted((root(row), root(first.setdefault(key, row))))
+            parents[later] = earlier
     groups: defaultdict[int, list[int]] = defaultdict(list)
     for row in range(len(keys)):
         groups[root(row)].append(row)

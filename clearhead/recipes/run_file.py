@@ -93,7 +93,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Setting:
+class KeyLine:
     """One line of a run file."""
 
     name: str
@@ -151,7 +151,7 @@ def run_file_text(plan: DataPlan, recipe: Recipe, choice: Choice) -> str:
     """
     task, recipe = find(plan.task), _without(recipe, plan.unfit)
     tables = {
-        "task": [Setting("kind", plan.task), *_init(choice), *_commented("task", _task_keys(plan, recipe))],
+        "task": [KeyLine("kind", plan.task), *_init(choice), *_commented("task", _task_keys(plan, recipe))],
         "data": _data(plan, task, choice),
         "tokenizer": _tokenizer(plan, task, recipe, choice) if choice.start is None else [],
         "model": [] if choice.size is None else _model(recipe, task, choice.size),
@@ -186,17 +186,17 @@ def _advice(plan: DataPlan, recipe: Recipe) -> list[str]:
     ]
 
 
-def _init(choice: Choice) -> list[Setting]:
+def _init(choice: Choice) -> list[KeyLine]:
     if choice.start is None:
         return []
-    return [Setting("init", choice.start.reference, "the checkpoint to start from, with its own model and tokenizer")]
+    return [KeyLine("init", choice.start.reference, "the checkpoint to start from, with its own model and tokenizer")]
 
 
-def _lora(choice: Choice) -> list[Setting]:
+def _lora(choice: Choice) -> list[KeyLine]:
     if choice.start is None or choice.start.rank is None:
         return []
     comment = f"of matrices that are added to the attention and trained alone, because {choice.start.why}"
-    return [Setting("rank", choice.start.rank, comment)]
+    return [KeyLine("rank", choice.start.rank, comment)]
 
 
 def _export_note(saved_as: str) -> str:
@@ -205,30 +205,30 @@ def _export_note(saved_as: str) -> str:
     return "No Hugging Face architecture can express this model: `clearhead convert --to hf` refuses it."
 
 
-def _commented(table: str, values: Mapping[str, Value]) -> list[Setting]:
+def _commented(table: str, values: Mapping[str, Value]) -> list[KeyLine]:
     """Return the keys in the order of their comments."""
     order = list(_COMMENTS)
     keys = sorted(values, key=lambda key: order.index(f"{table}.{key}"))
-    return [Setting(key, values[key], _COMMENTS[f"{table}.{key}"]) for key in keys]
+    return [KeyLine(key, values[key], _COMMENTS[f"{table}.{key}"]) for key in keys]
 
 
 def _task_keys(plan: DataPlan, recipe: Recipe) -> Mapping[str, Value]:
     return {**plan.settings, **recipe.task}
 
 
-def _data(plan: DataPlan, task: Task, choice: Choice) -> list[Setting]:
+def _data(plan: DataPlan, task: Task, choice: Choice) -> list[KeyLine]:
     length = f"in tokens; {task.new.longer}" + (f". {choice.length_note}" if choice.length_note else "")
     settings = [
-        Setting("train", plan.train, "document: file | line | paragraph" if "document" in plan.train else ""),
-        Setting("valid", plan.valid, plan.note),
-        Setting("max_length", choice.max_length, length),
+        KeyLine("train", plan.train, "document: file | line | paragraph" if "document" in plan.train else ""),
+        KeyLine("valid", plan.valid, plan.note),
+        KeyLine("max_length", choice.max_length, length),
     ]
     if "pack" in data_of(plan.task).data.model_fields:
-        settings.append(Setting("pack", True, "short documents share a block, and do not see each other"))
+        settings.append(KeyLine("pack", True, "short documents share a block, and do not see each other"))
     return settings
 
 
-def _tokenizer(plan: DataPlan, task: Task, recipe: Recipe, choice: Choice) -> list[Setting]:
+def _tokenizer(plan: DataPlan, task: Task, recipe: Recipe, choice: Choice) -> list[KeyLine]:
     kind = tokenizer_kind(recipe, plan.survey)
     size = vocab_size(recipe, plan.survey, num_special=data_of(plan.task).num_signs(choice.max_length))
     if kind == "split":
@@ -237,15 +237,15 @@ def _tokenizer(plan: DataPlan, task: Task, recipe: Recipe, choice: Choice) -> li
         comment = "every character is a token, because there are few of them"
     else:
         comment = "bpe | byte-bpe | unigram | wordpiece | word | character | byte | split"
-    settings = [Setting("kind", kind, comment)]
+    settings = [KeyLine("kind", kind, comment)]
     if size is not None:
-        settings.append(Setting("vocab_size", size, f"there are {plan.survey.num_words} distinct words"))
+        settings.append(KeyLine("vocab_size", size, f"there are {plan.survey.num_words} distinct words"))
     if task.has_two_vocabularies:
-        settings.append(Setting("joint", True, "one vocabulary for both languages, so that they can share one table"))
+        settings.append(KeyLine("joint", True, "one vocabulary for both languages, so that they can share one table"))
     return settings
 
 
-def _model(recipe: Recipe, task: Task, size: Size) -> list[Setting]:
+def _model(recipe: Recipe, task: Task, size: Size) -> list[KeyLine]:
     family, *others = task.families
     hidden = (
         "each of the three matrices of a gated network"
@@ -253,34 +253,34 @@ def _model(recipe: Recipe, task: Task, size: Size) -> list[Setting]:
         else "width of the inner layer"
     )
     return [
-        Setting("family", family, " | ".join(others and (family, *others))),
-        Setting("layers", size.layers, "in each stack" if family == "encoder-decoder" else ""),
-        Setting("width", size.width),
-        Setting("heads", size.heads, "must divide the width"),
-        Setting("feedforward", size.feedforward, hidden),
+        KeyLine("family", family, " | ".join(others and (family, *others))),
+        KeyLine("layers", size.layers, "in each stack" if family == "encoder-decoder" else ""),
+        KeyLine("width", size.width),
+        KeyLine("heads", size.heads, "must divide the width"),
+        KeyLine("feedforward", size.feedforward, hidden),
         *_commented("model", recipe.model.keys),
-        Setting("dropout", size.dropout, "more where there is little data"),
+        KeyLine("dropout", size.dropout, "more where there is little data"),
     ]
 
 
-def _train(plan: DataPlan, recipe: Recipe, task: Task, choice: Choice) -> list[Setting]:
+def _train(plan: DataPlan, recipe: Recipe, task: Task, choice: Choice) -> list[KeyLine]:
     values = dict(recipe.train)
     metric, batch_tokens = values.pop("metric"), values.pop("batch_tokens")
     every = max(1, -(-choice.steps // choice.validations))
     best: dict[str, Value] = {"metric": metric, "patience": PATIENCE}
     stop = f"the best {metric} is kept; training ends after {PATIENCE} validations in a row without a better one"
     return [
-        Setting("run", plan.run, "the run directory"),
-        Setting("steps", choice.steps, choice.steps_note),
-        *([] if choice.minutes is None else [Setting("planned_minutes", choice.minutes, _PLANNED)]),
-        Setting("batch_tokens", batch_tokens, task.new.batch),
+        KeyLine("run", plan.run, "the run directory"),
+        KeyLine("steps", choice.steps, choice.steps_note),
+        *([] if choice.minutes is None else [KeyLine("planned_minutes", choice.minutes, _PLANNED)]),
+        KeyLine("batch_tokens", batch_tokens, task.new.batch),
         *_commented("train", values),
-        Setting("precision", "auto", "auto | fp32 | bf16"),
-        Setting("device", "auto", "auto | cpu | cuda | mps"),
-        Setting("seed", 1, "of weights, order and dropout"),
-        Setting("validate_every", every, "steps; a validation also saves a checkpoint"),
-        Setting("keep", 3, "checkpoints, besides the best one"),
-        Setting("snapshots", 10, "steps whose weights are kept for `view --checkpoints`, spaced like a logarithm"),
-        Setting("snapshot_megabytes", 1000, "what these take at most: a large model has fewer"),
-        Setting("early_stop", best, stop),
+        KeyLine("precision", "auto", "auto | fp32 | bf16"),
+        KeyLine("device", "auto", "auto | cpu | cuda | mps"),
+        KeyLine("seed", 1, "of weights, order and dropout"),
+        KeyLine("validate_every", every, "steps; a validation also saves a checkpoint"),
+        KeyLine("keep", 3, "checkpoints, besides the best one"),
+        KeyLine("snapshots", 10, "steps whose weights are kept for `view --checkpoints`, spaced like a logarithm"),
+        KeyLine("snapshot_megabytes", 1000, "what these take at most: a large model has fewer"),
+        KeyLine("early_stop", best, stop),
     ]

@@ -81,13 +81,13 @@ def started(plan: DataPlan, reference: str, minutes: float) -> Fitted:
         )
         fitting = Fitting(plan, recipe, initial)
         choice = fitting.with_length(Choice(None, most, start=Start(reference, rank, why, saved_as)))
-        found = fitting.candidate(choice)
+        candidate = fitting.candidate(choice)
         what = "all weights" if rank is None else f"matrices of rank {rank}"
-        message(f"training {what}: {duration(found.step_seconds)} a step")
+        message(f"training {what}: {duration(candidate.step_seconds)} a step")
         return Way(
-            found.step_seconds,
-            found.parts.batches.batches_per_epoch,
-            lambda: write(plan, recipe, choice, found, minutes),
+            candidate.step_seconds,
+            candidate.parts.batches.batches_per_epoch,
+            lambda: write(plan, recipe, choice, candidate, minutes),
         )
 
     with preserved_random_state():
@@ -127,8 +127,8 @@ def choose_way(tried: Callable[[int | None, str], Way], count: int, minutes: flo
     passes = (60 * minutes - STARTUP_SECONDS) / whole.step_seconds / whole.steps_per_epoch
     if passes >= 1:
         return whole
-    part = tried(LORA_RANK, f"all weights get through {passes:.2g} of the data in {minutes:g} min")
-    return part if part.step_seconds * _FASTER < whole.step_seconds else whole
+    low_rank = tried(LORA_RANK, f"all weights get through {passes:.2g} of the data in {minutes:g} min")
+    return low_rank if low_rank.step_seconds * _FASTER < whole.step_seconds else whole
 
 
 def start_recipe(task: str, amount: int, *, num_parameters: int, max_length: int, is_low_rank: bool) -> Recipe:

@@ -65,18 +65,21 @@ def survey(pairs: Texts) -> Survey:
     words: Counter[str] = Counter()
     letters: Counter[str] = Counter()
     for pair in filled:
-        for side in pair:
-            words.update(side.split())
+        words.update(" ".join(pair).split())
         letters.update(_LETTERS.findall(" ".join(pair)))
     kind = _kind(filled, words)
-    units = [[len(side) if kind == "character" else len(side.split()) for side in pair] for pair in filled]
-    lengths = sorted(max(pair) for pair in units)
+    num_units, longest_sides = 0, []
+    for pair in filled:
+        lengths = [len(side if kind == "character" else side.split()) for side in pair]
+        num_units += sum(lengths)
+        longest_sides.append(max(lengths))
+    longest_sides.sort()
     return Survey(
         num_pairs=len(filled),
         num_empty=len(pairs) - len(filled),
         kind=kind,
-        num_units=sum(map(sum, units)),
-        longest=lengths[min(len(lengths) - 1, len(lengths) * 999 // 1000)] if lengths else 0,
+        num_units=num_units,
+        longest=longest_sides[len(filled) * 999 // 1000] if filled else 0,
         num_words=len(words),
         word_counts=tuple(letters.values()),
         num_characters=len(set("".join(words))),

@@ -127,6 +127,7 @@ class Task:
         used_with: the command that uses a trained model, behind `clearhead`; "{run}" stands for its name.
         recipes: by amount of data, the smallest first.
         score: the name of the score of a validation.
+        scores_translations: whether it is computed from translations of some sentences ([train] bleu_sentences).
         writes: whether its models write text token by token.
         continues: whether that text continues the input.
         is_paired: whether its data are pairs of texts, line by line.
@@ -143,6 +144,7 @@ class Task:
     used_with: str
     recipes: tuple[Recipe, ...]
     score: str = "score"
+    scores_translations: bool = False
     writes: bool = False
     continues: bool = False
     is_paired: bool = False

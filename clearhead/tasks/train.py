@@ -224,7 +224,7 @@ class LabelledTraining(TaskTraining, Generic[SourceT, StoreT]):
             assert isinstance(module, Transformer), "labels need the module that was built for them"
             return self.measure(module, tokenizer, record, stores.valid)
 
-        texts = [part for store in stores for part in store.texts]
+        texts = [side for store in stores for side in store.texts]
         return TaskParts(
             tokenizers=one_sided(tokenizer),
             spec=model,

@@ -16,10 +16,11 @@ from clearhead.data.sources.tables import Examples, Table
 from clearhead.data.sources.texts import TextRows, parse_text_source
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
 from clearhead.errors import InputError
-from clearhead.evaluate.options import Evaluated, Notify
+from clearhead.evaluate.options import Evaluated
 from clearhead.evaluate.result import Measures, aligned, percent
 from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.generate.batching import device_of
+from clearhead.progress import message
 from clearhead.spec.describe import number_of
 from clearhead.task import Noise, TaskRecord
 from clearhead.tasks.data import data_of
@@ -101,11 +102,11 @@ class HiddenTokenMeasures(Measures):
         )
 
 
-def corpus_of(model: Evaluated, data: object, notify: Notify) -> Corpus:
+def corpus_of(model: Evaluated, data: object) -> Corpus:
     """Return the tokenized text of evaluation data, and say how much it is."""
     source = source_of(data, model.task.kind, parse_text_source)
     corpus = prepare_corpus(TextRows(source) if isinstance(source, Examples) else source, model.tokenizers.source)
-    notify(f"{corpus.num_tokens:,} tokens in {number_of(len(corpus), 'document')}")
+    message(f"{corpus.num_tokens:,} tokens in {number_of(len(corpus), 'document')}")
     return corpus
 
 
@@ -140,8 +141,8 @@ def measure_hidden_tokens(
     if length is None:
         raise InputError("the record of this model does not say how long the texts were that it was trained on")
     batches = window_epoch(corpus, objective, length=length)
-    parts = (part for batch in batches for part in batch.parts(batch_size))
+    parts = (small_batch for batch in batches for small_batch in batch.parts(batch_size))
     with torch.inference_mode():
-        found = score_tokens(model.tree, parts, device_of(model.module))
-    assert found.score is not None, "tokens have a score"
-    return HiddenTokenMeasures(found.loss, math.exp(min(found.loss, 700.0)), found.score / 100)
+        validation = score_tokens(model.tree, parts, device_of(model.module))
+    assert validation.score is not None, "tokens have a score"
+    return HiddenTokenMeasures(validation.loss, math.exp(min(validation.loss, 700.0)), validation.score / 100)

@@ -61,9 +61,9 @@ class SpecialTokens:
     def __post_init__(self) -> None:
         """Check the templates, which come from files."""
         for name, template, wanted in (("a text", self.single, ["A"]), ("a pair of texts", self.pair, ["A", "B"])):
-            places = sorted(part for part, _ in template or () if isinstance(part, str))
-            if template is not None and places != wanted:
-                raise InputError(f"the tokenizer's template of {name} has the texts {places}; expected {wanted}")
+            texts = sorted(item for item, _ in template or () if isinstance(item, str))
+            if template is not None and texts != wanted:
+                raise InputError(f"the tokenizer's template of {name} has the texts {texts}; expected {wanted}")
 
     @classmethod
     def from_ids(cls, prefix: Sequence[int], suffix: Sequence[int]) -> SpecialTokens:
@@ -93,10 +93,10 @@ class SpecialTokens:
         texts = {"A": first, "B": second or ()}
         ids: list[int] = []
         segments: list[int] = []
-        for part, segment in self.template(paired=second is not None):
-            piece = texts[part] if isinstance(part, str) else [part]
-            ids += piece
-            segments += [segment] * len(piece)
+        for item, segment in self.template(paired=second is not None):
+            item_ids = texts[item] if isinstance(item, str) else [item]
+            ids += item_ids
+            segments += [segment] * len(item_ids)
         return ids, segments
 
     def template(self, *, paired: bool) -> tuple[Part, ...]:
@@ -111,14 +111,13 @@ class SpecialTokens:
 
     def num_added(self, *, paired: bool = False) -> int:
         """Return the number of special tokens around one text, or around two."""
-        return sum(not isinstance(part, str) for part, _ in self.template(paired=paired))
+        return len(_ids_in(self.template(paired=paired)))
 
     @property
     def for_text(self) -> PrefixSuffix:
         """Those around a single text."""
-        place = next(place for place, (part, _) in enumerate(self.single) if part == "A")
-        sides = (self.single[:place], self.single[place + 1 :])
-        return PrefixSuffix(*(tuple(part for part, _ in side if not isinstance(part, str)) for side in sides))
+        position = [item for item, _ in self.single].index("A")
+        return PrefixSuffix(_ids_in(self.single[:position]), _ids_in(self.single[position:]))
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -154,13 +153,14 @@ class SpecialTokens:
     def largest_id(self) -> int:
         """The largest id of all of them; -1 where there are none."""
         sides = [ids for side in (self.source, self.target) if side is not None for ids in (side.prefix, side.suffix)]
-        parts = [part for part, _ in (*self.single, *(self.pair or ())) if not isinstance(part, str)]
-        return max([*parts, *(index for ids in sides for index in ids)], default=-1)
+        return max(
+            [*_ids_in((*self.single, *(self.pair or ()))), *(index for ids in sides for index in ids)], default=-1
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the special tokens as JSON values."""
         sides = {"source": self.source, "target": self.target}
-        known = {name: [one.prefix, one.suffix] for name, one in sides.items() if one is not None}
+        known = {name: [side.prefix, side.suffix] for name, side in sides.items() if side is not None}
         return {"single": self.single, "pair": self.pair, **known}
 
     @classmethod
@@ -168,11 +168,15 @@ class SpecialTokens:
         """Read what `to_json` returned."""
         pair, names = content["pair"], [name for name in ("source", "target") if name in content]
         sides = {name: PrefixSuffix(*map(tuple, content[name])) for name in names}
-        return cls(_parts(content["single"]), None if pair is None else _parts(pair), **sides)
+        return cls(_template(content["single"]), None if pair is None else _template(pair), **sides)
 
 
-def _parts(content: Sequence[Sequence[Any]]) -> tuple[Part, ...]:
-    return tuple((part, segment) for part, segment in content)
+def _template(content: Sequence[Sequence[Any]]) -> tuple[Part, ...]:
+    return tuple((item, segment) for item, segment in content)
+
+
+def _ids_in(template: Sequence[Part]) -> tuple[int, ...]:
+    return tuple(item for item, _ in template if not isinstance(item, str))
 
 
 def read_special_tokens(document: Mapping[str, Any]) -> SpecialTokens:
@@ -184,10 +188,10 @@ def read_special_tokens(document: Mapping[str, Any]) -> SpecialTokens:
     Raises:
         InputError: there are two of them.
     """
-    found = list(_templates(document.get("post_processor")))
-    if len(found) > 1:
-        raise InputError(f"expected one template in the post-processor of tokenizer.json, found {len(found)}")
-    return found[0] if found else SpecialTokens(pair=(("A", 0), ("B", 1)))
+    templates = _templates(document.get("post_processor"))
+    if len(templates) > 1:
+        raise InputError(f"expected one template in the post-processor of tokenizer.json, found {len(templates)}")
+    return templates[0] if templates else SpecialTokens(pair=(("A", 0), ("B", 1)))
 
 
 def _templates(node: Mapping[str, Any] | None) -> list[SpecialTokens]:
@@ -209,12 +213,12 @@ def _templates(node: Mapping[str, Any] | None) -> list[SpecialTokens]:
     return []
 
 
-def _of_template(parts: Sequence[Mapping[str, Any]], tokens: Mapping[str, Sequence[int]]) -> tuple[Part, ...]:
-    found: list[Part] = []
-    for part in parts:
-        if "Sequence" in part:
-            found.append((part["Sequence"]["id"], part["Sequence"]["type_id"]))
+def _of_template(items: Sequence[Mapping[str, Any]], tokens: Mapping[str, Sequence[int]]) -> tuple[Part, ...]:
+    template: list[Part] = []
+    for item in items:
+        if "Sequence" in item:
+            template.append((item["Sequence"]["id"], item["Sequence"]["type_id"]))
         else:
-            token = part["SpecialToken"]
-            found += [(index, token["type_id"]) for index in tokens[token["id"]]]
-    return tuple(found)
+            token = item["SpecialToken"]
+            template += [(index, token["type_id"]) for index in tokens[token["id"]]]
+    return tuple(template)

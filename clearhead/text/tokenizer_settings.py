@@ -11,7 +11,7 @@ from clearhead.text.tokenizer_checks import MOST_PARTS
 
 Id = Annotated[int, Field(ge=0, lt=2**31)]
 Part = tuple[Id | Literal["A", "B"], Annotated[int, Field(ge=0, lt=2**15)]]
-Ids = Annotated[list[Id], Field(max_length=MOST_PARTS)]
+IdList = Annotated[list[Id], Field(max_length=MOST_PARTS)]
 Parts = Annotated[tuple[Part, ...], Field(max_length=MOST_PARTS)]
 
 
@@ -37,8 +37,8 @@ class SavedSpecialTokens(BaseModel):
 
     single: Parts
     pair: Parts | None
-    source: tuple[Ids, Ids] | None = None
-    target: tuple[Ids, Ids] | None = None
+    source: tuple[IdList, IdList] | None = None
+    target: tuple[IdList, IdList] | None = None
 
 
 class _Own(BaseModel):

@@ -61,22 +61,22 @@ def measure_activations(model: Model, length: int, precision: Literal["fp32", "b
             distinct = list(dict.fromkeys(stack.depths))
             for index, layer in enumerate(distinct):
                 # The second time a layer keeps only what is its own; the first time, what all layers share as well.
-                first, again = (f"{name}.layers.{place}" for place in (index, index + len(distinct)))
+                first, again = f"{name}.layers.{index}", f"{name}.layers.{index + len(distinct)}"
                 runs.update({first: 1, again: stack.depths.count(layer) - 1})
                 copies.update({first: 1, again: stack.layers.count(layer) - 1})
             twice = stack.model_copy(update={"layers": (*distinct, *distinct), "sharing": None})
             small = small.model_copy(update={name: twice})
-    one, two = (_run(small, rows, length, precision) for rows in (1, 2))
-    layers = {name: two.kept[name] - one.kept[name] for name in runs}
-    rest = two.kept[_REST] - one.kept[_REST]
+    single, double = _run(small, 1, length, precision), _run(small, 2, length, precision)
+    layers = {name: double.kept[name] - single.kept[name] for name in runs}
+    rest = double.kept[_REST] - single.kept[_REST]
     top = small.decoder or small.encoder
     assert top is not None, "a model has a stack"
     return Activations(
         layers=sum(layers[name] * count for name, count in runs.items()),
         largest_layer=max(layers.values()),
-        inputs=sum(one.inputs[name] * count for name, count in runs.items()),
+        inputs=sum(single.inputs[name] * count for name, count in runs.items()),
         rest=rest + 4 * length * top.output_width,
-        fixed=sum((one.kept[name] - layers[name]) * count for name, count in copies.items()) + one.kept[_REST] - rest,
+        fixed=single.kept[_REST] - rest + sum((single.kept[name] - layers[name]) * copies[name] for name in copies),
     )
 
 
@@ -110,12 +110,12 @@ class _Run:
         self._parameters = {_storage(parameter)._cdata for parameter in module.parameters()}
         # Alive, so that no other tensor takes the address of one that was counted.
         self._seen: dict[int, torch.UntypedStorage] = {}
-        for name, part in module.named_modules():
-            if isinstance(part, Layer):
-                part.register_forward_pre_hook(self._enter(name))
-                part.register_forward_hook(self._leave)
+        for name, submodule in module.named_modules():
+            if isinstance(submodule, Layer):
+                submodule.register_forward_pre_hook(self._enter(name))
+                submodule.register_forward_hook(self._leave)
             elif name == "encoder":
-                part.register_forward_hook(self._remember)
+                submodule.register_forward_hook(self._remember)
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Count a tensor that autograd keeps."""

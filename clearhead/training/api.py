@@ -16,7 +16,7 @@ from clearhead.runs.checkpoint import checkpoint_steps
 from clearhead.tasks.data import TEXT_EXAMPLES, data_of
 from clearhead.tasks.registry import kinds
 from clearhead.training.assemble import train_run
-from clearhead.training.parallel.processes import Place
+from clearhead.training.parallel.processes import Process
 from clearhead.training.runfile.read import parse_run_file, parse_tables, toml_text, toml_value
 from clearhead.training.runfile.sections import RunFile
 from clearhead.training.settings import TrainResult
@@ -63,15 +63,14 @@ def train(
     changes = [f"{key}={toml_value(value)}" for key, value in (overrides or {}).items()]
     if data is None:
         return train_run(parse_run_file(text, name, changes), resume=resume)
-    if Place.here().size > 1:
+    if Process.here().size > 1:
         raise InputError("each of several processes would write the lists of data; write them to files and name those")
     if resume:
         raise InputError("a resumed run reads the data in its run directory; leave data out")
     tables = parse_tables(text, name, changes)
     kind, folder = str(tables.get("task", {}).get("kind")), Path(str(tables.get("train", {}).get("run", ""))) / "data"
     data = _with_share(data, tables.get("data", {}).get("valid"))
-    found = {part: _examples(part, examples, kind) for part, examples in data.items()}
-    files = {folder / f"{part}.jsonl": examples for part, examples in found.items()}
+    files = {folder / f"{split}.jsonl": _examples(split, examples, kind) for split, examples in data.items()}
     entries = [f"data.{path.stem}={toml_value(json_lines_entry(rows, path))}" for path, rows in files.items()]
     return _train_on(parse_run_file(text, name, [*changes, *entries]), files)
 
@@ -85,12 +84,12 @@ def _with_share(data: Mapping[str, Any], share: object) -> Mapping[str, Any]:
     return {**data, "train": data["train"][:first], "valid": data["train"][first:]}
 
 
-def _examples(part: str, examples: Any, kind: str) -> Examples:
+def _examples(split: str, examples: Any, kind: str) -> Examples:
     """Read a list of examples; an unknown kind is left to the check of the run file."""
-    if part not in _PARTS:
-        raise InputError(f"data has no part '{part}'{nearest(part, _PARTS)}; it has train and valid")
+    if split not in _PARTS:
+        raise InputError(f"data has no part '{split}'{nearest(split, _PARTS)}; it has train and valid")
     listed = data_of(kind).examples if kind in kinds() else TEXT_EXAMPLES
-    return listed.parse(examples, name=f"data['{part}']")
+    return listed.parse(examples, name=f"data['{split}']")
 
 
 def _train_on(run_file: RunFile, files: Mapping[Path, Examples]) -> TrainResult:

@@ -36,10 +36,10 @@ def describe_files(run_file: RunFile) -> str:
         run_file: the checked run file; folders that are not streamed and datasets by name are left out.
     """
     described: dict[str, dict[str, list[Any]]] = {}
-    for part in ("train", "valid"):
-        table = getattr(run_file.data, part)
+    for split in ("train", "valid"):
+        table = getattr(run_file.data, split)
         names = [str(value) for value in table.model_dump().values()] if isinstance(table, Form) else []
-        described[part] = {name: list(_lines_and_digest(Path(name))) for name in names if _is_file(name)}
+        described[split] = {name: list(_lines_and_digest(Path(name))) for name in names if _is_file(name)}
     if run_file.data.stream:
         described["train"] = {str(shard.path): list(size_and_ends(shard.path)) for shard in streamed_shards(run_file)}
     return json.dumps(described)
@@ -63,12 +63,12 @@ def changed_files(choices: Mapping[str, object], run_file: RunFile, run: Path) -
         return []
     before, now = _described(str(choices[DATA_FILES]), run), _described(describe_files(run_file), run)
     changes = {
-        part: [
-            _change(name, before[part].get(name), now[part].get(name), unit)
-            for name in before[part] | now[part]
-            if now[part].get(name) != before[part].get(name)
+        split: [
+            _change(name, before[split].get(name), now[split].get(name), unit)
+            for name in before[split] | now[split]
+            if now[split].get(name) != before[split].get(name)
         ]
-        for part, unit in (("train", "bytes" if run_file.data.stream else "lines"), ("valid", "lines"))
+        for split, unit in (("train", "bytes" if run_file.data.stream else "lines"), ("valid", "lines"))
     }
     if changes["train"]:
         raise InputError(
@@ -86,10 +86,10 @@ def changed_files(choices: Mapping[str, object], run_file: RunFile, run: Path) -
 def _described(text: str, run: Path) -> dict[str, dict[str, tuple[int, str]]]:
     """Return what `describe_files` wrote as text."""
     try:
-        found = typed(parse_json(text), _Described, name=f"{run}, the files of its data").root
+        described = typed(parse_json(text), _Described, name=f"{run}, the files of its data").root
     except json.JSONDecodeError as error:
         raise InputError(f"{run}: expected the files of its data in JSON, but {error.msg.lower()}") from None
-    return {part: found.get(part, {}) for part in ("train", "valid")}
+    return {split: described.get(split, {}) for split in ("train", "valid")}
 
 
 def _change(name: str, old: tuple[int, str] | None, new: tuple[int, str] | None, unit: str) -> str:

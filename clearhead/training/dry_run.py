@@ -102,7 +102,7 @@ def step_cost(
         InputError: the largest batch does not fit into memory.
     """
     assert not optimizer.state, "an optimizer with a state would lose it"
-    device, place, began = device_of(module), work.batches.state(), time.perf_counter()
+    device, batches_state, began = device_of(module), work.batches.state(), time.perf_counter()
     dry = _DryRun(module, work.loss, device, settings.precision, is_alone=is_alone)
     with preserved_random_state(), restored_threads(), deterministic_algorithms(), _restored_module(module):
         if settings.threads is not None:
@@ -117,7 +117,7 @@ def step_cost(
         peak = max(peak, peak_memory(device))
         update = dry.update(optimizer, clip=settings.clip, seconds=seconds)
         memory = max(peak + dry.state_bytes, peak_memory(device)) - before
-    work.batches.load_state(place)
+    work.batches.load_state(batches_state)
     if settings.ema is not None:
         memory += sum(map(size_of, module.parameters()))
     return StepCost(one_batch * settings.accumulate + update, validation, memory)
@@ -137,7 +137,7 @@ def faster_precision(module: nn.Module, work: Workload[BatchT], train: Train) ->
     Raises:
         InputError: a batch does not fit into memory.
     """
-    device, place = device_of(module), work.batches.state()
+    device, batches_state = device_of(module), work.batches.state()
     chosen = choose_precision(train.precision, device)
     if train.precision != "auto" or device.type != "cpu" or not has_fast_bf16(device):
         return chosen
@@ -155,7 +155,7 @@ def faster_precision(module: nn.Module, work: Workload[BatchT], train: Train) ->
             spent = {name: dry.least(partial(dry.forward_backward, batch), 0.0) for name, dry in tries.items()}
         return_memory(0, device, "bf16")  # which the kernels of the other precision took
         chosen = "bf16" if spent["bf16"] <= WORTHWHILE * spent["fp32"] else "fp32"
-    work.batches.load_state(place)
+    work.batches.load_state(batches_state)
     return chosen
 
 
@@ -294,7 +294,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 def _restored_module(module: nn.Module) -> Iterator[None]:
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
-    modes = [(part, part.training) for part in module.modules()]
+    modes = [(submodule, submodule.training) for submodule in module.modules()]
     for parameter, _ in gradients:
         parameter.grad = None
     try:
@@ -305,8 +305,8 @@ def _restored_module(module: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
-        for part, training in modes:
-            part.training = training
+        for submodule, training in modes:
+            submodule.training = training
 
 
 def memory_in_use(device: torch.device) -> int:
@@ -344,5 +344,5 @@ def peak_memory(device: torch.device) -> int:
 
 def size_of(tensor: Tensor) -> int:
     """Return the bytes that a tensor takes on this process: those of its own shard, where it is sharded."""
-    own: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return own.nbytes
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.nbytes

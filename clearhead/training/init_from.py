@@ -18,6 +18,7 @@ from clearhead.hf.files.hub import find_checkpoint
 from clearhead.hf.loading import bind_rules
 from clearhead.hf.mapping import config as configs
 from clearhead.hf.mapping.family import Variant
+from clearhead.hf.mapping.tensor_rules import BoundRule
 from clearhead.hf.variants import label_config
 from clearhead.runs.directory import SPEC_FILE, model_files, read_task
 from clearhead.spec import Head, Model, validate
@@ -53,15 +54,14 @@ class InitialModel:
 
     def has_labels_of(self, record: TaskRecord) -> bool:
         """Return whether the model was trained for the same task with the same labels."""
-        own = self.record
-        numbers = (own.number_mean, own.number_scale) == (record.number_mean, record.number_scale)
-        same = (own.kind, own.labels, own.label_kind) == (record.kind, record.labels, record.label_kind)
-        return same and numbers
+        fields = ("kind", "labels", "label_kind", "number_mean", "number_scale")
+        return all(getattr(self.record, name) == getattr(record, name) for name in fields)
 
     def labels_like(self, kind: str, labels: Sequence[str]) -> tuple[str, ...] | None:
         """Return the labels of the model, in its order, if they are those of the data; else None."""
-        own = self.record.labels
-        return own if self.record.kind == kind and own and sorted(own) == sorted(labels) else None
+        if self.record.kind != kind or not self.record.labels or sorted(self.record.labels) != sorted(labels):
+            return None
+        return self.record.labels
 
     @property
     def has_vocabulary_head(self) -> bool:
@@ -70,10 +70,10 @@ class InitialModel:
 
     def vocabulary_head(self, kind: str) -> Head | None:
         """Return the vocabulary head of the checkpoint's family, for a checkpoint saved without one."""
-        for one in dict.fromkeys((kind, *(task.kind for task in with_outputs("vocabulary")))):
-            found = self.family_head(TaskRecord(kind=one))
-            if found is not None:
-                return found[0]
+        for task_kind in dict.fromkeys((kind, *(task.kind for task in with_outputs("vocabulary")))):
+            head_and_repeats = self.family_head(TaskRecord(kind=task_kind))
+            if head_and_repeats is not None:
+                return head_and_repeats[0]
         return None
 
     def family_head(self, record: TaskRecord) -> tuple[Head, Repeats | None] | None:
@@ -103,9 +103,9 @@ class InitialModel:
 
     def _variants(self, kind: str) -> list[Variant]:
         assert self.hf_checkpoint is not None
-        found = registry.find(self.hf_checkpoint.config).variants
+        variants = registry.find(self.hf_checkpoint.config).variants
         has_two = self.spec.encoder is not None and self.spec.decoder is not None
-        return [one for one in found if one.task == kind and (one.has_decoder or not has_two)]
+        return [variant for variant in variants if variant.task == kind and (variant.has_decoder or not has_two)]
 
     def head_tensors(self, module: Transformer, kind: str) -> dict[str, Tensor]:
         """Return tensors of a new head that are in the checkpoint though its own class does not use them.
@@ -117,21 +117,27 @@ class InitialModel:
         if self.hf_checkpoint is None or self.hf_checkpoint.loaded is None:
             return {}
         family, spare = self.hf_checkpoint.loaded.family, self.hf_checkpoint.loaded.unused
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for variant in self._variants(kind):
-            for bound in bind_rules(family, variant, family.prefix_of(variant), module)[0]:
-                # A class without a head saves its tensors without the prefix.
-                spelled = [
-                    [one for name in group for one in (name, name.removeprefix(family.prefix))]
-                    for group in bound.theirs
-                ]
-                names = [next((one for one in group if one in spare), "") for group in spelled]
-                if bound.ours[0].startswith(HEAD) and all(names) and not found.keys() & {*bound.ours}:
-                    made = bound.load([spare[name] for name in names])
-                    shapes = zip(made, bound.slots.shapes, strict=True)
-                    if all(tensor.shape == shape for tensor, shape in shapes):
-                        found |= dict(zip(bound.ours, made, strict=True))
-        return found
+            for rule in bind_rules(family, variant, family.prefix_of(variant), module)[0]:
+                if rule.ours[0].startswith(HEAD) and tensors.keys().isdisjoint(rule.ours):
+                    tensors |= _spare_tensors(rule, spare, family.prefix)
+        return tensors
+
+
+def _spare_tensors(rule: BoundRule, spare: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors of a rule, by their addresses; none if one is missing or has another shape."""
+    theirs = []
+    for group in rule.theirs:
+        # A class without a head saves its tensors without the prefix.
+        spellings = [spelling for name in group for spelling in (name, name.removeprefix(prefix))]
+        theirs += [spare[name] for name in spellings if name in spare][:1]
+    if len(theirs) < len(rule.theirs):
+        return {}
+    ours = rule.load(theirs)
+    if [tensor.shape for tensor in ours] != [*rule.slots.shapes]:
+        return {}
+    return dict(zip(rule.ours, ours, strict=True))
 
 
 def find_initial_model(reference: str, source: str | None, target: str | None) -> InitialModel | None:
@@ -148,8 +154,8 @@ def find_initial_model(reference: str, source: str | None, target: str | None) -
         return None
     with within(key("task.init")):
         folder = find_checkpoint(reference)
-        found = _of_run(reference) if folder is None else _of_checkpoint(reference, folder)
-        return _between(found, source, target)
+        initial = _of_run(reference) if folder is None else _of_checkpoint(reference, folder)
+        return _between(initial, source, target)
 
 
 def initial_model_of_run(run: Path) -> InitialModel:
@@ -221,11 +227,11 @@ def take_weights(module: Transformer, initial: InitialModel, record: TaskRecord,
     Raises:
         InputError: a tensor is missing.
     """
-    found, wanted = dict(initial.tensors()), module.state_dict()
+    tensors, wanted = dict(initial.tensors()), module.state_dict()
     same_head = module.spec.head == initial.spec.head
     if find(record.kind).learns_head:
         same_head &= initial.has_labels_of(record)
-    kept = {name: tensor for name, tensor in found.items() if name in wanted and (same_head or not _of_head(name))}
+    kept = {name: tensor for name, tensor in tensors.items() if name in wanted and (same_head or not _of_head(name))}
     kept |= {} if same_head else initial.head_tensors(module, record.kind)
     new = [name for name in wanted if name not in kept]
     lost = [name for name in new if same_head or not _of_head(name)]
@@ -234,7 +240,7 @@ def take_weights(module: Transformer, initial: InitialModel, record: TaskRecord,
     with torch.no_grad():
         for name, tensor in kept.items():
             wanted[name].copy_(tensor)
-    dropped = len(found.keys() - kept.keys())
+    dropped = len(tensors.keys() - kept.keys())
     progress.message(
         f"from {initial.name}: {len(kept)} tensors copied, {len(new)} new ({', '.join(new) or 'none'}), "
         f"{dropped} not used"

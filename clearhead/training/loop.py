@@ -148,7 +148,7 @@ class _Training(Generic[BatchT]):
         self.choices = self._choices_here()
         self.record.begin()
         self.tally.validation_seconds = self.parts.validation_seconds
-        seed_process(self.settings.seed, self.processes.place.rank)
+        seed_process(self.settings.seed, self.processes.this.rank)
         self._save()
 
     def resume(self) -> None:
@@ -184,11 +184,11 @@ class _Training(Generic[BatchT]):
 
     def _restore_random_state(self, state: Mapping[str, Any]) -> None:
         """Restore the generators of this process, or seed them where the checkpoint is of fewer processes."""
-        own = [state["random"], *state.get(OTHERS, ())][self.processes.place.rank :][:1]
-        if own:
-            restore_random_state(own[0])
+        states = [state["random"], *state.get(OTHERS, ())][self.processes.this.rank :][:1]
+        if states:
+            restore_random_state(states[0])
         else:
-            seed_process(self.settings.seed, self.processes.place.rank, self.tally.step)
+            seed_process(self.settings.seed, self.processes.this.rank, self.tally.step)
 
     def _choices_here(self) -> dict[str, Any]:
         return dict(self.settings.choices) | {"precision": self.settings.precision, "threads": torch.get_num_threads()}
@@ -226,9 +226,9 @@ class _Training(Generic[BatchT]):
         """Let the engine make its first pass on the next batch, without effect."""
         with preserved_random_state(), self._precision():
             if self.processes.size > 1:
-                place = self.parts.batches.state()
+                before = self.parts.batches.state()
                 self.engine.settle(next(self.parts.batches))
-                self.parts.batches.load_state(place)
+                self.parts.batches.load_state(before)
 
     def _announce(self) -> None:
         plan = RunPlan(
@@ -281,8 +281,8 @@ class _Training(Generic[BatchT]):
             group["lr"] = learning_rate
         sums = self._agree(self._accumulate_gradients(step))
         if not math.isfinite(sums.loss):
-            place = f" in batch {sums.not_finite} of {self.settings.accumulate}" if self.settings.accumulate > 1 else ""
-            raise self._not_finite(f"loss became {sums.loss}", f"step {step}{place}")
+            where = f" in batch {sums.not_finite} of {self.settings.accumulate}" if self.settings.accumulate > 1 else ""
+            raise self._not_finite(f"loss became {sums.loss}", f"step {step}{where}")
         scale = self.engine.divisor / max(1, sums.num_labels)
         norm = scale_gradients(self.parameters, scale, max_norm=self.settings.clip)
         if not math.isfinite(norm):
@@ -323,9 +323,9 @@ class _Training(Generic[BatchT]):
                 ) from error
         return sums
 
-    def _agree(self, own: Sums) -> Sums:
+    def _agree(self, sums: Sums) -> Sums:
         """Return the sums of all processes, and learn whether one was stopped, and how late it is on the first one."""
-        rows = self.processes.rows_of([*own.row(), float(self.signals.received or 0), self._seconds()])
+        rows = self.processes.rows_of([*sums.row(), float(self.signals.received or 0), self._seconds()])
         self.agreed = Agreed.of(rows)
         return Sums.of(rows)
 
@@ -348,17 +348,17 @@ class _Training(Generic[BatchT]):
         began, step = time.monotonic(), self.tally.step
         self.parts.progress.validating(step)
         try:
-            found = self._measure(self.ema.weights if self.ema is not None else None)
+            validation = self._measure(self.ema.weights if self.ema is not None else None)
         except StopRequested:
             return
-        if not math.isfinite(found.loss):
-            raise self._not_finite(f"validation loss became {found.loss}", f"step {step}")
-        is_best = self._judge(found)
-        self._write_line(found)
-        self.parts.schedule.observe(found.loss)
+        if not math.isfinite(validation.loss):
+            raise self._not_finite(f"validation loss became {validation.loss}", f"step {step}")
+        is_best = self._judge(validation)
+        self._write_line(validation)
+        self.parts.schedule.observe(validation.loss)
         self.tally.validation_seconds = time.monotonic() - began
         self._save()
-        report = ValidationReport(step, found.loss, found.score, is_best, time.monotonic() - began)
+        report = ValidationReport(step, validation.loss, validation.score, is_best, time.monotonic() - began)
         self.parts.progress.validated(report)
 
     def _measure(self, weights: Mapping[str, Tensor] | None) -> Validation:
@@ -370,21 +370,21 @@ class _Training(Generic[BatchT]):
         module = self.parts.module
         in_place = weights_in_place(module, weights) if weights is not None else contextlib.nullcontext()
         abandoning = contextlib.nullcontext() if self.engine.is_sharded else self.signals.abandoning()
-        found = None
+        validation = None
         with preserved_random_state(), in_place, self.engine.whole_weights(), torch.no_grad():
             module.eval()
             try:
                 with abandoning, self._precision():
-                    found = self.parts.validate(module)
+                    validation = self.parts.validate(module)
             except StopRequested:
                 pass
             finally:
                 module.train()
-        return self._agree_on(found)
+        return self._agree_on(validation)
 
-    def _agree_on(self, found: Validation | None) -> Validation:
+    def _agree_on(self, validation: Validation | None) -> Validation:
         """Return the validation of the first process; raise StopRequested where one of them left it unfinished."""
-        all_found = self.processes.all_of((found, int(self.signals.received or 0)))
+        all_found = self.processes.all_of((validation, int(self.signals.received or 0)))
         number = max(number for _, number in all_found)
         self.agreed = Agreed(self.agreed.seconds, signal.Signals(number) if number else None)
         validations = [validation for validation, _ in all_found if validation is not None]
@@ -392,10 +392,10 @@ class _Training(Generic[BatchT]):
             raise StopRequested
         return validations[0]
 
-    def _judge(self, found: Validation) -> bool:
+    def _judge(self, validation: Validation) -> bool:
         """Update the counters, and return whether this validation is the best so far."""
         tally, metric = self.tally, self.settings.metric
-        value = found.loss if metric == "loss" else found.score
+        value = validation.loss if metric == "loss" else validation.score
         if value is None:
             raise RunFailure("The best checkpoint is chosen by score, but validation returns no score: choose by loss.")
         best = tally.best_value
@@ -410,7 +410,7 @@ class _Training(Generic[BatchT]):
 
     # What goes to the disk
 
-    def _write_line(self, found: Validation | None = None) -> None:
+    def _write_line(self, validation: Validation | None = None) -> None:
         tally = self.tally
         self.record.write_line(
             Metrics(
@@ -420,8 +420,8 @@ class _Training(Generic[BatchT]):
                 loss=tally.loss_sum / max(1, tally.loss_count),
                 learning_rate=self.parts.schedule(tally.step),
                 tokens_per_second=round(tally.window_tokens / max(1e-9, tally.window_seconds), 1),
-                valid_loss=found.loss if found is not None else None,
-                valid_score=found.score if found is not None else None,
+                valid_loss=validation.loss if validation is not None else None,
+                valid_score=validation.score if validation is not None else None,
             )
         )
         tally.logged_step = tally.step
@@ -430,12 +430,12 @@ class _Training(Generic[BatchT]):
     def _save(self) -> None:
         tally = self.tally
         tally.seconds = self._seconds()
-        own, *others = self.processes.all_of(random_state())
+        first, *others = self.processes.all_of(random_state())
         state: dict[str, Any] = {
             "tally": asdict(tally),
             "schedule": self.parts.schedule.state(),
             "batches": self.parts.batches.state(),
-            "random": own,
+            "random": first,
             OTHERS: others,
             "choices": self.choices,
             "environment": environment(self.processes.size),
@@ -490,9 +490,9 @@ class _Training(Generic[BatchT]):
         weights = average_checkpoints(load_recent(self.run, steps))
         self.parts.progress.validating(self.tally.step)
         try:
-            found = self._measure(self.engine.placed(weights))
+            validation = self._measure(self.engine.placed(weights))
         except StopRequested:
             assert self._signal is not None, "only a signal interrupts a validation"
             self._leave(self._signal)
-        self.record.save_averaged(weights, steps, found)
-        return found
+        self.record.save_averaged(weights, steps, validation)
+        return validation

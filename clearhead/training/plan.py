@@ -46,7 +46,7 @@ FULL: Final = 0.9
 
 
 @dataclass(frozen=True)
-class Setting:
+class TrainingSetting:
     """What a plan is for.
 
     Args:
@@ -116,7 +116,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """The memory and the communication of a training.
 
     Attributes:
@@ -127,7 +127,7 @@ class Plan:
         shares: of ddp and of fsdp.
     """
 
-    setting: Setting
+    setting: TrainingSetting
     parameters: int
     largest_layer: int
     flops: int | float
@@ -156,7 +156,7 @@ class Plan:
         return f"{way} fits on {room}: {size(share.total(checkpointing=checkpointing))} of each{beside}"
 
 
-def plan_training(model: Model, setting: Setting) -> Plan:
+def plan_training(model: Model, setting: TrainingSetting) -> TrainingPlan:
     """Return the plan of a training.
 
     Args:
@@ -178,7 +178,7 @@ def plan_training(model: Model, setting: Setting) -> Plan:
     shares = _ddp(counts, setting, state, activations.fixed, kept), _fsdp(counts, setting, state, kept)
     cost = cost_per_token(model, setting.context, setting.context)
     flops = FORWARD_AND_BACKWARD * setting.accumulate * rows * setting.context * (cost.source_flops + cost.target_flops)
-    return Plan(setting, counts.total, counts.largest, flops, shares)
+    return TrainingPlan(setting, counts.total, counts.largest, flops, shares)
 
 
 @dataclass(frozen=True)
@@ -195,13 +195,13 @@ class _Counts:
 
     @classmethod
     def of(cls, module: Transformer) -> _Counts:
-        stacks = [part for part in module.modules() if isinstance(part, Stack)]
+        stacks = [submodule for submodule in module.modules() if isinstance(submodule, Stack)]
         apart = [layer for stack in stacks if len(set(stack.order)) == len(stack.order) for layer in stack.layers]
         layers = [num_parameters(layer) for layer in apart]
         return cls(num_parameters(module), sum(layers), max(layers, default=0))
 
 
-def _ddp(counts: _Counts, setting: Setting, state: int, casts: int, kept: Mapping[str, int]) -> Share:
+def _ddp(counts: _Counts, setting: TrainingSetting, state: int, casts: int, kept: Mapping[str, int]) -> Share:
     weights = FP32_BYTES * counts.total
     return Share(
         "ddp",
@@ -218,7 +218,7 @@ def _ddp(counts: _Counts, setting: Setting, state: int, casts: int, kept: Mappin
     )
 
 
-def _fsdp(counts: _Counts, setting: Setting, state: int, kept: Mapping[str, int]) -> Share:
+def _fsdp(counts: _Counts, setting: TrainingSetting, state: int, kept: Mapping[str, int]) -> Share:
     gpus, weights = setting.gpus, FP32_BYTES * counts.total
     number = 2 if setting.precision == "bf16" else FP32_BYTES
     gathered = setting.accumulate * number * (2 * counts.inside + counts.outside)

@@ -21,12 +21,12 @@ from clearhead.spec import Model
 from clearhead.spec.cost import FP32_BYTES, OPTIMIZER_SLOTS, TRAINING_BYTES
 from clearhead.spec.describe import number_of
 from clearhead.training.dry_run import StepCost, Workload, memory_in_use, step_cost
-from clearhead.training.parallel.processes import Place
+from clearhead.training.parallel.processes import Process
 from clearhead.training.progress.reports import duration
 from clearhead.training.protocols import BatchT
 from clearhead.training.settings import TrainSettings, num_snapshots, planned_steps, weight_bytes
 
-ALONE: Final = Place()
+ALONE: Final = Process()
 CHECKPOINT_SPEED: Final = 2e8
 """Bytes of a checkpoint that are written, synced and hashed in a second, roughly."""
 PLOT_BYTES: Final = 60_000_000
@@ -112,7 +112,7 @@ class Preflight:
 
 
 def refuse_large(
-    model: Model, device: torch.device, *, is_trained_whole: bool, place: Place = ALONE, is_sharded: bool = False
+    model: Model, device: torch.device, *, is_trained_whole: bool, process: Process = ALONE, is_sharded: bool = False
 ) -> None:
     """Refuse a model that does not fit into memory with what its training needs at least, before it is built.
 
@@ -120,18 +120,19 @@ def refuse_large(
         model: its spec.
         device: on which it will be trained.
         is_trained_whole: each weight has a gradient and the two moments of an optimizer.
-        place: of this process among all that train.
+        process: this one among all that train.
         is_sharded: whether they share the model.
 
     Raises:
         InputError: it does not fit.
     """
     count = num_parameters(build(model, device="meta"))
-    needed = least_memory(count, is_trained_whole=is_trained_whole) // (place.size if is_sharded else 1)
+    needed = least_memory(count, is_trained_whole=is_trained_whole) // (process.size if is_sharded else 1)
     advice = "lower model.layers or model.width"
-    if place.size > 1 and not is_sharded:
+    if process.size > 1 and not is_sharded:
         advice += ", or share the model among the processes with train.parallel = 'fsdp'"
-    refuse_memory(needed, f"Training {count:,} parameters", free=free_for_each(device, place.local_size), advice=advice)
+    free = free_for_each(device, process.local_size)
+    refuse_memory(needed, f"Training {count:,} parameters", free=free, advice=advice)
 
 
 def least_memory(count: int, *, is_trained_whole: bool) -> int:
@@ -152,7 +153,7 @@ def preflight(
     *,
     sides: Sequence[TokenSide],
     memory_before: int | None = None,
-    place: Place = ALONE,
+    process: Process = ALONE,
 ) -> Preflight:
     """Check a run before its first step and forecast its cost, without changing anything.
 
@@ -163,7 +164,7 @@ def preflight(
         settings: of the run.
         sides: the sides of the data.
         memory_before: what the process held before it read the data, by `memory_in_use`; None: what it holds now.
-        place: of this process; the others of its machine take as much memory.
+        process: this one; the others of its machine take as much memory.
 
     Raises:
         InputError: every fault, in one report.
@@ -181,8 +182,8 @@ def preflight(
         # Ids outside the vocabulary would fail inside the dry step, with a worse message.
         raise InputError.from_faults(faults, subject="the run")
     held = 0 if memory_before is None else max(0, memory_in_use(device_of(module)) - memory_before)
-    memory_free = free_for_each(device_of(module), place.local_size) + held
-    cost = step_cost(module, optimizer, work, settings, is_alone=place.size == 1)
+    memory_free = free_for_each(device_of(module), process.local_size) + held
+    cost = step_cost(module, optimizer, work, settings, is_alone=process.size == 1)
     # A checkpoint is copied once while it is written.
     memory = held + cost.memory_bytes + checkpoint_bytes + (PLOT_BYTES if settings.plots else 0)
     refuse_memory(memory, "Training", free=memory_free, advice=_SMALLER_BATCHES)
@@ -251,8 +252,8 @@ def disk_forecast(module: nn.Module, settings: TrainSettings) -> tuple[int, int]
 
 
 def _free_disk(run: Path) -> int:
-    own = run / "checkpoints"
-    status = [path.stat() for path in own.rglob("*") if path.is_file()] if own.is_dir() else []
+    folder = run / "checkpoints"
+    status = [path.stat() for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     # By inode, because recent weights are hard links to those of the checkpoints.
     held = sum({entry.st_ino: entry.st_size for entry in status}.values())
     return shutil.disk_usage(run).free + held

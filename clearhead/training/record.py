@@ -142,15 +142,16 @@ class RunRecord:
                 self._engine.save(temporary / files.WEIGHTS, weights)
         prune_snapshots(self.run, newest=saved_step, keep=self._num_snapshots)
 
-    def save_averaged(self, weights: Mapping[str, Tensor], steps: list[int], found: Validation) -> None:
+    def save_averaged(self, weights: Mapping[str, Tensor], steps: list[int], validation: Validation) -> None:
         """Write averaged weights.
 
         Args:
             weights: their mean.
             steps: those it is the mean of.
-            found: their validation.
+            validation: their validation.
         """
-        save_averaged(self.run, weights, {"steps": steps, "valid_loss": found.loss, "valid_score": found.score})
+        facts = {"steps": steps, "valid_loss": validation.loss, "valid_score": validation.score}
+        save_averaged(self.run, weights, facts)
 
     def draw(self) -> None:
         """Draw the plots."""
@@ -179,7 +180,7 @@ class Unwritten(RunRecord):
         if step != saved_step:
             self._engine.help_to_save([weights])
 
-    def save_averaged(self, weights: Mapping[str, Tensor], steps: list[int], found: Validation) -> None:
+    def save_averaged(self, weights: Mapping[str, Tensor], steps: list[int], validation: Validation) -> None:
         """Leave it to the first process."""
 
     def draw(self) -> None:

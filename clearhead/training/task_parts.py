@@ -60,13 +60,13 @@ class TaskSetup:
             InputError: there are two, or it is not the tokenizer of the checkpoint.
         """
 
-        found = self.find_tokenizers(lambda: one_sided(train()))
-        if not found.joint:
+        pair = self.find_tokenizers(lambda: one_sided(train()))
+        if not pair.joint:
             raise InputError(
                 f"the task '{self.run_file.task.kind}' takes one tokenizer, but the source and target sides of this "
                 "one differ"
             )
-        return found.source
+        return pair.source
 
     def build_spec(
         self,
@@ -104,13 +104,13 @@ class TaskSetup:
             return with_head(base, head)
         if self.initial.has_vocabulary_head:
             return base
-        own = self.initial.vocabulary_head(self.run_file.task.kind)
-        if own is None:
+        head = self.initial.vocabulary_head(self.run_file.task.kind)
+        if head is None:
             raise InputError(
                 f"[task] init: the model was trained to '{self.initial.record.kind}', so it has no vocabulary head for "
                 f"the task '{self.run_file.task.kind}'"
             )
-        return with_head(base, own)
+        return with_head(base, head)
 
     def known_head(self, record: TaskRecord) -> tuple[spec.Head, Repeats | None] | None:
         """Return the head for these labels that the initial model or its family has, and its decoder's input.
@@ -149,8 +149,8 @@ class DataSide:
         cls, name: str, tokenizer: Tokenizer, texts: Iterable[Ragged], lengths: Iterable[Int64[ndarray, " _"]]
     ) -> DataSide:
         """Return the side of these texts, whose rows have these lengths with special tokens."""
-        largest = max(int(part.ids.max()) for part in texts)
-        return cls(name, tokenizer, largest, max(int(part.max()) for part in lengths))
+        largest = max(int(text_ids.ids.max()) for text_ids in texts)
+        return cls(name, tokenizer, largest, max(int(counts.max()) for counts in lengths))
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ def count_tokens(batches: Batches[Any], most: int = MOST_BATCHES) -> TokenCounts
         batches: training batches.
         most: how many batches to look at; fewer where an epoch has fewer.
     """
-    place, count = batches.state(), min(most, batches.batches_per_epoch)
+    before, count = batches.state(), min(most, batches.batches_per_epoch)
     work = sum((count_batch(next(batches)) for _ in range(count)), TokenCounts())
-    batches.load_state(place)
+    batches.load_state(before)
     return work
 
 

@@ -18,8 +18,10 @@ import torch
 import clearhead
 from clearhead.cli.main import main
 from clearhead.errors import InputError, RunFailure
+from clearhead.progress import shown_by
 from tests.cli.test_commands import last_json, run
 from tests.cli.test_generate import refused
+from tests.told import Told
 
 Runs = Callable[[str], Path]
 
@@ -335,11 +337,12 @@ def test_python_gives_the_numbers_of_translations(
 
 
 def test_python_passes_on_options_and_messages(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
-    model, told = clearhead.load(f"{runs('generate')}@last"), list[str]()
-    found = model.evaluate(examples_of(runs("generate"), "generate"), window=5, stride=2, notify=told.append)
+    model, told = clearhead.load(f"{runs('generate')}@last"), Told()
+    with shown_by(told):
+        found = model.evaluate(examples_of(runs("generate"), "generate"), window=5, stride=2)
     expected = evaluated("generate", runs, capfd, "--window", "5", "--stride", "2")
     assert without_times(found) == without_times(expected)
-    assert told == ["300 tokens in 25 documents"]
+    assert told.messages == ["300 tokens in 25 documents"]
     vectors = clearhead.load(f"{runs('embed')}@last")
     pairs = examples_of(runs("embed"), "embed")
     assert vectors.evaluate(pairs, similarities=[*range(len(pairs))], batch_size=7)["pairs"] == len(pairs)

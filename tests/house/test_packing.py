@@ -15,20 +15,11 @@ PACKED = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.IfEx
 EXCEPTIONS: Mapping[str, str] = {}
 """Functions that break a rule, as PATH:NAME, each with its reason; at most ten."""
 MOVING: Mapping[str, tuple[str, ...]] = {
-    "cli/evaluate.py": ("_run", "_check_options"),
-    "cli/main.py": ("_usage_sentence",),
     "data/sources/answers.py": ("_listed",),
     "data/sources/run_file_tables.py": ("parse_table",),
     "data/stores/answers.py": ("_write",),
     "data/stores/label_set.py": ("_names",),
     "data/stores/labelled.py": ("_write",),
-    "evaluate/options.py": ("EvaluateOptions.__post_init__",),
-    "generate/generation_config.py": ("GenerationConfig.within", "GenerationConfig.lines", "_typed", "_id", "_ids"),
-    "generate/options.py": ("Option.fault",),
-    "generate/prompts.py": ("generate_request",),
-    "predict/outputs.py": ("truncate",),
-    "recipes/draft.py": ("_pair_draft", "_text_draft"),
-    "recipes/survey.py": ("survey",),
     "tasks/answer/use.py": ("measure_store",),
     "tasks/data.py": ("PooledSection.defaults",),
     "tasks/embed/train.py": ("Training.parts",),
@@ -36,12 +27,6 @@ MOVING: Mapping[str, tuple[str, ...]] = {
     "tasks/tag/use.py": ("entity_f1",),
     "tasks/translate/train.py": ("Training.parts",),
     "tasks/translate/use.py": ("measure",),
-    "training/activations.py": ("measure_activations",),
-    "training/init_from.py": ("InitialModel.head_tensors",),
-    "training/optim/optimizers.py": ("load_optimizer",),
-    "training/runfile/faults.py": ("_no_data", "Places.of"),
-    "training/runfile/rules.py": ("_train_defaults",),
-    "training/stages/model.py": ("build_model",),
 }
 """Functions that break a rule and are rewritten with the files of tasks, by the path of their file: to be emptied."""
 

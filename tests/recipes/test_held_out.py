@@ -52,8 +52,8 @@ def test_examples_that_all_share_a_text() -> None:
 def test_passages_are_the_text_and_end_with_paragraphs() -> None:
     paragraphs = [[f"{row} " + "word " * 40, "more", ""] for row in range(400)]
     lines = [line for paragraph in paragraphs for line in paragraph]
-    found = passages(lines)
-    assert [line for passage in found for line in passage] == lines
-    assert all(passage[-1] == "" and 2_000 <= len("\n".join(passage)) < 2_500 for passage in found[:-1])
+    texts = passages(lines)
+    assert "\n".join(texts).split("\n") == lines
+    assert all(text.endswith("\n") and 2_000 <= len(text) < 2_500 for text in texts[:-1])
     without = passages(["word " * 40] * 400)
-    assert all(4_000 <= len("\n".join(passage)) < 4_300 for passage in without[:-1])
+    assert all(4_000 <= len(text) < 4_300 for text in without[:-1])

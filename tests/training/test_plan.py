@@ -15,7 +15,7 @@ from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec import Attention, FeedForward, MixtureOfExperts, Model, map_nodes
 from clearhead.training.activations import measure_activations
 from clearhead.training.optim.optimizers import build_optimizer
-from clearhead.training.plan import Setting, optimizer_bytes, plan_training
+from clearhead.training.plan import TrainingSetting, optimizer_bytes, plan_training
 
 VOCAB = 31
 DECODER = Hyperparameters(
@@ -29,7 +29,7 @@ FAMILIES = {
     ),
     "both": Hyperparameters(layers=2, width=28, heads=4, feedforward=37, activation_dropout=0.1),
 }
-SETTING = Setting(gpus=8, memory=10**9, batch_tokens=560, context=70, optimizer="adamw", precision="fp32")
+SETTING = TrainingSetting(gpus=8, memory=10**9, batch_tokens=560, context=70, optimizer="adamw", precision="fp32")
 
 
 def spec_of(family: str, **changes: Any) -> Model:

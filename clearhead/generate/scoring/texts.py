@@ -27,7 +27,7 @@ from clearhead.generate.prefill import check_model
 from clearhead.generate.scoring.targets import MOST_LOGITS, PairScore
 from clearhead.text.long_texts import LONGEST_PROMPT
 
-Ids = Sequence[int] | Integer[ndarray, " _"]
+TokenIds = Sequence[int] | Integer[ndarray, " _"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def windows(sequence: int, length: int, *, window: int, stride: int) -> Iterator
 
 def score_sequences(
     module: Transformer,
-    sequences: Sequence[Ids],
+    sequences: Sequence[TokenIds],
     *,
     pad_id: int,
     window: int | None = None,
@@ -92,8 +92,8 @@ def score_sequences(
             once, or a window or stride is out of range.
     """
     scored = [np.empty(len(ids) - 1) for ids in sequences]
-    for part, log_probs in token_log_probabilities(module, sequences, pad_id, window, stride, batch_size=batch_size):
-        scored[part.sequence][part.first - 1 : part.stop] = log_probs
+    for span, log_probs in token_log_probabilities(module, sequences, pad_id, window, stride, batch_size=batch_size):
+        scored[span.sequence][span.first - 1 : span.stop] = log_probs
     return [
         PairScore.of([int(index) for index in ids[1:]], row.tolist(), length_penalty)
         for ids, row in zip(sequences, scored, strict=True)
@@ -102,7 +102,7 @@ def score_sequences(
 
 def token_log_probabilities(
     module: Transformer,
-    sequences: Sequence[Ids],
+    sequences: Sequence[TokenIds],
     pad_id: int,
     window: int | None,
     stride: int | None,
@@ -111,38 +111,38 @@ def token_log_probabilities(
 ) -> Iterator[tuple[Window, Float[ndarray, " scored"]]]:
     """Yield each window with the log-probabilities of its scored tokens, longest windows first."""
     window, stride = _checked(module, sequences, window, stride)
-    parts = [
-        part for number, ids in enumerate(sequences) for part in windows(number, len(ids), window=window, stride=stride)
-    ]
-    costs = [part.stop - part.start for part in parts]
+    spans: list[Window] = []
+    for number, ids in enumerate(sequences):
+        spans += windows(number, len(ids), window=window, stride=stride)
+    costs = [span.stop - span.start for span in spans]
     module, num_outputs = in_evaluation(module), module.num_target_ids
     budget = max(min(2**14, MOST_LOGITS // num_outputs), 1)
     for batch in batches_by_cost(costs, budget=budget, most_rows=batch_size):
-        chosen = [parts[i] for i in batch]
+        chosen = [spans[i] for i in batch]
         with torch.inference_mode():
-            found = _score(module, sequences, chosen, pad_id, most_states=max(MOST_LOGITS // num_outputs, 1))
-        yield from zip(chosen, found, strict=True)
+            log_probs = _score(module, sequences, chosen, pad_id, most_states=max(MOST_LOGITS // num_outputs, 1))
+        yield from zip(chosen, log_probs, strict=True)
 
 
 def _score(
-    module: Transformer, sequences: Sequence[Ids], parts: list[Window], pad_id: int, *, most_states: int
+    module: Transformer, sequences: Sequence[TokenIds], spans: list[Window], pad_id: int, *, most_states: int
 ) -> list[Float[ndarray, " scored"]]:
     """Return the log-probabilities of the scored tokens of some windows, from one pass of the stack."""
-    longest = max(part.stop - part.start for part in parts)
-    ids_BT = np.full((len(parts), longest), pad_id, dtype=np.int64)
-    labels, places = [], []
-    for row, part in enumerate(parts):
-        ids = sequences[part.sequence]
-        ids_BT[row, : part.stop - part.start] = ids[part.start : part.stop]
-        labels.append(np.asarray(ids[part.first : part.stop + 1], dtype=np.int64))
-        places.append(row * longest + np.arange(part.first - 1 - part.start, part.stop - part.start))
+    longest = max(span.stop - span.start for span in spans)
+    ids_BT = np.full((len(spans), longest), pad_id, dtype=np.int64)
+    labels, positions = [], []
+    for row, span in enumerate(spans):
+        ids = sequences[span.sequence]
+        ids_BT[row, : span.stop - span.start] = ids[span.start : span.stop]
+        labels.append(np.asarray(ids[span.first : span.stop + 1], dtype=np.int64))
+        positions.append(row * longest + np.arange(span.first - 1 - span.start, span.stop - span.start))
     device = device_of(module)
     # No mask: padding is on the right, where no real token attends.
     hidden_BTD = module.states(core.Sequence(torch.from_numpy(ids_BT).to(device))).hidden
-    places_C = torch.from_numpy(np.concatenate(places)).to(device)
+    positions_C = torch.from_numpy(np.concatenate(positions)).to(device)
     labels_C = torch.from_numpy(np.concatenate(labels)).to(device)
-    found = _label_log_probabilities(module, hidden_BTD.flatten(0, 1)[places_C], labels_C, most_states)
-    return np.split(found, np.cumsum([len(part) for part in labels])[:-1])
+    log_probs_C = _label_log_probabilities(module, hidden_BTD.flatten(0, 1)[positions_C], labels_C, most_states)
+    return np.split(log_probs_C, np.cumsum([len(of_span) for of_span in labels])[:-1])
 
 
 def _label_log_probabilities(
@@ -150,14 +150,16 @@ def _label_log_probabilities(
 ) -> Float[ndarray, " scored"]:
     """Return the log-probability of each label, some hidden states at a time."""
     assert module.head is not None
-    found = []
+    log_probs = []
     for some_CD, some_C in zip(hidden_CD.split(most_states), labels_C.split(most_states), strict=True):
         logits_CV = module.head(some_CD[:, None])[:, 0].float()
-        found.append(logits_CV.gather(1, some_C[:, None])[:, 0] - logits_CV.logsumexp(1))
-    return torch.cat(found).double().cpu().numpy()
+        log_probs.append(logits_CV.gather(1, some_C[:, None])[:, 0] - logits_CV.logsumexp(1))
+    return torch.cat(log_probs).double().cpu().numpy()
 
 
-def _checked(module: Transformer, sequences: Sequence[Ids], window: int | None, stride: int | None) -> tuple[int, int]:
+def _checked(
+    module: Transformer, sequences: Sequence[TokenIds], window: int | None, stride: int | None
+) -> tuple[int, int]:
     """Return window and stride.
 
     Raises:

@@ -128,10 +128,10 @@ def continue_beams(
         whole = [*repetition_processors(options, prefill.source_ids), *chain]
         start = limits, end_ids, options, prefill.ids, banned_X
         search = _Search(*start, chain=whole, open_ended=True, recorder=recorder)
-        found = _run(module, search, prefill.logits, prefill.cache)
-    if not all(found):
+        finished = _run(module, search, prefill.logits, prefill.cache)
+    if not all(finished):
         raise RunFailure("no token may follow: the options ban every token of the vocabulary.")
-    return found
+    return finished
 
 
 def _run(
@@ -201,7 +201,7 @@ class Extensions:
 
     def take(self, order_MB: Int[Tensor, "sentences beams"]) -> Extensions:
         """Return the extensions at these places, in this order."""
-        return Extensions(*(part.gather(1, order_MB) for part in (self.sums_MC, self.ids_MC, self.parents_MC)))
+        return Extensions(*(tensor.gather(1, order_MB) for tensor in (self.sums_MC, self.ids_MC, self.parents_MC)))
 
 
 def top_log_probabilities(
@@ -251,7 +251,8 @@ def best_extensions(
         sums_MC = functional.pad(sums_MC, (0, missing), value=-torch.inf)
         ids_MC = functional.pad(ids_MC, (0, missing))
     # A stable sort, unlike topk, promises which of two equal sums comes first.
-    sums_MC, order_MC = (part[:, :count] for part in sums_MC.sort(dim=1, descending=True, stable=True))
+    sorted_MC = sums_MC.sort(dim=1, descending=True, stable=True)
+    sums_MC, order_MC = sorted_MC.values[:, :count], sorted_MC.indices[:, :count]
     parents_MC = (order_MC // num_top).clamp_(max=sums_MB.shape[1] - 1)
     return Extensions(sums_MC, ids_MC.gather(1, order_MC), parents_MC)
 
@@ -329,17 +330,17 @@ class _Search:
         rows = sentences * self.sums_MB.shape[1] + best.parents_MC[sentences, places]
         sums, ends = best.sums_MC[sentences, places].tolist(), best.ids_MC[sentences, places].tolist()
         prefixes = self._generated(rows)
-        for place, prefix, last, total in zip(sentences.tolist(), prefixes, ends, sums, strict=True):
-            self._finish(place, prefix, last, total, cut_off=False)
+        for sentence, prefix, last, total in zip(sentences.tolist(), prefixes, ends, sums, strict=True):
+            self._finish(sentence, prefix, last, total, cut_off=False)
 
     def _generated(self, rows_R: Int[Tensor, " some_rows"]) -> list[list[int]]:
         """Return the generated ids of these rows."""
         return self.prefix_RT[rows_R, self.prompt_length :].tolist()
 
-    def _finish(self, place: int, prefix: list[int], last: int, total: float, *, cut_off: bool) -> None:
+    def _finish(self, sentence: int, prefix: list[int], last: int, total: float, *, cut_off: bool) -> None:
         """Add prefix + last token to the list of the sentence at this place of the batch."""
         score = length_normalised(total, self.length, self.options.length_penalty)
-        self.finished[self.alive[place]].add(Candidate((*prefix, last), score, total, cut_off))
+        self.finished[self.alive[sentence]].add(Candidate((*prefix, last), score, total, cut_off))
         if self.recorder is not None:
             forced = CUT_OFF if self.open_ended else FORCED_END
             self.recorder.finish((*prefix, last), total, forced if cut_off else END)
@@ -347,18 +348,18 @@ class _Search:
     def _unfinished(self, live: Extensions, end_log_probs_R: Float[Tensor, " rows"]) -> list[int]:
         """Return the places of the unfinished sentences; cut off the live hypotheses of the others, if they count."""
         kept = []
-        for place, best_sum in enumerate(live.sums_MC[:, 0].tolist()):
+        for sentence, best_sum in enumerate(live.sums_MC[:, 0].tolist()):
             if math.isnan(best_sum):
                 raise RunFailure(f"the model's output at target token {self.length} is not a number.")
-            finished = self.finished[self.alive[place]]
-            stop_reason = self._stop_reason(self.alive[place], best_sum)
+            finished = self.finished[self.alive[sentence]]
+            stop_reason = self._stop_reason(self.alive[sentence], best_sum)
             if not stop_reason:
-                kept.append(place)
+                kept.append(sentence)
             elif self.open_ended:
                 if not self._is_full(finished):
-                    self._cut_off_open(place, live)
+                    self._cut_off_open(sentence, live)
             elif not finished.ranked:
-                self._cut_off(place, end_log_probs_R)
+                self._cut_off(sentence, end_log_probs_R)
             if self.recorder is not None:
                 chosen = live.ids_MC[0], live.parents_MC[0], live.sums_MC[0]
                 self.recorder.choose(*chosen, self.ends_E.tolist(), stop_reason)
@@ -383,28 +384,28 @@ class _Search:
             return finished.count > 0
         return self.options.early_stopping and finished.count >= self.options.beam_size
 
-    def _cut_off(self, place: int, end_log_probs_R: Float[Tensor, " rows"]) -> None:
+    def _cut_off(self, sentence: int, end_log_probs_R: Float[Tensor, " rows"]) -> None:
         """Force the end token onto the hypotheses that this step was to extend."""
-        rows_B = self._rows_of(place)
-        totals = (self.sums_MB[place] + end_log_probs_R[rows_B]).tolist()
+        rows_B = self._rows_of(sentence)
+        totals = (self.sums_MB[sentence] + end_log_probs_R[rows_B]).tolist()
         for prefix, total in zip(self._generated(rows_B), totals, strict=True):
             if total > -math.inf:
-                self._finish(place, prefix, self.eos_id, total, cut_off=True)
+                self._finish(sentence, prefix, self.eos_id, total, cut_off=True)
 
-    def _cut_off_open(self, place: int, live: Extensions) -> None:
+    def _cut_off_open(self, sentence: int, live: Extensions) -> None:
         """Add the extensions that are live at the limit to the candidates, as they are."""
-        if self.length < self.limits[self.alive[place]]:
+        if self.length < self.limits[self.alive[sentence]]:
             return
-        prefixes = self._generated(self._rows_of(place)[live.parents_MC[place]])
-        ends = zip(prefixes, live.ids_MC[place].tolist(), live.sums_MC[place].tolist(), strict=True)
+        prefixes = self._generated(self._rows_of(sentence)[live.parents_MC[sentence]])
+        ends = zip(prefixes, live.ids_MC[sentence].tolist(), live.sums_MC[sentence].tolist(), strict=True)
         for prefix, last, total in ends:
             if total > -math.inf:
-                self._finish(place, prefix, last, total, cut_off=True)
+                self._finish(sentence, prefix, last, total, cut_off=True)
 
-    def _rows_of(self, place: int) -> Int[Tensor, " beams"]:
+    def _rows_of(self, sentence: int) -> Int[Tensor, " beams"]:
         """Return the rows of the hypotheses of the sentence at this place of the batch."""
         beams = self.sums_MB.shape[1]
-        return torch.arange(place * beams, (place + 1) * beams, device=self.sums_MB.device)
+        return torch.arange(sentence * beams, (sentence + 1) * beams, device=self.sums_MB.device)
 
     def _advance(self, live: Extensions, kept: list[int], cache: Cache) -> Int[Tensor, "next_rows 1"]:
         """Make the live extensions of the kept sentences the new hypotheses, in the cache too."""
@@ -412,7 +413,7 @@ class _Search:
         some_finished = len(kept) < len(self.alive)
         kept_M = torch.tensor(kept, device=self.sums_MB.device)
         if some_finished:
-            self.alive = [self.alive[place] for place in kept]
+            self.alive = [self.alive[sentence] for sentence in kept]
             live = Extensions(live.sums_MC[kept_M], live.ids_MC[kept_M], live.parents_MC[kept_M])
         rows_R = (kept_M[:, None] * old_beams + live.parents_MC).flatten()
         tokens_R1 = live.ids_MC.reshape(-1, 1)

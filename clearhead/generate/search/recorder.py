@@ -16,7 +16,7 @@ from torch import Tensor
 from clearhead.generate.results import length_normalised
 
 State = Literal["kept", "finished", "pruned"]
-Ids = tuple[int, ...]
+IdTuple = tuple[int, ...]
 
 END = "ends with an end token"
 FORCED_END = "cut off: the end token is forced"
@@ -40,7 +40,7 @@ class Considered:
         rank: its place among the results, from 0; None: not a result.
     """
 
-    ids: Ids
+    ids: IdTuple
     log_probability: float
     total: float
     score: float
@@ -57,7 +57,7 @@ class _Parent:
         tokens: id -> log-probability and whether the token is banned.
     """
 
-    ids: Ids
+    ids: IdTuple
     total: float
     tokens: dict[int, tuple[float, bool]]
 
@@ -74,8 +74,8 @@ class BeamRecorder:
         self.length_penalty = length_penalty
         self.num_pruned = num_pruned
         self._parents: list[_Parent] = []
-        self._finished: dict[Ids, tuple[float, str]] = {}
-        self._considered: dict[Ids, Considered] = {}
+        self._finished: dict[IdTuple, tuple[float, str]] = {}
+        self._considered: dict[IdTuple, Considered] = {}
 
     def look(
         self,
@@ -112,7 +112,7 @@ class BeamRecorder:
             for prefix, total, row in zip(prefixes, totals, rows, strict=True)
         ]
 
-    def finish(self, ids: Ids, total: float, reason: str) -> None:
+    def finish(self, ids: IdTuple, total: float, reason: str) -> None:
         """Note a hypothesis that finished in this step."""
         self._finished[ids] = (total, reason)
 
@@ -159,15 +159,15 @@ class BeamRecorder:
                     reason = BANNED
                 self._add(parent, ids, parent.total + log_probability, "pruned", reason)
 
-    def _add(self, parent: _Parent, ids: Ids, total: float, state: State, reason: str) -> None:
+    def _add(self, parent: _Parent, ids: IdTuple, total: float, state: State, reason: str) -> None:
         score = length_normalised(total, len(ids), self.length_penalty)
         self._considered[ids] = Considered(ids, total - parent.total, total, score, state, reason)
 
-    def considered(self, results: Sequence[Ids]) -> tuple[Considered, ...]:
+    def considered(self, results: Sequence[IdTuple]) -> tuple[Considered, ...]:
         """Return all that was considered, step by step.
 
         Args:
             results: the ids of the results of the search, best first.
         """
         ranks = {ids: rank for rank, ids in enumerate(results)}
-        return tuple(replace(one, rank=ranks.get(ids)) for ids, one in self._considered.items())
+        return tuple(replace(entry, rank=ranks.get(ids)) for ids, entry in self._considered.items())

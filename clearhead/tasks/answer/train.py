@@ -69,8 +69,8 @@ class Training(LabelledTraining[AnswerSource, AnswerStore]):
         """As of `LabelledTraining`."""
         collator, longest = InputCollator.of(module.spec, tokenizer, record.repeats), record.answer_tokens
         assert longest is not None, "the record of a training has it"
-        found = measure_store(module, collator, store, max_tokens=longest, batch_tokens=self.budget)
-        return Validation(loss=found.loss, score=found.score)
+        measures = measure_store(module, collator, store, max_tokens=longest, batch_tokens=self.budget)
+        return Validation(loss=measures.loss, score=measures.score)
 
 
 def collate_answers(store: AnswerStore, rows: Indices, collator: InputCollator) -> Batch:

@@ -24,10 +24,11 @@ from clearhead.data.sources.tables import Examples
 from clearhead.data.stores.answers import NO_ANSWER, AnswerStore, prepare_answers
 from clearhead.data.stores.context_windows import WINDOW, context_windows
 from clearhead.errors import InputError, argument
-from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.printing import Printed
+from clearhead.progress import message
 from clearhead.task import TaskRecord
 from clearhead.tasks.answer.data import parse_answer_source
 from clearhead.tasks.use import collate_texts, finite, source_of
@@ -99,7 +100,7 @@ def answer(
     windows = context_windows(len(question_ids), len(ids), longest=longest, num_special=num_special)
     if allow_no_answer:
         check_no_answer(collator)
-    found: dict[Span, float] = {}
+    scores: dict[Span, float] = {}
     no_answer = 1.0
     texts = [ids[window.start : window.stop] for window in windows]
     for row, starts, ends in window_scores(
@@ -109,8 +110,8 @@ def answer(
         no_answer = min(no_answer, float(starts[0] * ends[0]))
         for first, last, score in best_spans(starts[1:], ends[1:], top_k, max_tokens):
             span = spans[windows[row][first]][0], spans[windows[row][last]][1]
-            found[span] = max(score, found.get(span, 0.0))
-    answers = [Answer(context[start:end], score, start, end) for (start, end), score in found.items()]
+            scores[span] = max(score, scores.get(span, 0.0))
+    answers = [Answer(context[start:end], score, start, end) for (start, end), score in scores.items()]
     if allow_no_answer:
         answers.append(Answer("", no_answer, 0, 0))
     return sorted(answers, key=lambda answer: (-answer.score, answer.start, answer.end))[:top_k]
@@ -282,9 +283,9 @@ def answer_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) -
     for text, golds in zip(predicted, expected, strict=True):
         guess = _answer_words(text)
         # A right answer of nothing but articles and punctuation is none.
-        words = [found for gold in golds if (found := _answer_words(gold))] or [[]]
-        exact += any(guess == one for one in words)
-        f1 += max(_word_f1(guess, one) for one in words)
+        golds_in_words = list(filter(None, map(_answer_words, golds))) or [[]]
+        exact += guess in golds_in_words
+        f1 += max(_word_f1(guess, gold) for gold in golds_in_words)
     return AnswerScores(exact / len(predicted), f1 / len(predicted), len(predicted))
 
 
@@ -347,7 +348,7 @@ class AnswerMeasures(Measures):
         return {name: scores for name, scores in kinds.items() if scores is not None}
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> AnswerMeasures:
+def measure(model: Evaluated, data: object, options: EvaluateOptions) -> AnswerMeasures:
     """Compare a model's answers with the right ones, as the SQuAD evaluation does.
 
     Raises:
@@ -359,10 +360,8 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: No
     rows = AnswerRows(source) if isinstance(source, Examples) else source
     collator = answer_collator(module, tokenizer, task)
     store = prepare_answers(rows, tokenizer, max_length=window_length(module, task))
-    most = longest_answer(task)
-    found = measure_store(module, collator, store, max_tokens=most, batch_size=options.batch_size)
-    notify(str(store.report))
-    return found
+    message(str(store.report))
+    return measure_store(module, collator, store, max_tokens=longest_answer(task), batch_size=options.batch_size)
 
 
 def measure_store(
@@ -396,7 +395,7 @@ def measure_store(
     best: dict[int, tuple[float, int, int]] = {}
     nowhere: dict[int, float] = {}
     total = 0.0
-    texts = [one for one, _ in ids], [other for _, other in ids]
+    texts = [question for question, _ in ids], [context for _, context in ids]
     for row, starts, ends in window_scores(module, collator, *texts, batch_size=batch_size, batch_tokens=batch_tokens):
         first, last = (0 if token == NO_ANSWER else token + 1 for token in store.labels[row].tolist())
         total -= float(starts[first] + ends[last]) / 2

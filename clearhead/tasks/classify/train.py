@@ -76,15 +76,15 @@ class Training(LabelledTraining[TableSource, LabelStore]):
         known = self._known_labels(store.labels)
         return store if known == store.labels else prepared(labels=known)
 
-    def _known_labels(self, found: LabelSet) -> LabelSet:
+    def _known_labels(self, labels: LabelSet) -> LabelSet:
         """Return the labels of the initial model, if they are those of the data, so that its head can be kept."""
         initial = self.setup.initial
-        if initial is None or initial.record.kind != "classify" or initial.record.label_kind != found.kind:
-            return found
-        if found.kind == "regression":
+        if initial is None or initial.record.kind != "classify" or initial.record.label_kind != labels.kind:
+            return labels
+        if labels.kind == "regression":
             return LabelSet("regression", (), initial.record.number_mean, initial.record.number_scale)
-        names = initial.labels_like("classify", found.names)
-        return found if names is None else LabelSet(found.kind, names)
+        names = initial.labels_like("classify", labels.names)
+        return labels if names is None else LabelSet(labels.kind, names)
 
     def record(self, stores: Stores[LabelStore]) -> TaskRecord:
         """As of `LabelledTraining`."""
@@ -127,8 +127,8 @@ class Training(LabelledTraining[TableSource, LabelStore]):
 
     def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: LabelStore) -> Validation:
         """As of `LabelledTraining`."""
-        found = measure_store(module, tokenizer, store, batch_tokens=self.budget, repeats=record.repeats)
-        return Validation(loss=found.loss, score=found.score)
+        measures = measure_store(module, tokenizer, store, batch_tokens=self.budget, repeats=record.repeats)
+        return Validation(loss=measures.loss, score=measures.score)
 
 
 def collate_labelled(store: LabelStore, rows: Indices, collator: InputCollator) -> Batch:
@@ -139,7 +139,7 @@ def collate_labelled(store: LabelStore, rows: Indices, collator: InputCollator) 
         rows: which of them, in the order of the batch; at least one.
         collator: adds the special ids and the padding of the model.
     """
-    inputs = collator.collate(*([part[row] for row in rows] for part in store.texts), limit=store.longest[0])
+    inputs = collator.collate(*([texts[row] for row in rows] for texts in store.texts), limit=store.longest[0])
     values: Int64[ndarray, " batch"] | Float[ndarray, "batch ..."] = store.values[rows]
     labels = torch.from_numpy(values.astype(np.int64 if store.labels.kind == "single_label" else np.float32))
     return inputs.with_labels(labels, rows, num_labels=labels.numel())

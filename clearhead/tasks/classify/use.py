@@ -31,10 +31,11 @@ from clearhead.evaluate.metrics import (
     pearson,
     spearman,
 )
-from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures, aligned, f1_table, percent
 from clearhead.predict.outputs import check_finite, encode_sides, max_input_length, pooled_outputs
 from clearhead.printing import Printed
+from clearhead.progress import message
 from clearhead.task import Repeats, TaskRecord
 from clearhead.tasks.classify.data import parse_labelled_source
 from clearhead.tasks.use import collate_texts, source_of
@@ -99,9 +100,8 @@ def classify(
         module, collator, sides, width=labels.num_outputs, batch_size=batch_size, batch_tokens=batch_tokens
     )
     check_finite(logits_NL)
-    return [
-        replace(found, is_cut=cut) for found, cut in zip(_predictions(logits_NL, labels), is_cut.tolist(), strict=True)
-    ]
+    predictions = zip(_predictions(logits_NL, labels), is_cut.tolist(), strict=True)
+    return [replace(prediction, is_cut=cut) for prediction, cut in predictions]
 
 
 def check_classifier(module: Transformer, record: TaskRecord) -> LabelSet:
@@ -163,8 +163,7 @@ def _multi_label(probabilities: dict[str, float]) -> Classification:
 
 def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> list[Classification]:
     """Return the label of each text; see `Model.classify`."""
-    found: list[Classification] = model.classify(list(texts), batch_size=batch_size)
-    return found
+    return list(model.classify(list(texts), batch_size=batch_size))
 
 
 def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:
@@ -265,7 +264,7 @@ class NumberMeasures(Measures):
 ClassifyMeasures = LabelMeasures | MultiLabelMeasures | NumberMeasures
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> ClassifyMeasures:
+def measure(model: Evaluated, data: object, options: EvaluateOptions) -> ClassifyMeasures:
     """Measure how well a classifier predicts the labels or numbers of texts.
 
     Raises:
@@ -276,9 +275,8 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: No
     max_length = max_input_length(model.tree, task.max_length)
     store = prepare_labelled(source, tokenizer, max_length=max_length, kind=labels.kind, labels=labels)
     check_paired(task, is_paired=store.is_paired)
-    found = measure_store(model.tree, tokenizer, store, batch_size=options.batch_size, repeats=task.repeats)
-    notify(str(store.report))
-    return found
+    message(str(store.report))
+    return measure_store(model.tree, tokenizer, store, batch_size=options.batch_size, repeats=task.repeats)
 
 
 def measure_store(

@@ -26,12 +26,12 @@ class Training(NoisedTraining):
         task = self.task_table(DenoiseTask)
         assert task.noise_share is not None, "the run file fills its defaults"
         if task.noise == "spans":
-            needed, found = self._sentinels_needed(tokenizer.special_tokens.num_added()), len(tokenizer.sentinel_ids)
-            if found < needed:
+            needed, sentinels = self._sentinels_needed(tokenizer.special_tokens.num_added()), tokenizer.sentinel_ids
+            if len(sentinels) < needed:
                 raise InputError(
                     f"a text of max_length {self.run_file.data.max_length} can have {needed} spans, but the tokenizer "
-                    f"has {found} sentinels: shorten [data] max_length, raise [task] mean_span, or take a tokenizer "
-                    "with more sentinels"
+                    f"has {len(sentinels)} sentinels: shorten [data] max_length, raise [task] mean_span, or take a "
+                    "tokenizer with more sentinels"
                 )
         return Noise(kind=task.noise, share=task.noise_share, mean_span=task.mean_span)
 

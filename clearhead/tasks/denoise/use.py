@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from clearhead.data.objectives.build import build_objective
-from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures
 from clearhead.tasks.use import corpus_of, measure_hidden_tokens, noise_of
 
 
 def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) -> list[str]:
     """Return what the decoder writes for each text; see `Model.translate`."""
-    found: list[str] = model.translate(list(texts), batch_size=batch_size)
-    return found
+    return list(model.translate(list(texts), batch_size=batch_size))
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> Measures:
+def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measures:
     """Measure the loss of the tokens that the noise of training hides."""
     objective = build_objective(noise_of(model), model.tokenizers.source)
-    return measure_hidden_tokens(model, corpus_of(model, data, notify), objective, options.batch_size)
+    return measure_hidden_tokens(model, corpus_of(model, data), objective, options.batch_size)

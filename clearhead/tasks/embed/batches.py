@@ -97,8 +97,8 @@ def positive_groups(pairs: Iterable[tuple[Hashable, Hashable]]) -> Rows:
     for row, pair in enumerate(pairs):
         group.append(row)
         for text in pair:
-            one, two = _root(group, row), _root(group, first_with.setdefault(text, row))
-            group[max(one, two)] = min(one, two)
+            root, other_root = _root(group, row), _root(group, first_with.setdefault(text, row))
+            group[max(root, other_root)] = min(root, other_root)
     for row in range(len(group)):
         # An earlier pair already points to its root, and no pair points to a later one.
         group[row] = group[group[row]]

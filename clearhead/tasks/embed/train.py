@@ -70,7 +70,7 @@ class Training(PairTraining):
             validate=self._validator(stores.valid, collator),
             sides=[
                 DataSide.of(
-                    name, tokenizer, texts, [part.lengths + tokenizer.special_tokens.num_added() for part in texts]
+                    name, tokenizer, texts, [side.lengths + tokenizer.special_tokens.num_added() for side in texts]
                 )
                 for name, texts in (
                     ("source", [store.sources for store in stores]),
@@ -115,7 +115,7 @@ class Training(PairTraining):
         def validate(module: nn.Module) -> Validation:
             total, count = 0.0, 0
             rows, firsts, seconds = [], [], []
-            for batch in (collate_contrastive(store, part, groups, collator) for part in plan.epoch(0)):
+            for batch in (collate_contrastive(store, batch_rows, groups, collator) for batch_rows in plan.epoch(0)):
                 (loss, labels), first_ND, second_ND = batch_loss(
                     module, batch.to(self.setup.device), temperature=self.temperature, start=collator.start
                 )
@@ -124,10 +124,10 @@ class Training(PairTraining):
                 rows.append(batch.rows)
                 firsts.append(first_ND.float().cpu().numpy())
                 seconds.append(second_ND.float().cpu().numpy())
-            place = np.argsort(np.concatenate(rows))[evenly_spaced(len(store), _MOST_CHOICES)]
-            chosen = np.concatenate(rows)[place]
-            found = recall_at(np.concatenate(firsts)[place], np.concatenate(seconds)[place], groups=groups[chosen])
-            return Validation(loss=total / count, score=100 * found.mean)
+            chosen = np.argsort(np.concatenate(rows))[evenly_spaced(len(store), _MOST_CHOICES)]
+            chosen_groups = groups[np.concatenate(rows)[chosen]]
+            recall = recall_at(np.concatenate(firsts)[chosen], np.concatenate(seconds)[chosen], groups=chosen_groups)
+            return Validation(loss=total / count, score=100 * recall.mean)
 
         return validate
 

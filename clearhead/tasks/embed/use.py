@@ -18,7 +18,7 @@ from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.errors import InputError, RunFailure
 from clearhead.evaluate.metrics import pearson, spearman
-from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures, aligned, percent
 from clearhead.evaluate.retrieval import check_pairs, recall_at
 from clearhead.predict.outputs import encode_sides, max_input_length, pooled_outputs
@@ -133,8 +133,8 @@ def vector_width(module: Transformer) -> int:
 
 def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> Float32[ndarray, "texts width"]:
     """Return the vector of each text; see `Model.embed`."""
-    found: Float32[ndarray, "texts width"] = model.embed(list(texts), batch_size=batch_size)
-    return found
+    vectors: Float32[ndarray, "texts width"] = model.embed(list(texts), batch_size=batch_size)
+    return vectors
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -182,7 +182,7 @@ class SimilarityMeasures(Measures):
         return aligned({"Spearman": f"{self.spearman:.4f}", "Pearson": f"{self.pearson:.4f}"})
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> Measures:
+def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measures:
     """Measure whether each text finds its partner, or whether similarities follow the expected ones."""
     table = pairs_of(data, "embed")
     firsts, seconds = list(table["source"]), list(table["target"])
@@ -201,5 +201,5 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: No
         raise InputError("there is 1 pair, whose texts find each other in any case: give at least 2 pairs")
     first_ND, second_ND = (model.embed(side, batch_size=options.batch_size) for side in (firsts, seconds))
     # Pairs that share a text are right answers to each other, as in training.
-    found = recall_at(first_ND, second_ND, groups=positive_groups(zip(firsts, seconds, strict=True)))
-    return RecallMeasures(found.mean, found.forward, found.backward, len(firsts))
+    recall = recall_at(first_ND, second_ND, groups=positive_groups(zip(firsts, seconds, strict=True)))
+    return RecallMeasures(recall.mean, recall.forward, recall.backward, len(firsts))

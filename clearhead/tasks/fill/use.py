@@ -21,7 +21,7 @@ from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator, ModelInputs
 from clearhead.data.objectives.build import build_objective
 from clearhead.errors import InputError, argument, at_text, nth_text
-from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures
 from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import batches_by_cost, device_of, pad_ids
@@ -116,7 +116,7 @@ def fill(
     warn_of_long_texts(sum(is_cut for _, is_cut in read), limit)
     lengths = [len(masked.ids) for masked in masked_texts]
     ordinary_V = torch.from_numpy(words.ordinary)
-    found: list[list[list[Filled]]] = [[] for _ in texts]
+    answers: list[list[list[Filled]]] = [[] for _ in texts]
     module = in_evaluation(module)
     with torch.inference_mode():
         for batch in batches_by_cost(lengths, budget=batch_tokens, most_rows=batch_size):
@@ -127,8 +127,8 @@ def fill(
                 rows = slice(taken, taken + len(masked.places))
                 taken = rows.stop
                 candidates = (probabilities_NK[rows].tolist(), ids_NK[rows].tolist())
-                found[index] = _answers(texts[index], masked, candidates, tokenizer, words)
-    return found
+                answers[index] = _answers(texts[index], masked, candidates, tokenizer, words)
+    return answers
 
 
 def masked_ids(text: str, tokenizer: Tokenizer) -> list[int]:
@@ -159,7 +159,7 @@ def _mask_id(tokenizer: Tokenizer) -> int:
 
 def _blank_spans(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
     mask_text = tokenizer.tokens([_mask_id(tokenizer)])[0]
-    return [found.span() for found in re.finditer(rf"{re.escape(mask_text)}|_{{{len(BLANK)},}}", text)]
+    return [match.span() for match in re.finditer(rf"{re.escape(mask_text)}|_{{{len(BLANK)},}}", text)]
 
 
 def _read_start(
@@ -233,7 +233,7 @@ def _best(
     ids_BT, mask_BT = pad_ids([masked.ids for masked in masked_texts], pad_id, device)
     hidden_BTD = module.states(core.Sequence(ids_BT, mask_BT)).hidden
     row_N = torch.tensor([row for row, masked in enumerate(masked_texts) for _ in masked.places], device=device)
-    place_N = torch.tensor([place for masked in masked_texts for place in masked.places], device=device)
+    place_N = torch.tensor([position for masked in masked_texts for position in masked.places], device=device)
     assert module.head is not None, "a model that fills blanks has a head"
     logits_NV = module.head(hidden_BTD[row_N, place_N][:, None])[:, 0].float()
     check_finite(logits_NV)
@@ -290,8 +290,7 @@ def _written(text: str, spans: Sequence[tuple[int, int]], fillings: Sequence[str
 
 def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) -> list[list[list[Filled]]]:
     """Return the candidates for each blank of each text; see `Model.fill`."""
-    found: list[list[list[Filled]]] = model.fill(list(texts), batch_size=batch_size)
-    return found
+    return list(model.fill(list(texts), batch_size=batch_size))
 
 
 def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:
@@ -303,7 +302,7 @@ def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokeniz
     return replace(inputs, ids=inputs.ids.new_tensor([masked_ids(texts[0], tokenizer)]))
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> Measures:
+def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measures:
     """Measure the loss of the tokens that the masks of training hide."""
     objective = build_objective(noise_of(model), model.tokenizers.source)
-    return measure_hidden_tokens(model, corpus_of(model, data, notify), objective, options.batch_size)
+    return measure_hidden_tokens(model, corpus_of(model, data), objective, options.batch_size)

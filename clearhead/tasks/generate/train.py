@@ -115,12 +115,12 @@ class Training(TextTraining):
         return _Text(batches, pool.num_tokens, tokenizer.vocab_size - 1, self.corpus("valid", tokenizer), seconds)
 
 
-def _check_block(found: int, block: int) -> None:
+def _check_block(num_tokens: int, block: int) -> None:
     """Refuse a training text shorter than one block: the model would never train on its full length."""
-    if found < block:
+    if num_tokens < block:
         raise InputError(
-            f"[data] train: the whole text has {found:,} tokens, which is less than one block of max_length {block:,}; "
-            f"take more text, or lower max_length to at most {found:,}"
+            f"[data] train: the whole text has {num_tokens:,} tokens, which is less than one block of max_length "
+            f"{block:,}; take more text, or lower max_length to at most {num_tokens:,}"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
 from clearhead.data.stores.corpus import Corpus
 from clearhead.errors import InputError
-from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures, aligned
 from clearhead.evaluate.text_loss import sequence_loss
 from clearhead.generate.prefill import has_prefix_mask
@@ -51,16 +51,16 @@ class TextMeasures(Measures):
 
 def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) -> list[Any]:
     """Return the continuation of each text; see `Model.generate`."""
-    return [found[0] for found in model.generate(list(texts), batch_size=batch_size)]
+    return [sequences[0] for sequences in model.generate(list(texts), batch_size=batch_size)]
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> Measures:
+def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measures:
     """Measure how well a model predicts each next token of a text, or the rest of a text from its beginning.
 
     Raises:
         InputError: the data cannot be used, or an option has no effect on the model.
     """
-    corpus, tokenizer = corpus_of(model, data, notify), model.tokenizers.source
+    corpus, tokenizer = corpus_of(model, data), model.tokenizers.source
     has_encoder = model.module.spec.encoder is not None
     if not has_encoder and not has_prefix_mask(model.module):
         return _next_tokens(model, corpus, options)
@@ -75,7 +75,7 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: No
 
 
 def _next_tokens(model: Evaluated, corpus: Corpus, options: EvaluateOptions) -> TextMeasures:
-    found = sequence_loss(
+    text_loss = sequence_loss(
         model.tree,
         [corpus.sequence(row, 0, int(length) + 2) for row, length in enumerate(corpus.documents.lengths)],
         pad_id=model.tokenizers.source.pad_id,
@@ -85,10 +85,10 @@ def _next_tokens(model: Evaluated, corpus: Corpus, options: EvaluateOptions) -> 
         batch_size=options.batch_size,
     )
     return TextMeasures(
-        loss=found.loss,
-        perplexity=finite(found.perplexity),
-        bits_per_byte=found.bits_per_byte,
-        tokens=found.num_tokens,
+        loss=text_loss.loss,
+        perplexity=finite(text_loss.perplexity),
+        bits_per_byte=text_loss.bits_per_byte,
+        tokens=text_loss.num_tokens,
         bytes=corpus.text_bytes,
-        seconds=found.seconds,
+        seconds=text_loss.seconds,
     )

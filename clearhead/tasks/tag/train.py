@@ -66,8 +66,8 @@ class Training(LabelledTraining[TaggedSource, TagStore]):
 
     def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: TagStore) -> Validation:
         """As of `LabelledTraining`."""
-        found = measure_store(module, tokenizer, store, batch_tokens=self.budget)
-        return Validation(loss=found.loss, score=found.score)
+        measures = measure_store(module, tokenizer, store, batch_tokens=self.budget)
+        return Validation(loss=measures.loss, score=measures.score)
 
 
 def collate_tagged(store: TagStore, rows: Indices, collator: InputCollator) -> Batch:

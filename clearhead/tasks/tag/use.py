@@ -28,10 +28,11 @@ from clearhead.data.stores.word_chunks import NO_WORD, chunk_words
 from clearhead.data.stores.word_splitter import WordSplitter
 from clearhead.errors import InputError, nth_text
 from clearhead.evaluate.metrics import F1Counts
-from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures, f1_table, percent
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.printing import Printed
+from clearhead.progress import message
 from clearhead.task import TaskRecord
 from clearhead.tasks.tag.data import parse_tagged_source
 from clearhead.tasks.use import collate_texts, refuse_pair, source_of
@@ -99,19 +100,19 @@ def tag(
     """
     tags = check_tagger(module, record)
     splitter = WordSplitter(record.inner_signs, record.sign_runs)
-    found = [_split(text, number, splitter) for number, text in enumerate(texts, start=1)]
+    split_texts = [_split(text, number, splitter) for number, text in enumerate(texts, start=1)]
     num_long = sum(isinstance(text, str) and len(text) > MOST_CHARACTERS for text in texts)
     warn_of_long_texts(num_long, MOST_CHARACTERS, "characters")
     predicted = tag_words(
         module,
         tokenizer,
-        [[text[start:end] for start, end in spans] for text, spans in found],
+        [[text[start:end] for start, end in spans] for text, spans in split_texts],
         fallback=tags.fallback,
         max_length=max_input_length(module, record.max_length),
         batch_size=batch_size,
         batch_tokens=batch_tokens,
     )
-    return [_entities(text, spans, words, tags) for (text, spans), words in zip(found, predicted, strict=True)]
+    return [_entities(text, spans, words, tags) for (text, spans), words in zip(split_texts, predicted, strict=True)]
 
 
 def tag_words(
@@ -254,19 +255,18 @@ def _split(text: str | Sequence[str], number: int, splitter: WordSplitter) -> tu
     return " ".join(text), [(end - len(word), end) for word, end in zip(text, ends, strict=True)]
 
 
-def _entities(text: str, spans: Sequence[tuple[int, int]], found: WordTags, tags: TagSet) -> list[Entity]:
+def _entities(text: str, spans: Sequence[tuple[int, int]], word_tags: WordTags, tags: TagSet) -> list[Entity]:
     entities = []
-    for first, behind, label in entity_spans([tags.names[index] for index in found.tags.tolist()]):
+    for first, behind, label in entity_spans([tags.names[index] for index in word_tags.tags.tolist()]):
         start, end = spans[first][0], spans[behind - 1][1]
-        probability = float(found.probabilities[first:behind].mean())
+        probability = float(word_tags.probabilities[first:behind].mean())
         entities.append(Entity(label, text[start:end], start, end, probability))
     return entities
 
 
 def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> list[list[Entity]]:
     """Return the entities of each text; see `Model.tag`."""
-    found: list[list[Entity]] = model.tag(list(texts), batch_size=batch_size)
-    return found
+    return list(model.tag(list(texts), batch_size=batch_size))
 
 
 def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:
@@ -304,8 +304,8 @@ def entity_f1(predicted: Sequence[Sequence[str]], expected: Sequence[Sequence[st
     right = num_words = 0
     for guessed, true in zip(predicted, expected, strict=True):
         assert len(guessed) == len(true), "one tag for each word"
-        found, wanted = set(entity_spans(guessed)), set(entity_spans(true))
-        for name, spans in (("expected", wanted), ("predicted", found), ("correct", found & wanted)):
+        guesses, wanted = set(entity_spans(guessed)), set(entity_spans(true))
+        for name, spans in (("expected", wanted), ("predicted", guesses), ("correct", guesses & wanted)):
             counts[name].update(kind for _, _, kind in spans)
         right += sum(tag == right_tag for tag, right_tag in zip(guessed, true, strict=True))
         num_words += len(true)
@@ -351,7 +351,7 @@ class TagMeasures(Measures):
         return [*f1_table("entities", {"all": whole, **self.types}, "count"), "", share]
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> TagMeasures:
+def measure(model: Evaluated, data: object, options: EvaluateOptions) -> TagMeasures:
     """Measure how well a tagger tags the words of sentences.
 
     Raises:
@@ -362,9 +362,8 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: No
     source = source_of(data, "tag", parse_tagged_source)
     rows = TaggedRows(source) if isinstance(source, Examples) else source
     store = prepare_tagged(rows, tokenizer, max_length=max_input_length(model.tree, task.max_length), tags=tags)
-    found = measure_store(model.tree, tokenizer, store, batch_size=options.batch_size)
-    notify(str(store.report))
-    return found
+    message(str(store.report))
+    return measure_store(model.tree, tokenizer, store, batch_size=options.batch_size)
 
 
 def measure_store(

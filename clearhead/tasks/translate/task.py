@@ -50,6 +50,7 @@ TASK: Final = Task(
     used_with="translate {run} FILE",
     recipes=_RECIPES,
     score="BLEU",
+    scores_translations=True,
     writes=True,
     is_paired=True,
     has_two_vocabularies=True,

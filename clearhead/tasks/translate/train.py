@@ -127,7 +127,7 @@ class _Translator:
 
         # In turn, and the least of each: what else runs on the machine only adds to a time.
         pairs = [(timed(1), timed(5)) for _ in range(2)]
-        first, more = min(one for one, _ in pairs), min(five for _, five in pairs)
+        first, more = min(few for few, _ in pairs), min(five for _, five in pairs)
         return first + max(0.0, more - first) / 4 * (steps - 1)
 
     def translations(
@@ -137,7 +137,7 @@ class _Translator:
         assert isinstance(module, Transformer), "translation needs the module that was built for it"
         source, target = self.tokenizers.source.special_tokens, self.tokenizers.target
         added = target.special_tokens.for_target
-        found = translate_ids(
+        candidates_of_texts = translate_ids(
             module,
             [source.for_source(ids) for ids in sources],
             bos_id=added.prefix[0],
@@ -145,7 +145,7 @@ class _Translator:
             pad_id=target.pad_id,
             options=SearchOptions(beam_size=1, max_length=max_length),
         )
-        return [target.decode(candidates[0].ids) for candidates in found]
+        return [target.decode(candidates[0].ids) for candidates in candidates_of_texts]
 
 
 def collate_pairs(store: PairStore, rows: Indices) -> Batch:

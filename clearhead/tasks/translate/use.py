@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from clearhead.data.sources.pairs import same_sides
-from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
+from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures, aligned
 from clearhead.evaluate.text_loss import target_loss
 from clearhead.evaluate.translations import bleu_chrf, join_segments
 from clearhead.generate.translation import longest_sentence
+from clearhead.progress import message
 from clearhead.tasks.use import finite, pairs_of
 from clearhead.text.long_texts import encode_start, refuse_enormous, warn_of_long_texts
 
@@ -60,25 +61,24 @@ class TranslationMeasures(Measures):
 
 def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) -> list[str]:
     """Return the best translation of each text; see `Model.translate`."""
-    found: list[str] = model.translate(list(texts), batch_size=batch_size)
-    return found
+    return list(model.translate(list(texts), batch_size=batch_size))
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> TranslationMeasures:
+def measure(model: Evaluated, data: object, options: EvaluateOptions) -> TranslationMeasures:
     """Compare a model's translations with references, and measure the loss of the references."""
     table = pairs_of(data, "translate")
     sources, references = list(table["source"]), list(table["target"])
     # BLEU and chrF read a reference whole, whatever the model reads.
     refuse_enormous(references, None, "reference")
-    notify("; ".join(filter(None, [f"translating {len(sources)} lines", same_sides(table)])))
+    message("; ".join(filter(None, [f"translating {len(sources)} lines", same_sides(table)])))
     started = time.perf_counter()
-    found = model.translate(
+    translations = model.translate(
         sources, beam_size=options.beam_size, length_penalty=options.length_penalty, batch_size=options.batch_size
     )
     seconds = time.perf_counter() - started
     is_segmented = model.tokenizers.target.kind == "split"
     scores = bleu_chrf(
-        found,
+        translations,
         [join_segments(line) for line in references] if is_segmented else references,
         tokenize=options.tokenize or ("none" if is_segmented else "13a"),
         lowercase=options.lowercase,
@@ -108,5 +108,5 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: No
         seconds=seconds,
         sentences=len(sources),
         sentences_per_second=len(sources) / seconds,
-        translations=found,
+        translations=translations,
     )

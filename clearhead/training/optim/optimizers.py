@@ -101,15 +101,13 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
         raise ValueError("its optimizer groups other parameters")
     optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
     for group in optimizer.param_groups:
-        kept = [
-            (parameter, optimizer.state[parameter]) for parameter in group["params"] if parameter in optimizer.state
-        ]
-        if len({frozenset(values) for _, values in kept}) > 1:
+        trained = [parameter for parameter in group["params"] if parameter in optimizer.state]
+        if len({frozenset(optimizer.state[parameter]) for parameter in trained}) > 1:
             raise ValueError("its optimizer keeps other values for some parameters")
-        for parameter, values in kept:
-            tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-            if any(one.shape != parameter.shape for name, one in tensors.items() if name != "step"):
-                raise ValueError("its optimizer keeps tensors of other shapes")
+        for parameter in trained:
+            for name, value in optimizer.state[parameter].items():
+                if name != "step" and isinstance(value, Tensor) and value.shape != parameter.shape:
+                    raise ValueError("its optimizer keeps tensors of other shapes")
 
 
 def matrix_parameters(module: nn.Module) -> list[nn.Parameter]:

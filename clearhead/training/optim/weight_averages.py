@@ -52,12 +52,12 @@ class ExponentialAverage:
 @contextmanager
 def weights_in_place(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Load other weights into a module for the length of a with block; its own weights come back bit by bit."""
-    own = {name: value.detach().clone() for name, value in module.state_dict().items()}
+    before = {name: value.detach().clone() for name, value in module.state_dict().items()}
     try:
         module.load_state_dict(weights)
         yield
     finally:
-        module.load_state_dict(own)
+        module.load_state_dict(before)
 
 
 def average_checkpoints(checkpoints: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -77,15 +77,15 @@ def average_checkpoints(checkpoints: Iterable[Mapping[str, Tensor]]) -> dict[str
     last: Mapping[str, Tensor] = {}
     count = 0
     for count, last in enumerate(checkpoints, start=1):
-        found = {name: (value.shape, value.dtype) for name, value in last.items()}
+        shapes_here = {name: (value.shape, value.dtype) for name, value in last.items()}
         if count == 1:
-            shapes = found
+            shapes = shapes_here
             sums = {
                 name: value.to(torch.float64, copy=True) for name, value in last.items() if value.is_floating_point()
             }
             continue
-        if found != shapes:
-            names = ", ".join(sorted(dict(found.items() ^ shapes.items())))
+        if shapes_here != shapes:
+            names = ", ".join(sorted(dict(shapes_here.items() ^ shapes.items())))
             raise InputError(f"checkpoint {count} of those to average differs from the first in the tensors {names}")
         for name, total in sums.items():
             total.add_(last[name])

@@ -25,7 +25,7 @@ def check_same_everywhere(processes: Processes, run_file: RunFile) -> None:
     for rank, table in enumerate(tables):
         keys = differing_keys(tables[0], table)
         if keys:
-            first, other = (dotted(one).get(keys[0], "not set") for one in (tables[0], table))
+            first, other = dotted(tables[0]).get(keys[0], "not set"), dotted(table).get(keys[0], "not set")
             raise InputError(
                 f"process {rank} was started with another run file than process 0: {keys[0]} is {other!r} there and "
                 f"{first!r} here; start all of them with the same file and the same changes"
@@ -52,13 +52,13 @@ def check_same_data(processes: Processes, parts: TaskParts[Any]) -> None:
     Raises:
         InputError: one differs from the first.
     """
-    found = {
+    facts = {
         "training data": _digest(parts.batches.state()),
         "validation data": parts.valid_data,
         "tokenizer": parts.tokenizers.fingerprint,
         "model": _digest(parts.spec.to_json()),
     }
-    everywhere = processes.all_of(found)
+    everywhere = processes.all_of(facts)
     for rank, other in enumerate(everywhere):
         different = [name for name, value in everywhere[0].items() if other[name] != value]
         if different:

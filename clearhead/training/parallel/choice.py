@@ -13,7 +13,7 @@ from clearhead.printing import num_parameters
 from clearhead.spec import Model
 from clearhead.training.dry_run import Workload
 from clearhead.training.parallel.engines import Engine, Replicated
-from clearhead.training.parallel.processes import Place, Processes
+from clearhead.training.parallel.processes import Process, Processes
 from clearhead.training.parallel.shares import Share, share_of
 from clearhead.training.preflight import free_for_each, least_memory
 from clearhead.training.protocols import Batches, Loss
@@ -34,7 +34,7 @@ def shares_model(run_file: RunFile, model: Model, device: torch.device, processe
         return processes.size > 1 and parallel == "fsdp"
     count = num_parameters(build(model, device="meta"))
     needed = least_memory(count, is_trained_whole=run_file.lora is None)
-    return any(processes.all_of(needed > free_for_each(device, processes.place.local_size)))
+    return any(processes.all_of(needed > free_for_each(device, processes.this.local_size)))
 
 
 def build_engine(
@@ -66,14 +66,14 @@ def build_engine(
     return Sharded(module, loss, processes, device=device, precision=precision)
 
 
-def work_of_one(work: Workload[Any], engine: Engine[Any], batches: Batches[Any], place: Place) -> Workload[Any]:
+def work_of_one(work: Workload[Any], engine: Engine[Any], batches: Batches[Any], process: Process) -> Workload[Any]:
     """Return what one of several processes computes.
 
     Args:
         work: of the whole run.
         engine: that computes it.
         batches: the shares of this process.
-        place: of this process.
+        process: this one.
     """
 
     def loss(module: nn.Module, share: Share[Any]) -> Any:
@@ -84,7 +84,7 @@ def work_of_one(work: Workload[Any], engine: Engine[Any], batches: Batches[Any],
         with engine.whole_weights():
             return work.score_seconds(module)
 
-    largest = None if work.largest is None else share_of(work.largest, place)
+    largest = None if work.largest is None else share_of(work.largest, process)
     return replace(
         work,
         loss=loss,

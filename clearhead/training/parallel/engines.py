@@ -94,5 +94,5 @@ class Replicated(Engine[Share[BatchT]]):
     def loss(self, batch: Share[BatchT], *, is_last: bool) -> tuple[Tensor, int]:
         """Return the summed loss of a share, and the number of its labels; arguments as of `Engine.loss`."""
         self._parallel.require_backward_grad_sync = is_last
-        found: tuple[Tensor, int] = self._parallel(batch)
-        return found
+        loss: tuple[Tensor, int] = self._parallel(batch)
+        return loss

@@ -19,7 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from clearhead.errors import InputError, RunFailure
 from clearhead.machine import choose_device
 from clearhead.runs.checkpoint import checkpoint_steps
-from clearhead.training.parallel.processes import Group, Place, Processes, Quiet, is_first_to_fail
+from clearhead.training.parallel.processes import Group, Process, Processes, Quiet, is_first_to_fail
 
 ARRIVAL_SECONDS: Final = 300.0
 """So long the processes wait for each other at the start."""
@@ -32,39 +32,39 @@ _SIGNS = ("gloo", "nccl", "connection", "timed out", "socket")
 _trainings = itertools.count()
 
 
-def own_device(name: str, place: Place) -> torch.device:
+def own_device(name: str, process: Process) -> torch.device:
     """Return the device of this process: on a machine with GPUs each has its own.
 
     Args:
         name: as in the run file.
-        place: of this process.
+        process: this one.
 
     Raises:
         InputError: the machine does not have it, or fewer GPUs than processes.
     """
     device = choose_device(name)
-    if place.size == 1 or device.type != "cuda":
+    if process.size == 1 or device.type != "cuda":
         return device
     if ":" in name:
         raise InputError(f"train.device is '{name}', but each of several processes takes a GPU of its own: name 'cuda'")
     count = torch.cuda.device_count()
-    if place.local_size > count:
+    if process.local_size > count:
         raise InputError(
-            f"torchrun started {place.local_size} processes on a machine with {count} GPUs: start {count} with "
+            f"torchrun started {process.local_size} processes on a machine with {count} GPUs: start {count} with "
             f"--nproc-per-node {count}, or train on the CPU with train.device=cpu"
         )
-    torch.cuda.set_device(place.local_rank)
-    return torch.device("cuda", place.local_rank)
+    torch.cuda.set_device(process.local_rank)
+    return torch.device("cuda", process.local_rank)
 
 
 @contextlib.contextmanager
-def joined(place: Place, run: Path, *, device: str) -> Iterator[Processes]:
+def joined(process: Process, run: Path, *, device: str) -> Iterator[Processes]:
     """Join the other processes for the length of a with block; alone there is nobody to join.
 
     Whatever ends the block ends all processes: the first that fails raises its error, and the others `Quiet`.
 
     Args:
-        place: of this process.
+        process: this one.
         run: the run directory, for the message about a process that is gone.
         device: as in the run file.
 
@@ -73,62 +73,63 @@ def joined(place: Place, run: Path, *, device: str) -> Iterator[Processes]:
         RunFailure: a process did not arrive, or is gone.
         Quiet: another process says what happened.
     """
-    if place.size == 1:
+    if process.size == 1:
         yield Processes()
         return
     store: Store | None = None
     try:
-        store = _meeting_point(place)
-        _arrive(store, place)
-        backend = "cpu:gloo,cuda:nccl" if own_device(device, place).type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.size, timeout=PATIENCE)
-        yield Group(place, store)
+        store = _meeting_point(process)
+        _arrive(store, process)
+        backend = "cpu:gloo,cuda:nccl" if own_device(device, process).type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=process.rank, world_size=process.size, timeout=PATIENCE)
+        yield Group(process, store)
         dist.destroy_process_group()
     except BaseException as error:
-        raise _spoken(error, store, place, run) from error
+        raise _spoken(error, store, process, run) from error
     finally:
         # NCCL would wait here for a process that is gone.
         if dist.is_initialized() and dist.get_backend() == "gloo":
             dist.destroy_process_group()
 
 
-def _meeting_point(place: Place) -> Store:
+def _meeting_point(process: Process) -> Store:
     """Return the store that torchrun or the first process keeps, with a part for each training of this process."""
     # Where torchrun keeps the store, the number of restarts keeps an attempt apart from those before it.
-    part = f"clearhead {place.restarts} {next(_trainings)}"
+    prefix = f"clearhead {process.restarts} {next(_trainings)}"
     try:
         store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=ARRIVAL_SECONDS))))
     except (RuntimeError, ValueError) as error:
         where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
         raise RunFailure(
-            f"Process {place.rank} of {place.size} did not reach the others at {where} within {ARRIVAL_SECONDS:.0f} s: "
-            "start it with torchrun, and on several machines give each the same --rdzv-endpoint"
+            f"Process {process.rank} of {process.size} did not reach the others at {where} within "
+            f"{ARRIVAL_SECONDS:.0f} s: start it with torchrun, and on several machines give each the same "
+            "--rdzv-endpoint"
         ) from error
-    return PrefixStore(part, store)
+    return PrefixStore(prefix, store)
 
 
-def _arrive(store: Store, place: Place) -> None:
+def _arrive(store: Store, process: Process) -> None:
     """Wait until all processes are there."""
-    store.set(f"rank {place.rank}", "")
-    waiting = list(range(place.size))
+    store.set(f"rank {process.rank}", "")
+    waiting = list(range(process.size))
     end = time.monotonic() + ARRIVAL_SECONDS
     while waiting := [rank for rank in waiting if not store.check([f"rank {rank}"])]:
         if time.monotonic() > end:
             ranks = ", ".join(map(str, waiting))
             raise RunFailure(
-                f"Of {place.size} processes {len(waiting)} did not arrive within {ARRIVAL_SECONDS:.0f} s (rank {ranks})"
-                ": see what they say, and whether torchrun runs on every machine with the same --nnodes"
+                f"Of {process.size} processes {len(waiting)} did not arrive within {ARRIVAL_SECONDS:.0f} s (rank "
+                f"{ranks}): see what they say, and whether torchrun runs on every machine with the same --nnodes"
             )
         time.sleep(_POLL_SECONDS)
 
 
-def _spoken(error: BaseException, store: Store | None, place: Place, run: Path) -> BaseException:
+def _spoken(error: BaseException, store: Store | None, process: Process, run: Path) -> BaseException:
     """Return what this process raises: its error, or `Quiet` where another process has told of its own."""
     told = _lost(run) if _tells_of_a_loss(error) else error
     try:
-        is_first = place.local_rank == 0 if store is None else is_first_to_fail(store)
+        is_first = process.local_rank == 0 if store is None else is_first_to_fail(store)
     except RuntimeError:  # the machine that kept the store is gone
-        is_first = place.local_rank == 0
+        is_first = process.local_rank == 0
     return told if is_first else Quiet(_exit_code(told))
 
 

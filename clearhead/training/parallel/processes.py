@@ -20,8 +20,8 @@ _FAILED = "failed"
 
 
 @dataclass(frozen=True)
-class Place:
-    """The place of this process among all that torchrun started; by itself it is the only one.
+class Process:
+    """This process among all that torchrun started; by itself it is the only one.
 
     Args:
         rank: its number, from 0.
@@ -40,8 +40,8 @@ class Place:
     restarts: int = 0
 
     @classmethod
-    def here(cls) -> Place:
-        """Return the place that torchrun gave to this process in its environment."""
+    def here(cls) -> Process:
+        """Return this process as torchrun describes it in its environment."""
         rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
         local_size = _number("LOCAL_WORLD_SIZE", size)
         return cls(
@@ -67,21 +67,21 @@ class Processes:
     """One process alone: nobody else is there to tell or to wait for.
 
     Args:
-        place: of this process.
+        process: this one.
     """
 
-    def __init__(self, place: Place = Place()) -> None:
-        self.place = place
+    def __init__(self, process: Process = Process()) -> None:
+        self.this = process
 
     @property
     def is_first(self) -> bool:
         """Whether this process writes the run and talks to the user."""
-        return self.place.rank == 0
+        return self.this.rank == 0
 
     @property
     def size(self) -> int:
         """How many there are."""
-        return self.place.size
+        return self.this.size
 
     def first_of(self, value: T) -> T:
         """Return the value that the first process gives."""
@@ -105,12 +105,12 @@ class Group(Processes):
     """Several processes that have joined.
 
     Args:
-        place: of this process.
+        process: this one.
         store: what all of them can reach.
     """
 
-    def __init__(self, place: Place, store: Store) -> None:
-        super().__init__(place)
+    def __init__(self, process: Process, store: Store) -> None:
+        super().__init__(process)
         self._store = store
         self._turns = 0
 
@@ -129,23 +129,23 @@ class Group(Processes):
     def rows_of(self, row: Sequence[float]) -> list[list[float]]:
         """Return the rows that all processes give, by rank; all of one length."""
         # On the CPU also where the model is on a GPU, which then need not wait for it.
-        own = torch.tensor(list(row), dtype=torch.float64)
-        rows = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(rows, own)
+        row_tensor = torch.tensor(list(row), dtype=torch.float64)
+        rows = [torch.empty_like(row_tensor) for _ in range(self.size)]
+        dist.all_gather(rows, row_tensor)
         return [given.tolist() for given in rows]
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """Let the first process of each machine go first, so that the others find in the cache what it made."""
         self._turns += 1
-        done = f"turn {self._turns} of machine {self.place.machine}"
+        done = f"turn {self._turns} of machine {self.this.machine}"
         # Looked up again and again: a wait inside the store would neither see a failure nor let a signal through.
-        while self.place.local_rank and not self._store.check([done]):
+        while self.this.local_rank and not self._store.check([done]):
             if self._store.check([_FAILED]):
                 raise Quiet(1)
             time.sleep(_POLL_SECONDS)
         yield
-        if not self.place.local_rank:
+        if not self.this.local_rank:
             self._store.set(done, "")
 
 

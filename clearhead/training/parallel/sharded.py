@@ -61,13 +61,13 @@ class Sharded(Engine[Share[BatchT]]):
             cast_forward_inputs=False,
         )
         weights = dict(module.state_dict()) if processes.is_first else {}
-        for part in [*_layers(module), self._root]:
-            fully_shard(part, mesh=self._mesh, mp_policy=policy)
-        for part in self._root.modules():
-            if isinstance(part, FSDPModule):
+        for submodule in [*_layers(module), self._root]:
+            fully_shard(submodule, mesh=self._mesh, mp_policy=policy)
+        for submodule in self._root.modules():
+            if isinstance(submodule, FSDPModule):
                 # Sums, because the loop divides by the labels of all processes; gloo knows no averages either.
-                part.set_gradient_divide_factor(1.0)
-                part.set_force_sum_reduction_for_comms(True)
+                submodule.set_gradient_divide_factor(1.0)
+                submodule.set_force_sum_reduction_for_comms(True)
         module.to_empty(device=device)
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         set_model_state_dict(module, weights, options=options)
@@ -76,11 +76,11 @@ class Sharded(Engine[Share[BatchT]]):
         """Return the summed loss of a share, and the number of its labels; arguments as of `Engine.loss`."""
         assert isinstance(self._root, FSDPModule)
         self._root.set_requires_gradient_sync(is_last)
-        found: tuple[Tensor, int] = self._root(batch)
+        loss: tuple[Tensor, int] = self._root(batch)
         if not torch.is_grad_enabled():
             # No backward pass follows, after which the module holds the parts again that an optimizer knows.
             self._root.reshard()
-        return found
+        return loss
 
     @contextlib.contextmanager
     def whole_weights(self) -> Iterator[None]:
@@ -94,9 +94,9 @@ class Sharded(Engine[Share[BatchT]]):
 
     def placed(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return whole weights as the module holds them."""
-        own = self.module.state_dict()
+        state = self.module.state_dict()
         return {
-            name: distribute_tensor(value, self._mesh, [Shard(0)]) if isinstance(own[name], DTensor) else value
+            name: distribute_tensor(value, self._mesh, [Shard(0)]) if isinstance(state[name], DTensor) else value
             for name, value in weights.items()
         }
 
@@ -165,7 +165,7 @@ def _make_scalars(path: Path, names: list[str]) -> None:
 
 def _layers(module: nn.Module) -> list[nn.Module]:
     """Return the layers that are gathered one by one; those that run at several depths stay with the rest."""
-    stacks = [part for part in module.modules() if isinstance(part, Stack)]
+    stacks = [submodule for submodule in module.modules() if isinstance(submodule, Stack)]
     return [
         layer
         for stack in stacks

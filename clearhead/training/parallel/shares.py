@@ -8,7 +8,7 @@ from typing import Any, Generic
 from torch import Tensor, nn
 
 from clearhead.data.batches.base import Batch
-from clearhead.training.parallel.processes import Place
+from clearhead.training.parallel.processes import Process
 from clearhead.training.protocols import Batches, BatchT, Loss
 
 
@@ -31,17 +31,17 @@ class Share(Generic[BatchT]):
         return self.batch.num_tokens if self.counts else 0
 
 
-def share_of(batch: BatchT, place: Place) -> Share[BatchT]:
+def share_of(batch: BatchT, process: Process) -> Share[BatchT]:
     """Return the share of one process in a batch.
 
     Args:
         batch: the whole batch, which every process makes for itself.
-        place: of the process.
+        process: which one.
     """
     assert isinstance(batch, Batch), "other batches are refused before training"
-    counts = place.rank < len(batch.rows)
-    part: Any = batch.part(slice(place.rank, None, place.size) if counts else slice(1))
-    return Share(part, counts)
+    counts = process.rank < len(batch.rows)
+    share: Any = batch.part(slice(process.rank, None, process.size) if counts else slice(1))
+    return Share(share, counts)
 
 
 class SharedBatches(Generic[BatchT]):
@@ -49,11 +49,11 @@ class SharedBatches(Generic[BatchT]):
 
     Args:
         whole: the batches; their position is the same on every process.
-        place: of the process.
+        process: which one.
     """
 
-    def __init__(self, whole: Batches[BatchT], place: Place) -> None:
-        self._whole, self._place = whole, place
+    def __init__(self, whole: Batches[BatchT], process: Process) -> None:
+        self._whole, self._process = whole, process
 
     @property
     def batches_per_epoch(self) -> int:
@@ -61,7 +61,7 @@ class SharedBatches(Generic[BatchT]):
         return self._whole.batches_per_epoch
 
     def __next__(self) -> Share[BatchT]:
-        return share_of(next(self._whole), self._place)
+        return share_of(next(self._whole), self._process)
 
     def state(self) -> dict[str, Any]:
         """Return the position in the data as JSON values."""

@@ -69,6 +69,7 @@ def training_loss_note(module: nn.Module, label_smoothing: float) -> str:
         module: that is trained.
         label_smoothing: of the run.
     """
-    parts = ["dropout"] if any(isinstance(part, Dropout) and part.p > 0 for part in module.modules()) else []
+    has_dropout = any(isinstance(layer, Dropout) and layer.p > 0 for layer in module.modules())
+    parts = ["dropout"] if has_dropout else []
     parts += [f"label smoothing {label_smoothing:g}"] if label_smoothing else []
     return f"the training loss includes {' and '.join(parts)}; the validation loss does not" if parts else ""

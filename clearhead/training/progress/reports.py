@@ -140,9 +140,8 @@ class Pace:
         plan = self.plan
         if plan.steps is None or not plan.validate_every:
             return 0.0
-        done = max(
-            [(step - 1) // plan.validate_every] + [-(-one.step // plan.validate_every) for one in self._validations]
-        )
+        validated = [-(-report.step // plan.validate_every) for report in self._validations]
+        done = max([(step - 1) // plan.validate_every, *validated])
         measured = [report.seconds for report in self._validations]
         each = sum(measured) / len(measured) if measured else plan.validation_seconds
         return each * max(0, -(-plan.steps // plan.validate_every) - done)

@@ -31,17 +31,19 @@ class Places:
     def origin(self, address: Address) -> tuple[str, int]:
         """Return the override that set an address, or "", and its line in the file, or 0."""
         for length in range(len(address), 0, -1):
-            part = address[:length]
-            if part in self.overrides:
-                return self.overrides[part], 0
-            if part in self.lines:
-                return "", self.lines[part]
+            start = address[:length]
+            if start in self.overrides:
+                return self.overrides[start], 0
+            if start in self.lines:
+                return "", self.lines[start]
         return "", 0
 
     def of(self, address: Address) -> str:
         """Return the prefix of a message about an address, such as "run.toml:12: "."""
         override, line = self.origin(address)
-        return f"override '{override}': " if override else f"{self.file}:{line}: " if line else f"{self.file}: "
+        if override:
+            return f"override '{override}': "
+        return f"{self.file}:{line}: " if line else f"{self.file}: "
 
 
 def find_lines(text: str) -> dict[Address, int]:
@@ -51,12 +53,12 @@ def find_lines(text: str) -> dict[Address, int]:
     for number, line in enumerate(text.splitlines(), start=1):
         header = re.match(r"\s*\[\[?([^\]\"']+)\]", line)
         if header:
-            table = tuple(part.strip() for part in header.group(1).split("."))
+            table = tuple(name.strip() for name in header.group(1).split("."))
             lines.setdefault(table, number)
             continue
         key = re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", line)
         if key:
-            address = table + tuple(part.strip("\"'") for part in key.group(1).split("."))
+            address = table + tuple(name.strip("\"'") for name in key.group(1).split("."))
             lines.setdefault(address, number)
     return lines
 
@@ -124,11 +126,11 @@ def _address(location: tuple[int | str, ...], raw: Mapping[str, Any], kind: str)
     """Remove from a location what is not a key: the tag of a union, the index of a list."""
     address: list[str] = []
     here: Any = raw
-    for position, part in enumerate(location):
+    for position, name in enumerate(location):
         is_last = position == len(location) - 1
-        if isinstance(here, Mapping) and (part in here or (is_last and kind == "missing")):
-            address.append(str(part))
-            here = here.get(part)
+        if isinstance(here, Mapping) and (name in here or (is_last and kind == "missing")):
+            address.append(str(name))
+            here = here.get(name)
     return tuple(address)
 
 
@@ -144,8 +146,8 @@ def _sentence(address: Address, type_: str, items: Sequence[Any], raw: Mapping[s
     if type_ == "missing":
         return _missing_key(address)
     received: Any = raw
-    for part in address:
-        received = received[part]
+    for name in address:
+        received = received[name]
     if type_.startswith("union_tag"):
         assert kind is not None, "the forms of data are those of a task"
         return _no_data(address, received, data_of(kind).forms)
@@ -164,17 +166,21 @@ def _section_at(table: Address, raw: Mapping[str, Any], kind: str | None) -> typ
 
 
 def _no_data(address: Address, value: object, forms: Sequence[type[Form]]) -> str:
-    examples = [", ".join(f'{name} = "{text}"' for name, text in form.example().items()) for form in forms]
-    *others, last = (f"{{ {example} }}" for example in examples)
+    *others, last = map(_example, forms)
     such_as = f"{', '.join(others)} or {last}" if others else last
     received = describe_value(value)
     if isinstance(value, Mapping) and value:
         names = [name for form in forms for name in form.model_fields]
-        hint = next(filter(None, (nearest(str(key), names) for key in value if key not in names)), "")
-        received = f"the keys {', '.join(map(str, value))}{hint}"
+        hints = [nearest(str(key), names) for key in value if key not in names]
+        received = f"the keys {', '.join(map(str, value))}{next(filter(None, hints), '')}"
     elif address[-1] == "valid":
         received += _HELD_OUT
     return f"{name_of(address)} must be a table that names the data, such as {such_as}; received {received}"
+
+
+def _example(form: type[Form]) -> str:
+    keys = ", ".join(f'{name} = "{text}"' for name, text in form.example().items())
+    return f"{{ {keys} }}"
 
 
 def _unknown_key(address: Address, raw: Mapping[str, Any], kind: str | None) -> str:

@@ -57,9 +57,9 @@ def parse_run_file(text: str, name: str, overrides: Sequence[str] = ()) -> RunFi
     raw = _parse_toml(text, name)
     origins, faults = _apply_overrides(raw, overrides)
     places = Places(name, find_lines(text), origins)
-    run, found = _validate(raw, places)
-    faults += found
-    faulty = {fault.address for fault in found}
+    run, faults_here = _validate(raw, places)
+    faults += faults_here
+    faulty = {fault.address for fault in faults_here}
     faults += [Fault(fault.address, places.of(fault.address) + fault.sentence) for fault in check_rules(run, faulty)]
     run = fill_defaults(run)
     if not any(fault.address[:1] == ("model",) for fault in faults) and not has_fault(faulty, "task", "kind"):
@@ -85,10 +85,10 @@ def _parse_toml(text: str, name: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         message = str(error)
-        place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", message)
-        line = place.group(1) if place and place.group(1) else text.count("\n") + 1
-        column = f" (column {place.group(2)})" if place and place.group(2) else ""
-        reason = message[: place.start()] if place else message
+        match = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", message)
+        line = match.group(1) if match and match.group(1) else text.count("\n") + 1
+        column = f" (column {match.group(2)})" if match and match.group(2) else ""
+        reason = message[: match.start()] if match else message
         hint = "; text needs quotes" if reason == "Invalid value" else ""
         raise InputError(f"{name}:{line}: not valid TOML: {reason[0].lower()}{reason[1:]}{column}{hint}") from None
 
@@ -99,7 +99,7 @@ def _apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> tuple[dic
     faults: list[Fault] = []
     for text in overrides:
         key, equals, value = text.partition("=")
-        address = tuple(part.strip() for part in key.split("."))
+        address = tuple(name.strip() for name in key.split("."))
         sentence = _override_fault(address, bool(equals))
         if sentence is None:
             parsed = _override_value(value.strip())
@@ -138,10 +138,10 @@ def _override_value(text: str) -> Any:
 def _set(raw: dict[str, Any], address: Address, value: Any) -> str | None:
     """Set one value in nested tables; return a message if that is impossible."""
     here = raw
-    for depth, part in enumerate(address[:-1], start=1):
-        if depth == 1 and part not in TABLES:
-            return f"there is no table [{part}]{nearest(part, TABLES)}; the tables are {', '.join(TABLES)}"
-        below = here.setdefault(part, {})
+    for depth, name in enumerate(address[:-1], start=1):
+        if depth == 1 and name not in TABLES:
+            return f"there is no table [{name}]{nearest(name, TABLES)}; the tables are {', '.join(TABLES)}"
+        below = here.setdefault(name, {})
         if not isinstance(below, dict):
             return f"'{'.'.join(address[:depth])}' is not a table"
         here = below

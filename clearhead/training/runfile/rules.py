@@ -36,8 +36,8 @@ def check_rules(run: RunFile, faulty: Collection[Address] = ()) -> list[Fault]:
     of_any_task = (_lora, _sizes, _positions, _length, _schedule, _snapshots, _device)
     of_the_task = (_task, _data, _tokenizer, _model, _validation)
     rules = of_any_task if has_fault(faulty, "task", "kind") else of_the_task + of_any_task
-    found = [fault for rule in rules for fault in rule(run)]
-    return [fault for fault in found if not (fault.address[0] == "data" and has_fault(faulty, *fault.address[:2]))]
+    faults = [fault for rule in rules for fault in rule(run)]
+    return [fault for fault in faults if not (fault.address[0] == "data" and has_fault(faulty, *fault.address[:2]))]
 
 
 def has_fault(faulty: Collection[Address], table: str, key: str) -> bool:
@@ -197,7 +197,7 @@ def _snapshots(run: RunFile) -> Iterator[Fault]:
 
 def _validation(run: RunFile) -> Iterator[Fault]:
     train = run.train
-    if find(run.task.kind).score != "BLEU":
+    if not find(run.task.kind).scores_translations:
         if train.bleu_sentences is not None:
             yield _fault("train.bleu_sentences", f"has no effect for the task '{run.task.kind}'; remove it")
         if train.early_stop is not None and train.early_stop.metric == "bleu":
@@ -263,12 +263,11 @@ def _model_defaults(run: RunFile) -> dict[str, object]:
 
 def _train_defaults(run: RunFile) -> dict[str, object]:
     train = run.train
-    asks_for_bleu = train.early_stop is not None and train.early_stop.metric == "bleu"
-    return {
-        "learning_rate": _learning_rate(train),
-        "warmup": _warmup(train),
-        **({"bleu_sentences": 500 if asks_for_bleu else 100} if find(run.task.kind).score == "BLEU" else {}),
-    }
+    defaults: dict[str, object] = {"learning_rate": _learning_rate(train), "warmup": _warmup(train)}
+    if find(run.task.kind).scores_translations:
+        stops_by_bleu = train.early_stop is not None and train.early_stop.metric == "bleu"
+        defaults["bleu_sentences"] = 500 if stops_by_bleu else 100
+    return defaults
 
 
 def _learning_rate(train: Train) -> float:

@@ -155,10 +155,10 @@ def run_file_type(kind: str | None) -> type[RunFile]:
         task = create_model("TaskSection", __base__=TaskSection, **_keys_of(tasks, TaskSection))
         named: dict[str, Any] = {"train": (Any, ...), "valid": (Any, ...), **_keys_of(tables, DataSection)}
         return _run_file_type(task, create_model("DataSection", __base__=DataSection, **named))
-    found = data_of(kind)
-    valid = _names(found.forms, can_be_share=not find(kind).is_paired)
-    named = {"train": (_names(found.forms), ...), "valid": (valid, ...)}
-    return _run_file_type(found.task, create_model(found.data.__name__, __base__=found.data, **named))
+    data = data_of(kind)
+    valid = _names(data.forms, can_be_share=not find(kind).is_paired)
+    named = {"train": (_names(data.forms), ...), "valid": (valid, ...)}
+    return _run_file_type(data.task, create_model(data.data.__name__, __base__=data.data, **named))
 
 
 def _run_file_type(task: type[TaskSection], data: type[DataSection]) -> type[RunFile]:

@@ -49,12 +49,13 @@ def build_model(run: OpenedRun, data: PreparedData) -> BuiltModel:
     Raises:
         InputError: the model or a batch does not fit into memory, or a weight of the initial model is missing.
     """
-    run_file, spec, place = run.run_file, data.parts.spec, run.processes.place
+    run_file, spec, process = run.run_file, data.parts.spec, run.processes.this
     seed_everything(run_file.train.seed)
     is_sharded = shares_model(run_file, spec, run.device, run.processes)
-    refuse_large(spec, run.device, is_trained_whole=run_file.lora is None, place=place, is_sharded=is_sharded)
-    # Of a model that may not fit on one device the first process has the weights in main memory, and sends the parts.
-    module = build(spec, device=("cpu" if run.processes.is_first else "meta") if is_sharded else run.device)
+    refuse_large(spec, run.device, is_trained_whole=run_file.lora is None, process=process, is_sharded=is_sharded)
+    # A shared model may not fit on one device: the first process has it in main memory, and sends the others theirs.
+    before_sharing = "cpu" if run.processes.is_first else "meta"
+    module = build(spec, device=before_sharing if is_sharded else run.device)
     new = _take_weights(run, data, module, is_sharded=is_sharded)
     if run_file.lora is not None:
         run.progress.message(describe(module, adapt(module, **run_file.lora.model_dump(), new=new)))

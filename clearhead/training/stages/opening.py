@@ -18,7 +18,7 @@ from clearhead.training.dry_run import memory_in_use
 from clearhead.training.kernel_cache import limit_kernel_cache
 from clearhead.training.parallel.agreement import check_run_is_seen, check_same_everywhere
 from clearhead.training.parallel.joining import joined, own_device
-from clearhead.training.parallel.processes import Place, Processes
+from clearhead.training.parallel.processes import Process, Processes
 from clearhead.training.progress.reports import Progress
 from clearhead.training.progress.tensorboard import TensorBoardProgress
 from clearhead.training.runfile.read import to_toml
@@ -71,12 +71,12 @@ def opened(run_file: RunFile, *, resume: bool, progress: Progress) -> Iterator[O
     Raises:
         InputError: the run directory or the device cannot be used, processes differ, or the training data has changed.
     """
-    run, place = Path(run_file.train.run), Place.here()
+    run, process = Path(run_file.train.run), Process.here()
     adapt_waiting()
-    with joined(place, run, device=run_file.train.device) as processes, contextlib.ExitStack() as stack:
+    with joined(process, run, device=run_file.train.device) as processes, contextlib.ExitStack() as stack:
         check_same_everywhere(processes, run_file)
         # torchrun starts all processes anew after one of them broke down.
-        resume = processes.first_of(resume or (place.restarts > 0 and bool(checkpoint_steps(run))))
+        resume = processes.first_of(resume or (process.restarts > 0 and bool(checkpoint_steps(run))))
         directory, saved = None, dict[str, Any]()
         if processes.is_first:
             # Without resume as well: a run that is there is then refused as such, not as one of another precision.
@@ -90,7 +90,7 @@ def opened(run_file: RunFile, *, resume: bool, progress: Progress) -> Iterator[O
                 progress = TensorBoardProgress(run / "tensorboard", progress)
         else:
             progress = Progress()
-        device = own_device(run_file.train.device, place)
+        device = own_device(run_file.train.device, process)
         limit_kernel_cache()
         memory_before = memory_in_use(device)
         choices = processes.first_of(saved if resume else {})

@@ -62,7 +62,7 @@ def build_trainer(run: OpenedRun, data: PreparedData, model: BuiltModel) -> Trai
             steps=steps,
             width=top.width if top is not None else None,
         ),
-        batches=parts.batches if processes.size == 1 else SharedBatches(parts.batches, processes.place),
+        batches=parts.batches if processes.size == 1 else SharedBatches(parts.batches, processes.this),
         loss=parts.loss,
         validate=parts.validate,
         settings=_settings(run, data, model, steps),
@@ -102,7 +102,7 @@ def forecast(run: OpenedRun, data: PreparedData, model: BuiltModel, trainer: Tra
     """
     work, init = data.parts.workload(), run.run_file.task.init
     if trainer.engine is not None:
-        work = work_of_one(work, trainer.engine, trainer.batches, run.processes.place)
+        work = work_of_one(work, trainer.engine, trainer.batches, run.processes.this)
     report = preflight(
         trainer.module,
         trainer.optimizer,
@@ -110,7 +110,7 @@ def forecast(run: OpenedRun, data: PreparedData, model: BuiltModel, trainer: Tra
         trainer.settings,
         sides=[_token_side(side, model.module, init) for side in data.parts.sides],
         memory_before=run.memory_before,
-        place=run.processes.place,
+        process=run.processes.this,
     )
     for line in report.lines():
         run.progress.message(line)

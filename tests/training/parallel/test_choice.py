@@ -9,7 +9,7 @@ from clearhead.core import build
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.printing import num_parameters
 from clearhead.training.parallel import choice
-from clearhead.training.parallel.processes import Place, Processes
+from clearhead.training.parallel.processes import Process, Processes
 from clearhead.training.preflight import least_memory
 from clearhead.training.runfile.read import parse_run_file
 from tests.training.runfile.test_read import MINIMAL
@@ -34,5 +34,5 @@ def test_a_model_is_shared_where_it_does_not_fit(
 ) -> None:
     monkeypatch.setattr(choice, "free_for_each", lambda device, processes_here: free)
     run_file = parse_run_file(MINIMAL, "x.toml", [f"train.parallel={parallel}"])
-    processes = Processes(Place(size=size, local_size=size))
+    processes = Processes(Process(size=size, local_size=size))
     assert choice.shares_model(run_file, MODEL, torch.device("cpu"), processes) is expected

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from clearhead.data.batches.base import Batch
 from clearhead.kernels.linear_cross_entropy import NO_LABEL
-from clearhead.training.parallel.processes import Place
+from clearhead.training.parallel.processes import Process
 from clearhead.training.parallel.shares import BatchLoss, share_of
 from clearhead.training.parallel.sums import Agreed, Sums
 from clearhead.training.signals import StopSignals
@@ -29,7 +29,7 @@ def batch() -> Batch:
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 11])
 def test_every_row_is_computed_by_one_process(size: int) -> None:
     whole = batch()
-    shares = [share_of(whole, Place(rank=rank, size=size)) for rank in range(size)]
+    shares = [share_of(whole, Process(rank=rank, size=size)) for rank in range(size)]
     counted = [share for share in shares if share.counts]
     assert sorted(row for share in counted for row in share.batch.rows.tolist()) == list(range(7))
     assert sum(share.num_tokens for share in shares) == whole.num_tokens
@@ -44,7 +44,7 @@ def test_a_process_without_a_row_takes_part_without_effect() -> None:
     def loss(module: nn.Module, part: Batch) -> tuple[Tensor, int]:
         return module(part.ids.float()).sum(), part.num_labels
 
-    share = share_of(batch(), Place(rank=8, size=9))
+    share = share_of(batch(), Process(rank=8, size=9))
     total, labels = BatchLoss(module, loss)(share)
     total.backward()
     assert (total.item(), labels, share.num_tokens) == (0.0, 0, 0)
