@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from clearhead.maps.shapes import ActivationShape
     from clearhead.spec import Model
     from clearhead.spec.cost import Cost
-    from clearhead.task import TaskRecord
+    from clearhead.tasks.record import TaskRecord
 
 MOST_LABELS = 12
 LABEL_KINDS = {"single_label": "one of", "multi_label": "several of", "regression": "a number", None: "one of"}

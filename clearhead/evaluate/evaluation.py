@@ -11,7 +11,7 @@ from clearhead.data.sources.reading import read_alike
 from clearhead.errors import InputError
 from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
 from clearhead.evaluate.result import Measures
-from clearhead.task import Reading
+from clearhead.tasks.record import Reading
 from clearhead.tasks.registry import find
 
 

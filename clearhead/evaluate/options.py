@@ -15,7 +15,7 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError, argument
 from clearhead.evaluate.translations import tokenize_faults
 from clearhead.generate.options import SearchOptions, TranslateKwargs
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens

@@ -19,8 +19,8 @@ from clearhead.fast.int8 import refuse_int8
 from clearhead.model.facade import Model
 from clearhead.surgery.addresses import token_output, word_table
 from clearhead.surgery.report import AnyModel, EditedModel, SurgeryReport
-from clearhead.task import LabelKind, TaskRecord
 from clearhead.tasks.base import Family, Outputs
+from clearhead.tasks.record import LabelKind, TaskRecord
 from clearhead.tasks.registry import find, with_outputs
 
 # Makes a tensor from an old one and a randomly initialized one of the new shape.

@@ -15,7 +15,7 @@ from clearhead.core import Transformer
 from clearhead.data.stores.tagged import prepare_tagged
 from clearhead.data.stores.word_splitter import WordSplitter
 from clearhead.errors import InputError, RunFailure
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.tag.data import parse_tagged_source
 from clearhead.tasks.tag.use import Entity, TagMeasures, check_tagger, entity_spans, measure_store, tag, tag_words
 from clearhead.text.tokenizer import Tokenizer
