@@ -16,32 +16,7 @@ from clearhead.tasks.embed.batches import positive_groups
 from clearhead.training.assemble import train_run
 from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file
-
-RUN_FILE = """
-[task]
-kind = "embed"
-[data]
-train = {{ source = "{folder}/train.a", target = "{folder}/train.b" }}
-valid = {{ source = "{folder}/valid.a", target = "{folder}/valid.b" }}
-max_length = 7
-[tokenizer]
-kind = "word"
-[model]
-family = "{family}"
-layers = 1
-width = 28
-heads = 2
-feedforward = 31
-dropout = 0.0
-[train]
-run = "{folder}/run"
-steps = 20
-batch_tokens = 256
-learning_rate = 1e-2
-warmup = 5
-validate_every = 20
-device = "cpu"
-"""
+from tests.tasks.tiny_run import write_tiny_run
 
 
 def write_pairs(folder: Path) -> None:
@@ -58,9 +33,10 @@ def write_pairs(folder: Path) -> None:
 
 def run_file(folder: Path, family: str = "encoder") -> Path:
     write_pairs(folder)
-    path = folder / "run.toml"
-    path.write_text(RUN_FILE.format(folder=folder, family=family), encoding="utf-8")
-    return path
+    sides = {part: f'source = "{folder}/{part}.a", target = "{folder}/{part}.b"' for part in ("train", "valid")}
+    tables = {part: f"{{ {files} }}" for part, files in sides.items()}
+    values = {"max_length": 7, "learning_rate": 1e-2, "steps": 20}
+    return write_tiny_run(folder, task='kind = "embed"', family=family, **values, **tables)
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
