@@ -36,7 +36,6 @@ MOVING: Mapping[str, tuple[str, ...]] = {
     "tasks/tag/use.py": ("entity_f1",),
     "tasks/translate/train.py": ("Training.parts",),
     "tasks/translate/use.py": ("measure",),
-    "training/activations.py": ("measure_activations",),
     "training/init_from.py": ("InitialModel.head_tensors",),
     "training/optim/optimizers.py": ("load_optimizer",),
     "training/runfile/faults.py": ("_no_data", "Places.of"),
