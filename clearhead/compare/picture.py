@@ -102,9 +102,8 @@ def _draw_row(axes: Axes, row: Row, number: int, places: str, scale: float, qual
     mean = mean_curve(seeds)
     for seed in seeds if len(seeds) > 1 else []:
         _draw_line(axes, seed, places, scale, style | {"linewidth": THIN, "alpha": 0.45})
-    line = _draw_line(axes, mean, places, scale, style | {"linewidth": THICK})
-    axes.plot(line.get_xdata()[-1:], mean.values[-1:], color=color, marker="o", markersize=5, linestyle="none")
-    return line
+    ending = {"marker": "o", "markersize": 5, "markevery": [-1]}
+    return _draw_line(axes, mean, places, scale, style | {"linewidth": THICK, **ending})
 
 
 def curve_of(run: Run, quality: Quality) -> Curve:
