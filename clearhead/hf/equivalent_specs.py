@@ -166,12 +166,12 @@ def with_halves(model: spec.Model) -> Equivalent | None:
 
     None: a stack has other positions than interleaved ones, or a part that depends on the order of the stream.
     """
-    stacks: dict[str, spec.Stack] = {**model.stacks}
+    stacks = model.stacks
     if not all(_is_plain(stack) for stack in stacks.values()) or len({one.width for one in stacks.values()}) > 1:
         return None
     width = next(iter(stacks.values())).width
     order_D = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
-    update = {}
+    update: dict[str, spec.Stack] = {}
     for name, stack in stacks.items():
         assert isinstance(stack.embedding.position, spec.Sinusoidal), "a plain stack has sinusoidal positions"
         position = stack.embedding.position.model_copy(update={"layout": "halves"})
