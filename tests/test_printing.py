@@ -16,7 +16,7 @@ from clearhead.maps.hook_points import capture
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.printing import MOST_LINES, WIDTH, Printed, short
 from clearhead.spec.describe import model_summary
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.runfile.read import parse_run_file

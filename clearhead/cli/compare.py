@@ -124,7 +124,7 @@ def _cells(row: Row, fairness: Fairness) -> list[str]:
     return [
         row.name,
         str(len(row.runs)),
-        row.first.family,
+        row.first.spec.family,
         human_count(parameters.total),
         human_count(parameters.total - parameters.embeddings),
         UNKNOWN if flops is None else f"{flops.mean:.2e}".replace("e+", "e"),
@@ -218,7 +218,7 @@ def _record(row: Row, fairness: Fairness) -> dict[str, Any]:
         "name": row.name,
         "runs": [str(run.path) for run in row.runs],
         "seeds": row.seeds,
-        "family": row.first.family,
+        "family": row.first.spec.family,
         "parameters": parameters.total,
         "parameters_without_embeddings": parameters.total - parameters.embeddings,
         **{name: None if value is None else asdict(value) for name, value in numbers.items()},

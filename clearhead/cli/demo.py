@@ -7,6 +7,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,11 +16,13 @@ import typer
 from clearhead.cli.console import print_json
 from clearhead.cli.options import ComputeOptions, Json, set_threads_and_seed, takes_compute_options
 from clearhead.errors import InputError, nearest
+from clearhead.tasks.registry import BUILT_IN
 
 if TYPE_CHECKING:
     from clearhead.demo.common import DemoOutcome, DemoPlan
 
-KINDS = ("translate", "generate", "classify", "fill")
+KINDS = tuple(kind for kind in BUILT_IN if find_spec(f"clearhead.demo.{kind}") is not None)
+"""The tasks that have a demo: a module of their name."""
 
 
 @takes_compute_options

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from clearhead.maps.shapes import ActivationShape
     from clearhead.spec import Model
     from clearhead.spec.cost import Cost
-    from clearhead.task import TaskRecord
+    from clearhead.tasks.record import TaskRecord
 
 MOST_LABELS = 12
 LABEL_KINDS = {"single_label": "one of", "multi_label": "several of", "regression": "a number", None: "one of"}
@@ -47,10 +47,6 @@ def inspect(
     svg: Annotated[
         Path | None, typer.Option("--svg", metavar="FILE", help="Draw the architecture into this file.")
     ] = None,
-    plan: Annotated[
-        str | None,
-        typer.Option("--plan", metavar="gpus=N,...", help="Memory and communication of a training on several GPUs."),
-    ] = None,
     force: Force = False,
     length: Annotated[
         int | None,
@@ -66,27 +62,19 @@ def inspect(
       clearhead inspect runs/de-en/spec.json --length 128
       clearhead inspect gpt2 --addresses | grep weights
       clearhead inspect runs/de-en --svg de-en.svg
-      clearhead inspect spec.json --plan gpus=8,context=4096,batch_tokens=65536
 
     Shows parameters, memory and cost, the task, which attention kernel runs and why, the spec as a tree without what is
     at its default, and the shapes of all weights. One multiplication and one addition are 2 FLOPs. Nothing is searched
     or trained here, so no length penalty and no early-stop rule apply. --addresses lists what model.capture and
     model.edit take, one activation in a line, and no weights are needed for it: layers {0..11} have it alike, "2
     records" is what one call computes twice, and nothing happens at an "identity", the place of an absent norm. --svg
-    draws the model in the manner of figure 1 of "Attention Is All You Need". --plan forecasts what one GPU of several
-    holds and sends, from the spec alone; its keys are gpus, memory (GB of one), context, batch_tokens (of all),
-    accumulate, optimizer and precision, by default those of the run. --json ends with {"task", "head", "masks",
-    "parameters", "parameter_bytes", "source_flops", "target_flops", "attention", "spec"} and more, "addresses",
-    "picture" and "plan" where asked for; "task" is null for a spec alone.
+    draws the model in the manner of figure 1 of "Attention Is All You Need". --json ends with {"task", "head", "masks",
+    "parameters", "parameter_bytes", "source_flops", "target_flops", "attention", "spec"} and more, "addresses" and
+    "picture" where asked for; "task" is null for a spec alone.
     """
-    _refuse_options({"--addresses": addresses, "--plan": plan is not None}, svg, force, length, as_json)
+    _refuse_options(addresses, svg, force, length, as_json)
     found = read_reference(ref)
     record, lines = _report(found, length or _LENGTH)
-    if plan is not None:
-        from clearhead.cli.training_plan import forecast
-
-        planned, lines = forecast(plan, found.spec, found.run_file)
-        record |= {"plan": planned}
     if svg is not None:
         _draw(svg, found.spec, ref, record["parameters"], force=force)
         record, lines = record | {"picture": str(svg)}, [str(svg)]
@@ -105,15 +93,12 @@ def _draw(file: Path, spec: Model, name: str, parameters: int, *, force: bool) -
     write_output(file, draw_architecture(spec, name, [f"{human_count(parameters)} parameters"]), force=force)
 
 
-def _refuse_options(
-    others: Mapping[str, bool], svg: Path | None, force: bool, length: int | None, as_json: bool
-) -> None:
+def _refuse_options(addresses: bool, svg: Path | None, force: bool, length: int | None, as_json: bool) -> None:
     """Refuse options without effect, and a file that must not be written, before anything is read."""
     from clearhead.files import refuse_unwritable
 
-    shown = [name for name, is_given in {**others, "--svg": svg is not None}.items() if is_given]
-    if length is not None and shown and not as_json:
-        raise InputError(f"--length has no effect with {shown[0]}: it is for the cost")
+    if length is not None and (addresses or svg is not None) and not as_json:
+        raise InputError(f"--length has no effect with {'--addresses' if addresses else '--svg'}: it is for the cost")
     if force and svg is None:
         raise InputError("--force has no effect without --svg")
     if svg is not None:
@@ -208,7 +193,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class _Found:
-    """The spec and the task of a model, notes on a Hugging Face checkpoint, one for each line, and the run file.
+    """The spec and the task of a model, and notes on a Hugging Face checkpoint, one for each line.
 
     Where there are weights, `load` reads them.
     """
@@ -216,7 +201,6 @@ class _Found:
     spec: Model
     task: TaskRecord | None
     notes: list[str]
-    run_file: Path | None = None
     load: Callable[[], Transformer] | None = None
 
 
@@ -243,7 +227,6 @@ def read_reference(ref: str) -> _Found:
     if checkpoint is not None:
         return _read_checkpoint(checkpoint)
     from clearhead.runs.directory import (
-        RUN_FILE,
         TASK_FILE,
         read_task,
         refuse_altered,
@@ -260,8 +243,7 @@ def read_reference(ref: str) -> _Found:
         refuse_altered(folder)
     spec = Model.from_file(file, what="a run directory or a spec file")
     task = read_task(folder) if (folder / TASK_FILE).is_file() else None
-    run_file = folder / RUN_FILE if (folder / RUN_FILE).is_file() else None
-    return _Found(spec, task, [], run_file, partial(_saved_module, ref) if path.is_dir() else None)
+    return _Found(spec, task, [], partial(_saved_module, ref) if path.is_dir() else None)
 
 
 def _saved_module(ref: str) -> Transformer:

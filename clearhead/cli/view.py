@@ -151,10 +151,8 @@ class _Attend:
     def with_other(self, ref: str, maps: AttentionMaps, text: str, target: str | None) -> AttentionMaps:
         """Let another model read the same tokens, or the same text where its vocabulary or its stacks are others."""
         model = self.load(ref)
-        is_same = model.tokenizers.fingerprint == maps.tokenizers.fingerprint and all(
-            (getattr(model.module, stack) is None) == (getattr(maps.module, stack) is None)
-            for stack in ("encoder", "decoder")
-        )
+        has_same_tokens = model.tokenizers.fingerprint == maps.tokenizers.fingerprint
+        is_same = has_same_tokens and model.spec.family == maps.module.spec.family
         return maps.with_module(model.module) if is_same else self._read(model, text, target)
 
     def _read(self, model: Model, text: str, target: str | None) -> AttentionMaps:

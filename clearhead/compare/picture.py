@@ -9,13 +9,22 @@ from statistics import fmean
 from typing import Any, Final
 
 from matplotlib.axes import Axes
-from matplotlib.text import Annotation
+from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from clearhead.compare.runs import Quality, Run
 from clearhead.compare.table import Row
-from clearhead.view.figures import COLOURS, INK, late_limits, new_figure, save_figure, style_line_axes
-from clearhead.view.line_labels import THICK, THIN, label_line, place_labels
+from clearhead.view.figures import (
+    COLOURS,
+    INK,
+    THICK,
+    THIN,
+    draw_legend,
+    late_limits,
+    new_figure,
+    save_figure,
+    style_line_axes,
+)
 
 DASHES: Final = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
 UNITS: Final = ((3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
@@ -79,22 +88,22 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], places: str, scale: float, qual
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
     if places == "tokens":
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    names = [_draw_row(axes, row, number, places, scale, quality) for number, row in enumerate(rows)]
+    lines = [(row.name, _draw_row(axes, row, number, places, scale, quality)) for number, row in enumerate(rows)]
+    axes.set_xlim(left=0)
     axes.set_ylim(late_limits([value for _, value in run.points(quality)] for row in rows for run in row.runs))
-    place_labels(axes, names)
+    draw_legend(axes, lines, corner="upper right" if quality == "loss" else "lower right")
 
 
-def _draw_row(axes: Axes, row: Row, number: int, places: str, scale: float, quality: Quality) -> Annotation:
-    """Draw the lines of one row and write its name at their end."""
+def _draw_row(axes: Axes, row: Row, number: int, places: str, scale: float, quality: Quality) -> Line2D:
+    """Draw the lines of one row; return that of its mean."""
     color = COLOURS[number % len(COLOURS)]
     style = {"color": color, "linestyle": DASHES[number // len(COLOURS) % len(DASHES)]}
     seeds = [curve_of(run, quality) for run in row.runs if run.points(quality)]
     mean = mean_curve(seeds)
     for seed in seeds if len(seeds) > 1 else []:
         _draw_line(axes, seed, places, scale, style | {"linewidth": THIN, "alpha": 0.45})
-    x = _draw_line(axes, mean, places, scale, style | {"linewidth": THICK})
-    axes.plot(x[-1:], mean.values[-1:], color=color, marker="o", markersize=5, linestyle="none")
-    return label_line(axes, (x[-1], mean.values[-1]), color, row.name)
+    ending = {"marker": "o", "markersize": 5, "markevery": [-1]}
+    return _draw_line(axes, mean, places, scale, style | {"linewidth": THICK, **ending})
 
 
 def curve_of(run: Run, quality: Quality) -> Curve:
@@ -116,7 +125,7 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
     return Curve(*(mean([getattr(curve, field) for curve in curves]) for field in ("tokens", "seconds", "values")))
 
 
-def _draw_line(axes: Axes, curve: Curve, places: str, scale: float, style: dict[str, Any]) -> list[float]:
+def _draw_line(axes: Axes, curve: Curve, places: str, scale: float, style: dict[str, Any]) -> Line2D:
     x = [place / scale for place in getattr(curve, places)]
-    axes.plot(x, curve.values, solid_capstyle="round", **style)
-    return x
+    (line,) = axes.plot(x, curve.values, solid_capstyle="round", **style)
+    return line

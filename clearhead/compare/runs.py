@@ -66,11 +66,6 @@ class Run(Printed):
         return int(self.key("train.seed") or 0)
 
     @property
-    def family(self) -> str:
-        """The stacks of the model."""
-        return "-".join(name for name in ("encoder", "decoder") if getattr(self.spec, name) is not None)
-
-    @property
     def choices(self) -> Mapping[str, Any]:
         """Settings that were chosen at the start; empty without a checkpoint."""
         return self.state["choices"] if self.state is not None else {}

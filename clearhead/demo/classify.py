@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from clearhead.demo.common import DemoOutcome, DemoPlan, data_folder, train_recipe, write_heads_page
-from clearhead.demo.data.names import LANGUAGES, Name, NameSets, make_name_sets
+from clearhead.demo.common import DemoOutcome, DemoPlan, load_trained, train_recipe, write_heads_page, write_tables
+from clearhead.demo.data.names import LANGUAGES, NameSets, make_name_sets
 
 if TYPE_CHECKING:
     from clearhead.tasks.classify.use import Classification
@@ -101,8 +101,6 @@ def run_classify(plan: DemoPlan, sizes: ClassifySizes = FULL) -> DemoOutcome:
     Returns:
         The accuracy on the test names, in all, of the languages in Latin letters, and of each language.
     """
-    import clearhead
-
     console = plan.console
     sets = make_name_sets(
         seed=plan.seed,
@@ -111,14 +109,10 @@ def run_classify(plan: DemoPlan, sizes: ClassifySizes = FULL) -> DemoOutcome:
         locales=sizes.locales,
     )
     _introduce(console, sets)
-    folder = data_folder(plan)
-    files = {name: folder / f"{name}.tsv" for name in ("train", "valid", "test")}
-    for part, path in files.items():
-        names: list[Name] = getattr(sets, part)
-        lines = ["text\tlanguage\tnames\n", *("\t".join(name) + "\n" for name in names)]
-        path.write_text("".join(lines), encoding="utf-8", newline="\n")
+    parts = {"train": sets.train, "valid": sets.valid, "test": sets.test}
+    files = write_tables(plan, {part: [("text", "language", "names"), *names] for part, names in parts.items()})
     train_recipe(RECIPE, plan, files)
-    model = clearhead.load(str(plan.run), device=plan.device, precision=plan.precision)
+    model = load_trained(plan)
     answers = model.classify([name.text for name in sets.test], batch_size=plan.batch_size)
     labels = [answer.label for answer in answers]
     scores = score(sets, labels)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from clearhead.demo.data.library_sources import LibrarySources, write_sources
+from clearhead.demo.data.library_sources import LibrarySources, library_sources, write_sources
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -74,6 +74,15 @@ def data_folder(plan: DemoPlan) -> Path:
     return folder
 
 
+def write_tables(plan: DemoPlan, parts: Mapping[str, Sequence[Sequence[str]]]) -> dict[str, Path]:
+    """Write rows of columns into the run directory, a .tsv file for each part, and return where they are."""
+    folder = data_folder(plan)
+    files = {name: folder / f"{name}.tsv" for name in parts}
+    for name, rows in parts.items():
+        files[name].write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8", newline="\n")
+    return files
+
+
 def train_recipe(recipe: str, plan: DemoPlan, files: Mapping[str, Path]) -> TrainResult:
     """Train through an ordinary run file.
 
@@ -91,6 +100,40 @@ def train_recipe(recipe: str, plan: DemoPlan, files: Mapping[str, Path]) -> Trai
     return train_run(run_file)
 
 
+def train_on_library(
+    recipe: str, plan: DemoPlan, *, max_bytes: int, max_valid_bytes: int, folder: Path | None
+) -> LibrarySources:
+    """Gather source code of Python's library, show how much there is, and train on it; return it.
+
+    Args:
+        recipe: the run file, as for `train_recipe`, with {train} and {valid}.
+        plan: the options of every demo.
+        max_bytes: the largest total size of the files to learn from.
+        max_valid_bytes: the largest total size of the files held out.
+        folder: where the sources are; None: where this Python keeps its library.
+    """
+    sources = library_sources(max_bytes=max_bytes, max_valid_bytes=max_valid_bytes, folder=folder)
+    parts = {"train": sources.train, "valid": sources.valid}
+    train, valid = (sum(file.num_bytes for file in files) / 1e6 for files in parts.values())
+    plan.console.print(
+        f"Python's own library, found in {sources.folder}: {len(sources.train)} files ({train:.2f} MB) to learn from, "
+        f"{len(sources.valid)} files ({valid:.2f} MB) held out.",
+        markup=False,
+    )
+    data = data_folder(plan)
+    for name, files in parts.items():
+        write_sources(files, data / name)
+    train_recipe(recipe, plan, {name: data / name for name in parts})
+    return sources
+
+
+def load_trained(plan: DemoPlan, label: str = "best") -> Model:
+    """Return the model of a checkpoint of the run."""
+    import clearhead
+
+    return clearhead.load(f"{plan.run}@{label}", device=plan.device, precision=plan.precision)
+
+
 def write_heads_page(model: Model, text: str, plan: DemoPlan, *, generate: int = 0) -> None:
     """Write a page that shows what every head does while the model reads a text.
 
@@ -104,25 +147,6 @@ def write_heads_page(model: Model, text: str, plan: DemoPlan, *, generate: int =
 
     maps = model.attention(text, generate=generate)
     maps.save_html(plan.run / HEADS_PAGE, title=plan.run.name, options=SampleOptions(effects=True))
-
-
-def write_source_parts(sources: LibrarySources, plan: DemoPlan) -> dict[str, Path]:
-    """Copy both parts of the sources into the run directory, and return where they are."""
-    folder = data_folder(plan)
-    parts = {"train": sources.train, "valid": sources.valid}
-    for name, files in parts.items():
-        write_sources(files, folder / name)
-    return {name: folder / name for name in parts}
-
-
-def introduce_sources(console: Console, sources: LibrarySources) -> None:
-    """Show how much source code there is to learn from."""
-    train, valid = (sum(file.num_bytes for file in part) / 1e6 for part in (sources.train, sources.valid))
-    console.print(
-        f"Python's own library, found in {sources.folder}: {len(sources.train)} files ({train:.2f} MB) to learn from, "
-        f"{len(sources.valid)} files ({valid:.2f} MB) held out.",
-        markup=False,
-    )
 
 
 def free_folder(out: Path | None, first: Path) -> Path:

@@ -15,15 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from clearhead.demo.common import (
-    DemoOutcome,
-    DemoPlan,
-    introduce_sources,
-    train_recipe,
-    write_heads_page,
-    write_source_parts,
-)
-from clearhead.demo.data.library_sources import library_sources
+from clearhead.demo.common import DemoOutcome, DemoPlan, load_trained, train_on_library, write_heads_page
 
 if TYPE_CHECKING:
     from clearhead.model.facade import Model
@@ -122,13 +114,11 @@ def run_fill(plan: DemoPlan, sizes: FillSizes = FULL) -> DemoOutcome:
     Returns:
         The share of held-out words that came first, and among the first three, and the candidates for the fixed lines.
     """
-    import clearhead
-
     console = plan.console
-    sources = library_sources(max_bytes=sizes.max_bytes, max_valid_bytes=sizes.max_valid_bytes, folder=sizes.folder)
-    introduce_sources(console, sources)
-    train_recipe(RECIPE, plan, write_source_parts(sources, plan))
-    model = clearhead.load(str(plan.run), device=plan.device, precision=plan.precision)
+    sources = train_on_library(
+        RECIPE, plan, max_bytes=sizes.max_bytes, max_valid_bytes=sizes.max_valid_bytes, folder=sizes.folder
+    )
+    model = load_trained(plan)
     answers = [blanks[0] for blanks in model.fill(list(LINES), top_k=len(PLACES))]
     console.print(answer_table(LINES, answers))
     questions = blank_words(model, [file.text for file in sources.valid], plan.seed, sizes.num_questions)

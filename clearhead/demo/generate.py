@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from clearhead.demo.common import (
-    DemoOutcome,
-    DemoPlan,
-    introduce_sources,
-    train_recipe,
-    write_heads_page,
-    write_source_parts,
-)
-from clearhead.demo.data.library_sources import library_sources
+from clearhead.demo.common import DemoOutcome, DemoPlan, load_trained, train_on_library, write_heads_page
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -98,22 +90,17 @@ def run_generate(plan: DemoPlan, sizes: GenerateSizes = FULL) -> DemoOutcome:
     Returns:
         Bits per byte of the held-out files, and what was written.
     """
-    import clearhead
-
     if plan.batch_size is not None:
         raise InputError(
             "--batch-size has no effect on the demo 'generate', which writes one text at a time; remove it"
         )
     console = plan.console
-    sources = library_sources(max_bytes=sizes.max_bytes, max_valid_bytes=sizes.max_valid_bytes, folder=sizes.folder)
-    introduce_sources(console, sources)
-    train_recipe(RECIPE, plan, write_source_parts(sources, plan))
+    sources = train_on_library(
+        RECIPE, plan, max_bytes=sizes.max_bytes, max_valid_bytes=sizes.max_valid_bytes, folder=sizes.folder
+    )
     texts = [file.text for file in sources.valid]
     # The run kept its first checkpoint: the same weights before they learned anything.
-    untrained, model = (
-        clearhead.load(f"{plan.run}@{label}", device=plan.device, precision=plan.precision)
-        for label in ("step-0", "best")
-    )
+    untrained, model = load_trained(plan, "step-0"), load_trained(plan)
     before, after = (bits_per_byte(trained, texts) for trained in (untrained, model))
     console.print(
         f"\nBits for each byte of the {len(texts)} files held out: [bold]{before:.2f}[/bold] before training, "

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from clearhead.demo.common import DemoOutcome, DemoPlan, data_folder, train_recipe, write_heads_page
+from clearhead.demo.common import DemoOutcome, DemoPlan, load_trained, train_recipe, write_heads_page, write_tables
 from clearhead.demo.data.cldr import language_name
 from clearhead.demo.data.dates import LOCALES, DatePair, DateSets, date_styles, make_date_sets
 from clearhead.progress import message
@@ -91,8 +91,6 @@ def run_translate(plan: DemoPlan, sizes: TranslateSizes = FULL) -> DemoOutcome:
     Returns:
         The share of test dates that were written exactly right, in all and for each locale.
     """
-    import clearhead
-
     console = plan.console
     sets = make_date_sets(
         seed=plan.seed,
@@ -102,13 +100,9 @@ def run_translate(plan: DemoPlan, sizes: TranslateSizes = FULL) -> DemoOutcome:
         locales=sizes.locales,
     )
     _introduce(plan, sets, sizes.locales)
-    folder = data_folder(plan)
-    files = {name: folder / f"{name}.tsv" for name in ("train", "valid", "test")}
-    for name, path in files.items():
-        pairs: list[DatePair] = getattr(sets, name)
-        path.write_text("".join("\t".join(pair) + "\n" for pair in pairs), encoding="utf-8")
+    files = write_tables(plan, {"train": sets.train, "valid": sets.valid, "test": sets.test})
     train_recipe(RECIPE, plan, files)
-    model = clearhead.load(str(plan.run), device=plan.device, precision=plan.precision)
+    model = load_trained(plan)
     console.print("\nDates that were in no training pair:")
     for pair in _samples(sets.test, sizes.locales):
         _show_sample(console, pair, model.translate([pair.source], beam_size=1)[0])

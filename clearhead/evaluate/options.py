@@ -23,7 +23,7 @@ from clearhead.generate.options import (
     given_options,
     value_faults,
 )
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens

@@ -18,7 +18,7 @@ from clearhead.hf.mapping import config as configs
 from clearhead.hf.mapping.blocks import no_head
 from clearhead.hf.mapping.family import Family, Variant
 from clearhead.spec import Model
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.registry import find
 
 _MOST_LINES = 6

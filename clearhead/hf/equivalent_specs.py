@@ -89,14 +89,10 @@ def with_folded_scale(model: spec.Model) -> Equivalent | None:
     return other, convert
 
 
-def _stacks(model: spec.Model) -> dict[str, spec.Stack]:
-    return {name: stack for name in ("encoder", "decoder") if (stack := getattr(model, name)) is not None}
-
-
 def _table_scales(model: spec.Model) -> dict[str, float]:
     """The scale of each table that is scaled; none where its uses differ, or where a scale is rounded."""
     scales: dict[str, set[float]] = {}
-    for name, stack in _stacks(model).items():
+    for name, stack in model.stacks.items():
         table = stack.embedding.table
         owner = table.path if isinstance(table, spec.Reference) else f"{name}.embedding.table"
         scales.setdefault(owner, set()).add(stack.embedding.scale)
@@ -111,7 +107,7 @@ def _without_scale(model: spec.Model) -> spec.Model:
     return model.model_copy(
         update={
             name: stack.model_copy(update={"embedding": stack.embedding.model_copy(update={"scale": 1.0})})
-            for name, stack in _stacks(model).items()
+            for name, stack in model.stacks.items()
         }
     )
 
@@ -170,12 +166,12 @@ def with_halves(model: spec.Model) -> Equivalent | None:
 
     None: a stack has other positions than interleaved ones, or a part that depends on the order of the stream.
     """
-    stacks = _stacks(model)
+    stacks = model.stacks
     if not all(_is_plain(stack) for stack in stacks.values()) or len({one.width for one in stacks.values()}) > 1:
         return None
     width = next(iter(stacks.values())).width
     order_D = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
-    update = {}
+    update: dict[str, spec.Stack] = {}
     for name, stack in stacks.items():
         assert isinstance(stack.embedding.position, spec.Sinusoidal), "a plain stack has sinusoidal positions"
         position = stack.embedding.position.model_copy(update={"layout": "halves"})

@@ -24,7 +24,7 @@ from clearhead.hf.mapping.tensor_rules import BoundRule, bind
 from clearhead.hf.pooling import Pooling, has_pooling, read_pooling, with_head
 from clearhead.machine import refuse_memory
 from clearhead.printing import num_parameters
-from clearhead.task import LabelKind, TaskRecord
+from clearhead.tasks.record import LabelKind, TaskRecord
 from clearhead.tasks.registry import find
 
 # Of a table that is computed again to compare it.

@@ -22,7 +22,7 @@ from clearhead.hf.mapping import config as configs
 from clearhead.hf.mapping.config import label_names
 from clearhead.hf.mapping.family import Family, Variant
 from clearhead.hf.pooling import makes_vectors, with_head, write_pooling
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.registry import find
 from clearhead.weights.files import save_shards
 

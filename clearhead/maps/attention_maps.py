@@ -23,7 +23,7 @@ from clearhead.maps.page import SampleOptions, explorer_page
 from clearhead.maps.reading import Reading
 from clearhead.maps.recording import record_run
 from clearhead.progress import Notify
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.view.explorer.write import frame_html, write_page
 

@@ -29,7 +29,7 @@ from clearhead.maps.token_texts import written_tokens
 from clearhead.printing import block, short
 from clearhead.progress import Notify
 from clearhead.spec.describe import number_of
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.view.explorer.data import BeamNode
 

@@ -17,7 +17,7 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError, key, nearest
 from clearhead.maps.streams import Streams
 from clearhead.maps.token_texts import read_token, written_tokens
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.registry import find
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.word_starts import word_boundaries

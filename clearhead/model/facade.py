@@ -53,7 +53,7 @@ from clearhead.printing import block, module_summary
 from clearhead.progress import Notify, counter
 from clearhead.spec import Model as ModelSpec
 from clearhead.spec.describe import model_summary
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens

@@ -13,12 +13,12 @@ from clearhead.core import Transformer
 from clearhead.fast.runner import Runner
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.model.texts import PAIR, answer_each
-from clearhead.task import TaskRecord
 from clearhead.tasks.answer.use import Answer, answer
 from clearhead.tasks.classify.use import Classification, classify
 from clearhead.tasks.embed.use import check_vectors, embed
 from clearhead.tasks.fill.use import Filled
 from clearhead.tasks.fill.use import fill as fill_blanks
+from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.registry import find
 from clearhead.tasks.tag.use import Entity, tag
 from clearhead.text.pair import TokenizerPair

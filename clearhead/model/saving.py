@@ -10,7 +10,7 @@ from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import save_checkpoint, save_origin
 from clearhead.runs.checkpoint import writing_folder
 from clearhead.runs.directory import SPEC_FILE, TASK_FILE, WEIGHTS_FILE
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.weights.files import save_tensors
 

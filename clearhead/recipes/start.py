@@ -95,14 +95,11 @@ def started(plan: DataPlan, reference: str, minutes: float) -> Fitted:
 
 
 def _check_family(initial: InitialModel, task: str, reference: str) -> None:
-    stacks = [name for name in ("encoder", "decoder") if getattr(initial.spec, name) is not None]
-    family = "-".join(stacks)
     families = find(task).families
-    if family not in families:
-        wanted = " or ".join(families)
+    if initial.spec.family not in families:
         raise InputError(
-            f"--init: {reference} is a model with {' and '.join(stacks)}, and the task '{task}' needs the family "
-            f"{wanted}: name another checkpoint, or leave --init out to train from scratch"
+            f"--init: {reference} is a model with {' and '.join(initial.spec.stacks)}, and the task '{task}' needs the "
+            f"family {' or '.join(families)}: name another checkpoint, or leave --init out to train from scratch"
         )
 
 

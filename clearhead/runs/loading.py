@@ -14,7 +14,7 @@ from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import load_origin
 from clearhead.runs.directory import SPEC_FILE, TASK_FILE, model_files, read_task, settled
 from clearhead.spec import Model as ModelSpec
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
 from clearhead.weights.fill import filled, refuse_nan

@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -44,6 +44,19 @@ class Model(Node):
         """Outputs of the head's last linear layer; None without one."""
         layers = self.head.layers if self.head is not None else ()
         return next((layer.size for layer in reversed(layers) if isinstance(layer, Linear)), None)
+
+    @property
+    def stacks(self) -> dict[Literal["encoder", "decoder"], Stack]:
+        """The stacks by name, in the order in which they run."""
+        both: dict[Literal["encoder", "decoder"], Stack | None] = {"encoder": self.encoder, "decoder": self.decoder}
+        return {name: stack for name, stack in both.items() if stack is not None}
+
+    @property
+    def family(self) -> Literal["encoder", "decoder", "encoder-decoder"]:
+        """Which stacks there are."""
+        if self.encoder is None:
+            return "decoder"
+        return "encoder" if self.decoder is None else "encoder-decoder"
 
     def to_json(self) -> str:
         """Write the tree as JSON; each distinct layer of a stack is written once."""

@@ -35,12 +35,6 @@ def redirect_references(node: AnyNode, rename: Callable[[str], str], path: str =
     return spec.map_nodes(node, change, path)
 
 
-def stacks_of(model: spec.Model) -> dict[Side, spec.Stack]:
-    """Return the stacks by name."""
-    named: dict[Side, spec.Stack | None] = {"encoder": model.encoder, "decoder": model.decoder}
-    return {side: stack for side, stack in named.items() if stack is not None}
-
-
 def stack_of(model: spec.Model, name: Side | None, *, what: str) -> tuple[Side, spec.Stack]:
     """Return one stack.
 
@@ -52,7 +46,7 @@ def stack_of(model: spec.Model, name: Side | None, *, what: str) -> tuple[Side, 
     Raises:
         InputError: there are two stacks and no name, or the model has no stack of that name.
     """
-    found = stacks_of(model)
+    found = model.stacks
     if name is None and len(found) > 1:
         raise InputError(f"the model has two stacks: choose whose {what} with stack='encoder' or stack='decoder'")
     side = next(iter(found)) if name is None else name

@@ -19,8 +19,8 @@ from clearhead.fast.int8 import refuse_int8
 from clearhead.model.facade import Model
 from clearhead.surgery.addresses import token_output, word_table
 from clearhead.surgery.report import AnyModel, EditedModel, SurgeryReport
-from clearhead.task import LabelKind, TaskRecord
-from clearhead.tasks.base import Family, Outputs
+from clearhead.tasks.base import Outputs
+from clearhead.tasks.record import LabelKind, TaskRecord
 from clearhead.tasks.registry import find, with_outputs
 
 # Makes a tensor from an old one and a randomly initialized one of the new shape.
@@ -92,12 +92,6 @@ def apply_plan(
     return EditedModel(edited, report)
 
 
-def _family(model: spec.Model) -> Family:
-    if model.encoder is None:
-        return "decoder"
-    return "encoder" if model.decoder is None else "encoder-decoder"
-
-
 def task_of(model: spec.Model, old: TaskRecord) -> TaskRecord:
     """Return the task of a model, as far as its spec determines it.
 
@@ -106,17 +100,16 @@ def task_of(model: spec.Model, old: TaskRecord) -> TaskRecord:
         old: the task of the original model, which is kept where it still fits.
     """
     outputs, count = _outputs(model)
-    family = _family(model)
     task = find(old.kind)
     # Two outputs of a token are the borders of a span where they were that before.
     fits = task.outputs == outputs or (task.outputs, outputs) == ("span", "token_labels")
     if task.has_labels:
         fits &= len(old.labels or (0,)) == count
     elif outputs == "vocabulary":
-        fits &= family in task.families
+        fits &= model.family in task.families
     if fits:
         return old
-    task = (with_outputs(outputs, family) or with_outputs(outputs))[0]
+    task = (with_outputs(outputs, model.family) or with_outputs(outputs))[0]
     if not task.has_labels:
         return TaskRecord(kind=task.kind, max_length=old.max_length)
     labels = tuple(f"LABEL_{index}" for index in range(count)) if count > 1 else ()

@@ -14,7 +14,7 @@ from clearhead.arguments import checked
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.spec.addresses import select_addresses
-from clearhead.surgery.addresses import Side, branch_functions, stacks_of, update_nodes
+from clearhead.surgery.addresses import Side, branch_functions, update_nodes
 from clearhead.surgery.plan import Origin, SurgeryPlan, apply_plan, unchanged_origins
 from clearhead.surgery.report import AnyModel, EditedModel
 
@@ -73,7 +73,7 @@ def scale_rotary(
 def _plan_tables(module: Transformer, length: int, by: By, name: Side | None) -> SurgeryPlan:
     if length < 1:
         raise InputError(f"length must be a number of tokens, at least 1; got {length}")
-    stacks = {side: stack for side, stack in stacks_of(module.spec).items() if name in (None, side)}
+    stacks = {side: stack for side, stack in module.spec.stacks.items() if name in (None, side)}
     origins, updates = unchanged_origins(module), {}
     for side, stack in stacks.items():
         path, table = f"{side}.embedding.position", stack.embedding.position
@@ -95,7 +95,7 @@ def _other_positions(model: spec.Model, stacks: Mapping[Side, spec.Stack]) -> st
         return "positions are computed for any length"
     if any(isinstance(node, spec.RelativeBuckets | spec.DistanceTable | spec.Alibi) for node in nodes):
         return "scores are biased by distance, for any length"
-    return f"the stacks are {', '.join(stacks_of(model))}"
+    return f"the stacks are {', '.join(model.stacks)}"
 
 
 def _resized(address: str, offset: int, length: int, by: By) -> Origin:

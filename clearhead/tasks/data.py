@@ -10,8 +10,8 @@ from pydantic import Field
 
 from clearhead.data.sources.examples import ListedExamples
 from clearhead.data.sources.run_file_tables import Form, Section
-from clearhead.task import TaskKind
 from clearhead.tasks.base import Family, Value
+from clearhead.tasks.record import TaskKind
 from clearhead.tasks.registry import find
 
 

@@ -28,8 +28,8 @@ from clearhead.errors import InputError, within
 from clearhead.evaluate.result import Validation
 from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.presets.task_heads import token_head
-from clearhead.task import Noise, TaskRecord
 from clearhead.tasks.data import DataSection, PairSection, TaskSection
+from clearhead.tasks.record import Noise, TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses import token_loss

@@ -22,8 +22,8 @@ from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.generate.batching import device_of
 from clearhead.progress import message
 from clearhead.spec.describe import number_of
-from clearhead.task import Noise, TaskRecord
 from clearhead.tasks.data import data_of
+from clearhead.tasks.record import Noise, TaskRecord
 from clearhead.text.tokenizer import Tokenizer
 
 SourceT = TypeVar("SourceT")

@@ -21,7 +21,7 @@ from clearhead.data.stores.arrays import Ragged
 from clearhead.errors import InputError
 from clearhead.evaluate.result import Validation
 from clearhead.presets.task_heads import with_head
-from clearhead.task import Repeats, TaskRecord
+from clearhead.tasks.record import Repeats, TaskRecord
 from clearhead.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
 
 from clearhead.errors import InputError
@@ -22,6 +23,11 @@ FONT = FontProperties(family="DejaVu Sans", size=10)
 INK, FAINT, EDGE, GRID = "#1f2933", "#8a94a0", "#c5ccd3", "#e4e8ec"
 # Of lines, in the order in which they are used.
 COLOURS = ("#2a78b8", "#d95f30", "#1f9e77", "#8e63b5", "#b8860b", "#c8557f", "#4f6272", "#7a9a2e")
+
+# Widths of lines: of single values, and of what they add up to.
+THIN, THICK = 0.8, 2.2
+LONGEST_NAME: Final = 40
+"""Characters of a name in a legend."""
 
 
 def new_figure(width: float, height: float, title: str, lines: Sequence[str] = (), *, left: float = 0.25) -> Figure:
@@ -165,3 +171,19 @@ def style_line_axes(axes: Axes, label: str) -> None:
     axes.grid(visible=True, color=INK, alpha=0.1)
     axes.tick_params(colors=INK, length=0)
     axes.set_xlabel(label, color=INK)
+
+
+def draw_legend(
+    axes: Axes, lines: Sequence[tuple[str, Line2D]], *, corner: Literal["upper right", "lower right"]
+) -> None:
+    """Name curves in a corner of their axes; a long name loses its middle, as runs often differ in their last letters.
+
+    Args:
+        axes: where the curves are.
+        lines: each with its name, any text.
+        corner: where the curves are not.
+    """
+    half = LONGEST_NAME // 2
+    names = [name if len(name) <= LONGEST_NAME else f"{name[: half - 1]}…{name[-half:]}" for name, _ in lines]
+    labels = [shown_label(name, longest=2 * LONGEST_NAME) for name in names]
+    axes.legend([line for _, line in lines], labels, loc=corner, fontsize=9, labelcolor=INK, edgecolor=EDGE)

@@ -19,7 +19,7 @@ from clearhead.model.facade import Model
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.progress import shown_by
 from clearhead.spec import Model as Spec
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.text.corpus import make_corpus

@@ -156,42 +156,6 @@ def test_a_picture_is_replaced_by_force(tmp_path: Path, capfd: pytest.CaptureFix
     assert file.read_text("utf-8").startswith("<svg")
 
 
-def test_the_plan_of_a_run_takes_its_own_values(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
-    found = str(runs("generate"))
-    settings = json.loads(run(capfd, "inspect", found, "--plan", "gpus=3", "--json"))["plan"]
-    text = Path(found, "run.toml").read_text("utf-8")
-    for key, value in (("max_length", settings["context"]), ("batch_tokens", settings["batch_tokens"])):
-        assert f"{key} = {value}\n" in text
-    assert settings["memory"] == 80 * 10**9 and settings["fits"] == {"parallel": "ddp", "checkpointing": False}
-
-
-def test_a_plan_as_text(capfd: pytest.CaptureFixture[str]) -> None:
-    out = run(capfd, "inspect", "llama-tiny", "--plan", "gpus=8, memory=0.001, context=128,precision=fp32")
-    lines = out.splitlines()
-    assert "260k parameters, adamw, fp32, 1,024 tokens in rows of 128" in lines[0] and "of one GPU  1 row," in lines[1]
-    assert next(line for line in lines if line.startswith("  parameters")).split()[1:] == ["1.04", "MB", "130", "kB"]
-    assert lines[-1].startswith("nothing fits on 8 GPUs of 1.0 MB: fsdp with activation checkpointing takes")
-
-
-@pytest.mark.parametrize(
-    ("plan", "expected"),
-    [
-        ("memory=40", "--plan needs the number of GPUs: --plan gpus=8"),
-        ("gpu=8", "--plan has no key 'gpu' (did you mean 'gpus'?); it takes gpus, memory, context, batch_tokens,"),
-        ("gpus", "--plan takes KEY=VALUE with commas between, such as gpus=8,context=4096; got 'gpus'"),
-        ("gpus=8,gpus=9", "--plan names gpus twice"),
-        ("gpus=0", "--plan gpus must be a whole number from 1 up to 1,048,576, received '0'"),
-        ("gpus=8,memory=nan", "--plan memory must be gigabytes of one GPU, more than 0"),
-        ("gpus=8,optimizer=sgd", "--plan optimizer must be adamw or adam or muon, received 'sgd'"),
-        ("gpus=8,context=1025", "--plan context=1025 is more than the 1024 positions of the model"),
-        ("gpus=8,batch_tokens=7168", "batch_tokens=7168 is 7 rows of context=1024, fewer than the 8 GPUs"),
-    ],
-)
-def test_a_plan_that_cannot_be(plan: str, expected: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "gpt2", "--plan", plan]) == 2
-    assert expected in capfd.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -103,7 +103,7 @@ SURFACE = {
     "convert": {"--to", "--from-bin", "--precision", "--max-shard-size", "--json"},
     "check": {"--against", "--reference", "--tolerance", "--json"},
     "bench": {"--json"} | MACHINE,
-    "inspect": {"--addresses", "--plan", "--svg", "--force", "--length", "--json"},
+    "inspect": {"--addresses", "--svg", "--force", "--length", "--json"},
 }
 ARGUMENTS = {
     "train": ["file", "overrides"],

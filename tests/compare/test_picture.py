@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
-from matplotlib.text import Text
 
 from clearhead.compare.picture import curve_of, draw_curves, mean_curve
+from clearhead.compare.runs import Quality
 from clearhead.compare.table import Row, read_rows
 from clearhead.errors import InputError
-from clearhead.view.line_labels import separate
 from tests.compare.made_runs import Made, learning
 
 
@@ -66,33 +64,36 @@ def test_the_lines_are_the_validations(tmp_path: Path, figures: list[Figure]) ->
     assert picture.shape[1] > 1000 and picture[..., :3].std() > 0.02
 
 
-@pytest.mark.parametrize("count", [1, 2, 9])
-def test_no_label_covers_another_or_leaves_its_panel(tmp_path: Path, figures: list[Figure], count: int) -> None:
-    draw_curves(made_rows(tmp_path, count, seeds=1), tmp_path / "c.png", quality="loss", name="loss (nats)")
+def legend(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+@pytest.mark.parametrize(("count", "quality"), [(1, "loss"), (9, "score")])
+def test_every_line_is_named_inside_its_panel(
+    tmp_path: Path, figures: list[Figure], count: int, quality: Quality
+) -> None:
+    rows = made_rows(tmp_path, count, seeds=1)
+    draw_curves(rows, tmp_path / "c.png", quality=quality, name=quality)
     for axes in figures[0].axes:
-        boxes = [Text.get_window_extent(text) for text in axes.texts]
-        assert len(boxes) == count
-        for one, other in itertools.combinations(boxes, 2):
-            assert not one.overlaps(other)
-        panel = axes.get_window_extent()
-        assert all(box.x1 <= panel.x1 + 1 and panel.y0 - 1 <= box.y0 < box.y1 <= panel.y1 + 1 for box in boxes)
-        for line in axes.get_lines():
-            places = axes.transData.transform(line.get_xydata())
-            assert not any(box.contains(*place) for box in boxes for place in places)
+        assert legend(axes) == [row.name for row in rows]
+        drawn = [line.get_color() for line in axes.get_lines() if len(line.get_xdata()) > 1]
+        assert [line.get_color() for line in axes.get_legend().get_lines()] == drawn
+        panel, box = axes.get_window_extent(), axes.get_legend().get_window_extent()
+        assert panel.x0 <= box.x0 < box.x1 <= panel.x1 and panel.y0 <= box.y0 < box.y1 <= panel.y1
 
 
 def test_notes_and_names_are_text_whatever_stands_in_them(tmp_path: Path, figures: list[Figure]) -> None:
-    run = Made().write(tmp_path / "a$x_1$\N{CJK UNIFIED IDEOGRAPH-8BED}")
+    run = Made().write(tmp_path / "_a$x_1$\N{CJK UNIFIED IDEOGRAPH-8BED}")
     draw_curves(read_rows([run]), tmp_path / "c.png", quality="loss", name="loss", notes=["not like $y$: b"])
-    assert figures[0].axes[0].texts[0].get_text() == "a$x_1$\N{REPLACEMENT CHARACTER}"
+    assert legend(figures[0].axes[0]) == [r"_a\$x_1\$\u8bed"]
     assert any(text.get_text() == "not like $y$: b" for text in figures[0].texts)
 
 
 def test_long_names_lose_their_middle(tmp_path: Path, figures: list[Figure]) -> None:
-    run = Made().write(tmp_path / ("first-part-" + 30 * "x" + "-last-part"))
+    run = Made().write(tmp_path / ("first-part-" + 40 * "x" + "-last-part"))
     draw_curves(read_rows([run]), tmp_path / "c.png", quality="loss", name="loss")
-    text = figures[0].axes[0].texts[0].get_text()
-    assert text.startswith("first-part-") and text.endswith("-last-part") and len(text) <= 26
+    (text,) = legend(figures[0].axes[0])
+    assert text.startswith("first-part-") and text.endswith("-last-part") and len(text) == 40
 
 
 def test_rows_without_a_validation_are_left_out(tmp_path: Path) -> None:
@@ -132,21 +133,3 @@ def test_drawing_leaves_global_settings_alone(tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
     draw_curves(made_rows(tmp_path, 1, 1), tmp_path / "c.png", quality="loss", name="loss")
     assert before == dict(matplotlib.rcParams)
-
-
-@pytest.mark.parametrize("seed", range(7))
-def test_heights_are_moved_apart_in_their_order(seed: int) -> None:
-    noise = random.Random(seed)
-    wanted = [noise.uniform(0, 300) for _ in range(13)]
-    placed = separate(wanted, gap=12.0, low=0.0, high=300.0)
-    order = sorted(range(13), key=wanted.__getitem__)
-    assert all(placed[after] - placed[before] >= 12 - 1e-9 for before, after in itertools.pairwise(order))
-    assert min(placed) >= -1e-9 and max(placed) <= 300 + 1e-9
-
-
-def test_heights_move_no_further_than_needed() -> None:
-    assert separate([90.0, 10.0, 50.0], gap=12.0, low=0.0, high=100.0) == [90.0, 10.0, 50.0]
-    assert separate([40.0, 44.0], gap=12.0, low=0.0, high=100.0) == pytest.approx([36, 48])
-    assert separate([0.0] * 4, gap=5.0, low=0.0, high=50.0) == pytest.approx([0, 5, 10, 15])
-    assert separate([50.0] * 3, gap=5.0, low=0.0, high=50.0) == pytest.approx([40, 45, 50])
-    assert separate([7.0] * 5, gap=30.0, low=0.0, high=40.0) == pytest.approx([0, 10, 20, 30, 40]), "what room there is"

@@ -83,7 +83,7 @@ def test_numbers_of_a_run(tmp_path: Path) -> None:
     assert (row.tokens.mean, row.steps.mean, row.seconds.mean) == (5200, 40, 10.0)
     assert run.tokens_per_second == pytest.approx(520)
     assert (run.best("loss"), run.best("score")) == (2.0, 7.5), "each by itself"
-    assert run.score_name == "BLEU" and run.family == "encoder-decoder"
+    assert run.score_name == "BLEU" and run.spec.family == "encoder-decoder"
     work = TokenCounts(*(value * 5.2 for value in vars(WORK).values()))
     assert row.flops is not None and row.flops.mean == pytest.approx(training_flops(run.spec, work))
 

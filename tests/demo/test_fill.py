@@ -30,8 +30,8 @@ from clearhead.errors import InputError
 from clearhead.model.facade import Model
 from clearhead.presets.hyperparameters import build_spec
 from clearhead.presets.named import PRESETS
-from clearhead.task import TaskRecord
 from clearhead.tasks.fill.use import BLANK, Filled
+from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.runfile.read import parse_run_file

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import string
 from fractions import Fraction
 
 import numpy as np
@@ -20,8 +19,6 @@ from clearhead.evaluate.metrics import (
     pearson,
     spearman,
 )
-from clearhead.tasks.answer.use import answer_scores
-from clearhead.tasks.tag.use import entity_f1, entity_spans
 
 
 def classes(count: int, num_labels: int, seed: int) -> np.ndarray:
@@ -131,146 +128,3 @@ def test_correlation_of_extreme_numbers(scale: float) -> None:
 
 def test_mean_squared_error_by_hand() -> None:
     assert mean_squared_error(np.array([1.0, 2.0, 4.0], np.float32), np.array([1, 0, 1])) == pytest.approx((4 + 9) / 3)
-
-
-def end_of_chunk(before: str, now: str, type_before: str, type_now: str) -> bool:
-    """The table of conlleval, case by case."""
-    listed = {("B", "B"), ("B", "O"), ("I", "B"), ("I", "O"), ("B", "S"), ("I", "S"), ("E", "B"), ("E", "I"),
-              ("E", "E"), ("E", "S"), ("E", "O"), ("S", "B"), ("S", "I"), ("S", "E"), ("S", "S"),
-              ("S", "O")}  # fmt: skip
-    return (before, now) in listed or (before != "O" and type_before != type_now)
-
-
-def start_of_chunk(before: str, now: str, type_before: str, type_now: str) -> bool:
-    """The table of conlleval, case by case."""
-    listed = {("B", "B"), ("I", "B"), ("O", "B"), ("O", "I"), ("O", "E"), ("O", "S"), ("E", "B"), ("E", "E"),
-              ("E", "I"), ("E", "S"), ("S", "B"), ("S", "E"), ("S", "I"), ("S", "S"), ("B", "S"),
-              ("I", "S")}  # fmt: skip
-    return (before, now) in listed or (now != "O" and type_before != type_now)
-
-
-def conlleval(predicted: list[list[str]], expected: list[list[str]]) -> tuple[int, int, int]:
-    """The counts of conlleval the way it makes them: one pass over the words, both sides open at once."""
-    num_expected = num_predicted = num_correct = 0
-    words = [pair for guessed, true in zip(predicted, expected, strict=True)
-             for pair in [*zip(guessed, true, strict=True), ("O", "O")]]  # fmt: skip
-    guess_before, guess_type_before, true_before, true_type_before, both_open = "O", "", "O", "", False
-    for guess_tag, true_tag in words:
-        guess, _, guess_type = guess_tag.partition("-")
-        true, _, true_type = true_tag.partition("-")
-        true_side = (true_before, true, true_type_before, true_type)
-        guess_side = (guess_before, guess, guess_type_before, guess_type)
-        if both_open:
-            if end_of_chunk(*true_side) and end_of_chunk(*guess_side) and guess_type_before == true_type_before:
-                both_open = False
-                num_correct += 1
-            elif end_of_chunk(*true_side) != end_of_chunk(*guess_side) or guess_type != true_type:
-                both_open = False
-        if start_of_chunk(*true_side) and start_of_chunk(*guess_side) and guess_type == true_type:
-            both_open = True
-        num_expected += start_of_chunk(*true_side)
-        num_predicted += start_of_chunk(*guess_side)
-        guess_before, guess_type_before, true_before, true_type_before = guess, guess_type, true, true_type
-    return num_expected, num_predicted, num_correct
-
-
-@pytest.mark.parametrize("prefixes", ["BI", "I", "BIES"])
-def test_entities_are_counted_as_conlleval_does(prefixes: str) -> None:
-    draw = random.Random(len(prefixes))
-    tags = ["O", *(f"{prefix}-{kind}" for prefix in prefixes for kind in ("PER", "LOC-x"))]
-    expected = [draw.choices(tags, k=draw.randint(0, 13)) for _ in range(401)]
-    predicted = [[tag if draw.random() < 0.7 else draw.choice(tags) for tag in sentence] for sentence in expected]
-    found = entity_f1(predicted, expected)
-    assert (found.all.expected, found.all.predicted, found.all.correct) == conlleval(predicted, expected)
-    assert found.all.correct > 50
-    for name in ("expected", "predicted", "correct"):
-        assert sum(getattr(counts, name) for counts in found.by_type.values()) == getattr(found.all, name)
-    words = [pair for one, other in zip(predicted, expected, strict=True) for pair in zip(one, other, strict=True)]
-    assert found.num_words == len(words)
-    assert found.tag_accuracy == pytest.approx(sum(one == other for one, other in words) / len(words))
-
-
-def test_scores_by_hand() -> None:
-    expected = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-PER"]]
-    predicted = [["B-PER", "I-PER", "O", "B-PER"], ["B-LOC", "B-PER"]]
-    found = entity_f1(predicted, expected)
-    assert (found.all.precision, found.all.recall) == (2 / 4, 2 / 3)
-    assert found.all.f1 == pytest.approx(2 * (1 / 2) * (2 / 3) / (1 / 2 + 2 / 3))
-    assert found.by_type["PER"].precision == pytest.approx(2 / 3)
-    assert found.by_type["LOC"].f1 == 0.0
-    assert list(found.by_type) == ["LOC", "PER"]
-
-
-def test_spans_where_tags_do_not_follow_the_scheme() -> None:
-    assert entity_spans(["O", "I-A", "I-A", "I-B", "B-B", "O"]) == [(1, 3, "A"), (3, 4, "B"), (4, 5, "B")]
-    assert entity_spans(["B-A", "E-A", "I-A", "S-A"]) == [(0, 2, "A"), (2, 3, "A"), (3, 4, "A")]
-    assert entity_spans([]) == entity_spans(["O"]) == []
-
-
-def test_plain_classes_are_one_entity_for_each_word() -> None:
-    assert entity_spans(["NN", "NN", "O", "-LRB-"]) == [(0, 1, "NN"), (1, 2, "NN"), (3, 4, "-LRB-")]
-    found = entity_f1([["NN", "VB", "NN"]], [["NN", "NN", "NN"]])
-    assert found.all.f1 == found.tag_accuracy == pytest.approx(2 / 3)
-
-
-def test_sentences_do_not_run_into_each_other() -> None:
-    assert entity_f1([["B-A"], ["I-A"]], [["B-A"], ["I-A"]]).all.expected == 2
-
-
-def test_nothing_to_find_gives_zero() -> None:
-    assert entity_f1([["O"]], [["O"]]).all.f1 == 0.0
-
-
-def plain_words(text: str) -> list[str]:
-    kept = "".join(letter for letter in text.lower() if letter not in string.punctuation)
-    return [word for word in kept.split() if word not in ("a", "an", "the")]
-
-
-def plain_answer_f1(guess: str, gold: str) -> Fraction:
-    """Take the words that both have off one list, one by one."""
-    first, second = plain_words(guess), plain_words(gold)
-    if not first or not second:
-        return Fraction(first == second)
-    left, common = list(second), 0
-    for word in first:
-        if word in left:
-            left.remove(word)
-            common += 1
-    return Fraction(2 * common, len(first) + len(second))
-
-
-def test_answers_against_plain_counting() -> None:
-    draw = random.Random(9)
-    pieces = ["the", "The", "A", "an", "cat", "Cat!", "(dog)", "-", "x.y", "théâtre", ""]
-    texts = [" ".join(draw.choices(pieces, k=draw.randint(0, 5))) for _ in range(700)]
-    golds = [draw.choices([text for text in texts if plain_words(text)], k=draw.randint(0, 3)) for _ in texts]
-    scores = answer_scores(texts, golds)
-    right = sum(
-        any(plain_words(a) == plain_words(b) for b in gold or [""]) for a, gold in zip(texts, golds, strict=True)
-    )
-    best = sum(max(plain_answer_f1(a, b) for b in gold or [""]) for a, gold in zip(texts, golds, strict=True))
-    assert scores.exact_match == pytest.approx(right / 700, rel=1e-12) and scores.num_questions == 700
-    assert scores.f1 == pytest.approx(float(best / 700), rel=1e-12)
-    assert 0.1 < scores.exact_match < scores.f1 < 1
-
-
-@pytest.mark.parametrize(
-    ("guess", "golds", "exact", "f1"),
-    [
-        ("The Normans.", ["normans"], 1, 1),
-        ("an apple-pie", ["applepie"], 1, 1),
-        ("in the 10th century", ["10th century"], 0, 0.8),
-        ("10th 10th", ["10th century", "10th"], 0, 2 / 3),
-        ("theatre", ["atre"], 0, 0),
-        ("", [], 1, 1),
-        ("the", [], 1, 1),
-        ("cat", [], 0, 0),
-        ("", ["cat"], 0, 0),
-        ("", ["cat", "the"], 0, 0),  # a right answer without a word is none, if there is another
-        ("", ["The"], 1, 1),
-    ],
-)
-def test_answers_counted_by_hand(guess: str, golds: list[str], exact: float, f1: float) -> None:
-    found = answer_scores([guess, "x"], [golds, ["x"]])
-    assert (found.exact_match, found.num_questions) == ((exact + 1) / 2, 2)
-    assert found.f1 == pytest.approx((f1 + 1) / 2)

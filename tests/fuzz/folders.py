@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import clearhead as ch
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.hf.tokenizer_folders import SENTENCES, merges, pieces_model, processor, word_list, write

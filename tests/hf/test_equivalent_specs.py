@@ -20,7 +20,7 @@ from clearhead.hf.saving import save_module
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.named import PRESETS
 from clearhead.presets.task_heads import label_head, token_head, usual_label_head, with_head
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from tests.laws.tiny import difference
 from tests.parity.architectures.harness import no_complaints, outputs_of
 

@@ -25,7 +25,6 @@ ORDER = (
         "machine",
         "printing",
         "progress",
-        "task",
         "tasks",
         "version",
     ),
@@ -53,7 +52,7 @@ ORDER = (
     ("__main__",),
 )
 # What a task is stands below everything, what it does in the layer that does it; other files of a task are of its data.
-TASK_FACTS = ("__init__", "base", "recipe_parts", "registry", "task", "tasks", "words")
+TASK_FACTS = ("__init__", "base", "recipe_parts", "record", "registry", "task", "tasks", "words")
 TASK_LAYERS = ("data", "use", "train")
 RANKS = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
 INFERENCE = (

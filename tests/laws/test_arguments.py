@@ -20,7 +20,7 @@ from clearhead.errors import InputError
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.task_heads import label_head, token_head, vector_head
 from clearhead.spec import Full
-from clearhead.task import Noise, TaskRecord
+from clearhead.tasks.record import Noise, TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 

@@ -14,7 +14,7 @@ import clearhead as ch
 from clearhead import spec
 from clearhead.core import build
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.weights.files import load_tensors, save_tensors

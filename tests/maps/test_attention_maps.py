@@ -18,7 +18,7 @@ from clearhead.maps.hook_points import capture
 from clearhead.maps.pictures import thumbnails
 from clearhead.model.facade import Model
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer

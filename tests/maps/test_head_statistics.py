@@ -15,7 +15,7 @@ from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.head_statistics import HeadStatistics
 from clearhead.model.facade import Model
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from tests.maps import planted
 

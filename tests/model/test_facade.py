@@ -14,7 +14,7 @@ import clearhead as ch
 from clearhead.cli.main import main
 from clearhead.errors import InputError
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.cli.tiny_run import write_run_file

@@ -19,8 +19,8 @@ from clearhead.progress import shown_by
 from clearhead.recipes import fit
 from clearhead.recipes.run_file import DataPlan
 from clearhead.recipes.survey import survey
-from clearhead.task import Noise, TaskRecord
 from clearhead.tasks.base import Architecture, Recipe, Size
+from clearhead.tasks.record import Noise, TaskRecord
 from clearhead.tasks.registry import every, find
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.runfile.model_table import resolve_spec

@@ -5,34 +5,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from tests.tasks.tiny_run import write_tiny_run
+
 WORDS = [2 * letter for letter in "abcdefghijk"]
-RUN_FILE = """
-[task]
-{task}
-[data]
-train = {{ text = "{folder}/train.{ending}"{labels} }}
-valid = {valid}
-max_length = 17
-[tokenizer]
-kind = "word"
-[model]
-family = "{family}"
-norm_place = "pre"
-positions = "rotary"
-layers = 1
-width = 28
-heads = 2
-feedforward = 31
-dropout = 0.0
-[train]
-run = "{folder}/run"
-steps = {steps}
-batch_tokens = 331
-learning_rate = 1e-2
-warmup = 5
-validate_every = {steps}
-device = "cpu"
-"""
 
 
 def noise(draw: random.Random, count: int) -> list[str]:
@@ -51,15 +26,9 @@ def write_run_file(
     steps: int = 60,
 ) -> Path:
     """Write a run file over train and valid files of a folder."""
-    table = f'{{ text = "{folder}/valid.{ending}"{labels} }}'
-    path = folder / "run.toml"
-    path.write_text(
-        RUN_FILE.format(
-            folder=folder, task=task, family=family, ending=ending, labels=labels, valid=valid or table, steps=steps
-        ),
-        encoding="utf-8",
-    )
-    return path
+    train, default = (f'{{ text = "{folder}/{part}.{ending}"{labels} }}' for part in ("train", "valid"))
+    tables = {"train": train, "valid": valid or default}
+    return write_tiny_run(folder, task=task, family=family, max_length=17, learning_rate=1e-2, steps=steps, **tables)
 
 
 def write_columns(folder: Path, rows: list[tuple[str, ...]], names: tuple[str, ...], *, train: int) -> None:

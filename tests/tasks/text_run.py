@@ -13,35 +13,9 @@ from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file
 from clearhead.training.task_parts import TaskParts, TaskSetup, parts_of
+from tests.tasks.tiny_run import write_tiny_run
 
 WORDS = [2 * letter for letter in "abcdefghijklmnopqrstuvw"]
-RUN_FILE = """
-[task]
-{task}
-[data]
-train = {{ text = "{folder}/train.txt", document = "line" }}
-valid = {{ text = "{folder}/valid.txt", document = "line" }}
-max_length = 13
-[tokenizer]
-kind = "word"
-[model]
-family = "{family}"
-norm_place = "pre"
-positions = "rotary"
-layers = 1
-width = 28
-heads = 2
-feedforward = 31
-dropout = 0.0
-[train]
-run = "{folder}/run"
-steps = {steps}
-batch_tokens = 331
-learning_rate = 2e-2
-warmup = 5
-validate_every = {steps}
-device = "cpu"
-"""
 
 
 def write_text(folder: Path) -> None:
@@ -58,9 +32,8 @@ def write_text(folder: Path) -> None:
 def run_file(folder: Path, task: str, family: str, *, steps: int = 60) -> Path:
     """Write the text and a run file for it."""
     write_text(folder)
-    path = folder / "run.toml"
-    path.write_text(RUN_FILE.format(folder=folder, task=task, family=family, steps=steps), encoding="utf-8")
-    return path
+    tables = {part: f'{{ text = "{folder}/{part}.txt", document = "line" }}' for part in ("train", "valid")}
+    return write_tiny_run(folder, task=task, family=family, max_length=13, learning_rate=2e-2, steps=steps, **tables)
 
 
 def parts_from(path: Path, tokenizer: Tokenizer | None = None) -> TaskParts[Batch]:

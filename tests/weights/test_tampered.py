@@ -17,7 +17,7 @@ from clearhead.errors import InputError
 from clearhead.fast.int8 import to_int8
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.runs.manifest import MANIFEST
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.init_from import find_initial_model

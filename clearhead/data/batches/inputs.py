@@ -18,7 +18,7 @@ from clearhead.data.batches.base import Batch, DeviceBatch
 from clearhead.data.batches.shapes import padded_length
 from clearhead.data.stores.arrays import Indices
 from clearhead.spec import Model
-from clearhead.task import Repeats
+from clearhead.tasks.record import Repeats
 from clearhead.text.special_tokens import Part, SpecialTokens
 from clearhead.text.tokenizer import Tokenizer
 

@@ -14,7 +14,7 @@ from numpy import ndarray
 
 from clearhead.data.sources.tables import Table
 from clearhead.errors import InputError, json_text, key, nearest, shortened
-from clearhead.task import LabelKind
+from clearhead.tasks.record import LabelKind
 
 _MOST_SHOWN = 12
 # From this many on, labels that are all different are taken for a wrong column.

@@ -19,7 +19,7 @@ from clearhead.data.stores.arrays import ArrayStore, Ids, Ragged, Rows, encode_t
 from clearhead.data.stores.cache import load_or_make
 from clearhead.data.stores.label_set import LabelSet, learn_labels
 from clearhead.errors import InputError
-from clearhead.task import LabelKind
+from clearhead.tasks.record import LabelKind
 from clearhead.text.long_texts import CHARACTERS_PER_TOKEN
 from clearhead.text.tokenizer import Tokenizer
 

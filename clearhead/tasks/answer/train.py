@@ -24,9 +24,9 @@ from clearhead.errors import InputError
 from clearhead.evaluate.result import Validation
 from clearhead.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.predict.outputs import run_batch
-from clearhead.task import TaskRecord
 from clearhead.tasks.answer.data import parse_answer_source
 from clearhead.tasks.answer.use import check_no_answer, measure_store
+from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.train import LabelledTraining, Stores
 from clearhead.text.tokenizer import Tokenizer
 

@@ -29,8 +29,8 @@ from clearhead.evaluate.result import Measures
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.printing import Printed
 from clearhead.progress import message
-from clearhead.task import TaskRecord
 from clearhead.tasks.answer.data import parse_answer_source
+from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.use import collate_texts, finite, source_of
 from clearhead.text.long_texts import MOST_CHARACTERS, warn_of_long_texts
 from clearhead.text.spans import Span

@@ -21,8 +21,8 @@ from clearhead.data.sources.run_file_tables import (
 )
 from clearhead.data.sources.tables import AlignedFiles, Dataset, DelimitedFile, JsonLinesFile, Table, TableSource
 from clearhead.errors import InputError, key, nearest
-from clearhead.task import LabelKind
 from clearhead.tasks.data import LabelledExamples, PooledSection, TaskData
+from clearhead.tasks.record import LabelKind
 
 if TYPE_CHECKING:
     from clearhead.data.stores.label_set import LabelSet

@@ -31,9 +31,9 @@ from clearhead.errors import InputError
 from clearhead.evaluate.result import Validation
 from clearhead.predict.outputs import run_batch
 from clearhead.presets.task_heads import token_head, usual_label_head, usual_pool, with_head
-from clearhead.task import LabelKind, TaskRecord
 from clearhead.tasks.classify.data import ClassifyTask, parse_labelled_source
 from clearhead.tasks.classify.use import measure_store
+from clearhead.tasks.record import LabelKind, TaskRecord
 from clearhead.tasks.train import LabelledTraining, Stores
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.task_parts import TaskParts, TaskSetup

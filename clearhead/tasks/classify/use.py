@@ -36,8 +36,8 @@ from clearhead.evaluate.result import Measures, aligned, f1_table, percent
 from clearhead.predict.outputs import check_finite, encode_sides, max_input_length, pooled_outputs
 from clearhead.printing import Printed
 from clearhead.progress import message
-from clearhead.task import Repeats, TaskRecord
 from clearhead.tasks.classify.data import parse_labelled_source
+from clearhead.tasks.record import Repeats, TaskRecord
 from clearhead.tasks.use import collate_texts, source_of
 from clearhead.text.tokenizer import Tokenizer
 

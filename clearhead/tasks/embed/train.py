@@ -22,9 +22,9 @@ from clearhead.evaluate.result import Validation
 from clearhead.evaluate.retrieval import recall_at
 from clearhead.presets.task_heads import usual_pool, vector_head, with_head
 from clearhead.spec import Model
-from clearhead.task import TaskRecord
 from clearhead.tasks.embed.batches import ContrastiveBatch, collate_contrastive, contrastive_plan, store_groups
 from clearhead.tasks.embed.data import EmbedTask
+from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.train import PairTraining, Stores, evenly_spaced
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.task_parts import DataSide, TaskParts, one_sided

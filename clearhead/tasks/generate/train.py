@@ -21,8 +21,8 @@ from clearhead.errors import InputError, within
 from clearhead.evaluate.result import Validation
 from clearhead.machine import size
 from clearhead.spec import Model, Prefix, walk
-from clearhead.task import TaskRecord
 from clearhead.tasks.generate.data import GenerateData, GenerateTask
+from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.train import LazyTexts, TextTraining
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer

@@ -23,7 +23,7 @@ from clearhead.data.stores.tagged import TagStore, prepare_tagged
 from clearhead.data.stores.word_chunks import NO_WORD
 from clearhead.evaluate.result import Validation
 from clearhead.kernels.linear_cross_entropy import NO_LABEL
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.tag.data import parse_tagged_source
 from clearhead.tasks.tag.use import measure_store
 from clearhead.tasks.train import LabelledTraining, Stores

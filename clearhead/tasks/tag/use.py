@@ -33,7 +33,7 @@ from clearhead.evaluate.result import Measures, f1_table, percent
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.printing import Printed
 from clearhead.progress import message
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.tag.data import parse_tagged_source
 from clearhead.tasks.use import collate_texts, refuse_pair, source_of
 from clearhead.text.long_texts import MOST_CHARACTERS, warn_of_long_texts

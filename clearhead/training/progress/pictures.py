@@ -9,12 +9,21 @@ from functools import partial
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.text import Annotation
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from clearhead.runs.metrics import Metrics
-from clearhead.view.figures import COLOURS, INK, late_limits, new_figure, save_figure, style_line_axes
-from clearhead.view.line_labels import THICK, THIN, label_line, place_labels
+from clearhead.view.figures import (
+    COLOURS,
+    INK,
+    THICK,
+    THIN,
+    draw_legend,
+    late_limits,
+    new_figure,
+    save_figure,
+    style_line_axes,
+)
 
 _TRAIN, _VALID, _BEST = COLOURS[:3]
 
@@ -92,38 +101,37 @@ class _Losses:
         first = next(step for step, loss in zip(self.steps, self.smoothed, strict=True) if loss <= self.limits[1])
         return f"above the picture: the losses before step {first:,}, from {self.losses[0]:.3g} on"
 
-    def draw(self, axes: Axes) -> list[Annotation]:
+    def draw(self, axes: Axes) -> None:
         """Draw the curves and name them."""
         axes.plot(self.steps, self.losses, color=_TRAIN, alpha=0.25, linewidth=THIN)
-        axes.plot(self.steps, self.smoothed, color=_TRAIN, linewidth=THICK, label="training")
-        labels = [label_line(axes, (self.steps[-1], self.smoothed[-1]), _TRAIN, "training")]
+        lines = [("training", axes.plot(self.steps, self.smoothed, color=_TRAIN, linewidth=THICK)[0])]
         if self.valid:
-            labels.append(_draw_validations(axes, self.valid, min(self.valid, key=lambda point: point[1])))
+            best = min(self.valid, key=lambda point: point[1])
+            lines.append(("validation", _draw_validations(axes, self.valid, best)))
         axes.set_ylim(self.limits)
-        return labels
+        draw_legend(axes, lines, corner="upper right")
 
 
-def _draw_learning_rate(rows: Sequence[Metrics], axes: Axes) -> list[Annotation]:
+def _draw_learning_rate(rows: Sequence[Metrics], axes: Axes) -> None:
     axes.plot([row.step for row in rows], [row.learning_rate for row in rows], color=_TRAIN, linewidth=THICK)
     axes.set_ylim(bottom=0)
     # The power of ten stands at the axis once, so that its numbers are short.
     exponent = math.floor(math.log10(max((row.learning_rate for row in rows), default=0.0) or 1.0))
     axes.set_ylabel(f"learning rate, × {10.0**exponent:g}", color=INK)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate / 10**exponent:g}"))
-    return []
 
 
-def _draw_score(rows: Sequence[Metrics], axes: Axes) -> list[Annotation]:
+def _draw_score(rows: Sequence[Metrics], axes: Axes) -> None:
     points = [(row.step, row.valid_score) for row in rows if row.valid_score is not None]
-    return [_draw_validations(axes, points, max(points, key=lambda point: point[1]))]
+    _draw_validations(axes, points, max(points, key=lambda point: point[1]))
 
 
-def _draw_validations(axes: Axes, points: Sequence[tuple[int, float]], best: tuple[int, float]) -> Annotation:
+def _draw_validations(axes: Axes, points: Sequence[tuple[int, float]], best: tuple[int, float]) -> Line2D:
     x, y = zip(*points, strict=True)
     marker_size = 5 if len(points) <= 40 else 0
-    axes.plot(x, y, color=_VALID, linewidth=THICK, marker="o", markersize=marker_size, label="validation")
-    axes.plot(*best, color=_BEST, marker="*", markersize=14, markeredgecolor="white", linestyle="none", label="best")
-    return label_line(axes, (x[-1], y[-1]), _VALID, "validation")
+    (line,) = axes.plot(x, y, color=_VALID, linewidth=THICK, marker="o", markersize=marker_size)
+    axes.plot(*best, color=_BEST, marker="*", markersize=14, markeredgecolor="white", linestyle="none")
+    return line
 
 
 def _best(points: Sequence[tuple[int, float]], choose: Callable[..., tuple[int, float]]) -> list[str]:
@@ -140,7 +148,7 @@ class _Plot:
     title: str
     lines: Sequence[str]
     label: str
-    draw: Callable[[Axes], list[Annotation]]
+    draw: Callable[[Axes], None]
 
 
 def _write(path: Path, plot: _Plot) -> Path:
@@ -153,10 +161,7 @@ def _write(path: Path, plot: _Plot) -> Path:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
     axes.set_ylabel(plot.label, color=INK)
-    labels = plot.draw(axes)
-    if labels:
-        place_labels(axes, labels)
-    else:
-        axes.set_xlim(left=0)
+    plot.draw(axes)
+    axes.set_xlim(left=0)
     save_figure(figure, path)
     return path

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import random
+import string
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +20,7 @@ import transformers
 import clearhead
 from clearhead.cli.main import main
 from clearhead.errors import InputError
-from clearhead.tasks.answer.use import Answer, answer
+from clearhead.tasks.answer.use import Answer, answer, answer_scores
 from tests.cli.test_commands import run
 from tests.hf import tokenizer_folders as made
 
@@ -176,3 +179,58 @@ def test_a_text_that_is_not_there_is_no_text(
     """The name of a missing file once was taken for the text, and the answer was found in it."""
     assert main(["answer", "no-such-model", "--question", QUESTION, *options]) == 2
     assert words in capfd.readouterr().err
+
+
+def plain_words(text: str) -> list[str]:
+    kept = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    return [word for word in kept.split() if word not in ("a", "an", "the")]
+
+
+def plain_answer_f1(guess: str, gold: str) -> Fraction:
+    """Take the words that both have off one list, one by one."""
+    first, second = plain_words(guess), plain_words(gold)
+    if not first or not second:
+        return Fraction(first == second)
+    left, common = list(second), 0
+    for word in first:
+        if word in left:
+            left.remove(word)
+            common += 1
+    return Fraction(2 * common, len(first) + len(second))
+
+
+def test_answers_against_plain_counting() -> None:
+    draw = random.Random(9)
+    pieces = ["the", "The", "A", "an", "cat", "Cat!", "(dog)", "-", "x.y", "théâtre", ""]
+    texts = [" ".join(draw.choices(pieces, k=draw.randint(0, 5))) for _ in range(700)]
+    golds = [draw.choices([text for text in texts if plain_words(text)], k=draw.randint(0, 3)) for _ in texts]
+    scores = answer_scores(texts, golds)
+    right = sum(
+        any(plain_words(a) == plain_words(b) for b in gold or [""]) for a, gold in zip(texts, golds, strict=True)
+    )
+    best = sum(max(plain_answer_f1(a, b) for b in gold or [""]) for a, gold in zip(texts, golds, strict=True))
+    assert scores.exact_match == pytest.approx(right / 700, rel=1e-12) and scores.num_questions == 700
+    assert scores.f1 == pytest.approx(float(best / 700), rel=1e-12)
+    assert 0.1 < scores.exact_match < scores.f1 < 1
+
+
+@pytest.mark.parametrize(
+    ("guess", "golds", "exact", "f1"),
+    [
+        ("The Normans.", ["normans"], 1, 1),
+        ("an apple-pie", ["applepie"], 1, 1),
+        ("in the 10th century", ["10th century"], 0, 0.8),
+        ("10th 10th", ["10th century", "10th"], 0, 2 / 3),
+        ("theatre", ["atre"], 0, 0),
+        ("", [], 1, 1),
+        ("the", [], 1, 1),
+        ("cat", [], 0, 0),
+        ("", ["cat"], 0, 0),
+        ("", ["cat", "the"], 0, 0),  # a right answer without a word is none, if there is another
+        ("", ["The"], 1, 1),
+    ],
+)
+def test_answers_counted_by_hand(guess: str, golds: list[str], exact: float, f1: float) -> None:
+    found = answer_scores([guess, "x"], [golds, ["x"]])
+    assert (found.exact_match, found.num_questions) == ((exact + 1) / 2, 2)
+    assert found.f1 == pytest.approx((f1 + 1) / 2)

@@ -15,7 +15,6 @@ from torch import Tensor
 from clearhead.core import Transformer
 from clearhead.data.stores.labelled import prepare_labelled
 from clearhead.errors import InputError, LongTexts, RunFailure
-from clearhead.task import TaskRecord
 from clearhead.tasks.classify.data import parse_labelled_source
 from clearhead.tasks.classify.use import (
     Classification,
@@ -27,6 +26,7 @@ from clearhead.tasks.classify.use import (
     classify,
     measure_store,
 )
+from clearhead.tasks.record import TaskRecord
 from clearhead.text.tokenizer import Tokenizer
 from tests.tasks.labelled_models import FAMILIES, character_tokenizer, model, random_texts
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,18 @@ from clearhead.core import Transformer
 from clearhead.data.stores.tagged import prepare_tagged
 from clearhead.data.stores.word_splitter import WordSplitter
 from clearhead.errors import InputError, RunFailure
-from clearhead.task import TaskRecord
+from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.tag.data import parse_tagged_source
-from clearhead.tasks.tag.use import Entity, TagMeasures, check_tagger, entity_spans, measure_store, tag, tag_words
+from clearhead.tasks.tag.use import (
+    Entity,
+    TagMeasures,
+    check_tagger,
+    entity_f1,
+    entity_spans,
+    measure_store,
+    tag,
+    tag_words,
+)
 from clearhead.text.tokenizer import Tokenizer
 from tests.tasks.labelled_models import character_tokenizer, model, random_texts
 
@@ -194,3 +204,91 @@ def test_an_evaluation_counts_what_tag_says(tmp_path: Path, module: Transformer,
 def test_an_evaluation_with_other_tags_is_refused(tmp_path: Path, module: Transformer, tokenizer: Tokenizer) -> None:
     with pytest.raises(InputError, match=r'.jsonl:1, word 2: the tag "B-C" is not among the 5'):
         measured(module, tokenizer, write_jsonl(tmp_path, [["a", "b"]], [["O", "B-C"]]))
+
+
+def end_of_chunk(before: str, now: str, type_before: str, type_now: str) -> bool:
+    """The table of conlleval, case by case."""
+    listed = {("B", "B"), ("B", "O"), ("I", "B"), ("I", "O"), ("B", "S"), ("I", "S"), ("E", "B"), ("E", "I"),
+              ("E", "E"), ("E", "S"), ("E", "O"), ("S", "B"), ("S", "I"), ("S", "E"), ("S", "S"),
+              ("S", "O")}  # fmt: skip
+    return (before, now) in listed or (before != "O" and type_before != type_now)
+
+
+def start_of_chunk(before: str, now: str, type_before: str, type_now: str) -> bool:
+    """The table of conlleval, case by case."""
+    listed = {("B", "B"), ("I", "B"), ("O", "B"), ("O", "I"), ("O", "E"), ("O", "S"), ("E", "B"), ("E", "E"),
+              ("E", "I"), ("E", "S"), ("S", "B"), ("S", "E"), ("S", "I"), ("S", "S"), ("B", "S"),
+              ("I", "S")}  # fmt: skip
+    return (before, now) in listed or (now != "O" and type_before != type_now)
+
+
+def conlleval(predicted: list[list[str]], expected: list[list[str]]) -> tuple[int, int, int]:
+    """The counts of conlleval the way it makes them: one pass over the words, both sides open at once."""
+    num_expected = num_predicted = num_correct = 0
+    words = [pair for guessed, true in zip(predicted, expected, strict=True)
+             for pair in [*zip(guessed, true, strict=True), ("O", "O")]]  # fmt: skip
+    guess_before, guess_type_before, true_before, true_type_before, both_open = "O", "", "O", "", False
+    for guess_tag, true_tag in words:
+        guess, _, guess_type = guess_tag.partition("-")
+        true, _, true_type = true_tag.partition("-")
+        true_side = (true_before, true, true_type_before, true_type)
+        guess_side = (guess_before, guess, guess_type_before, guess_type)
+        if both_open:
+            if end_of_chunk(*true_side) and end_of_chunk(*guess_side) and guess_type_before == true_type_before:
+                both_open = False
+                num_correct += 1
+            elif end_of_chunk(*true_side) != end_of_chunk(*guess_side) or guess_type != true_type:
+                both_open = False
+        if start_of_chunk(*true_side) and start_of_chunk(*guess_side) and guess_type == true_type:
+            both_open = True
+        num_expected += start_of_chunk(*true_side)
+        num_predicted += start_of_chunk(*guess_side)
+        guess_before, guess_type_before, true_before, true_type_before = guess, guess_type, true, true_type
+    return num_expected, num_predicted, num_correct
+
+
+@pytest.mark.parametrize("prefixes", ["BI", "I", "BIES"])
+def test_entities_are_counted_as_conlleval_does(prefixes: str) -> None:
+    draw = random.Random(len(prefixes))
+    tags = ["O", *(f"{prefix}-{kind}" for prefix in prefixes for kind in ("PER", "LOC-x"))]
+    expected = [draw.choices(tags, k=draw.randint(0, 13)) for _ in range(401)]
+    predicted = [[tag if draw.random() < 0.7 else draw.choice(tags) for tag in sentence] for sentence in expected]
+    found = entity_f1(predicted, expected)
+    assert (found.all.expected, found.all.predicted, found.all.correct) == conlleval(predicted, expected)
+    assert found.all.correct > 50
+    for name in ("expected", "predicted", "correct"):
+        assert sum(getattr(counts, name) for counts in found.by_type.values()) == getattr(found.all, name)
+    words = [pair for one, other in zip(predicted, expected, strict=True) for pair in zip(one, other, strict=True)]
+    assert found.num_words == len(words)
+    assert found.tag_accuracy == pytest.approx(sum(one == other for one, other in words) / len(words))
+
+
+def test_scores_by_hand() -> None:
+    expected = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-PER"]]
+    predicted = [["B-PER", "I-PER", "O", "B-PER"], ["B-LOC", "B-PER"]]
+    found = entity_f1(predicted, expected)
+    assert (found.all.precision, found.all.recall) == (2 / 4, 2 / 3)
+    assert found.all.f1 == pytest.approx(2 * (1 / 2) * (2 / 3) / (1 / 2 + 2 / 3))
+    assert found.by_type["PER"].precision == pytest.approx(2 / 3)
+    assert found.by_type["LOC"].f1 == 0.0
+    assert list(found.by_type) == ["LOC", "PER"]
+
+
+def test_spans_where_tags_do_not_follow_the_scheme() -> None:
+    assert entity_spans(["O", "I-A", "I-A", "I-B", "B-B", "O"]) == [(1, 3, "A"), (3, 4, "B"), (4, 5, "B")]
+    assert entity_spans(["B-A", "E-A", "I-A", "S-A"]) == [(0, 2, "A"), (2, 3, "A"), (3, 4, "A")]
+    assert entity_spans([]) == entity_spans(["O"]) == []
+
+
+def test_plain_classes_are_one_entity_for_each_word() -> None:
+    assert entity_spans(["NN", "NN", "O", "-LRB-"]) == [(0, 1, "NN"), (1, 2, "NN"), (3, 4, "-LRB-")]
+    found = entity_f1([["NN", "VB", "NN"]], [["NN", "NN", "NN"]])
+    assert found.all.f1 == found.tag_accuracy == pytest.approx(2 / 3)
+
+
+def test_sentences_do_not_run_into_each_other() -> None:
+    assert entity_f1([["B-A"], ["I-A"]], [["B-A"], ["I-A"]]).all.expected == 2
+
+
+def test_nothing_to_find_gives_zero() -> None:
+    assert entity_f1([["O"]], [["O"]]).all.f1 == 0.0

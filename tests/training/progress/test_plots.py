@@ -65,16 +65,16 @@ def test_the_pictures_show_the_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path
     made = rows()
     figures = drawn(monkeypatch, tmp_path, made)
     loss, rate, score = (figures[name].axes[0] for name in ("loss", "learning_rate", "score"))
-    lines = {str(line.get_label()): line for line in loss.get_lines()}
-    assert list(loss.get_lines()[0].get_xydata()[:, 1]) == [row.loss for row in made]
-    assert list(lines["validation"].get_xdata()) == [50, 100, 150, 200, 250, 300]
+    single, _, validations, _ = loss.get_lines()
+    assert list(single.get_xydata()[:, 1]) == [row.loss for row in made]
+    assert list(validations.get_xdata()) == [50, 100, 150, 200, 250, 300]
     texts = {name: [text.get_text() for text in figure.texts] for name, figure in figures.items()}
     assert texts["loss"] == [
         "Loss", "star: the best validation, 0.2667 at step 300", "with dropout",
         "above the picture: the losses before step 70, from 9 on",
     ]  # fmt: skip
     assert texts["score"] == ["Validation BLEU", "star: the best validation, 30 at step 300"]
-    assert [text.get_text() for text in loss.texts] == ["training", "validation"]
+    assert [text.get_text() for text in loss.get_legend().get_texts()] == ["training", "validation"]
     assert list(rate.get_lines()[0].get_ydata()) == [row.learning_rate for row in made]
     assert score.get_ylabel() == "BLEU" and loss.get_xlabel() == "training step" and "nats" in loss.get_ylabel()
 

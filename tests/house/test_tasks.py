@@ -1,0 +1,108 @@
+"""What a task is stands in its folder: elsewhere no table and no branch is keyed by the names of tasks.
+
+A string alone may be a column, a form of data or a command of the same name, so what counts is how it is used: a
+collection that lists several tasks or nothing but tasks, a comparison with a name, a case of a match.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from clearhead.tasks.registry import BUILT_IN
+from tests.house.source import Source, package_sources
+
+AT_HOME = ("clearhead/tasks/", "clearhead/hf/")
+"""Tasks themselves, and the classes of checkpoints, each of which names its task."""
+
+
+def name_of(node: ast.expr | None) -> str | None:
+    """Return the task that an expression names; None: it names none."""
+    named = isinstance(node, ast.Constant) and node.value in BUILT_IN
+    return str(node.value) if named and isinstance(node, ast.Constant) else None
+
+
+def keys_of(node: ast.AST) -> list[ast.expr | None] | None:
+    """Return what a collection lists, a row of a table by its first entry; None: it is no collection."""
+    if isinstance(node, ast.Dict):
+        return list(node.keys)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
+        return [ast.Constant(keyword.arg) for keyword in node.keywords]
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        return [
+            entry.elts[0] if isinstance(entry, ast.List | ast.Tuple) and entry.elts else entry for entry in node.elts
+        ]
+    return None
+
+
+def is_table(node: ast.AST) -> bool:
+    """Whether a collection lists several tasks, or nothing but tasks."""
+    keys = keys_of(node) or []
+    names = {name for name in map(name_of, keys) if name is not None}
+    return len(names) > 1 or (len(names) == 1 and len(keys) == 1)
+
+
+def is_branch(node: ast.AST) -> bool:
+    """Whether something is compared with the name of a task."""
+    if isinstance(node, ast.MatchValue):
+        return name_of(node.value) is not None
+    if not isinstance(node, ast.Compare):
+        return False
+    operands = [node.left, *node.comparators]
+    is_equality = any(isinstance(operator, ast.Eq | ast.NotEq | ast.Is | ast.IsNot) for operator in node.ops)
+    listed = [key for operand in operands for key in keys_of(operand) or []]
+    return any(name_of(key) is not None for key in [*(operands if is_equality else []), *listed])
+
+
+def keyed_by_tasks(source: Source) -> Iterator[str]:
+    """Yield every table and branch of a file that is keyed by the names of tasks."""
+    if source.path.startswith(AT_HOME):
+        return
+    for node in ast.walk(source.tree):
+        if is_table(node) or is_branch(node):
+            line = node.value.lineno if isinstance(node, ast.MatchValue) else node.lineno
+            yield f"{source.path}:{line}"
+
+
+def test_only_tasks_are_keyed_by_their_names() -> None:
+    faults = [fault for source in package_sources() for fault in keyed_by_tasks(source)]
+    assert not faults, "ask the task (an attribute, its `outputs`, a part of it):\n" + "\n".join(faults)
+
+
+OFFENDERS = [
+    'KINDS = ("translate", "fill")',
+    'KINDS = ["classify", "other"] + ["tag", "embed", "column"]',
+    'KINDS = {"translate"}',
+    'SCORES = {"translate": "BLEU", "classify": "accuracy", "else": "loss"}',
+    'SCORES = {"translate": "BLEU"}',
+    'SCORES = dict(translate="BLEU", tag="F1")',
+    'SCORES = (("translate", "BLEU"), ("tag", "F1"))',
+    'Kind = Literal["answer", "tag"]',
+    'def f(kind):\n    return kind == "embed"',
+    'def f(kind):\n    return "embed" != kind',
+    'def f(kind, other):\n    return kind in ("denoise", other)',
+    'def f(kind):\n    match kind:\n        case "answer":\n            return 1',
+    'def f(kind):\n    match kind:\n        case "answer" | "x":\n            return 1',
+]
+KEEPERS = [
+    'FIELDS = ("context", "question", "answer", "start")',
+    'row = {"chunk": chunks, "words": words, "tag": tags}',
+    'values = (("generate", generate, 0), ("beam_size", beam_size, 1))',
+    'def f(row, argument):\n    return row["answer"], row.get("tag"), "answer" in row, argument("generate")',
+    'def f(model, kind="translate"):\n    return model.translate(["a"]), find(kind).outputs == "span"',
+    'print("translate", end="")',
+]
+
+
+@pytest.mark.parametrize("text", OFFENDERS)
+def test_the_rule_can_fail(text: str) -> None:
+    assert list(keyed_by_tasks(Source.of(text)))
+    for home in AT_HOME:
+        assert not list(keyed_by_tasks(Source.of(text, f"{home}example.py")))
+
+
+@pytest.mark.parametrize("text", KEEPERS)
+def test_columns_and_commands_of_the_same_name_pass(text: str) -> None:
+    assert not list(keyed_by_tasks(Source.of(text)))
