@@ -28,7 +28,7 @@ PARTS = ("train", "valid")
 # Names of files that say nothing of the data in them.
 _GENERAL = ("train", "training", "data", "text", "texts", "input", "all")
 _RUN = re.compile(r'^run = "([^"]*)"', re.MULTILINE)
-_NOT_DATA = ("task", "folder", "run")
+_NOT_DATA = ("task", "folder", "run", "others")
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class NewOptions:
         source, target, text, labels, text_column, pair, document, pattern: the training data.
         valid_source, valid_target, valid_text, valid_labels: the validation data.
         label_kind: what a label is; None: it follows from the labels.
+        others: the data options that only this task has; None: not given.
     """
 
     task: str
@@ -60,6 +61,12 @@ class NewOptions:
     valid_text: Path | None = None
     valid_labels: str | None = None
     label_kind: str | None = None
+    others: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The options that say which data there is and how it is read; None: not given."""
+        return {name: value for name, value in vars(self).items() if name not in _NOT_DATA} | dict(self.others)
 
     def check_options(self) -> None:
         """Refuse options that have no effect alone, and a run directory that training would refuse.
@@ -79,7 +86,7 @@ class NewOptions:
     @property
     def command(self) -> str:
         """The command with these options."""
-        given = {name: value for name, value in vars(self).items() if value is not None and name not in _NOT_DATA}
+        given = {name: value for name, value in self.data.items() if value is not None}
         words = [word for name, value in given.items() for word in ("--" + name.replace("_", "-"), str(value))]
         return shlex.join(["clearhead", "new", self.task, *words])
 
@@ -363,7 +370,7 @@ def _text_of(file: Path) -> str:
 def _labelled_draft(
     options: NewOptions, read: Callable[[Mapping[str, Any], LabelledExamples | None], LabelledExamples]
 ) -> Draft:
-    given = vars(options)
+    given = options.data
     data = read(given, None)
     found, count = survey(data.texts), sum(map(bool, data.keys))
     _refuse_few(count, data.few or data.what, f"{options.text} has")
@@ -374,18 +381,18 @@ def _labelled_draft(
         train, valid = data.table, valid_data.table
     else:
         held = draw(data.keys, data.groups)
-        train, valid = ({**table, **data.columns} for table in _copies(options.folder, held, data.record, files))
+        marker = next(iter(data.table))
+        copies = _copies(options.folder, held, data.record, files)
+        train, valid = ({marker: str(copy), **data.columns} for copy in copies)
     examples = _Examples(data.what, count, found, held, train, valid, data.facts, files, overlapping)
     return examples.draft(options, _data_name(options), data)
 
 
 def _copies(
     folder: Path, held: HeldOut, record: Callable[[int], dict[str, object]], files: dict[Path, Sequence[str]]
-) -> list[dict[str, Value]]:
-    """Put both parts into `files` as JSON lines, and return the tables that name them."""
-    tables: list[dict[str, Value]] = []
-    for part in PARTS:
-        path = folder / f"{part}.jsonl"
+) -> list[Path]:
+    """Put both parts into `files` as JSON lines, and return their paths."""
+    paths = [folder / f"{part}.jsonl" for part in PARTS]
+    for part, path in zip(PARTS, paths, strict=True):
         files[path] = [json.dumps(record(row), ensure_ascii=False) for row in getattr(held, part)]
-        tables.append({"text": str(path)})
-    return tables
+    return paths
