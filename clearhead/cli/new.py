@@ -36,10 +36,6 @@ DATA_PARAMETERS: Mapping[str, Any] = {
     "labels": Annotated[
         str, typer.Option("--labels", metavar="COLUMN|F", help="The column of the labels, or a file of them.")
     ],
-    "label_kind": Annotated[
-        str,
-        typer.Option("--label-kind", help="single_label, multi_label or regression; by default what fits the labels."),
-    ],
     "text_column": Annotated[
         str,
         typer.Option("--text-column", metavar="COLUMN", help="The column, or field, of the texts; by default text."),

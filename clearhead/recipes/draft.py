@@ -41,7 +41,6 @@ class NewOptions:
         run: the run directory; None: it is named after the data.
         source, target, text, labels, text_column, pair, document, pattern: the training data.
         valid_source, valid_target, valid_text, valid_labels: the validation data.
-        label_kind: what a label is; None: it follows from the labels.
         others: the data options that only this task has; None: not given.
     """
 
@@ -60,7 +59,6 @@ class NewOptions:
     valid_target: Path | None = None
     valid_text: Path | None = None
     valid_labels: str | None = None
-    label_kind: str | None = None
     others: Mapping[str, str | None] = field(default_factory=dict)
 
     @property

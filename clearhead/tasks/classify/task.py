@@ -54,5 +54,6 @@ TASK: Final = Task(
     ),
     used_with="classify {run} FILE",
     recipes=_RECIPES,
+    options={"label_kind": "single_label, multi_label or regression; by default what fits the labels."},
     learns_head=True,
 )
