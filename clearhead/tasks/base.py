@@ -141,6 +141,7 @@ class Task:
         score: the name of the score of a validation.
         learns_head: whether the head is learned from nothing, as its outputs are what no text has: labels, borders of
             spans, numbers.
+        smooths_labels: whether its loss has a use for [train] label_smoothing.
         writes: whether its models write text token by token.
         continues: whether that text continues the input.
         is_paired: whether its data are pairs of texts, line by line.
@@ -159,6 +160,7 @@ class Task:
     options: Mapping[str, str] = field(default_factory=dict)
     score: str = "score"
     learns_head: bool = False
+    smooths_labels: bool = True
     writes: bool = False
     continues: bool = False
     is_paired: bool = False

@@ -48,5 +48,6 @@ TASK: Final = Task(
     used_with="embed {run} FILE",
     recipes=_RECIPES,
     score="recall@1",
+    smooths_labels=False,
     is_paired=True,
 )

@@ -35,6 +35,22 @@ assert not [name for name in sys.modules if name.startswith("clearhead.training"
 """
 
 
+LISTS = """
+import clearhead
+
+examples = [("good good film", 2.0), ("good play", 1.0), ("bad", -1)] * 9
+tables = {
+    "task": {"kind": "rate", "loss": "squared"},
+    "data": {"valid": 0.2},
+    "tokenizer": {"kind": "word"},
+    "model": {"layers": 1, "width": 16, "heads": 2, "feedforward": 24},
+    "train": {"run": "lists", "steps": 4, "warmup": 1, "device": "cpu"},
+}
+measures = clearhead.train(tables, data={"train": examples}).load().evaluate(examples)
+print(sorted(measures), measures["texts"])
+"""
+
+
 class Ran(NamedTuple):
     """What a command did."""
 
@@ -100,6 +116,8 @@ def ran(environment: dict[str, str], folder: Path) -> dict[str, Ran]:
         "key of others": ["train", "run.toml", "task.temperature=1.0"],
         "bounds": ["train", "run.toml", "data.least=5", "data.most=1"],
         "out of bounds": ["train", "run.toml", "data.most=2"],
+        "smoothed": ["train", "run.toml", "train.label_smoothing=0.1"],
+        "lists": ["-c", LISTS],
         "other option": ["evaluate", "whole", "--text", "test.tsv", "--labels", "stars"],
     }
     (folder / "pairs").write_text("good\tfilm\n", encoding="utf-8")
@@ -131,6 +149,10 @@ def test_it_is_trained_and_measured(ran: dict[str, Ran], folder: Path) -> None:
     assert error.endswith("on average, of 30 texts") and correlation.startswith("correlation  0.")
     measures = json.loads(ran["as json"].out)
     assert measures["correlation"] > 0.8 and 0 < measures["mean_absolute_error"] < 1 and measures["texts"] == 30
+
+
+def test_it_takes_lists_of_examples(ran: dict[str, Ran]) -> None:
+    assert ran["lists"].out == "['correlation', 'mean_absolute_error', 'texts'] 27\n", ran["lists"].said
 
 
 def test_a_run_that_was_cut_short_goes_on_with_the_same_bits(ran: dict[str, Ran], folder: Path) -> None:
@@ -189,6 +211,7 @@ def test_it_is_converted_as_what_its_head_returns(ran: dict[str, Ran], folder: P
          "rate, received the text 'rat' (did you mean 'rate'?)"),
         ("unknown key", "unknown key 'los' in [task] (did you mean 'loss'?)"),
         ("key of others", "[task] temperature has no effect for the task 'rate', only for 'embed'; remove it"),
+        ("smoothed", "[train] label_smoothing has no effect for the task 'rate'; remove it"),
         ("bounds", "[data] most = 1 must be above least = 5"),
         ("out of bounds", "run-data/train.jsonl:"),
         ("other option", "--labels has no effect here: a model trained to 'rate' is evaluated with --text F"),

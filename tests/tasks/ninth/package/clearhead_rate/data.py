@@ -27,6 +27,9 @@ class Bounds(Section):
         return -math.inf if self.least is None else self.least, math.inf if self.most is None else self.most
 
 
+ANY: Final = Bounds()
+
+
 class RateTask(PooledSection):
     """The [task] table: kind, init and pool are in its base."""
 
@@ -72,10 +75,7 @@ def parse_rated(table: Mapping[str, Any]) -> TableSource:
     return parse_table(table, (RatedText,)).as_source()
 
 
-_ANY: Final = Bounds()
-
-
-def read_rated(source: TableSource, share: Share = WHOLE, bounds: Bounds = _ANY) -> Table:
+def read_rated(source: TableSource, share: Share = WHOLE, bounds: Bounds = ANY) -> Table:
     """Read texts, and their numbers as floats.
 
     Args:

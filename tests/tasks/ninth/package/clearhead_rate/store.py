@@ -78,7 +78,7 @@ def prepare_rated(
         share: from which to which share of the source, 0 to 1.
 
     Raises:
-        InputError: a text is empty, or a number is not as `read_rated` expects it.
+        InputError: all texts are empty, or a number is not as `read_rated` expects it.
     """
     known = None if units is None else asdict(units)
     inputs = [source.identity(), tokenizer.fingerprint, max_length, bounds.model_dump(), known, share]
@@ -91,12 +91,13 @@ def prepare_rated(
 
 def _write(folder: Path, rows: Table, tokenizer: Tokenizer, max_length: int, units: Units | None) -> None:
     ids, numbers = encode_texts(rows["text"], tokenizer), np.array(rows["number"], np.float64)
-    empty = np.flatnonzero(ids.lengths == 0)
-    if len(empty):
-        raise InputError(f"{rows.place(int(empty[0]))}: the text is empty; there is nothing to rate")
-    room = max_length - tokenizer.special_tokens.num_added()
-    cut = ids.truncate(np.minimum(ids.lengths, room), np.full(len(ids), True))
+    room, has_text = max_length - tokenizer.special_tokens.num_added(), ids.lengths > 0
+    if room < 1:
+        raise InputError(f"max_length is {max_length}; expected at least {max_length - room + 1}")
+    if not has_text.any():
+        raise InputError(f"{rows.place(0)}: all {len(rows)} texts from here on are empty; nothing is left to rate")
+    num_cut, num_empty = int((ids.lengths > room).sum()), int((~has_text).sum())
+    report = f"{len(rows):,} rated texts, {num_cut:,} cut to {max_length:,} tokens, {num_empty:,} empty and left out"
+    ids, numbers = ids.truncate(np.minimum(ids.lengths, room), has_text), numbers[has_text]
     units = units or Units(float(numbers.mean()), float(numbers.std()) or 1.0)
-    num_cut = int((ids.lengths > room).sum())
-    report = f"{len(rows):,} rated texts, {num_cut:,} cut to {max_length:,} tokens; mean {numbers.mean():.4g}"
-    write_arrays(folder, {"text": cut, "number": numbers}, {"report": report, "units": asdict(units)})
+    write_arrays(folder, {"text": ids, "number": numbers}, {"report": report, "units": asdict(units)})

@@ -24,6 +24,7 @@ TASK: Final = Task(
     home="clearhead_rate",
     outputs="vector",
     learns_head=True,
+    smooths_labels=False,
     families=("encoder", "decoder"),
     new=NewWords(
         "Write a run file that trains a model to rate texts with numbers.",

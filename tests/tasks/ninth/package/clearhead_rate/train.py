@@ -1,4 +1,7 @@
-"""The training of the task: its head, its batches, its loss and its validation."""
+"""The training of the task: its head, its batches, its loss and its validation.
+
+Shape suffixes: B texts of a batch, N all texts.
+"""
 
 from __future__ import annotations
 

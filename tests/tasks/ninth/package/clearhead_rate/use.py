@@ -1,4 +1,7 @@
-"""What a trained model is used for: ratings of texts, and how good they are."""
+"""What a trained model is used for: ratings of texts, and how good they are.
+
+Shape suffixes: N texts.
+"""
 
 from __future__ import annotations
 
