@@ -18,6 +18,7 @@ from clearhead.data.batches.inputs import InputCollator
 from clearhead.evaluate.metrics import pearson
 from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
 from clearhead.evaluate.result import Measures, aligned
+from clearhead.files import typed
 from clearhead.predict.outputs import Sides, check_finite, encode_sides, max_input_length, pooled_outputs
 from clearhead.task import TaskRecord
 from clearhead.tasks.use import refuse_pair, source_of
@@ -39,7 +40,8 @@ def numbers_of(
     outputs_N1 = pooled_outputs(module, InputCollator.of(module.spec, tokenizer), texts, width=1, **sizes)
     check_finite(outputs_N1)
     numbers_N = outputs_N1[:, 0].double().numpy() * record.number_scale + record.number_mean
-    bounded_N: Float64[ndarray, " texts"] = np.clip(numbers_N, *Bounds.model_validate(record.facts).limits)
+    bounds = typed(record.facts, Bounds, name="the facts in the task record of the model")
+    bounded_N: Float64[ndarray, " texts"] = np.clip(numbers_N, *bounds.limits)
     return bounded_N
 
 
