@@ -118,8 +118,9 @@ def evaluate(
 
 def with_options_of_tasks(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the data options that only some tasks have; it receives them as the parameter `others`."""
-    helps = {name: text for task in every() for name, text in task.options.items() if name in task.evaluate.names}
     signature = inspect.signature(command)
+    names = {name for task in every() for name in task.evaluate.names} - signature.parameters.keys()
+    helps = {name: text for task in every() for name, text in task.options.items() if name in names}
 
     @wraps(command)
     def run(**values: Any) -> None:

@@ -77,8 +77,8 @@ def _start(
       echo "ein Hund läuft" | clearhead translate runs/de-en
 
     REF in the commands below is a run directory, optionally with @best (the default), @last, @averaged or @step-N; a
-    Hugging Face checkpoint; or its name on the hub, optionally with @revision. The
-    tasks are {tasks}; one without a command of its own is used with predict.
+    Hugging Face checkpoint; or its name on the hub, optionally with @revision.
+    The tasks are {tasks}; one without a command of its own is used with predict.
     Exit codes: 0 done, 1 failed while running, 2 wrong input, 130 after Ctrl-C, 143 after SIGTERM.
     """
 

@@ -179,7 +179,9 @@ class Task:
         try:
             return importlib.import_module(f"{self.home}.{name}")
         except ImportError as error:
-            raise InputError(f"the task '{self.kind}' cannot be used: {error}; mend the package {self.home}") from error
+            raise InputError(
+                f"the task '{self.kind}' cannot be used: {error}; update the package {self.home}"
+            ) from error
 
     @property
     def has_labels(self) -> bool:

@@ -40,11 +40,13 @@ def find(kind: str) -> Task:
         loaded: object = point.load()
     except Exception as error:  # noqa: BLE001 - the code of another package
         reason = f"{type(error).__name__}: {error}"
-        raise InputError(f"the task '{kind}' of {point.value} cannot be loaded ({reason}); mend its package") from None
+        raise InputError(
+            f"the task '{kind}' of {point.value} cannot be loaded ({reason}); update its package"
+        ) from None
     if not isinstance(loaded, Task) or loaded.kind != kind:
         raise InputError(
-            f"{point.value} is not the task '{kind}': expected a clearhead.tasks.base.Task of this kind; mend its "
-            "package"
+            f"{point.value} is not the task '{kind}': expected a clearhead.tasks.base.Task of this kind; update "
+            "its package"
         )
     return loaded
 

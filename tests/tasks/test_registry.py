@@ -77,7 +77,7 @@ def test_a_broken_package_is_named_and_breaks_no_other_task(
     code: str, reason: str, install: Install, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(code)
-    with pytest.raises(InputError, match=r"mend its package") as caught:
+    with pytest.raises(InputError, match=r"update its package") as caught:
         registry.find("mood")
     assert reason in str(caught.value)
     assert main(["new", "classify", "--help"]) == 0
@@ -88,7 +88,9 @@ def test_a_broken_package_is_named_and_breaks_no_other_task(
 
 def test_a_package_without_a_part_is_named(install: Install) -> None:
     install(TASK.format(kind="mood"))
-    with pytest.raises(InputError, match=r"'mood' cannot be used: No module named 'moods.use'; mend the package moods"):
+    with pytest.raises(
+        InputError, match=r"'mood' cannot be used: No module named 'moods.use'; update the package moods"
+    ):
         registry.find("mood").part("use")
 
 
