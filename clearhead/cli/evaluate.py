@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -26,7 +29,7 @@ from clearhead.cli.options import (
 from clearhead.cli.progress import counting
 from clearhead.errors import InputError
 from clearhead.tasks.base import Task
-from clearhead.tasks.registry import find
+from clearhead.tasks.registry import every, find
 
 Source = Annotated[Path | None, typer.Option("--source", help="Text on the source side, one sentence in a line.")]
 Target = Annotated[Path | None, typer.Option("--target", help="Its translation or partner, line by line.")]
@@ -61,6 +64,7 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the t
 
 # Parameters that name the data.
 DATA = ("source", "target", "text", "labels", "text_column", "pair", "document", "pattern")
+_NO_OTHERS: Mapping[str, str] = MappingProxyType({})
 
 
 @takes_compute_options
@@ -86,6 +90,7 @@ def evaluate(
     output: Output = None,
     force: Force = False,
     as_json: Json = False,
+    others: Mapping[str, str] = _NO_OTHERS,
     *,
     compute: ComputeOptions,
 ) -> None:
@@ -99,12 +104,7 @@ def evaluate(
 
     \b
     What is measured:
-      translate  BLEU, chrF, loss, perplexity
-      generate   loss, perplexity, bits per byte; fill, denoise: loss, accuracy
-      classify   accuracy and macro F1, or Spearman
-      tag        entity-level F1
-      answer     exact match and F1
-      embed      recall@1; with --labels F: Spearman
+    {measures}
 
     Losses are mean cross-entropies in nats, end tokens counted. Translation is beam search; the score is the sum of
     log-probabilities / length ** A, where A is the length penalty, by default 1.0, and a sentence is finished early
@@ -112,7 +112,27 @@ def evaluate(
     defaults. With --stride below --window, windows overlap and each token is counted once. --json ends with one object,
     for translations {"bleu", "chrf", "signature", "loss", "perplexity", "seconds"} and more.
     """
-    _run({name: value for name, value in locals().items() if value is not None and value is not False}, compute)
+    given = {name: value for name, value in locals().items() if name not in ("others", "compute")} | dict(others)
+    _run({name: value for name, value in given.items() if value is not None and value is not False}, compute)
+
+
+def with_options_of_tasks(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the data options that only some tasks have; it receives them as the parameter `others`."""
+    signature = inspect.signature(command)
+    names = {name for task in every() for name in task.evaluate.names} - signature.parameters.keys()
+    helps = {name: text for task in every() for name, text in task.options.items() if name in names}
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        command(**values, others={name: values.pop(name) for name in helps})
+
+    parameters = {name: parameter for name, parameter in signature.parameters.items() if name != "others"}
+    for name, text in helps.items():
+        annotation = Annotated[str, typer.Option(_flag(name), metavar="VALUE", help=text)]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters[name] = inspect.Parameter(name, kind, default=None, annotation=annotation)
+    run.__signature__ = signature.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
+    return run
 
 
 def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
@@ -200,7 +220,7 @@ def _data(task: Task, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the [data] table of a run file that names the same data."""
     from clearhead.data.sources.labelled import labelled_table
 
-    named = {name: given[name] for name in DATA if name in given}
+    named = {name: given[name] for name in (*DATA, *task.options) if name in given}
     if "labels" in task.evaluate.data:
         return labelled_table(**{"labels": None, "text_column": None, "pair": None, **named})
     keys = {"text_column": "field"}

@@ -284,6 +284,8 @@ def _task_lines(task: TaskRecord | None) -> Iterator[str]:
     if task.labels or task.label_kind is not None:
         shown = ", ".join(task.labels[:MOST_LABELS]) + (", ..." if len(task.labels) > MOST_LABELS else "")
         yield f"labels      {LABEL_KINDS[task.label_kind]} {f'{len(task.labels)}: {shown}' if shown else ''}".rstrip()
+    if task.facts:
+        yield f"facts       {', '.join(f'{name} {value}' for name, value in task.facts.items())}"
 
 
 def _weight_lines(parameters: Mapping[str, tuple[int, ...]]) -> Iterator[str]:

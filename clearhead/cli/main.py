@@ -26,7 +26,7 @@ from clearhead.cli.console import library_messages, long_texts_said_once, print_
 from clearhead.cli.convert import convert
 from clearhead.cli.demo import demo
 from clearhead.cli.embed import embed
-from clearhead.cli.evaluate import evaluate
+from clearhead.cli.evaluate import evaluate, with_options_of_tasks
 from clearhead.cli.fill import fill
 from clearhead.cli.generate import generate
 from clearhead.cli.heads import heads
@@ -40,6 +40,7 @@ from clearhead.cli.translate import translate
 from clearhead.cli.view import view
 from clearhead.cli.waiting import signs_of_life
 from clearhead.errors import InputError, Reference, RunFailure, nearest_name, renaming
+from clearhead.tasks.registry import every, kinds
 from clearhead.training.signals import Interrupted
 from clearhead.version import __version__
 
@@ -77,6 +78,7 @@ def _start(
 
     REF in the commands below is a run directory, optionally with @best (the default), @last, @averaged or @step-N; a
     Hugging Face checkpoint; or its name on the hub, optionally with @revision.
+    The tasks are {tasks}; one without a command of its own is used with predict.
     Exit codes: 0 done, 1 failed while running, 2 wrong input, 130 after Ctrl-C, 143 after SIGTERM.
     """
 
@@ -100,13 +102,24 @@ def make_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 120},
     )
-    app.callback()(_start)
+    app.callback(help=_help(_start))(_start)
     app.add_typer(new_group(), name="new", short_help=_summary(new))
     uses = (translate, generate, fill, classify, tag, embed, answer, predict)
-    for command in (demo, train, *uses, view, evaluate, compare, average, convert, check, bench, inspect_, heads):
+    measure = with_options_of_tasks(evaluate)
+    for command in (demo, train, *uses, view, measure, compare, average, convert, check, bench, inspect_, heads):
         # Given in full: what typer takes from the docstring is cut off at the width of the terminal.
-        app.command(short_help=_summary(command))(command)
+        app.command(help=_help(command), short_help=_summary(command))(command)
     return app
+
+
+def _help(command: Callable[..., None]) -> str:
+    """Return the docstring of a command, with the tasks that there are, also of other packages, and their measures."""
+    text = inspect.cleandoc(command.__doc__ or "")
+    *tasks, last = kinds()
+    text = text.replace("{tasks}", f"{', '.join(tasks)} and {last}")
+    width = max(map(len, kinds()))
+    measures = (f"  {task.kind:<{width}}  {task.evaluate.measures}" for task in every())
+    return text.replace("{measures}", "\n".join(measures))
 
 
 def _summary(command: Callable[..., None]) -> str:

@@ -36,10 +36,6 @@ DATA_PARAMETERS: Mapping[str, Any] = {
     "labels": Annotated[
         str, typer.Option("--labels", metavar="COLUMN|F", help="The column of the labels, or a file of them.")
     ],
-    "label_kind": Annotated[
-        str,
-        typer.Option("--label-kind", help="single_label, multi_label or regression; by default what fits the labels."),
-    ],
     "text_column": Annotated[
         str,
         typer.Option("--text-column", metavar="COLUMN", help="The column, or field, of the texts; by default text."),
@@ -111,7 +107,7 @@ def _command(task: Task) -> Callable[..., None]:
     """Give a task its data options in front of the options of every task, which are those of `_write_run_file`."""
     _, _, *shared = inspect.signature(_write_run_file, eval_str=True).parameters.values()
     needed = task.new.needed
-    data = [_parameter(name, is_needed=name in needed) for name in (*needed, *task.new.optional)]
+    data = [_parameter(name, task, is_needed=name in needed) for name in (*needed, *task.new.optional)]
 
     def run(**values: Any) -> None:
         given = {option.name: values[option.name] for option in data}
@@ -121,9 +117,12 @@ def _command(task: Task) -> Callable[..., None]:
     return run
 
 
-def _parameter(name: str, *, is_needed: bool) -> inspect.Parameter:
+def _parameter(name: str, task: Task, *, is_needed: bool) -> inspect.Parameter:
     default = inspect.Parameter.empty if is_needed else None
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=DATA_PARAMETERS[name])
+    option = "--" + name.replace("_", "-")
+    own = Annotated[str, typer.Option(option, metavar="VALUE", help=task.options.get(name))]
+    annotation = DATA_PARAMETERS.get(name, own)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _write_run_file(
@@ -142,7 +141,10 @@ def _write_run_file(
     refuse_unwritable(output, force=force)
     if init == "":
         raise InputError("--init is empty: name a checkpoint or a run, or leave it out to train from scratch")
-    wanted = NewOptions(kind, output.with_name(f"{output.stem}-data"), None if run is None else str(run), **data)
+    folder = output.with_name(f"{output.stem}-data")
+    shared = {name: value for name, value in data.items() if name in DATA_PARAMETERS}
+    others = {name: value for name, value in data.items() if name not in shared}
+    wanted = NewOptions(kind, folder, None if run is None else str(run), **shared, others=others)
     wanted.check_options()
     if is_unfinished(wanted.folder):
         shutil.rmtree(wanted.folder)

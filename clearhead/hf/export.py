@@ -161,14 +161,14 @@ def _save_again(
 
 
 def _in_units(module: Transformer, task: TaskRecord) -> Transformer:
-    """Return a regression module whose outputs are not standardized, because a config has no place for the scale.
+    """Return a module that predicts numbers without standardization, because a config has no place for the scale.
 
     Raises:
         InputError: the last layer has no bias for the mean.
     """
-    if task.label_kind != "regression" or (task.number_mean, task.number_scale) == (0.0, 1.0):
+    if (task.number_mean, task.number_scale) == (0.0, 1.0):
         return module
-    assert module.spec.head is not None, "a regression model has a head"
+    assert module.spec.head is not None, "a model that predicts numbers has a head"
     last = f"head.layers.{len(module.spec.head.layers) - 1}"
     tensors = dict(module.state_dict())
     if f"{last}.bias" not in tensors:

@@ -83,7 +83,9 @@ class OutputNames:
         Raises:
             InputError: its outputs are vectors or numbers.
         """
-        if module.head is None or find(record.kind).outputs in ("vector", "span") or record.label_kind == "regression":
+        task = find(record.kind)
+        has_numbers = task.outputs in ("vector", "span") or (task.has_labels and not record.labels)
+        if module.head is None or has_numbers:
             raise InputError(
                 "this model gives no probabilities of tokens or labels, so nothing can raise or lower them: effects, "
                 "contributions and the lens need a language model, a masked model, a classifier or a tagger"

@@ -27,7 +27,7 @@ LEAST_CHARACTERS = 1_000
 # Names of files that say nothing of the data in them.
 _GENERAL = ("train", "training", "data", "text", "texts", "input", "all")
 _RUN = re.compile(r'^run = "([^"]*)"', re.MULTILINE)
-_NOT_DATA = ("task", "folder", "run")
+_NOT_DATA = ("task", "folder", "run", "others")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class NewOptions:
         run: the run directory; None: it is named after the data.
         source, target, text, labels, text_column, pair, document, pattern: the training data.
         valid_source, valid_target, valid_text, valid_labels: the validation data.
-        label_kind: what a label is; None: it follows from the labels.
+        others: the data options that only this task has; None: not given.
     """
 
     task: str
@@ -58,7 +58,12 @@ class NewOptions:
     valid_target: Path | None = None
     valid_text: Path | None = None
     valid_labels: str | None = None
-    label_kind: str | None = None
+    others: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The options that say which data there is and how it is read; None: not given."""
+        return {name: value for name, value in vars(self).items() if name not in _NOT_DATA} | dict(self.others)
 
     def check_options(self) -> None:
         """Refuse options that have no effect alone, and a run directory that training would refuse.
@@ -78,7 +83,7 @@ class NewOptions:
     @property
     def command(self) -> str:
         """The command with these options."""
-        given = {name: value for name, value in vars(self).items() if value is not None and name not in _NOT_DATA}
+        given = {name: value for name, value in self.data.items() if value is not None}
         words = [word for name, value in given.items() for word in ("--" + name.replace("_", "-"), str(value))]
         return shlex.join(["clearhead", "new", self.task, *words])
 
@@ -354,7 +359,7 @@ def _text_of(file: Path) -> str:
 def _labelled_draft(
     options: NewOptions, read: Callable[[Mapping[str, Any], LabelledExamples | None], LabelledExamples]
 ) -> Draft:
-    given = vars(options)
+    given = options.data
     data = read(given, None)
     count = sum(map(bool, data.keys))
     _refuse_few(count, data.few or data.what, f"{options.text} has")
@@ -364,8 +369,9 @@ def _labelled_draft(
         train, valid, files = data.table, valid_data.table, dict[Path, Sequence[str]]()
     else:
         held, overlapping = draw(data.keys, data.groups), 0
+        marker = next(iter(data.table))
         lines = [json.dumps(data.record(row), ensure_ascii=False) for row in range(len(data.keys))]
         files = held.copies(options.folder, "jsonl", lines)
-        train, valid = ({"text": str(path), **data.columns} for path in files)
+        train, valid = ({marker: str(path), **data.columns} for path in files)
     examples = _Examples(data.what, count, survey(data.texts), held, train, valid, data.facts, files, overlapping)
     return examples.draft(options, _data_name(options), data)

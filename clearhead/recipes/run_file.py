@@ -111,33 +111,28 @@ def _toml(value: Value | Mapping[str, Value]) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-_COMMENTS: Mapping[str, str] = {
-    "task.mask_share": "of the tokens",
-    "task.whole_words": "true: all tokens of a word are masked",
-    "task.noise": "spans | infill",
-    "task.noise_share": "of the tokens",
-    "task.mean_span": "tokens in a span, on average",
-    "task.labels": "single_label | multi_label | regression",
-    "task.pool": "which states represent the text: first | mean | last",
-    "task.temperature": "what cosines are divided by: lower weighs hard negatives more",
-    "model.norm": "layer | rms",
-    "model.norm_place": "before or behind the branches: pre | post",
-    "model.positions": "sinusoidal | learned | rotary | alibi | buckets",
-    "model.activation": "relu | gelu | gelu_tanh | silu",
-    "model.gated": "true: the feed-forward network has a gate, a third matrix",
-    "model.qk_norm": "true: queries and keys are normed",
-    "model.bias": "true: linear maps have a bias",
-    "model.tie": "one table for all embeddings and the output: all | decoder | none",
-    "train.optimizer": "adam | adamw | muon",
-    "train.learning_rate": "the peak; lower it if the loss jumps",
-    "train.weight_decay": "of matrices",
-    "train.schedule": "paper | inverse-sqrt | cosine | linear | wsd | plateau | constant",
-    "train.warmup": "a share of the steps, or a number of them",
-    "train.label_smoothing": "the share of each label that goes to all others",
-    "train.clip": "the largest norm of a gradient",
-    "train.ema": "an average of the weights is validated and saved; closer to 1 is slower",
-    "train.average": "the last validated weights are averaged at the end, as RUN@averaged",
-    "train.bleu_sentences": "validation pairs that are translated for BLEU",
+# Comments on the keys that recipes have, in the order in which they stand in a run file.
+_MODEL: Mapping[str, str] = {
+    "norm": "layer | rms",
+    "norm_place": "before or behind the branches: pre | post",
+    "positions": "sinusoidal | learned | rotary | alibi | buckets",
+    "activation": "relu | gelu | gelu_tanh | silu",
+    "gated": "true: the feed-forward network has a gate, a third matrix",
+    "qk_norm": "true: queries and keys are normed",
+    "bias": "true: linear maps have a bias",
+    "tie": "one table for all embeddings and the output: all | decoder | none",
+}
+_TRAIN: Mapping[str, str] = {
+    "optimizer": "adam | adamw | muon",
+    "learning_rate": "the peak; lower it if the loss jumps",
+    "weight_decay": "of matrices",
+    "schedule": "paper | inverse-sqrt | cosine | linear | wsd | plateau | constant",
+    "warmup": "a share of the steps, or a number of them",
+    "label_smoothing": "the share of each label that goes to all others",
+    "clip": "the largest norm of a gradient",
+    "ema": "an average of the weights is validated and saved; closer to 1 is slower",
+    "average": "the last validated weights are averaged at the end, as RUN@averaged",
+    "bleu_sentences": "validation pairs that are translated for BLEU",
 }
 
 
@@ -151,7 +146,7 @@ def run_file_text(plan: DataPlan, recipe: Recipe, choice: Choice) -> str:
     """
     task, recipe = find(plan.task), _without(recipe, plan.unfit)
     tables = {
-        "task": [KeyLine("kind", plan.task), *_init(choice), *_commented("task", _task_keys(plan, recipe))],
+        "task": [KeyLine("kind", plan.task), *_init(choice), *_commented(_task_keys(plan, recipe), task.new.comments)],
         "data": _data(plan, task, choice),
         "tokenizer": _tokenizer(plan, task, recipe, choice) if choice.start is None else [],
         "model": [] if choice.size is None else _model(recipe, task, choice.size),
@@ -205,11 +200,10 @@ def _export_note(saved_as: str) -> str:
     return "No Hugging Face architecture can express this model: `clearhead convert --to hf` refuses it."
 
 
-def _commented(table: str, values: Mapping[str, Value]) -> list[KeyLine]:
-    """Return the keys in the order of their comments."""
-    order = list(_COMMENTS)
-    keys = sorted(values, key=lambda key: order.index(f"{table}.{key}"))
-    return [KeyLine(key, values[key], _COMMENTS[f"{table}.{key}"]) for key in keys]
+def _commented(values: Mapping[str, Value], comments: Mapping[str, str]) -> list[KeyLine]:
+    """Return the keys in the order of their comments, those without one behind them."""
+    keys = [*(key for key in comments if key in values), *(key for key in values if key not in comments)]
+    return [KeyLine(key, values[key], comments.get(key, "")) for key in keys]
 
 
 def _task_keys(plan: DataPlan, recipe: Recipe) -> Mapping[str, Value]:
@@ -258,7 +252,7 @@ def _model(recipe: Recipe, task: Task, size: Size) -> list[KeyLine]:
         KeyLine("width", size.width),
         KeyLine("heads", size.heads, "must divide the width"),
         KeyLine("feedforward", size.feedforward, hidden),
-        *_commented("model", recipe.model.keys),
+        *_commented(recipe.model.keys, _MODEL),
         KeyLine("dropout", size.dropout, "more where there is little data"),
     ]
 
@@ -274,7 +268,7 @@ def _train(plan: DataPlan, recipe: Recipe, task: Task, choice: Choice) -> list[K
         KeyLine("steps", choice.steps, choice.steps_note),
         *([] if choice.minutes is None else [KeyLine("planned_minutes", choice.minutes, _PLANNED)]),
         KeyLine("batch_tokens", batch_tokens, task.new.batch),
-        *_commented("train", values),
+        *_commented(values, _TRAIN),
         KeyLine("precision", "auto", "auto | fp32 | bf16"),
         KeyLine("device", "auto", "auto | cpu | cuda | mps"),
         KeyLine("seed", 1, "of weights, order and dropout"),

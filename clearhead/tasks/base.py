@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from clearhead.errors import InputError
+
 Family = Literal["encoder", "decoder", "encoder-decoder"]
 Outputs = Literal["vocabulary", "labels", "token_labels", "span", "vector"]
 """What a head returns: scores of the vocabulary, of the labels of a text, of the labels of each token, of each token as
@@ -91,6 +93,7 @@ class NewWords:
         needed, optional: the names of its data options.
         longer: what happens to sequences that are too long.
         batch: what a batch counts.
+        comments: on keys of [task] in a run file, in the order in which they stand there.
     """
 
     does: str
@@ -100,6 +103,7 @@ class NewWords:
     optional: tuple[str, ...]
     longer: str
     batch: str = "padded tokens in one batch: less if memory is short"
+    comments: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,11 +112,18 @@ class EvaluateWords:
 
     Attributes:
         data: the names of those that name its data.
+        measures: what is measured, for the help.
         optional: the names of the others that it takes, and those of `Model.evaluate` alone.
     """
 
     data: tuple[str, ...]
+    measures: str
     optional: tuple[str, ...] = ("batch_size",)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all options."""
+        return *self.data, *self.optional
 
 
 @dataclass(frozen=True)
@@ -126,14 +137,18 @@ class Task:
         new, evaluate: its words in these commands.
         used_with: the command that uses a trained model, behind `clearhead`; "{run}" stands for its name.
         recipes: by amount of data, the smallest first.
+        options: the help of its own options that name data, by their names; each is a text.
         score: the name of the score of a validation.
         scores_translations: whether it is computed from translations of some sentences ([train] bleu_sentences).
+        learns_head: whether the head is learned from nothing, as its outputs are what no text has: labels, borders of
+            spans, numbers.
+        smooths_labels: whether its loss has a use for [train] label_smoothing.
         writes: whether its models write text token by token.
         continues: whether that text continues the input.
         is_paired: whether its data are pairs of texts, line by line.
         has_two_vocabularies: whether its two texts may have a tokenizer each.
         measured_on_pairs_as: the task whose measures it has for pairs of texts; empty: it has none for them.
-        home: the package of its parts; empty: its folder here.
+        home: the package of its parts, for a task that is not of this package; empty: its folder here.
     """
 
     kind: str
@@ -143,8 +158,11 @@ class Task:
     evaluate: EvaluateWords
     used_with: str
     recipes: tuple[Recipe, ...]
+    options: Mapping[str, str] = field(default_factory=dict)
     score: str = "score"
     scores_translations: bool = False
+    learns_head: bool = False
+    smooths_labels: bool = True
     writes: bool = False
     continues: bool = False
     is_paired: bool = False
@@ -153,18 +171,24 @@ class Task:
     home: str = ""
 
     def part(self, name: Literal["data", "use", "train"]) -> Any:
-        """Return the module of its data, of its use and measures, or of its training; only then it is imported."""
-        return importlib.import_module(f"{self.home or f'clearhead.tasks.{self.kind}'}.{name}")
+        """Return the module of its data, of its use and measures, or of its training; only then it is imported.
+
+        Raises:
+            InputError: another package has the task, and the module cannot be imported.
+        """
+        if not self.home:
+            return importlib.import_module(f"clearhead.tasks.{self.kind}.{name}")
+        try:
+            return importlib.import_module(f"{self.home}.{name}")
+        except ImportError as error:
+            raise InputError(
+                f"the task '{self.kind}' cannot be used: {error}; update the package {self.home}"
+            ) from error
 
     @property
     def has_labels(self) -> bool:
         """Whether the outputs are scores of named labels."""
         return self.outputs in ("labels", "token_labels")
-
-    @property
-    def learns_head(self) -> bool:
-        """Whether the head is learned from nothing, as outputs are that no text has: labels, and borders of spans."""
-        return self.has_labels or self.outputs == "span"
 
     def recipe(self, amount: int) -> Recipe:
         """Return the recipe for an amount of data: texts, pairs or sentences, or characters of running text."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue, ValidationError
 from pydantic_core import PydanticKnownError
 
 from clearhead.errors import InputError
 from clearhead.printing import Printed
-from clearhead.tasks.registry import kinds
+from clearhead.tasks.registry import kinds, no_task
 
 
 def _known(kind: str) -> str:
@@ -57,7 +57,7 @@ class Reading(Printed, BaseModel):
 
     form: str
     ending: str = ""
-    keys: dict[str, str | int] = {}
+    keys: dict[str, JsonValue] = {}
 
 
 class TaskRecord(Printed, BaseModel):
@@ -76,6 +76,7 @@ class TaskRecord(Printed, BaseModel):
         reading: how its training data was read, which is how evaluation data is read; None: not known.
         answer_tokens: tokens of the longest answer of the training data; None: not known.
         inner_signs, sign_runs: how raw text is split into words as in training; see `WordSplitter`.
+        facts: what else a task of another package remembers of its training.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -93,6 +94,7 @@ class TaskRecord(Printed, BaseModel):
     answer_tokens: int | None = None
     inner_signs: str = ""
     sign_runs: tuple[str, ...] = ()
+    facts: dict[str, JsonValue] = {}
 
     def to_json(self) -> str:
         """Write the record as JSON."""
@@ -109,5 +111,7 @@ class TaskRecord(Printed, BaseModel):
             return cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
+            if first["loc"] == ("kind",) and first["type"] == "literal_error":
+                raise InputError(f"{name}: {no_task(first['input'])}") from None
             place = ".".join(map(str, first["loc"])) or "the file"
             raise InputError(f"{name}: not a task record: {place}: {first['msg'].lower()}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from functools import cache
 from importlib import metadata
 from typing import Final
@@ -34,22 +35,40 @@ def find(kind: str) -> Task:
         return found
     point = next((point for point in metadata.entry_points(group=ENTRY_POINTS) if point.name == kind), None)
     if point is None:
-        raise InputError(
-            f"there is no task '{kind}'{nearest(kind, kinds())}; the tasks are {', '.join(kinds())}, and those of "
-            "installed packages"
-        )
+        raise InputError(no_task(kind))
     try:
         loaded: object = point.load()
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"the task '{kind}' of {point.value} cannot be loaded: {error}") from None
+    except Exception as error:  # noqa: BLE001 - the code of another package
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(
+            f"the task '{kind}' of {point.value} cannot be loaded ({reason}); update its package"
+        ) from None
     if not isinstance(loaded, Task) or loaded.kind != kind:
-        raise InputError(f"{point.value} is not the task '{kind}': expected an instance of clearhead.tasks.base.Task")
+        raise InputError(
+            f"{point.value} is not the task '{kind}': expected a clearhead.tasks.base.Task of this kind; update "
+            "its package"
+        )
     return loaded
 
 
+def no_task(kind: str) -> str:
+    """Return what is wrong with the name of a task that there is not."""
+    return (
+        f"there is no task '{kind}'{nearest(kind, kinds())}; the tasks are {', '.join(kinds())}: another one needs the "
+        "package that has it"
+    )
+
+
+@cache
 def every() -> tuple[Task, ...]:
-    """Return all tasks."""
-    return tuple(map(find, kinds()))
+    """Return all tasks; one whose package cannot be imported is left out with a warning."""
+    tasks = []
+    for kind in kinds():
+        try:
+            tasks.append(find(kind))
+        except InputError as error:
+            warnings.warn(f"{error}", stacklevel=2)
+    return tuple(tasks)
 
 
 def with_outputs(outputs: Outputs, family: Family | None = None) -> tuple[Task, ...]:

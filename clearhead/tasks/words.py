@@ -12,4 +12,5 @@ TEXTS: Final = """  corpus.txt          a text file
   corpus.jsonl        {"text": "..."} in each line, which is a document"""
 TEXT_OPTIONS: Final = (("text",), ("text_column", "document", "pattern", "valid_text"))
 LONGER_TEXT: Final = "longer documents are cut into windows"
+POOL: Final = {"pool": "which states represent the text: first | mean | last"}
 EVALUATED_TEXT: Final = ("text_column", "document", "pattern", "batch_size")

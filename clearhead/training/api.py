@@ -10,6 +10,7 @@ from typing import Any
 from clearhead.arguments import checked
 from clearhead.data.sources.examples import json_lines, json_lines_entry
 from clearhead.data.sources.tables import Examples
+from clearhead.data.sources.texts import TextTable
 from clearhead.errors import InputError, RunFailure, nearest
 from clearhead.files import read_text_file
 from clearhead.runs.checkpoint import checkpoint_steps
@@ -41,8 +42,8 @@ def train(
         data: examples in place of files: "train" and, where the run file's share should not be held out, "valid". An
             example is (source, target) for translate and embed; a text for generate, fill and denoise; (text, label)
             or (text, second text, label) for classify; (words, tags) for tag; (question, context, answer, start) for
-            answer, both None where the context holds none. They are written into the run directory, so a resumed run
-            needs them no more.
+            answer, both None where the context holds none; the page of a task of another package says its own. They are
+            written into the run directory, so a resumed run needs them no more.
 
     Returns:
         where the run is and how it ended; its `load()` gives the model.
@@ -70,8 +71,9 @@ def train(
     tables = parse_tables(text, name, changes)
     kind, folder = str(tables.get("task", {}).get("kind")), Path(str(tables.get("train", {}).get("run", ""))) / "data"
     data = _with_share(data, tables.get("data", {}).get("valid"))
+    form = data_of(kind).forms[0] if kind in kinds() else TextTable
     files = {folder / f"{split}.jsonl": _examples(split, examples, kind) for split, examples in data.items()}
-    entries = [f"data.{path.stem}={toml_value(json_lines_entry(rows, path))}" for path, rows in files.items()]
+    entries = [f"data.{path.stem}={toml_value(json_lines_entry(rows, path, form))}" for path, rows in files.items()]
     return _train_on(parse_run_file(text, name, [*changes, *entries]), files)
 
 

@@ -69,11 +69,14 @@ def next_commands(run: Path, run_file: RunFile) -> list[str]:
 
 def _evaluation_data(run_file: RunFile) -> str:
     """Return the options of `clearhead evaluate` for the validation data, or for files that the user has."""
-    table, task = run_file.data.valid, find(run_file.task.kind)
-    if isinstance(table, Form) and table.marker() == task.evaluate.data[0]:
-        values = table.model_dump(exclude_none=True, exclude={"pattern"})
-        given = {"text_column" if name == "field" else name: value for name, value in values.items()}
+    table, words = run_file.data.valid, find(run_file.task.kind).evaluate
+    if isinstance(table, Form) and table.marker() == words.data[0]:
+        values = dict(table)
+        values["text_column"] = values.pop("field", values.get("text_column"))
+        # What is no option of the command is read as in training, and so is a pattern.
+        names = {*words.names} - {"pattern"}
+        given = {name: value for name, value in values.items() if name in names and value is not None}
     else:
-        given = {name: "COLUMN" if name == "labels" else "FILE" for name in task.evaluate.data}
+        given = {name: "COLUMN" if name == "labels" else "FILE" for name in words.data}
     options = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in given.items()]
     return " ".join(options)

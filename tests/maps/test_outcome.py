@@ -115,7 +115,13 @@ def test_a_wrong_choice_is_refused(name: str, of: Chosen, message: str) -> None:
 
 @pytest.mark.parametrize(
     "record",
-    [TaskRecord(kind="embed"), TaskRecord(kind="answer"), TaskRecord(kind="classify", label_kind="regression")],
+    [
+        TaskRecord(kind="embed"),
+        TaskRecord(kind="answer"),
+        TaskRecord(kind="classify", label_kind="regression"),
+        # The scores of a task of another package need no names.
+        TaskRecord(kind="classify"),
+    ],
 )
 def test_a_model_without_probabilities_is_refused(record: TaskRecord) -> None:
     with pytest.raises(InputError, match="gives no probabilities of tokens or labels"):

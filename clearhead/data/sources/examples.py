@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clearhead.data.sources.run_file_tables import Form
 from clearhead.data.sources.tables import Examples
 from clearhead.errors import InputError
 
@@ -57,14 +58,18 @@ def json_lines(examples: Examples) -> str:
     return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in examples.records)
 
 
-def json_lines_entry(examples: Examples, path: Path) -> dict[str, str]:
-    """Return the entry of [data] in a run file that reads examples from a file of their JSON lines."""
+def json_lines_entry(examples: Examples, path: Path, form: type[Form]) -> dict[str, str]:
+    """Return the entry of [data] in a run file that reads examples from a file of their JSON lines.
+
+    Args:
+        examples: of the file.
+        path: of the file.
+        form: in which a file of a task is named, by the first of its keys.
+    """
     if "source" in examples.columns:
         return {"jsonl": str(path)}
-    return {
-        "text": str(path),
-        **{role: field for role, field in examples.columns.items() if role in ("labels", "pair")},
-    }
+    marker, *keys = form.model_fields
+    return {marker: str(path), **{role: field for role, field in examples.columns.items() if role in keys}}
 
 
 def _size(values: object) -> int | None:

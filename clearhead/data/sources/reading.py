@@ -23,7 +23,7 @@ def reading_of(table: Mapping[str, Any]) -> Reading:
     form, ending = _kind(table)
     # Beside plain text these are files of their own.
     files = ("labels", "pair") if form == "text" and not ending else ()
-    keys = {key: value for key, value in table.items() if key not in _NAMES and key not in files}
+    keys = {key: value for key, value in table.items() if key not in _NAMES and key not in (form, *files)}
     return Reading(form=form, ending=ending, keys=keys)
 
 
@@ -47,6 +47,6 @@ def read_alike(table: Mapping[str, Any], reading: Reading | None) -> dict[str, A
 
 def _kind(table: Mapping[str, Any]) -> tuple[str, str]:
     """Return the form of a table, and the ending of a text file that has columns or fields."""
-    form = next((form for form in _FORMS if form in table), "")
+    form = next((form for form in _FORMS if form in table), next(iter(table), ""))
     ending = next((one for one in _ENDINGS if form == "text" and has_ending(str(table[form]), one)), "")
     return form, ending

@@ -41,8 +41,9 @@ TASK: Final = Task(
         ("valid_text",),
         longer="longer contexts are read in windows that overlap",
     ),
-    evaluate=EvaluateWords(("text",)),
+    evaluate=EvaluateWords(("text",), "exact match and F1"),
     used_with="answer {run} --question TEXT --context-file FILE",
     recipes=_RECIPES,
     score="F1",
+    learns_head=True,
 )

@@ -7,6 +7,7 @@ from typing import Final
 
 from clearhead.tasks.base import EvaluateWords, NewWords, Recipe, Size, Task, Value
 from clearhead.tasks.recipe_parts import ENCODER, MUON
+from clearhead.tasks.words import POOL
 
 _TRAIN: Final[Mapping[str, Value]] = {
     **MUON, "batch_tokens": 2048, "learning_rate": 3e-3, "weight_decay": 0.1, "label_smoothing": 0.1,
@@ -46,8 +47,13 @@ TASK: Final = Task(
         ("text", "labels"),
         ("label_kind", "text_column", "pair", "valid_text", "valid_labels"),
         longer="longer texts are truncated",
+        comments={"labels": "single_label | multi_label | regression", **POOL},
     ),
-    evaluate=EvaluateWords(("text", "labels"), ("text_column", "pair", "plot", "batch_size")),
+    evaluate=EvaluateWords(
+        ("text", "labels"), "accuracy and macro F1, or Spearman", ("text_column", "pair", "plot", "batch_size")
+    ),
     used_with="classify {run} FILE",
     recipes=_RECIPES,
+    options={"label_kind": "single_label, multi_label or regression; by default what fits the labels."},
+    learns_head=True,
 )

@@ -37,8 +37,13 @@ TASK: Final = Task(
         TEXTS,
         *TEXT_OPTIONS,
         longer=LONGER_TEXT,
+        comments={
+            "noise": "spans | infill",
+            "noise_share": "of the tokens",
+            "mean_span": "tokens in a span, on average",
+        },
     ),
-    evaluate=EvaluateWords(("text",), EVALUATED_TEXT),
+    evaluate=EvaluateWords(("text",), "loss, perplexity, accuracy", EVALUATED_TEXT),
     # For other tasks to start from.
     used_with="new translate --source FILE --target FILE --init {run}",
     recipes=_RECIPES,

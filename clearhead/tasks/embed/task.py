@@ -7,7 +7,7 @@ from typing import Final
 
 from clearhead.tasks.base import EvaluateWords, NewWords, Recipe, Size, Task, Value
 from clearhead.tasks.recipe_parts import ENCODER, MUON
-from clearhead.tasks.words import LONGER_PAIRS, PAIR_OPTIONS, TWO_FILES
+from clearhead.tasks.words import LONGER_PAIRS, PAIR_OPTIONS, POOL, TWO_FILES
 
 _TRAIN: Final[Mapping[str, Value]] = {
     **MUON, "batch_tokens": 4096, "learning_rate": 4e-3, "weight_decay": 0.1, "metric": "score",
@@ -40,10 +40,14 @@ TASK: Final = Task(
         *PAIR_OPTIONS,
         longer=LONGER_PAIRS,
         batch="rows times the longest text: a pair is compared with all others of its batch, so more is harder",
+        comments={**POOL, "temperature": "what cosines are divided by: lower weighs hard negatives more"},
     ),
-    evaluate=EvaluateWords(("source", "target"), ("labels", "similarities", "batch_size")),
+    evaluate=EvaluateWords(
+        ("source", "target"), "recall@1; with --labels F: Spearman", ("labels", "similarities", "batch_size")
+    ),
     used_with="embed {run} FILE",
     recipes=_RECIPES,
     score="recall@1",
+    smooths_labels=False,
     is_paired=True,
 )

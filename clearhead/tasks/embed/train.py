@@ -44,8 +44,6 @@ class Training(PairTraining):
     def parts(self) -> TaskParts[ContrastiveBatch]:
         """As of `TaskTraining`."""
         setup, train = self.setup, self.run_file.train
-        if train.label_smoothing:
-            raise InputError("[train] label_smoothing has no effect for the task 'embed'; remove it")
         tokenizer = setup.find_tokenizer(lambda: self.train_tokenizers(joint=True).source)
         stores = self._stores(tokenizer)
         store = stores.train

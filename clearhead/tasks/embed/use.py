@@ -24,6 +24,7 @@ from clearhead.evaluate.retrieval import check_pairs, recall_at
 from clearhead.predict.outputs import encode_sides, max_input_length, pooled_outputs
 from clearhead.tasks.embed.batches import positive_groups
 from clearhead.tasks.record import TaskRecord
+from clearhead.tasks.registry import find
 from clearhead.tasks.use import pairs_of
 from clearhead.text.tokenizer import Tokenizer
 
@@ -107,7 +108,7 @@ def check_vectors(record: TaskRecord) -> None:
     Raises:
         InputError: the outputs are label scores; the message says how to train an embedding model.
     """
-    if record.labels or record.label_kind is not None:
+    if find(record.kind).has_labels:
         raise InputError(
             f"this model was trained to '{record.kind}', so what it makes of a text are scores of labels, no vector: "
             'train it with [task] kind = "embed" and init = "…", the path of this model'

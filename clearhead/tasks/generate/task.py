@@ -37,7 +37,7 @@ TASK: Final = Task(
         *TEXT_OPTIONS,
         longer="a block; longer documents are cut into blocks",
     ),
-    evaluate=EvaluateWords(("text",), ("window", "stride", *EVALUATED_TEXT)),
+    evaluate=EvaluateWords(("text",), "loss, perplexity, bits per byte", ("window", "stride", *EVALUATED_TEXT)),
     used_with="generate {run} --prompt TEXT",
     recipes=_RECIPES,
     writes=True,

@@ -39,8 +39,9 @@ TASK: Final = Task(
         ("valid_text",),
         longer="longer sentences are read in several chunks",
     ),
-    evaluate=EvaluateWords(("text",)),
+    evaluate=EvaluateWords(("text",), "entity-level F1"),
     used_with="tag {run} FILE",
     recipes=_RECIPES,
     score="entity F1",
+    learns_head=True,
 )

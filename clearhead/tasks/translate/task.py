@@ -42,6 +42,7 @@ TASK: Final = Task(
     ),
     evaluate=EvaluateWords(
         ("source", "target"),
+        "BLEU, chrF, loss, perplexity",
         (
             *("tokenize", "lowercase", "beam_size", "length_penalty", "from_language", "to_language"),
             *("output", "batch_size"),

@@ -198,7 +198,9 @@ def _unknown_key(address: Address, raw: Mapping[str, Any], kind: str | None) -> 
 
 def only_for(kind: str | None, homes: Iterable[str]) -> str:
     """Return what is wrong with a key that only other tasks have, such as "has no effect for the task 'fill', ..."."""
-    return f"has no effect for the task '{kind}', only for {' and '.join(map(repr, homes))}; remove it"
+    *others, last = map(repr, homes)
+    tasks = f"{', '.join(others)} and {last}" if others else last
+    return f"has no effect for the task '{kind}', only for {tasks}; remove it"
 
 
 def _other_table(name: str, kind: str | None) -> str:

@@ -196,8 +196,10 @@ def _snapshots(run: RunFile) -> Iterator[Fault]:
 
 
 def _validation(run: RunFile) -> Iterator[Fault]:
-    train = run.train
-    if not find(run.task.kind).scores_translations:
+    train, task = run.train, find(run.task.kind)
+    if train.label_smoothing and not task.smooths_labels:
+        yield _fault("train.label_smoothing", f"has no effect for the task '{task.kind}'; remove it")
+    if not task.scores_translations:
         if train.bleu_sentences is not None:
             yield _fault("train.bleu_sentences", f"has no effect for the task '{run.task.kind}'; remove it")
         if train.early_stop is not None and train.early_stop.metric == "bleu":

@@ -24,6 +24,8 @@ from clearhead.tasks.record import TaskRecord
         ({"tsv": "a.tsv", "source_column": 3}, {"tsv": "b.tsv"}, {"source_column": 3}),
         ({"source": "a.de", "target": "a.en"}, {"source": "b.de", "target": "b.en"}, {}),
         ({"dataset": "d", "split": "train", "field": "body"}, {"text": "b.jsonl"}, {}),
+        # A form of another package.
+        ({"rated": "a.tsv", "loud": True, "at": [1, 2]}, {"rated": "b.tsv"}, {"loud": True, "at": [1, 2]}),
     ],
 )  # fmt: skip
 def test_what_is_not_given_is_as_in_training(

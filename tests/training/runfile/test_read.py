@@ -205,6 +205,11 @@ def test_faulty_override_is_quoted(override: str, expected: str) -> None:
         (with_keys("train", "accumulate = 0"), 9, "accumulate must be at least 1"),
         (with_keys("train", "early_stop = { patience = 0 }"), 9, "patience must be at least 1"),
         (with_keys("train", "label_smoothing = 1.0"), 9, "must be below 1, received the number 1.0"),
+        (
+            with_keys("train", "label_smoothing = 0.1").replace('"translate"', '"embed"'),
+            9,
+            "[train] label_smoothing has no effect for the task 'embed'; remove it",
+        ),
         (with_keys("data", "max_length = 1"), 4, "must be at least 2, received the number 1"),
         ("task = 3\n" + MINIMAL.replace('[task]\nkind = "translate"\n', ""), 1, "[task] must be a table"),
         (with_keys("model", "width = 130", "heads = 4"), 13, "heads must divide the width: 130 is not a multiple of 4"),

@@ -1,0 +1,1 @@
+"""A task for clearhead: the rating of a text, which is a number."""

@@ -1,0 +1,128 @@
+"""The data of the task: its tables of a run file, and the rows that they name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal
+
+from pydantic import Field
+
+from clearhead.data.sources.examples import ListedExamples
+from clearhead.data.sources.run_file_tables import Filled, Form, Section, has_ending, parse_table, user_path
+from clearhead.data.sources.tables import WHOLE, DelimitedFile, JsonLinesFile, Share, Table, TableSource, read_table
+from clearhead.errors import InputError, json_text
+from clearhead.tasks.data import DataSection, LabelledExamples, PooledSection, TaskData
+
+
+class Bounds(Section):
+    """The least and the greatest number that a text can have; None: any."""
+
+    least: float | None = None
+    most: float | None = None
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The same, with infinity for any."""
+        return -math.inf if self.least is None else self.least, math.inf if self.most is None else self.most
+
+
+ANY: Final = Bounds()
+
+
+class RateTask(PooledSection):
+    """The [task] table: kind, init and pool are in its base."""
+
+    loss: Literal["absolute", "squared"] = "absolute"
+
+
+class RateData(DataSection):
+    """The [data] table: train, valid and max_length are in its base."""
+
+    least: float | None = None
+    most: float | None = None
+
+    @property
+    def bounds(self) -> Bounds:
+        """The least and the greatest number that a text can have."""
+        return Bounds(least=self.least, most=self.most)
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """As of `DataSection`."""
+        least, most = self.bounds.limits
+        if least >= most:
+            yield "most", f"= {most:g} must be above least = {least:g}"
+
+
+class RatedText(Form):
+    """How [data] names training and validation data: { text = "ratings.tsv", number = "stars" }."""
+
+    text: Filled = Field(examples=["train.tsv"])
+    number: Filled = "number"
+
+    def as_source(self) -> TableSource:
+        """Return the source of texts and numbers."""
+        path, columns = user_path(self.text), {"text": "text", "number": self.number}
+        if has_ending(path, ".tsv"):
+            return DelimitedFile(path, columns, keys={"number": "number"})
+        if has_ending(path, ".jsonl"):
+            return JsonLinesFile(path, columns, raw=("number",), keys={"number": "number"})
+        raise InputError(f"{path}: expected a name that ends in .tsv or .jsonl")
+
+
+def parse_rated(table: Mapping[str, Any]) -> TableSource:
+    """Return the source that a table of [data] means."""
+    return parse_table(table, (RatedText,)).as_source()
+
+
+def read_rated(source: TableSource, share: Share = WHOLE, bounds: Bounds = ANY) -> Table:
+    """Read texts, and their numbers as floats.
+
+    Args:
+        source: where they are.
+        share: from which to which share of them, 0 to 1.
+        bounds: of the numbers.
+
+    Raises:
+        InputError: a number is none, or out of bounds.
+    """
+    rows = read_table(source, share, what="rated text")
+    numbers = [_number(value, rows.place(index), bounds) for index, value in enumerate(rows["number"])]
+    return Table({"text": rows["text"], "number": numbers}, rows.numbers, rows.where)
+
+
+def _number(value: object, place: str, bounds: Bounds) -> float:
+    try:
+        number = float(value) if isinstance(value, str | int | float) else math.nan
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"{place}: the number is {json_text(value)}; expected a finite number")
+    least, most = bounds.limits
+    if not least <= number <= most:
+        raise InputError(f"{place}: the number is {number:g}; expected {least:g} to {most:g}, as [data] says")
+    return number
+
+
+def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> LabelledExamples:
+    """Read what the options of `clearhead new` name."""
+    table = {name: str(options[name]) for name in ("text", "number") if options[name] is not None}
+    rows = read_rated(parse_rated(table))
+    texts, numbers = rows["text"], rows["number"]
+    return LabelledExamples(
+        table=table,
+        what="texts",
+        texts=[(text,) for text in texts],
+        keys=[[text.strip()] if text.strip() else [] for text in texts],
+        record=lambda row: {"text": texts[row], "number": numbers[row]},
+        facts=f"; numbers from {min(numbers):g} to {max(numbers):g}",
+    )
+
+
+DATA: Final = TaskData(
+    task=RateTask,
+    forms=(RatedText,),
+    examples=ListedExamples(({"text": "text", "number": "number"},), raw=("number",)),
+    data=RateData,
+    labelled=_labelled,
+)
