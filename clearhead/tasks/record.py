@@ -113,5 +113,5 @@ class TaskRecord(Printed, BaseModel):
             first = error.errors(include_url=False)[0]
             if first["loc"] == ("kind",) and first["type"] == "literal_error":
                 raise InputError(f"{name}: {no_task(first['input'])}") from None
-            place = ".".join(map(str, first["loc"])) or "the file"
-            raise InputError(f"{name}: not a task record: {place}: {first['msg'].lower()}") from None
+            field = ".".join(map(str, first["loc"])) or "the file"
+            raise InputError(f"{name}: not a task record: {field}: {first['msg'].lower()}") from None

@@ -31,8 +31,8 @@ def find(kind: str) -> Task:
         InputError: there is none, or the package that has it cannot be imported.
     """
     if kind in BUILT_IN:
-        found: Task = importlib.import_module(f"clearhead.tasks.{kind}.task").TASK
-        return found
+        built_in: Task = importlib.import_module(f"clearhead.tasks.{kind}.task").TASK
+        return built_in
     point = next((point for point in metadata.entry_points(group=ENTRY_POINTS) if point.name == kind), None)
     if point is None:
         raise InputError(no_task(kind))
