@@ -195,7 +195,7 @@ def _check_options(ref: str, options: Sequence[str]) -> Task:
 
 def _data(task: Task, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the [data] table of a run file that names the same data."""
-    from clearhead.data.sources.labelled import labelled_table
+    from clearhead.tasks.classify.data import labelled_table
 
     if "labels" in task.evaluate.data:
         labelled = {"labels": None, "text_column": None, "pair": None, **given}

@@ -252,13 +252,16 @@ def _endings(source: Path, target: Path) -> tuple[str, str]:
 
 
 def _text_draft(options: NewOptions) -> Draft:
-    from clearhead.data.sources.texts import measure, parse_text_source
+    from clearhead.data.sources.run_file_tables import parse_table
+    from clearhead.data.sources.texts import TEXT_FORMS, measure
 
     task, text = options.task, options.text
     assert text is not None, "the options were checked"
     form = {} if options.text_column is None else {"field": options.text_column}
     train = form | ({} if options.pattern is None else {"pattern": options.pattern})
-    found = survey_text(chunk.text for chunk in parse_text_source({"text": str(text), **train}).chunks())
+    found = survey_text(
+        chunk.text for chunk in parse_table({"text": str(text), **train}, TEXT_FORMS).as_source().chunks()
+    )
     if found.num_characters < LEAST_CHARACTERS:
         raise InputError(f"{text} has {found.num_characters} characters; training needs at least {LEAST_CHARACTERS}")
     document = {"document": options.document or found.document}
@@ -274,7 +277,7 @@ def _text_draft(options: NewOptions) -> Draft:
     num_held: float = 0
     if options.valid_text is not None:
         valid, note = {"text": str(options.valid_text), **(train if options.valid_text.is_dir() else form)}, ""
-        measure(parse_text_source(valid))
+        measure(parse_table(valid, TEXT_FORMS).as_source())
         overlapping = num_overlapping(_line_keys(_lines(table)), _line_keys(_lines(valid))) if are_lines else 0
         if overlapping:
             note = _overlap_note(overlapping, "lines")
@@ -322,9 +325,10 @@ def _pieces(table: Mapping[str, Value], found: TextSurvey) -> list[list[str]]:
 
 
 def _lines(table: Mapping[str, Value]) -> list[str]:
-    from clearhead.data.sources.texts import parse_text_source
+    from clearhead.data.sources.run_file_tables import parse_table
+    from clearhead.data.sources.texts import TEXT_FORMS
 
-    return [chunk.text for chunk in parse_text_source(table).chunks()]
+    return [chunk.text for chunk in parse_table(table, TEXT_FORMS).as_source().chunks()]
 
 
 def _line_keys(lines: Iterable[str]) -> list[list[str]]:

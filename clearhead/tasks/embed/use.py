@@ -133,8 +133,8 @@ def vector_width(module: Transformer) -> int:
 
 def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> Float32[ndarray, "texts width"]:
     """Return the vector of each text; see `Model.embed`."""
-    found: Float32[ndarray, "texts width"] = model.embed(list(texts), batch_size=batch_size)
-    return found
+    vectors_ND: Float32[ndarray, "texts width"] = model.embed(list(texts), batch_size=batch_size)
+    return vectors_ND
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -201,5 +201,5 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: No
         raise InputError("there is 1 pair, whose texts find each other in any case: give at least 2 pairs")
     first_ND, second_ND = (model.embed(side, batch_size=options.batch_size) for side in (firsts, seconds))
     # Pairs that share a text are right answers to each other, as in training.
-    found = recall_at(first_ND, second_ND, groups=positive_groups(zip(firsts, seconds, strict=True)))
-    return RecallMeasures(found.mean, found.forward, found.backward, len(firsts))
+    recall = recall_at(first_ND, second_ND, groups=positive_groups(zip(firsts, seconds, strict=True)))
+    return RecallMeasures(recall.mean, recall.forward, recall.backward, len(firsts))

@@ -11,7 +11,7 @@ from typing import Any
 from clearhead.data.sources.pairs import same_sides
 from clearhead.evaluate.options import Evaluated, EvaluateOptions, Notify
 from clearhead.evaluate.result import Measures, aligned
-from clearhead.evaluate.text_loss import target_loss
+from clearhead.evaluate.text_loss import TextLoss, target_loss
 from clearhead.evaluate.translations import bleu_chrf, join_segments
 from clearhead.generate.translation import longest_sentence
 from clearhead.tasks.use import finite, pairs_of
@@ -60,8 +60,8 @@ class TranslationMeasures(Measures):
 
 def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) -> list[str]:
     """Return the best translation of each text; see `Model.translate`."""
-    found: list[str] = model.translate(list(texts), batch_size=batch_size)
-    return found
+    translations: list[str] = model.translate(list(texts), batch_size=batch_size)
+    return translations
 
 
 def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: Notify) -> TranslationMeasures:
@@ -72,32 +72,18 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: No
     refuse_enormous(references, None, "reference")
     notify("; ".join(filter(None, [f"translating {len(sources)} lines", same_sides(table)])))
     started = time.perf_counter()
-    found = model.translate(
+    translations = model.translate(
         sources, beam_size=options.beam_size, length_penalty=options.length_penalty, batch_size=options.batch_size
     )
     seconds = time.perf_counter() - started
     is_segmented = model.tokenizers.target.kind == "split"
     scores = bleu_chrf(
-        found,
+        translations,
         [join_segments(line) for line in references] if is_segmented else references,
         tokenize=options.tokenize or ("none" if is_segmented else "13a"),
         lowercase=options.lowercase,
     )
-    # An empty source is not translated, so that its reference has no loss.
-    pairs = [pair for pair in zip(sources, references, strict=True) if pair[0].strip()]
-    source, target, special = model.tokenizers.source, model.tokenizers.target, model.special_tokens
-    most = longest_sentence(model.module, model.task.max_length)
-    # Of sources that are too long, `translate` warned.
-    source_ids, _ = encode_start(source, [pair[0] for pair in pairs], most - len(special.for_source([])))
-    target_ids, is_cut = encode_start(target, [pair[1] for pair in pairs], most - len(special.for_target([])))
-    warn_of_long_texts(sum(is_cut), most)
-    loss = target_loss(
-        model.tree,
-        [special.for_source(ids) for ids in source_ids],
-        [special.for_target(ids) for ids in target_ids],
-        pad_id=target.pad_id,
-        batch_size=options.batch_size,
-    )
+    loss = _reference_loss(model, sources, references, options.batch_size)
     return TranslationMeasures(
         bleu=scores.bleu,
         chrf=scores.chrf,
@@ -108,5 +94,25 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions, notify: No
         seconds=seconds,
         sentences=len(sources),
         sentences_per_second=len(sources) / seconds,
-        translations=found,
+        translations=translations,
+    )
+
+
+def _reference_loss(
+    model: Evaluated, sources: Sequence[str], references: Sequence[str], batch_size: int | None
+) -> TextLoss:
+    """Return the loss of the references; an empty source is not translated, so that its reference has none."""
+    pairs = [pair for pair in zip(sources, references, strict=True) if pair[0].strip()]
+    source, target, special = model.tokenizers.source, model.tokenizers.target, model.special_tokens
+    most = longest_sentence(model.module, model.task.max_length)
+    # Of sources that are too long, `translate` warned.
+    source_ids, _ = encode_start(source, [text for text, _ in pairs], most - len(special.for_source([])))
+    target_ids, is_cut = encode_start(target, [text for _, text in pairs], most - len(special.for_target([])))
+    warn_of_long_texts(sum(is_cut), most)
+    return target_loss(
+        model.tree,
+        list(map(special.for_source, source_ids)),
+        list(map(special.for_target, target_ids)),
+        pad_id=target.pad_id,
+        batch_size=batch_size,
     )
