@@ -49,9 +49,9 @@ from torch.nn import functional as F
 import clearhead as ch
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.plans import LengthSortedPlan
-from clearhead.data.sources.pairs import parse_pair_source
+from clearhead.data.sources.pairs import parallel_files
 from clearhead.data.stores.pairs import prepare_pairs
-from clearhead.data.stores.tokenizers import cached_tokenizers
+from clearhead.data.tokenize.tokenizers import cached_tokenizers
 from clearhead.fast.training.parts import training_tree
 from clearhead.kernels.positions import sinusoidal_table
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
@@ -174,11 +174,11 @@ def plain_step(module: nn.Module, loss_of: Callable[[Batch], Tensor], *, in_bf16
 
 
 def translation(args: argparse.Namespace) -> Work:
-    source = parse_pair_source({"source": str(args.data / "train.en"), "target": str(args.data / "train.de")})
+    source = parallel_files(args.data / "train.en", args.data / "train.de")
     tokenizers = cached_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
     store = prepare_pairs(source, tokenizers, max_length=128, max_ratio=None, training=True)
     plan = LengthSortedPlan(*store.input_lengths, batch_tokens=args.batch_tokens, seed=1).epoch(0)
-    batches = [collate_pairs(store, rows) for rows in plan[: args.steps + 1]]
+    batches = [collate_pairs(store, rows, tokenizers) for rows in plan[: args.steps + 1]]
     vocab = tokenizers.source.vocab_size
     hparams = Hyperparameters(
         layers=LAYERS, width=WIDTH, heads=HEADS, feedforward=INNER, dropout=DROPOUT, final_norm=True

@@ -21,13 +21,14 @@ import torch
 from torch import Tensor, nn
 
 import clearhead as ch
+from clearhead.data.arrays import Ragged
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.sources.lines import read_lines
-from clearhead.data.sources.pairs import parallel_files, parse_pair_source
+from clearhead.data.sources.pairs import parallel_files
 from clearhead.data.sources.tables import TableSource
-from clearhead.data.stores.arrays import Ragged
-from clearhead.data.stores.pairs import PairStore, prepare_pairs
-from clearhead.data.stores.tokenizers import cached_tokenizers
+from clearhead.data.stores.pairs import prepare_pairs
+from clearhead.data.stores.store import Store
+from clearhead.data.tokenize.tokenizers import cached_tokenizers
 from clearhead.evaluate.retrieval import Recall, recall_at
 from clearhead.tasks.embed.batches import collate_contrastive, contrastive_plan, positive_groups, store_groups
 from clearhead.tasks.embed.train import contrastive_loss
@@ -60,12 +61,12 @@ class AveragedEmbeddings(nn.EmbeddingBag):
         return vectors.numpy()
 
 
-def co_occurrence_embeddings(store: PairStore, vocab_size: int, width: int) -> AveragedEmbeddings:
+def co_occurrence_embeddings(store: Store, vocab_size: int, width: int) -> AveragedEmbeddings:
     """Return word vectors from a truncated SVD of the positive pointwise mutual information of words in the same pair.
 
     Source: Levy and Goldberg 2014, "Neural word embedding as implicit matrix factorization", section 5.
     """
-    pairs, sides = np.arange(len(store)), (store.sources, store.targets)
+    pairs, sides = np.arange(len(store)), store.texts
     places = np.concatenate(
         [np.stack([np.repeat(pairs, side.lengths), side.ids.astype(np.int64)]) for side in sides], 1
     )
@@ -87,16 +88,11 @@ def co_occurrence_embeddings(store: PairStore, vocab_size: int, width: int) -> A
     return module
 
 
-def table(section: object) -> TableSource:
-    """Return the source of a [data] table."""
-    return parse_pair_source(section.model_dump(exclude_none=True))  # type: ignore[attr-defined]
-
-
 def train_baseline(run_file: RunFile, tokenizers: TokenizerPair, width: int, epochs: int) -> AveragedEmbeddings:
     """Train averaged embeddings on the pairs of a run, and return those of the epoch that validates best."""
     train, temperature = run_file.train, run_file.task.temperature
     assert temperature is not None, "the run file fills its defaults"
-    store, valid = (prepare(table(section), tokenizers) for section in (run_file.data.train, run_file.data.valid))
+    store, valid = (prepare(section.as_source(), tokenizers) for section in (run_file.data.train, run_file.data.valid))
     groups, valid_groups = store_groups(store), store_groups(valid)
     torch.manual_seed(train.seed)
     module = AveragedEmbeddings(tokenizers.source.vocab_size, width)
@@ -123,14 +119,15 @@ def train_baseline(run_file: RunFile, tokenizers: TokenizerPair, width: int, epo
     return module
 
 
-def prepare(source: TableSource, tokenizers: TokenizerPair) -> PairStore:
+def prepare(source: TableSource, tokenizers: TokenizerPair) -> Store:
     """Return all pairs of a source as ids, except those with an empty side."""
     return prepare_pairs(source, tokenizers, max_length=NO_LIMIT, max_ratio=None, training=False)
 
 
-def vectors_of(module: AveragedEmbeddings, store: PairStore) -> tuple[np.ndarray, np.ndarray]:
+def vectors_of(module: AveragedEmbeddings, store: Store) -> tuple[np.ndarray, np.ndarray]:
     """Return the vectors of both sides of a store."""
-    return module.of_side(store.sources), module.of_side(store.targets)
+    firsts, seconds = store.texts
+    return module.of_side(firsts), module.of_side(seconds)
 
 
 def compare(run: Path, source: Path, target: Path, epochs: int) -> dict[str, Recall]:
@@ -140,11 +137,12 @@ def compare(run: Path, source: Path, target: Path, epochs: int) -> dict[str, Rec
     groups = positive_groups(zip(*texts, strict=True))
     vectors = model.embed(texts[0]), model.embed(texts[1])
     width = vectors[0].shape[1]
-    words = cached_tokenizers(table(run_file.data.train), kind="word", vocab_size=WORDS, joint=True)
+    pairs = run_file.data.train.as_source()
+    words = cached_tokenizers(pairs, kind="word", vocab_size=WORDS, joint=True)
     baselines = {
         "averaged co-occurrence": (
             words,
-            co_occurrence_embeddings(prepare(table(run_file.data.train), words), words.source.vocab_size, width),
+            co_occurrence_embeddings(prepare(pairs, words), words.source.vocab_size, width),
         )
     }
     for name, tokenizers in (("averaged words", words), ("averaged tokens of the run", model.tokenizers)):
@@ -154,7 +152,7 @@ def compare(run: Path, source: Path, target: Path, epochs: int) -> dict[str, Rec
     for name, (tokenizers, module) in baselines.items():
         # The baselines skip pairs with an empty line; the run embeds them too.
         store = prepare(parallel_files(source, target), tokenizers)
-        found[name] = recall_at(*vectors_of(module, store), groups=groups[store.lines])
+        found[name] = recall_at(*vectors_of(module, store), groups=groups[store.arrays["lines"]])
     return {**found, str(run): recall_at(*vectors, groups=groups)}
 
 

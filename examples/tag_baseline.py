@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 
-from clearhead.data.sources.tagged import TaggedTexts, read_tagged
-from clearhead.tasks.tag.data import parse_tagged_source
+from clearhead.data.sources.tables import Table
+from clearhead.tasks.tag.data import DATA, read_tagged
 from clearhead.tasks.tag.use import EntityScores, entity_f1
 
 
-def most_frequent_tags(train: TaggedTexts, test: TaggedTexts) -> EntityScores:
+def most_frequent_tags(train: Table, test: Table) -> EntityScores:
     """Return the scores of the most frequent tags.
 
     Args:
@@ -22,13 +22,13 @@ def most_frequent_tags(train: TaggedTexts, test: TaggedTexts) -> EntityScores:
     """
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     total: Counter[str] = Counter()
-    for words, tags in zip(train.words, train.tags, strict=True):
+    for words, tags in zip(train["tokens"], train["tags"], strict=True):
         total.update(tags)
         for word, tag in zip(words, tags, strict=True):
             counts[word][tag] += 1
     best = {word: _commonest(found) for word, found in counts.items()}
-    guesses = [[best.get(word, _commonest(total)) for word in words] for words in test.words]
-    return entity_f1(guesses, test.tags)
+    guesses = [[best.get(word, _commonest(total)) for word in words] for words in test["tokens"]]
+    return entity_f1(guesses, test["tags"])
 
 
 def _commonest(counts: Counter[str]) -> str:
@@ -38,5 +38,5 @@ def _commonest(counts: Counter[str]) -> str:
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
-    scores = most_frequent_tags(*(read_tagged(parse_tagged_source({"text": path})) for path in sys.argv[1:]))
+    scores = most_frequent_tags(*(read_tagged(DATA.source({"text": path})) for path in sys.argv[1:]))
     print(f"entity F1 {100 * scores.all.f1:.1f} %, words with the right tag {100 * scores.tag_accuracy:.1f} %")

@@ -218,7 +218,7 @@ def _check_options(ref: str, options: Sequence[str]) -> Task:
 
 def _data(task: Task, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the [data] table of a run file that names the same data."""
-    from clearhead.data.sources.labelled import labelled_table
+    from clearhead.tasks.classify.data import labelled_table
 
     named = {name: given[name] for name in (*DATA, *task.options) if name in given}
     if "labels" in task.evaluate.data:

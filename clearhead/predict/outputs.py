@@ -14,9 +14,9 @@ from numpy import ndarray
 from torch import Tensor
 
 from clearhead.core import Transformer
+from clearhead.data.arrays import fitting_lengths
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
-from clearhead.data.stores.labelled import truncate_pair
 from clearhead.errors import InputError, RunFailure, nth_text
 from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import batches_by_cost, device_of, read_tokens
@@ -54,11 +54,11 @@ def split_pairs(texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[list[s
 def truncate(sides: Sides, room: int) -> tuple[Sides, Bool[ndarray, " texts"]]:
     """Keep the first `room` ids of each text, or of each pair together; also say which texts were cut."""
     lengths = [np.array([len(ids) for ids in side], dtype=np.int64) for side in sides]
-    kept = truncate_pair(lengths[0], lengths[1], room) if len(sides) == 2 else (np.minimum(lengths[0], room),)
-    starts = []
-    for side, counts in zip(sides, kept, strict=True):
-        starts.append([ids[:count] for ids, count in zip(side, counts, strict=True)])
-    return starts, np.any(np.less(kept, lengths), axis=0)
+    kept = fitting_lengths(lengths, room)
+    cut = [
+        [ids[:count] for ids, count in zip(side, counts, strict=True)] for side, counts in zip(sides, kept, strict=True)
+    ]
+    return cut, np.any([counts < before for counts, before in zip(kept, lengths, strict=True)], axis=0)
 
 
 def max_input_length(module: Transformer, max_length: int | None) -> int:

@@ -250,13 +250,14 @@ def _endings(source: Path, target: Path) -> tuple[str, str]:
 
 
 def _text_draft(options: NewOptions) -> Draft:
-    from clearhead.data.sources.texts import measure, parse_text_source
+    from clearhead.data.sources.run_file_tables import parse_table
+    from clearhead.data.sources.texts import TEXT_FORMS, measure
 
     text = options.text
     assert text is not None, "the options were checked"
     keys = {"text": str(text), "field": options.text_column, "pattern": options.pattern}
     train: dict[str, Value] = {key: value for key, value in keys.items() if value is not None}
-    surveyed = survey_text(chunk.text for chunk in parse_text_source(train).chunks())
+    surveyed = survey_text(chunk.text for chunk in parse_table(train, TEXT_FORMS).as_source().chunks())
     characters = surveyed.num_characters
     if characters < LEAST_CHARACTERS:
         raise InputError(f"{text} has {characters} characters; training needs at least {LEAST_CHARACTERS}")
@@ -270,7 +271,7 @@ def _text_draft(options: NewOptions) -> Draft:
         valid = {**train, "text": str(options.valid_text)}
         if not options.valid_text.is_dir():
             valid.pop("pattern", None)
-        measure(parse_text_source(valid))
+        measure(parse_table(valid, TEXT_FORMS).as_source())
         overlapping = 0
         if document == "line" and characters <= MOST_COUNTED:
             overlapping = num_overlapping(_line_keys(_documents(train)), _line_keys(_documents(valid)))
@@ -318,9 +319,10 @@ def _pieces(table: Mapping[str, Value], surveyed: TextSurvey) -> list[str]:
 
 
 def _documents(table: Mapping[str, Value]) -> list[str]:
-    from clearhead.data.sources.texts import parse_text_source
+    from clearhead.data.sources.run_file_tables import parse_table
+    from clearhead.data.sources.texts import TEXT_FORMS
 
-    return [chunk.text for chunk in parse_text_source(table).chunks()]
+    return [chunk.text for chunk in parse_table(table, TEXT_FORMS).as_source().chunks()]
 
 
 def _line_keys(lines: Iterable[str]) -> list[list[str]]:

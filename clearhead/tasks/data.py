@@ -9,7 +9,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from clearhead.data.sources.examples import ListedExamples
-from clearhead.data.sources.run_file_tables import Form, Section
+from clearhead.data.sources.run_file_tables import Form, Section, parse_table
+from clearhead.data.sources.texts import TextRows
 from clearhead.tasks.base import Family, Value
 from clearhead.tasks.record import TaskKind
 from clearhead.tasks.registry import find
@@ -49,7 +50,9 @@ class PooledSection(TaskSection):
 
     def defaults(self, family: Family) -> dict[str, object]:
         """Return the usual pooling of the stacks, which are not known here for an initial model."""
-        return {} if self.init else {"pool": "mean" if family == "encoder" else "last"}
+        if self.init:
+            return {}
+        return {"pool": "mean" if family == "encoder" else "last"}
 
 
 class DataSection(Section):
@@ -136,9 +139,22 @@ class TaskData:
     labelled: Callable[[Mapping[str, Any], LabelledExamples | None], LabelledExamples] | None = None
     num_signs: Callable[[int], int] = lambda length: 0
 
+    def source(self, data: object) -> Any:
+        """Return the source of some data.
+
+        Args:
+            data: names it, as under [data] in a run file; or a list of examples.
+
+        Raises:
+            InputError: the table or an example is not of the form of the task.
+        """
+        if isinstance(data, Mapping):
+            return parse_table(data, self.forms).as_source()
+        return self.examples.as_source(self.examples.parse(data))
+
 
 PAIR_EXAMPLES: Final = ListedExamples(({"source": "source", "target": "target"},))
-TEXT_EXAMPLES: Final = ListedExamples(({"text": "text"},))
+TEXT_EXAMPLES: Final = ListedExamples(({"text": "text"},), as_source=TextRows)
 
 
 def data_of(kind: str) -> TaskData:

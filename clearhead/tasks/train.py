@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
 from clearhead import spec
 from clearhead.core import Transformer
+from clearhead.data.arrays import Indices
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import LengthSortedPlan, training_batches
-from clearhead.data.batches.text import window_batches, window_epoch
+from clearhead.data.batches.text import window_epoch, window_view
 from clearhead.data.objectives.build import build_objective
-from clearhead.data.sources.pairs import parse_pair_source
 from clearhead.data.sources.run_file_tables import Form
 from clearhead.data.sources.tables import WHOLE, Share, TableSource
-from clearhead.data.sources.texts import parse_text_source
-from clearhead.data.stores.arrays import ArrayStore, Indices
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
-from clearhead.data.stores.pairs import PairStore, prepare_pairs
-from clearhead.data.stores.tokenizers import cached_text_tokenizer, cached_tokenizer, cached_tokenizers
+from clearhead.data.stores.pairs import prepare_pairs
+from clearhead.data.stores.store import Store
+from clearhead.data.tokenize.tokenizers import LazyTexts, cached_text_tokenizer, cached_tokenizer, cached_tokenizers
 from clearhead.errors import InputError, within
 from clearhead.evaluate.result import Validation
 from clearhead.evaluate.token_accuracy import score_tokens
@@ -35,17 +35,7 @@ from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses import token_loss
 from clearhead.training.task_parts import DataSide, TaskParts, TaskSetup, one_sided
 
-
-@runtime_checkable
-class DataSource(Protocol):
-    """Where data come from."""
-
-    def identity(self) -> Iterable[object]:
-        """Return JSON values that tell its content from others."""
-
-
-SourceT = TypeVar("SourceT", bound=DataSource)
-StoreT = TypeVar("StoreT", bound=ArrayStore)
+StoreT = TypeVar("StoreT", bound=Store)
 TaskT = TypeVar("TaskT", bound=TaskSection)
 DataT = TypeVar("DataT", bound=DataSection)
 
@@ -67,20 +57,6 @@ class Stores(Generic[StoreT]):
     def valid_share(self) -> float:
         """Tokens of the validation data, as a share of those of the training data."""
         return self.valid.num_tokens / self.train.num_tokens
-
-
-@dataclass(frozen=True)
-class LazyTexts(Iterable[str]):
-    """Texts that are read anew on every iteration, and not before.
-
-    Args:
-        read: reads them.
-    """
-
-    read: Callable[[], Iterable[str]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.read())
 
 
 class TaskTraining(ABC):
@@ -123,31 +99,19 @@ class TaskTraining(ABC):
         assert isinstance(table, kind), "a run file has the tables of its task"
         return table
 
-    def source(self, name: str, parse: Callable[[Mapping[str, Any]], SourceT]) -> tuple[SourceT, Share]:
-        """Return the source of training or validation data, and the share of it to use.
-
-        Args:
-            name: "train" or "valid".
-            parse: turns a table into a source.
-        """
+    def source(self, name: str) -> tuple[Any, Share]:
+        """Return the source of "train" or "valid", and the share of it to use."""
         data = self.run_file.data
-        if isinstance(data.valid, float):
-            share = (0.0, 1.0 - data.valid) if name == "train" else (1.0 - data.valid, 1.0)
-            table: object = data.train
-        else:
-            share, table = WHOLE, getattr(data, name)
-        assert isinstance(table, Form), "only validation data is given as a share"
-        return parse(table.model_dump(exclude_none=True)), share
+        if isinstance(data.valid, Form):
+            return getattr(data, name).as_source(), WHOLE
+        share = (0.0, 1.0 - data.valid) if name == "train" else (1.0 - data.valid, 1.0)
+        return data.train.as_source(), share
 
-    def stores(self, prepare: Callable[[str], StoreT]) -> Stores[StoreT]:
-        """Prepare training and validation data, and report what was kept; `prepare` takes "train" or "valid"."""
-        return Stores(self.store("train", prepare), self.store("valid", prepare))
-
-    def store(self, name: str, prepare: Callable[[str], StoreT]) -> StoreT:
-        """Prepare "train" or "valid", as `stores` does."""
+    def store(self, name: str, prepare: Callable[[Any, Share], StoreT]) -> StoreT:
+        """Prepare a share of the source of "train" or "valid", and report what was kept."""
         self.setup.progress.message(f"{name}: reading and tokenizing")
         with within(f"[data] {name}"):
-            store = prepare(name)
+            store = prepare(*self.source(name))
         self.setup.progress.message(f"{name}: {store.report}")
         return store
 
@@ -170,21 +134,16 @@ class TaskTraining(ABC):
             )
 
 
-class LabelledTraining(TaskTraining, Generic[SourceT, StoreT]):
+class LabelledTraining(TaskTraining):
     """The training on texts with labels of their own, read by one tokenizer into one stack or two."""
 
     @staticmethod
     @abstractmethod
-    def parse(table: Mapping[str, Any]) -> SourceT:
-        """Return the source that a [data] table means."""
-
-    @staticmethod
-    @abstractmethod
-    def texts(source: SourceT, share: Share) -> Iterable[str]:
+    def texts(source: TableSource, share: Share) -> Iterable[str]:
         """Read the texts of a share of a source, for the tokenizer."""
 
     @abstractmethod
-    def prepare(self, source: SourceT, share: Share, tokenizer: Tokenizer, train: StoreT | None) -> StoreT:
+    def prepare(self, source: TableSource, share: Share, tokenizer: Tokenizer, train: Store | None) -> Store:
         """Return a share of a source as a store.
 
         Args:
@@ -194,7 +153,7 @@ class LabelledTraining(TaskTraining, Generic[SourceT, StoreT]):
         """
 
     @abstractmethod
-    def record(self, stores: Stores[StoreT]) -> TaskRecord:
+    def record(self, stores: Stores[Store]) -> TaskRecord:
         """Return the record of the task; data that cannot be learned from is refused."""
 
     @abstractmethod
@@ -202,12 +161,12 @@ class LabelledTraining(TaskTraining, Generic[SourceT, StoreT]):
         """Return the spec of a model with a new head."""
 
     @abstractmethod
-    def collate(self, store: StoreT, collator: InputCollator) -> Callable[[Indices], Batch]:
+    def collate(self, store: Store, collator: InputCollator) -> Callable[[Indices], Batch]:
         """Return what makes a batch of some rows; a tokenizer that does not suit the task is refused."""
 
     @abstractmethod
-    def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: StoreT) -> Validation:
-        """Return loss and score of the model on validation data."""
+    def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: Store) -> Any:
+        """Return the measures of the model on validation data, with a loss and a score."""
 
     def parts(self) -> TaskParts[Batch]:
         """As of `TaskTraining`."""
@@ -222,9 +181,10 @@ class LabelledTraining(TaskTraining, Generic[SourceT, StoreT]):
 
         def validate(module: nn.Module) -> Validation:
             assert isinstance(module, Transformer), "labels need the module that was built for them"
-            return self.measure(module, tokenizer, record, stores.valid)
+            measures = self.measure(module, tokenizer, record, stores.valid)
+            return Validation(loss=measures.loss, score=measures.score)
 
-        texts = [side for store in stores for side in store.texts]
+        texts = [text for store in stores for text in store.texts]
         return TaskParts(
             tokenizers=one_sided(tokenizer),
             spec=model,
@@ -271,22 +231,15 @@ class LabelledTraining(TaskTraining, Generic[SourceT, StoreT]):
         return self.known_spec(tokenizer, record) or (self.new_spec(tokenizer, record), record)
 
     def _train_tokenizer(self) -> Tokenizer:
-        source, share = self.source("train", self.parse)
+        source, share = self.source("train")
         kind, size = self.vocabulary()
         texts = LazyTexts(lambda: self.texts(source, share))
         return cached_tokenizer(texts, [*source.identity(), list(share)], kind=kind, vocab_size=size)
 
-    def _stores(self, tokenizer: Tokenizer) -> Stores[StoreT]:
-        train: StoreT | None = None
-
-        def prepare(name: str) -> StoreT:
-            nonlocal train
-            store = self.prepare(*self.source(name, self.parse), tokenizer, train)
-            if train is None:
-                train = store
-            return store
-
-        return self.stores(prepare)
+    def _stores(self, tokenizer: Tokenizer) -> Stores[Store]:
+        train = self.store("train", lambda source, share: self.prepare(source, share, tokenizer, None))
+        valid = self.store("valid", lambda source, share: self.prepare(source, share, tokenizer, train))
+        return Stores(train, valid)
 
 
 class TextTraining(TaskTraining):
@@ -303,7 +256,7 @@ class TextTraining(TaskTraining):
             InputError: the text is unusable, or does not support the vocabulary.
         """
         kind, size = self.vocabulary()
-        source, share = self.source("train", parse_text_source)
+        source, share = self.source("train")
         return cached_text_tokenizer(source, kind=kind, vocab_size=size, share=share, mask=mask, sentinels=sentinels)
 
     def corpora(self, tokenizer: Tokenizer) -> Stores[Corpus]:
@@ -320,12 +273,7 @@ class TextTraining(TaskTraining):
         Raises:
             InputError: the source is unusable.
         """
-
-        def prepare(name: str) -> Corpus:
-            source, share = self.source(name, parse_text_source)
-            return prepare_corpus(source, tokenizer, share=share)
-
-        return self.store(name, prepare)
+        return self.store(name, lambda source, share: prepare_corpus(source, tokenizer, share=share))
 
 
 class NoisedTraining(TextTraining):
@@ -353,8 +301,9 @@ class NoisedTraining(TextTraining):
         self.check(model)
         corpora = self.corpora(tokenizer)
         seed = self.run_file.train.seed
-        batches = window_batches(corpora.train, objective, length=length, batch_tokens=self.budget, seed=seed)
-        widest, largest_id = batches.peek(), max(corpus.largest_id for corpus in corpora)
+        view = window_view(corpora.train, objective, length=length, batch_tokens=self.budget, seed=seed)
+        batches = view.batches(corpora.train.identity)
+        widest, largest_id = batches.peek(), max(corpora.train.largest_id, corpora.valid.largest_id)
         # A decoder reads tokens of its own beside those of the text.
         is_read_once = model.decoder is None
         of_text = corpora.train.num_tokens / batches.batches_per_epoch
@@ -383,17 +332,12 @@ class NoisedTraining(TextTraining):
 class PairTraining(TaskTraining):
     """The training on pairs of texts."""
 
-    @staticmethod
-    def pair_source(table: Form) -> TableSource:
-        """Return the source that a [data] table of pairs means."""
-        return parse_pair_source(table.model_dump(exclude_none=True))
-
     def train_tokenizers(self, *, joint: bool) -> TokenizerPair:
         """Train the tokenizers of both sides, or load them from the cache; `joint`: one vocabulary for both."""
         kind, size = self.vocabulary()
-        return cached_tokenizers(self.pair_source(self.run_file.data.train), kind=kind, vocab_size=size, joint=joint)
+        return cached_tokenizers(self.source("train")[0], kind=kind, vocab_size=size, joint=joint)
 
-    def pairs(self, tokenizers: TokenizerPair, *, extra: tuple[int, int] | None = None) -> Stores[PairStore]:
+    def pairs(self, tokenizers: TokenizerPair, *, extra: tuple[int, int] | None = None) -> Stores[Store]:
         """Return the prepared pairs of training and validation, and report what the filters dropped.
 
         Args:
@@ -405,13 +349,21 @@ class PairTraining(TaskTraining):
         """
         data = self.data_table(PairSection)
 
-        def prepare(name: str) -> PairStore:
-            source, is_train = self.pair_source(getattr(data, name)), name == "train"
-            return prepare_pairs(
-                source, tokenizers, max_length=data.max_length, max_ratio=data.max_ratio, training=is_train, extra=extra
-            )
+        def prepare(source: TableSource, share: Share, *, training: bool = False) -> Store:
+            ratio, length = data.max_ratio, data.max_length
+            return prepare_pairs(source, tokenizers, max_length=length, max_ratio=ratio, training=training, extra=extra)
 
-        return self.stores(prepare)
+        return Stores(self.store("train", partial(prepare, training=True)), self.store("valid", prepare))
+
+    @staticmethod
+    def sides(stores: Stores[Store], tokenizers: TokenizerPair) -> list[DataSide]:
+        """Return both sides of the data."""
+        sides = []
+        for index, name in enumerate(("source", "target")):
+            texts = [store.texts[index] for store in stores]
+            lengths = [store.input_lengths[index] for store in stores]
+            sides.append(DataSide.of(name, getattr(tokenizers, name), texts, lengths))
+        return sides
 
 
 def evenly_spaced(length: int, count: int) -> list[int]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import torch
 
 from clearhead.data.batches.inputs import InputCollator, ModelInputs
 from clearhead.data.batches.text import Objective, window_epoch
-from clearhead.data.sources.pairs import parse_pair_source, read_pairs
-from clearhead.data.sources.tables import Examples, Table
-from clearhead.data.sources.texts import TextRows, parse_text_source
+from clearhead.data.sources.pairs import read_pairs
+from clearhead.data.sources.tables import Table
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
 from clearhead.errors import InputError
 from clearhead.evaluate.options import Evaluated
@@ -26,26 +24,10 @@ from clearhead.tasks.data import data_of
 from clearhead.tasks.record import Noise, TaskRecord
 from clearhead.text.tokenizer import Tokenizer
 
-SourceT = TypeVar("SourceT")
-
-
-def source_of(data: object, kind: str, parse: Callable[[Mapping[str, Any]], SourceT]) -> SourceT | Examples:
-    """Return the source of evaluation data.
-
-    Args:
-        data: names it, as under [data] in a run file; or a list of examples.
-        kind: of the task.
-        parse: turns a table of [data] into a source.
-
-    Raises:
-        InputError: the table or an example is not of the form of the task.
-    """
-    return parse(dict(data)) if isinstance(data, Mapping) else data_of(kind).examples.parse(data)
-
 
 def pairs_of(data: object, kind: str) -> Table:
-    """Return evaluation data that are pairs of texts; otherwise as `source_of`."""
-    return read_pairs(source_of(data, kind, parse_pair_source))
+    """Return evaluation data that are pairs of texts; otherwise as `TaskData.source`."""
+    return read_pairs(data_of(kind).source(data))
 
 
 def finite(value: float) -> float | None:
@@ -104,8 +86,7 @@ class HiddenTokenMeasures(Measures):
 
 def corpus_of(model: Evaluated, data: object) -> Corpus:
     """Return the tokenized text of evaluation data, and say how much it is."""
-    source = source_of(data, model.task.kind, parse_text_source)
-    corpus = prepare_corpus(TextRows(source) if isinstance(source, Examples) else source, model.tokenizers.source)
+    corpus = prepare_corpus(data_of(model.task.kind).source(data), model.tokenizers.source)
     message(f"{corpus.num_tokens:,} tokens in {number_of(len(corpus), 'document')}")
     return corpus
 
@@ -141,8 +122,8 @@ def measure_hidden_tokens(
     if length is None:
         raise InputError("the record of this model does not say how long the texts were that it was trained on")
     batches = window_epoch(corpus, objective, length=length)
-    parts = (small_batch for batch in batches for small_batch in batch.parts(batch_size))
+    smaller = (batch for whole in batches for batch in whole.parts(batch_size))
     with torch.inference_mode():
-        validation = score_tokens(model.tree, parts, device_of(model.module))
-    assert validation.score is not None, "tokens have a score"
-    return HiddenTokenMeasures(validation.loss, math.exp(min(validation.loss, 700.0)), validation.score / 100)
+        tokens = score_tokens(model.tree, smaller, device_of(model.module))
+    assert tokens.score is not None, "tokens have a score"
+    return HiddenTokenMeasures(tokens.loss, math.exp(min(tokens.loss, 700.0)), tokens.score / 100)

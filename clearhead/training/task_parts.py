@@ -15,9 +15,9 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from clearhead import spec
+from clearhead.data.arrays import Ragged
 from clearhead.data.batches.plans import EpochBatches
 from clearhead.data.sources.reading import reading_of
-from clearhead.data.stores.arrays import Ragged
 from clearhead.errors import InputError
 from clearhead.evaluate.result import Validation
 from clearhead.presets.task_heads import with_head

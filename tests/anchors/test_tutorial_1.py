@@ -226,7 +226,7 @@ def test_shift_right(tokenizer: Tokenizer, tmp_path: Path) -> None:
     pairs = parallel_files(source=tmp_path / "source", target=tmp_path / "target")
     tokenizers = TokenizerPair(source=tokenizer, target=tokenizer, joint=True)
     store = prepare_pairs(pairs, tokenizers, max_length=20, max_ratio=None, training=True)
-    batch = collate_pairs(store, np.array([0, 1]))
+    batch = collate_pairs(store, np.array([0, 1]), tokenizers)
     sentence = OPENING_IDS[5:]
     assert batch.target_ids[0].tolist() == [50256, *sentence]
     assert batch.labels[0].tolist() == [*sentence, 50256]

@@ -361,7 +361,7 @@ def test_python_passes_on_options_and_messages(runs: Runs, capfd: pytest.Capture
         ("classify", [("a m", "later")], {}, 'data, example 1: the label "later" is not among'),
         ("classify", [("a m u",)], {}, r"data, example 1: expected \(text, label\), got"),
         ("tag", [(["a", "m"], ["O"])], {}, "data, example 1: expected a tag for each of 2 words, got 1"),
-        ("tag", [], {}, "data: expected at least one tagged sentence"),
+        ("tag", [], {}, "data, example 1: expected at least one tagged sentence, found none"),
         ("answer", [("a", "b c", "c", 1)], {}, 'data, example 1: the answer "c" does not begin at character 1'),
         ("embed", [("a", " ")], {}, "data, example 1: one side of the pair is empty"),
         ("embed", [("a", "b")], {}, "there is 1 pair, whose texts find each other in any case"),

@@ -8,11 +8,12 @@ from types import ModuleType
 
 import pytest
 
-from clearhead.data.sources.answers import read_answers
-from clearhead.data.sources.tagged import TaggedTexts, read_tagged
-from clearhead.data.stores.tag_set import find_scheme
-from clearhead.tasks.answer.data import parse_answer_source
-from clearhead.tasks.tag.data import parse_tagged_source
+from clearhead.data.sources.tables import Table
+from clearhead.tasks.answer.data import DATA as ANSWERS
+from clearhead.tasks.answer.data import read_answers
+from clearhead.tasks.tag.data import DATA as TAGS
+from clearhead.tasks.tag.data import read_tagged
+from clearhead.tasks.tag.tag_set import find_scheme
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -114,13 +115,13 @@ def test_every_token_says_what_it_is(example) -> None:  # type: ignore[no-untype
     found = [" ".join(f"{token}|{tag.removeprefix('B-')}" for token, tag in sentence) for sentence in sentences]
     assert found == SENTENCES
     tags = [[tag for _, tag in sentence] for sentence in sentences]
-    data = TaggedTexts([[token for token, _ in sentence] for sentence in sentences], tags, lambda row, word: "")
+    data = Table({"tags": tags}, range(len(tags)), lambda row, word: "")
     assert find_scheme(data) == "IOB2"
 
 
 def test_files_that_can_be_learned_from(example, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     example("make_tags").make_tags(tmp_path, 60_000)
-    parts = [read_tagged(parse_tagged_source({"text": str(tmp_path / f"{name}.conll")})) for name in ("train", "test")]
+    parts = [read_tagged(TAGS.source({"text": str(tmp_path / f"{name}.conll")})) for name in ("train", "test")]
     assert all(find_scheme(part) == "IOB2" for part in parts)
     scores = example("tag_baseline").most_frequent_tags(*parts)
     assert 0.5 < scores.all.f1 < 0.95
@@ -160,6 +161,6 @@ def test_questions_that_can_be_read(example, tmp_path: Path) -> None:  # type: i
     example("make_questions").make_questions(tmp_path, 60_000)
     parts = {}
     for name in ("train", "valid", "test"):
-        parts[name] = read_answers(parse_answer_source({"text": str(tmp_path / f"{name}.jsonl")}))
-        assert len(parts[name]) > 5 and all(len(one.answers) == 1 for one in parts[name])
-    assert {one.context for one in parts["train"]}.isdisjoint(one.context for one in parts["test"])
+        parts[name] = read_answers(ANSWERS.source({"text": str(tmp_path / f"{name}.jsonl")}))
+        assert len(parts[name]) > 5 and all(len(answers) == 1 for answers in parts[name]["answers"])
+    assert set(parts["train"]["context"]).isdisjoint(parts["test"]["context"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.data.stores.arrays import pack
+from clearhead.data.arrays import pack
 from clearhead.training.assemble import train_run
 from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file

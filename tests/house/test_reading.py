@@ -37,8 +37,8 @@ ALLOWED = {
     "clearhead/training/data_files.py": {".open": 1},
     "clearhead/recipes/draft.py": {".read_text": 1},
     # What this process wrote: prepared data, pages, pictures, appended metrics, records as JSON.
-    "clearhead/data/stores/arrays.py": {".open": 1, ".read_text": 1, "json.loads": 1, "np.memmap": 1},
-    "clearhead/data/stores/answers.py": {"json.loads": 1},
+    "clearhead/data/stores/store.py": {".open": 1, ".read_text": 1, "json.loads": 1, "np.memmap": 1},
+    "clearhead/tasks/answer/store.py": {"json.loads": 1},
     "clearhead/runs/metrics.py": {".open": 1},
     "clearhead/view/explorer/write.py": {".open": 1, ".read_text": 1},
     "clearhead/maps/attention_maps.py": {".open": 1},

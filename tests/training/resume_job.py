@@ -53,7 +53,7 @@ def real_trainer(run: Path, *, steps: int = STEPS, precision: Literal["fp32", "b
     from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, training_batches
     from clearhead.data.sources.pairs import parallel_files
     from clearhead.data.stores.pairs import prepare_pairs
-    from clearhead.data.stores.tokenizers import cached_tokenizers
+    from clearhead.data.tokenize.tokenizers import cached_tokenizers
     from clearhead.presets.hyperparameters import Hyperparameters, build_spec
     from clearhead.tasks.translate.train import collate_pairs
     from clearhead.training.losses import token_loss
@@ -74,7 +74,7 @@ def real_trainer(run: Path, *, steps: int = STEPS, precision: Literal["fp32", "b
 
     def batches_of(seed: int, shuffle: bool = True) -> EpochBatches[Batch]:
         plan = LengthSortedPlan(*store.input_lengths, batch_tokens=66, seed=seed, shuffle=shuffle)
-        return training_batches(store, plan, lambda rows: collate_pairs(store, rows))
+        return training_batches(store, plan, lambda rows: collate_pairs(store, rows, tokenizers))
 
     valid = batches_of(0, shuffle=False)
 

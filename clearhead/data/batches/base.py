@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float, Int64
 from numpy import ndarray
 from torch import Tensor
 
+from clearhead.data.arrays import Indices, Ragged
 from clearhead.data.batches.shapes import padded_length
-from clearhead.data.stores.arrays import Indices, Ragged
 from clearhead.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.text.special_tokens import PrefixSuffix
 from clearhead.text.tokenizer import Tokenizer

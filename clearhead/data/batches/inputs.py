@@ -14,9 +14,9 @@ from jaxtyping import Bool, Int, Int64, Integer
 from numpy import ndarray
 from torch import Tensor
 
+from clearhead.data.arrays import Indices
 from clearhead.data.batches.base import Batch, DeviceBatch
 from clearhead.data.batches.shapes import padded_length
-from clearhead.data.stores.arrays import Indices
 from clearhead.spec import Model
 from clearhead.tasks.record import Repeats
 from clearhead.text.special_tokens import Part, SpecialTokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from clearhead.data.stores.arrays import Ragged, Rows, pack
+from clearhead.data.arrays import Ragged, Rows, pack
 
 
 def pack_windows(lengths: Rows, block: int) -> Ragged:

@@ -12,8 +12,9 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from clearhead.data.arrays import Indices, Rows
 from clearhead.data.batches.shapes import padded_length, rounded_rows
-from clearhead.data.stores.arrays import ArrayStore, Indices, Rows
+from clearhead.data.stores.store import Store
 from clearhead.errors import InputError
 
 # In tokens: how far apart the length differences of neighbours may be, so that batches vary; more of it pads more.
@@ -253,7 +254,7 @@ class EpochBatches(Generic[BatchT]):
             )
 
 
-def training_batches(store: ArrayStore, plan: LengthPlan, collate: Callable[[Indices], BatchT]) -> EpochBatches[BatchT]:
+def training_batches(store: Store, plan: LengthPlan, collate: Callable[[Indices], BatchT]) -> EpochBatches[BatchT]:
     """Return endless training batches.
 
     Args:
@@ -265,9 +266,7 @@ def training_batches(store: ArrayStore, plan: LengthPlan, collate: Callable[[Ind
     return EpochBatches(plan, lambda rows, epoch, index: collate(rows), identity=identity)
 
 
-def validation_batches(
-    store: ArrayStore, collate: Callable[[Indices], BatchT], *, batch_tokens: int
-) -> Iterator[BatchT]:
+def validation_batches(store: Store, collate: Callable[[Indices], BatchT], *, batch_tokens: int) -> Iterator[BatchT]:
     """Go through all examples once, in order of length.
 
     Args:

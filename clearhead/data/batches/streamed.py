@@ -10,8 +10,8 @@ from typing import Any
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.plans import EpochBatches
 from clearhead.data.batches.text import View
+from clearhead.data.batches.text_stream import Place, Pool, TextStream
 from clearhead.data.stores.documents import Documents
-from clearhead.data.stores.text_stream import Place, Pool, TextStream
 
 
 class StreamedBatches(EpochBatches[Batch]):

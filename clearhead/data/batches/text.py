@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
+from clearhead.data.arrays import Indices, Ragged
 from clearhead.data.batches.base import Batch, pad_rows
 from clearhead.data.batches.packing import pack_windows
 from clearhead.data.batches.plans import BatchPlan, EpochBatches, LengthSortedPlan, random_stream
 from clearhead.data.batches.windows import Windows, cut_windows
-from clearhead.data.stores.arrays import Indices, Ragged
 from clearhead.data.stores.corpus import Corpus
 from clearhead.data.stores.documents import Documents
 from clearhead.errors import InputError
@@ -50,13 +50,13 @@ class View:
         return EpochBatches(self.plan, self.make, identity={**self.identity, "data": data})
 
 
-def causal_batches(corpus: Corpus, *, block: int, batch_tokens: int, pack: bool, seed: int) -> EpochBatches[Batch]:
-    """Return endless training batches in which every id but the start token is predicted once in an epoch.
+def causal_view(documents: Documents, *, block: int, batch_tokens: int, pack: bool, seed: int) -> View:
+    """Return documents as batches in which every id but the start token is predicted once in an epoch.
 
     Every epoch cuts long documents at other places.
 
     Args:
-        corpus: the documents.
+        documents: the text.
         block: the longest row.
         batch_tokens: the most that rows * longest row may be in a batch.
         pack: fill rows with several documents, each of which is read as if it were alone.
@@ -65,12 +65,6 @@ def causal_batches(corpus: Corpus, *, block: int, batch_tokens: int, pack: bool,
     Raises:
         InputError: the block does not fit into a batch, or the seed is negative.
     """
-    view = causal_view(corpus, block=block, batch_tokens=batch_tokens, pack=pack, seed=seed)
-    return view.batches(corpus.identity)
-
-
-def causal_view(documents: Documents, *, block: int, batch_tokens: int, pack: bool, seed: int) -> View:
-    """Return documents as `causal_batches` has those of a corpus."""
     plan = _WindowPlan(documents, length=block, batch_tokens=batch_tokens, seed=seed, pack=pack, with_special=False)
 
     def make(rows: Indices, epoch: int, index: int) -> Batch:
@@ -98,15 +92,13 @@ def causal_epoch(corpus: Corpus, *, block: int, batch_tokens: int) -> Iterator[B
     return (_causal_batch(corpus, windows, _single(rows), rows) for rows in plan.epoch(0))
 
 
-def window_batches(
-    corpus: Corpus, objective: Objective, *, length: int, batch_tokens: int, seed: int
-) -> EpochBatches[Batch]:
-    """Return endless training batches of windows with special ids, from which an objective makes inputs and labels.
+def window_view(documents: Documents, objective: Objective, *, length: int, batch_tokens: int, seed: int) -> View:
+    """Return documents as batches of windows with special ids, from which an objective makes inputs and labels.
 
     Every epoch cuts long documents at other places.
 
     Args:
-        corpus: the documents.
+        documents: the text.
         objective: makes a batch of some windows, given a random generator.
         length: the longest window, special ids included.
         batch_tokens: the most that rows * longest window may be in a batch.
@@ -115,12 +107,6 @@ def window_batches(
     Raises:
         InputError: a window does not fit into a batch, or the seed is negative.
     """
-    view = window_view(corpus, objective, length=length, batch_tokens=batch_tokens, seed=seed)
-    return view.batches(corpus.identity)
-
-
-def window_view(documents: Documents, objective: Objective, *, length: int, batch_tokens: int, seed: int) -> View:
-    """Return documents as `window_batches` has those of a corpus."""
     plan = _WindowPlan(documents, length=length, batch_tokens=batch_tokens, seed=seed, pack=False, with_special=True)
 
     def make(rows: Indices, epoch: int, index: int) -> Batch:
@@ -136,7 +122,7 @@ def window_epoch(corpus: Corpus, objective: Objective, *, length: int) -> Iterat
 
     Args:
         corpus: the documents.
-        objective: as of `window_batches`.
+        objective: as of `window_view`.
         length: the longest window, special ids included.
     """
     windows = cut_windows(corpus, length, with_special=True)

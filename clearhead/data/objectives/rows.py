@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float, Int64, Integer
 from numpy import ndarray
 
+from clearhead.data.arrays import Ragged, positions
 from clearhead.data.batches.base import Batch, seq2seq_batch
-from clearhead.data.stores.arrays import Ragged, positions
 from clearhead.errors import InputError
 from clearhead.text.tokenizer import Tokenizer
 

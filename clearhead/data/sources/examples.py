@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ class ListedExamples:
         columns: for each form of an example the fields of its values, by role and in order; a text alone has no tuple
             around it.
         raw: the roles whose values are not texts.
+        as_source: returns examples as a source of the task, like those of its files.
     """
 
     columns: tuple[Mapping[str, str], ...]
     raw: tuple[str, ...] = ()
+    as_source: Callable[[Examples], Any] = lambda examples: examples
 
     def parse(self, examples: Any, *, name: str = "data") -> Examples:
         """Turn a list of examples into a source.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pydantic import Field
 
-from clearhead.data.sources.run_file_tables import Column, Filled, Form, parse_table, user_path
+from clearhead.data.sources.run_file_tables import Column, Filled, Form, user_path
 from clearhead.data.sources.tables import (
     AlignedFiles,
     Dataset,
@@ -96,16 +95,3 @@ class PairDataset(Form):
 
 
 PAIR_FORMS: Final[tuple[type[Form], ...]] = (FilePair, PairTable, PairLines, PairDataset)
-
-
-def parse_pair_source(table: Mapping[str, Any]) -> TableSource:
-    """Turn a table of a run file, such as { source = "a.de", target = "a.en" }, into a source.
-
-    Args:
-        table: the keys "source" and "target"; or "tsv"; or "jsonl"; or "dataset"; with the other keys of each form.
-
-    Raises:
-        InputError: every unknown or missing key and every wrong type, in one report.
-    """
-    source: TableSource = parse_table(table, PAIR_FORMS).as_source()
-    return source

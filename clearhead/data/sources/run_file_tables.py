@@ -88,21 +88,26 @@ def parse_table(table: Mapping[str, Any], forms: Sequence[type[FormT]]) -> FormT
     """
     form = form_of(table, forms)
     if form is None:
-        every = [name for form in forms for name in form.model_fields]
-        hint = next((found for name in table if name not in every and (found := nearest(name, every))), "")
-        *others, last = (form.marker() for form in forms)
-        names = f"{'; '.join(others)}; or {last}" if others else last
-        raise InputError(
-            f"expected data in exactly one form ({names}), received {', '.join(map(repr, table)) or 'nothing'}{hint}"
-        )
+        raise _not_one_form(table, forms)
     try:
         return form.model_validate(dict(table))
     except ValidationError as error:
         items: dict[str, list[Any]] = {}
         for item in error.errors(include_url=False):
             items.setdefault(str(item["loc"][0]), []).append(item)
-        faults = [_fault(form, name, found) for name, found in items.items()]
+        faults = [_fault(form, name, of_key) for name, of_key in items.items()]
         raise InputError.from_faults(faults, subject="the data table") from None
+
+
+def _not_one_form(table: Mapping[str, Any], forms: Sequence[type[Form]]) -> InputError:
+    known = [name for form in forms for name in form.model_fields]
+    hints = [nearest(name, known) for name in table if name not in known]
+    *others, last = [form.marker() for form in forms]
+    markers = "; ".join([*others, f"or {last}"]) if others else last
+    received = ", ".join(map(repr, table)) or "nothing"
+    return InputError(
+        f"expected data in exactly one form ({markers}), received {received}{next(filter(None, hints), '')}"
+    )
 
 
 def _fault(form: type[Form], name: str, items: Sequence[Mapping[str, Any]]) -> str:

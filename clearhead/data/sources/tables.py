@@ -6,18 +6,19 @@ import csv
 import importlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from clearhead.data.sources.alignment import misalignment
 from clearhead.data.sources.lines import content_key, empty_file, read_lines, stream_lines
 from clearhead.errors import InputError, Message, json_text, key, nearest
 
 Column = int | str
-Row = tuple[int, tuple[Any, ...]]
+Row = tuple[Any, tuple[Any, ...]]
+"""What a source counts its rows by, such as a line; and the values of the row."""
 Share = tuple[float, float]
 WHOLE: Share = (0.0, 1.0)
 
@@ -43,12 +44,12 @@ class Table:
     Args:
         columns: by role, such as "source" or "label".
         numbers: the number of each row, as its source counts.
-        where: returns the place of the row with such a number.
+        where: returns the place of the row with such a number, or of an item in it.
     """
 
     columns: Mapping[str, Sequence[Any]]
-    numbers: Sequence[int]
-    where: Callable[[int], str]
+    numbers: Sequence[Any]
+    where: Callable[..., str]
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -59,9 +60,27 @@ class Table:
     def __getitem__(self, role: str) -> Sequence[Any]:
         return self.columns[role]
 
-    def place(self, index: int) -> str:
-        """Return the place of row number `index`, counted from 0."""
-        return self.where(self.numbers[index])
+    def place(self, index: int, *item: int) -> str:
+        """Return the place of row number `index`, or of an item in it, such as a word; both are counted from 0."""
+        return self.where(self.numbers[index], *item)
+
+
+@runtime_checkable
+class TableSource(Protocol):
+    """Where rows come from."""
+
+    @property
+    def columns(self) -> Collection[str]:
+        """The role of each value of a row."""
+
+    def rows(self) -> Iterator[Row]:
+        """Go through the rows in order."""
+
+    def place(self, number: Any) -> str:
+        """Return the place of the row that the source gives this number, for messages."""
+
+    def identity(self) -> list[object]:
+        """Return JSON values that the rows depend on."""
 
 
 @dataclass(frozen=True)
@@ -342,9 +361,6 @@ class Examples:
         return ["examples", list(self.records), dict(self.columns)]
 
 
-TableSource = AlignedFiles | DelimitedFile | JsonLinesFile | Dataset | Examples
-
-
 def read_table(source: TableSource, share: Share = WHOLE, *, what: str) -> Table:
     """Read the rows of a source, in order.
 
@@ -359,14 +375,15 @@ def read_table(source: TableSource, share: Share = WHOLE, *, what: str) -> Table
     rows = list(source.rows())
     if not rows:
         raise InputError(f"{source.place(1)}: expected at least one {what}, found none")
-    part = rows[slice(*(round(border * len(rows)) for border in share))]
-    if not part:
+    first, behind = (round(border * len(rows)) for border in share)
+    shared = rows[first:behind]
+    if not shared:
         raise InputError(
             f"{source.place(rows[0][0])}: the part from {share[0]:.0%} to {share[1]:.0%} of {len(rows)} {what}s "
             "is empty"
         )
-    columns = {role: [values[place] for _, values in part] for place, role in enumerate(source.columns)}
-    return Table(columns, [number for number, _ in part], source.place)
+    columns = {role: [values[position] for _, values in shared] for position, role in enumerate(source.columns)}
+    return Table(columns, [number for number, _ in shared], source.place)
 
 
 def _shown(cells: Sequence[str]) -> str:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from pydantic import Field
 
 from clearhead.data.sources.lines import content_key, empty_file, split_lines, stream_text
-from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, parse_table, user_path
+from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, user_path
 from clearhead.data.sources.tables import Dataset, Examples, JsonLinesFile, Share
 from clearhead.errors import InputError, key
 
@@ -344,16 +344,3 @@ class TextDataset(Form):
 
 
 TEXT_FORMS: Final[tuple[type[Form], ...]] = (TextTable, TextDataset)
-
-
-def parse_text_source(table: Mapping[str, Any]) -> TextSource:
-    """Turn a table of a run file, such as { text = "corpus/", pattern = "*.txt" }, into a source.
-
-    Args:
-        table: the key "text" for a file, a folder or a file of JSON lines; or "dataset"; with the other keys of each.
-
-    Raises:
-        InputError: every unknown or missing key and every wrong value, in one report.
-    """
-    source: TextSource = parse_table(table, TEXT_FORMS).as_source()
-    return source

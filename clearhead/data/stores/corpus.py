@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
+from clearhead.data.cache import load_or_make
 from clearhead.data.sources.tables import WHOLE, Share
 from clearhead.data.sources.texts import TextChunk, TextSource, measure, read_chunks
-from clearhead.data.stores.arrays import ArrayStore, ArrayWriter, id_dtype
-from clearhead.data.stores.cache import load_or_make
-from clearhead.data.stores.document_chunks import chunk_documents
 from clearhead.data.stores.documents import Documents
+from clearhead.data.stores.store import ArrayWriter, Store, StoreKind, read_apart
+from clearhead.data.tokenize.document_chunks import encoded_parts
 from clearhead.errors import InputError
 from clearhead.spec.describe import number_of
 from clearhead.text.tokenizer import Tokenizer
 
-# How much text is tokenized at once: enough to keep every core busy.
-_BATCH_CHARACTERS = 1 << 20
-_BATCH_PARTS = 20_000
+
+def _report(store: Store) -> str:
+    documents = store.texts[0]
+    return f"{len(documents.ids):,} tokens in {number_of(len(documents), 'document')}"
 
 
-class Corpus(Documents, ArrayStore):
+_KIND = StoreKind("corpora", "tokenized text", ("document",), _report, read_apart)
+
+
+class Corpus(Documents, Store):
     """Tokenized documents in a folder.
 
     Args:
@@ -37,13 +40,10 @@ class Corpus(Documents, ArrayStore):
         text_bytes: bytes of the text in UTF-8.
     """
 
-    contents: ClassVar[str] = "tokenized text"
-
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
-        ArrayStore.__init__(self, folder)
-        Documents.__init__(self, self.ragged("document"), tokenizer)
-        self.largest_id, self.text_bytes = int(self.record["largest_id"]), int(self.record["bytes"])
-        self.report = f"{self.num_tokens:,} tokens in {number_of(len(self), 'document')}"
+        Store.__init__(self, folder, _KIND, special=(0,))
+        Documents.__init__(self, self.texts[0], tokenizer)
+        self.largest_id, self.text_bytes = int(self.facts["largest_id"]), int(self.facts["bytes"])
 
 
 def prepare_corpus(source: TextSource, tokenizer: Tokenizer, *, share: Share = WHOLE) -> Corpus:
@@ -68,7 +68,7 @@ def prepare_corpus(source: TextSource, tokenizer: Tokenizer, *, share: Share = W
         writer.finish(record)
 
     inputs = [source.identity(), tokenizer.fingerprint, share]
-    return load_or_make("corpora", inputs, lambda folder: Corpus(folder, tokenizer), make)
+    return load_or_make(_KIND.name, inputs, lambda folder: Corpus(folder, tokenizer), make)
 
 
 def _write(writer: ArrayWriter, chunks: Iterable[TextChunk], tokenizer: Tokenizer) -> dict[str, Any]:
@@ -84,45 +84,17 @@ def _write(writer: ArrayWriter, chunks: Iterable[TextChunk], tokenizer: Tokenize
 
     offsets = [0]
     for rows, starts in encoded_parts(counted(), tokenizer):
-        for row, is_new in zip(rows, starts, strict=True):
+        for row_length, is_new in zip(rows.lengths.tolist(), starts, strict=True):
             if is_new and length:
                 end += length
                 offsets.append(end)
                 length = 0
-            length += len(row)
-        flat = np.fromiter(itertools.chain.from_iterable(rows), dtype=id_dtype(tokenizer), count=sum(map(len, rows)))
-        largest = max(largest, int(flat.max()) if len(flat) else -1)
-        writer.append("document_ids", flat)
+            length += row_length
+        if len(rows.ids):
+            largest = max(largest, int(rows.ids.max()))
+        writer.append("document_ids", rows.ids)
         writer.append("document_offsets", np.array(offsets, dtype=np.int64))
         offsets = []
     if length:
         writer.append("document_offsets", np.array([end + length], dtype=np.int64))
     return {"largest_id": largest, "bytes": num_bytes}
-
-
-def encoded_parts(
-    chunks: Iterable[TextChunk], tokenizer: Tokenizer
-) -> Iterator[tuple[Sequence[Sequence[int]], list[bool]]]:
-    """Tokenize documents in the order of the text, many parts at a time.
-
-    Returns:
-        for many parts together, the ids of each, and whether a document starts with it.
-    """
-    for texts, starts in _batches(chunk_documents(chunks, tokenizer)):
-        yield tokenizer.encode_batch(texts), starts
-
-
-def _batches(parts: Iterable[tuple[str, bool]]) -> Iterator[tuple[list[str], list[bool]]]:
-    """Gather texts until there is enough to tokenize at once."""
-    texts: list[str] = []
-    starts: list[bool] = []
-    room = _BATCH_CHARACTERS
-    for text, is_new in parts:
-        texts.append(text)
-        starts.append(is_new)
-        room -= len(text)
-        if room <= 0 or len(texts) == _BATCH_PARTS:
-            yield texts, starts
-            texts, starts, room = [], [], _BATCH_CHARACTERS
-    if texts:
-        yield texts, starts

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from clearhead.data.stores.arrays import Ragged, Rows
+from clearhead.data.arrays import Ragged, Rows
 from clearhead.text.special_tokens import PrefixSuffix
 from clearhead.text.tokenizer import Tokenizer
 

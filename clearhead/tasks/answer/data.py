@@ -1,22 +1,181 @@
-"""The data of extractive question answering: questions about contexts, with the answers that stand in them."""
+"""The data of extractive question answering: questions about contexts, with the answers that stand in them.
+
+They come in the SQuAD layout, as JSON lines or as a list.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from pydantic import Field
 
-from clearhead.data.sources.answers import AnswerRows, AnswerSource, SquadFile, read_answers
+from clearhead.data.sources.checked_rows import CheckedRows
 from clearhead.data.sources.examples import ListedExamples
-from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, parse_table, user_path
-from clearhead.data.sources.tables import JsonLinesFile
-from clearhead.errors import InputError
-from clearhead.files import absent
+from clearhead.data.sources.lines import content_key, stream_text
+from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, user_path
+from clearhead.data.sources.tables import (
+    WHOLE,
+    JsonLinesFile,
+    Row,
+    Share,
+    Table,
+    TableSource,
+    checked_text,
+    field_value,
+    read_table,
+)
+from clearhead.errors import InputError, json_text, within
+from clearhead.files import absent, parse_json
 from clearhead.tasks.data import LabelledExamples, TaskData, TaskSection
+from clearhead.text.long_texts import refuse_enormous
 
 _FIELDS: Final = {name: name for name in ("context", "question", "answer", "start")}
 _RAW: Final = ("answer", "start")
+_LAYOUT: Final = ("data", "paragraphs", "qas")
+_COLUMNS: Final = ("context", "question", "answers")
+
+
+class GoldAnswer(NamedTuple):
+    """A right answer: its characters, and the place of the first of them in the context, counted from 0."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True)
+class SquadFile:
+    """A file in the SQuAD layout, version 1.1 or 2.0.
+
+    Args:
+        path: a JSON file, plain or .gz: {"data": [{"paragraphs": [{"context", "qas"}]}]}. Each of `qas` has a
+            "question" and "answers", a list of {"text", "answer_start"}; the list is empty where "is_impossible" is
+            true, and only there.
+
+    Source: arXiv 1606.05250 (1.1) and arXiv 1806.03822 (2.0).
+    """
+
+    path: Path
+    columns = _COLUMNS
+
+    def rows(self) -> Iterator[Row]:
+        """Go through the questions in file order, counted by article, paragraph and question."""
+        document, is_empty = self._document(), True
+        for article, content in self._items(document, ()):
+            for paragraph, values in self._items(content, article):
+                context = _filled(values, "context", self.place(paragraph))
+                for number, entry in self._items(values, paragraph):
+                    is_empty, place = False, self.place(number)
+                    yield number, (context, _filled(entry, "question", place), _squad_answers(entry, context, place))
+        if is_empty:
+            raise InputError(f"{self.path}: expected at least one question, found none")
+
+    def _document(self) -> object:
+        try:
+            return parse_json("".join(stream_text(self.path)))
+        except json.JSONDecodeError as error:
+            raise InputError(
+                f"{self.path}:{error.lineno}: expected JSON in the SQuAD layout, but {error.msg.lower()}; the name of "
+                "a file of JSON lines ends in .jsonl"
+            ) from None
+
+    def _items(self, record: object, number: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], object]]:
+        """Go through the list that the next level of the layout is, with the number of each item."""
+        for index, value in enumerate(_list_of(record, _LAYOUT[len(number)], self.place(number))):
+            yield (*number, index), value
+
+    def place(self, number: tuple[int, ...]) -> str:
+        """Return the place of a question, a paragraph, an article or the file."""
+        levels = [f"{name}[{index}]" for name, index in zip(_LAYOUT, number, strict=False)]
+        return ": ".join(filter(None, [str(self.path), ".".join(levels)]))
+
+    def identity(self) -> list[object]:
+        """Return JSON values that the questions depend on."""
+        return ["answers", "squad", content_key(self.path)]
+
+
+class QuestionRows(CheckedRows):
+    """Questions as rows of a table.
+
+    Its columns are "context", "question", "answer" and "start"; the last two are lists where there are several right
+    answers, and null where the context holds none.
+    """
+
+    kind, columns = "answers", _COLUMNS
+
+    def check(self, record: Mapping[str, Any], place: str) -> tuple[Any, ...]:
+        """As of `CheckedRows`."""
+        context, question = _filled(record, "context", place), _filled(record, "question", place)
+        texts, starts = _several(record["answer"]), _several(record["start"])
+        if len(texts) != len(starts):
+            raise InputError(f"{place}: expected a start for each of {len(texts)} answers, got {len(starts)}")
+        golds = [_gold(text, start, context, place) for text, start in zip(texts, starts, strict=True)]
+        return context, question, tuple(golds)
+
+
+def _list_of(record: object, field: str, place: str) -> list[object]:
+    values = field_value(record, field, place)
+    if not isinstance(values, list):
+        raise InputError(f"{place}: field '{field}' is {json_text(values)}; expected a list, as in the SQuAD layout")
+    return values
+
+
+def _filled(record: object, field: str, place: str) -> str:
+    text = checked_text(field_value(record, field, place), field, place)
+    if not text.strip():
+        raise InputError(f"{place}: the {field} is empty")
+    with within(place):
+        refuse_enormous([text], None, field)
+    return text
+
+
+def _squad_answers(entry: object, context: str, place: str) -> tuple[GoldAnswer, ...]:
+    golds = []
+    for index, answer in enumerate(_list_of(entry, "answers", place)):
+        its_place = f"{place}.answers[{index}]"
+        text, start = (field_value(answer, field, its_place) for field in ("text", "answer_start"))
+        golds.append(_gold(text, start, context, its_place))
+    is_impossible = bool(entry.get("is_impossible")) if isinstance(entry, Mapping) else False
+    if is_impossible and golds:
+        raise InputError(f"{place}: the question is marked as impossible, but it has answers; remove one of the two")
+    if not golds and not is_impossible:
+        raise InputError(
+            f'{place}: the question has no answer; where the context holds none, SQuAD 2.0 says "is_impossible": true'
+        )
+    return tuple(golds)
+
+
+def _several(value: object) -> list[object]:
+    """Return the values of a field that may hold one, several in a list, or null for none."""
+    if isinstance(value, list):
+        return value
+    return [] if value is None else [value]
+
+
+def _gold(text: object, start: object, context: str, place: str) -> GoldAnswer:
+    """Return an answer that stands in its context.
+
+    Raises:
+        InputError: it does not; the sentence says what stands there.
+    """
+    if not isinstance(text, str) or not text.strip():
+        raise InputError(f"{place}: the answer is {json_text(text)}; expected a text that stands in the context")
+    if not isinstance(start, int) or isinstance(start, bool):
+        raise InputError(
+            f"{place}: the start of the answer is {json_text(start)}; expected a number of characters, from 0"
+        )
+    if start < 0 or context[start : start + len(text)] != text:
+        first = context.find(text)
+        there = f"{json_text(context[start : start + len(text)])} stands" if 0 <= start < len(context) else "nothing is"
+        mend = f"it stands at {first}" if first >= 0 else "it is not in the context at all"
+        raise InputError(
+            f"{place}: the answer {json_text(text)} does not begin at character {start} of the context, where "
+            f"{there}; {mend}"
+        )
+    return GoldAnswer(text, start)
 
 
 class AnswerText(Form):
@@ -24,13 +183,13 @@ class AnswerText(Form):
 
     text: Filled = Field(examples=["train.json"])
 
-    def as_source(self) -> AnswerSource:
+    def as_source(self) -> TableSource:
         """Return the source of the questions."""
         path = user_path(self.text)
         if path.is_dir():
             raise InputError(f"{path} is a folder: name a file in it")
         if has_ending(path, ".jsonl"):
-            return AnswerRows(JsonLinesFile(path, _FIELDS, raw=_RAW))
+            return QuestionRows(JsonLinesFile(path, _FIELDS, raw=_RAW))
         if has_ending(path, ".json"):
             return SquadFile(path)
         # One that is well named may be written before it is read, as lists of examples are.
@@ -42,42 +201,51 @@ class AnswerText(Form):
         )
 
 
+def read_answers(source: TableSource, share: Share = WHOLE) -> Table:
+    """Read the questions of a source, as columns "context", "question" and "answers", tuples of `GoldAnswer`.
+
+    Args:
+        source: where they are.
+        share: from which to which share of them, 0 to 1.
+
+    Raises:
+        InputError: the file is missing or unusable, an answer does not stand in its context, or there is no question
+            in the share.
+    """
+    return read_table(source, share, what="question")
+
+
+def answer_texts(source: TableSource, share: Share = WHOLE) -> list[str]:
+    """Return the contexts of a source, each once, and its questions, to train a tokenizer on."""
+    data = read_answers(source, share)
+    return [*dict.fromkeys(data["context"]), *data["question"]]
+
+
 # A list has the question first, as it is asked.
-_EXAMPLES: Final = ListedExamples(({name: name for name in ("question", "context", "answer", "start")},), _RAW)
+_EXAMPLES: Final = ListedExamples(
+    ({name: name for name in ("question", "context", "answer", "start")},), _RAW, QuestionRows
+)
 
 
 def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> LabelledExamples:
     """As of `TaskData.labelled`; questions about one context stay together."""
-    table = {"text": str(options["text"])}
-    data = read_answers(parse_answer_source(table))
-    contexts = dict.fromkeys(question.context for question in data)
-    without = sum(not question.answers for question in data)
+    form = AnswerText(text=str(options["text"]))
+    data = read_answers(form.as_source())
+    contexts = dict.fromkeys(data["context"])
+    without = sum(not answers for answers in data["answers"])
 
     def record(row: int) -> dict[str, object]:
-        question = data[row]
-        texts, starts = ([gold[side] for gold in question.answers] for side in (0, 1))
-        return {"context": question.context, "question": question.question, "answer": texts, "start": starts}
+        texts, starts = ([gold[side] for gold in data["answers"][row]] for side in (0, 1))
+        return {"context": data["context"][row], "question": data["question"][row], "answer": texts, "start": starts}
 
     return LabelledExamples(
-        table=table,
+        table=form.model_dump(),
         what="questions",
-        texts=[*((context,) for context in contexts), *((question.question,) for question in data)],
-        keys=[[question.context] for question in data],
+        texts=[(text,) for text in (*contexts, *data["question"])],
+        keys=[[context] for context in data["context"]],
         record=record,
         facts=f"; {len(contexts)} contexts, {without} questions without an answer",
     )
 
 
 DATA: Final = TaskData(TaskSection, (AnswerText,), _EXAMPLES, labelled=_labelled)
-
-
-def parse_answer_source(table: Mapping[str, Any]) -> AnswerSource:
-    """Turn a table of a run file, such as { text = "train.json" }, into a source.
-
-    Args:
-        table: the key "text".
-
-    Raises:
-        InputError: every unknown or missing key and every wrong type, in one report.
-    """
-    return parse_table(table, (AnswerText,)).as_source()

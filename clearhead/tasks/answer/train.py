@@ -14,38 +14,34 @@ from torch import Tensor, nn
 
 from clearhead import spec
 from clearhead.core import Transformer
+from clearhead.data.arrays import Indices
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.data.sources.answers import AnswerSource, answer_texts
-from clearhead.data.sources.tables import Share
-from clearhead.data.stores.answers import NO_ANSWER, AnswerStore, prepare_answers
-from clearhead.data.stores.arrays import Indices
+from clearhead.data.sources.tables import Share, TableSource
+from clearhead.data.stores.store import Store
 from clearhead.errors import InputError
-from clearhead.evaluate.result import Validation
 from clearhead.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.predict.outputs import run_batch
-from clearhead.tasks.answer.data import parse_answer_source
-from clearhead.tasks.answer.use import check_no_answer, measure_store
+from clearhead.tasks.answer.data import answer_texts
+from clearhead.tasks.answer.store import NO_ANSWER, prepare_answers, window_ids
+from clearhead.tasks.answer.use import AnswerMeasures, check_no_answer, longest_answer, measure_store
 from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.train import LabelledTraining, Stores
 from clearhead.text.tokenizer import Tokenizer
 
 
-class Training(LabelledTraining[AnswerSource, AnswerStore]):
+class Training(LabelledTraining):
     """The training of a model that answers questions from their contexts."""
 
-    parse = staticmethod(parse_answer_source)
     texts = staticmethod(answer_texts)
 
-    def prepare(
-        self, source: AnswerSource, share: Share, tokenizer: Tokenizer, train: AnswerStore | None
-    ) -> AnswerStore:
+    def prepare(self, source: TableSource, share: Share, tokenizer: Tokenizer, train: Store | None) -> Store:
         """As of `LabelledTraining`."""
         return prepare_answers(source, tokenizer, max_length=self.run_file.data.max_length, share=share)
 
-    def record(self, stores: Stores[AnswerStore]) -> TaskRecord:
+    def record(self, stores: Stores[Store]) -> TaskRecord:
         """As of `LabelledTraining`."""
-        longest = stores.train.report.answer_tokens
+        longest = stores.train.facts["report"]["answer_tokens"]
         if not longest:
             raise InputError("[data] train: no question has an answer; expected some that have one")
         length = self.run_file.data.max_length
@@ -55,7 +51,7 @@ class Training(LabelledTraining[AnswerSource, AnswerStore]):
         """As of `LabelledTraining`."""
         return self.one_stack_spec(tokenizer, 2, "the context")
 
-    def collate(self, store: AnswerStore, collator: InputCollator) -> Callable[[Indices], Batch]:
+    def collate(self, store: Store, collator: InputCollator) -> Callable[[Indices], Batch]:
         """As of `LabelledTraining`."""
         check_no_answer(collator)
         return lambda rows: collate_answers(store, rows, collator)
@@ -65,15 +61,13 @@ class Training(LabelledTraining[AnswerSource, AnswerStore]):
         smoothing = self.run_file.train.label_smoothing
         return answer_loss(module, batch.to(self.setup.device), label_smoothing=smoothing)
 
-    def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: AnswerStore) -> Validation:
+    def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: Store) -> AnswerMeasures:
         """As of `LabelledTraining`."""
-        collator, longest = InputCollator.of(module.spec, tokenizer, record.repeats), record.answer_tokens
-        assert longest is not None, "the record of a training has it"
-        measures = measure_store(module, collator, store, max_tokens=longest, batch_tokens=self.budget)
-        return Validation(loss=measures.loss, score=measures.score)
+        collator, longest = InputCollator.of(module.spec, tokenizer, record.repeats), longest_answer(record)
+        return measure_store(module, collator, store, max_tokens=longest, batch_tokens=self.budget)
 
 
-def collate_answers(store: AnswerStore, rows: Indices, collator: InputCollator) -> Batch:
+def collate_answers(store: Store, rows: Indices, collator: InputCollator) -> Batch:
     """Make a batch of some windows of contexts, each behind its question.
 
     The labels [B, T, 2] say of each token whether the answer starts and whether it ends there: 1 or 0, and NO_LABEL
@@ -86,14 +80,14 @@ def collate_answers(store: AnswerStore, rows: Indices, collator: InputCollator) 
 
     Source: arXiv 1810.04805, section 4.2 and 4.3.
     """
-    questions, contexts = zip(*map(store.ids, rows), strict=True)
+    questions, contexts = zip(*(window_ids(store, row) for row in rows), strict=True)
     inputs = collator.collate(questions, contexts, limit=store.longest[0])
     labels_BT2 = np.full((*inputs.ids.shape, 2), NO_LABEL, dtype=np.int64)
     for index, row in enumerate(rows):
         start = collator.second_place(len(questions[index]))
         labels_BT2[index, 0] = 0
         labels_BT2[index, start : start + len(contexts[index])] = 0
-        for side, token in enumerate(store.labels[row].tolist()):
+        for side, token in enumerate(store.arrays["labels"][row].tolist()):
             labels_BT2[index, 0 if token == NO_ANSWER else start + token, side] = 1
     return inputs.with_labels(torch.from_numpy(labels_BT2), rows, num_labels=len(rows))
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import re
 import string
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,19 +20,25 @@ from torch import Tensor
 
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
-from clearhead.data.sources.answers import AnswerRows
-from clearhead.data.sources.tables import Examples
-from clearhead.data.stores.answers import NO_ANSWER, AnswerStore, prepare_answers
-from clearhead.data.stores.context_windows import WINDOW, context_windows
+from clearhead.data.stores.store import Store
 from clearhead.errors import InputError, argument
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.printing import Printed
 from clearhead.progress import message
-from clearhead.tasks.answer.data import parse_answer_source
+from clearhead.tasks.answer.data import DATA
+from clearhead.tasks.answer.store import (
+    NO_ANSWER,
+    WINDOW,
+    context_text,
+    context_windows,
+    gold_texts,
+    prepare_answers,
+    window_ids,
+)
 from clearhead.tasks.record import TaskRecord
-from clearhead.tasks.use import collate_texts, finite, source_of
+from clearhead.tasks.use import collate_texts, finite
 from clearhead.text.long_texts import MOST_CHARACTERS, warn_of_long_texts
 from clearhead.text.spans import Span
 from clearhead.text.tokenizer import Tokenizer
@@ -228,8 +235,8 @@ def best_spans(
     is_inside_KT: Bool[Tensor, "lengths tokens"] = torch.arange(count) + torch.arange(longest)[:, None] < count
     scores = scores_KT.where(is_inside_KT, -1.0).flatten()
     best = scores.topk(min(top_k, int(is_inside_KT.sum())))
-    places = [divmod(int(index), count) for index in best.indices]
-    return [(first, first + extra, float(score)) for (extra, first), score in zip(places, best.values, strict=True)]
+    positions = [divmod(int(index), count) for index in best.indices]
+    return [(first, first + extra, float(score)) for (extra, first), score in zip(positions, best.values, strict=True)]
 
 
 def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> list[Answer]:
@@ -283,9 +290,9 @@ def answer_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) -
     for text, golds in zip(predicted, expected, strict=True):
         guess = _answer_words(text)
         # A right answer of nothing but articles and punctuation is none.
-        golds_in_words = list(filter(None, map(_answer_words, golds))) or [[]]
-        exact += guess in golds_in_words
-        f1 += max(_word_f1(guess, gold) for gold in golds_in_words)
+        right = list(filter(None, map(_answer_words, golds))) or [[]]
+        exact += guess in right
+        f1 += max(_word_f1(guess, words) for words in right)
     return AnswerScores(exact / len(predicted), f1 / len(predicted), len(predicted))
 
 
@@ -356,18 +363,19 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> AnswerM
         RunFailure: the model's outputs are not finite.
     """
     module, tokenizer, task = model.tree, model.tokenizers.source, model.task
-    source = source_of(data, "answer", parse_answer_source)
-    rows = AnswerRows(source) if isinstance(source, Examples) else source
+    source = DATA.source(data)
     collator = answer_collator(module, tokenizer, task)
-    store = prepare_answers(rows, tokenizer, max_length=window_length(module, task))
-    message(str(store.report))
-    return measure_store(module, collator, store, max_tokens=longest_answer(task), batch_size=options.batch_size)
+    store = prepare_answers(source, tokenizer, max_length=window_length(module, task))
+    most = longest_answer(task)
+    measures = measure_store(module, collator, store, max_tokens=most, batch_size=options.batch_size)
+    message(store.report)
+    return measures
 
 
 def measure_store(
     module: Transformer,
     collator: InputCollator,
-    store: AnswerStore,
+    store: Store,
     *,
     max_tokens: int,
     batch_size: int | None = None,
@@ -387,29 +395,44 @@ def measure_store(
         InputError: a question has no answer, and the tokenizer no token that could say so.
         RunFailure: the model's outputs are not finite.
     """
-    golds = [store.golds(question) for question in range(len(store.questions))]
+    golds = gold_texts(store)
     has_unanswerable = not all(golds)
     if has_unanswerable:
         check_no_answer(collator)
-    ids = [store.ids(row) for row in range(len(store))]
-    best: dict[int, tuple[float, int, int]] = {}
-    nowhere: dict[int, float] = {}
+    questions, contexts = zip(*map(partial(window_ids, store), range(len(store))), strict=True)
+    best: defaultdict[int, _BestSpan] = defaultdict(_BestSpan)
     total = 0.0
-    texts = [question for question, _ in ids], [context for _, context in ids]
-    for row, starts, ends in window_scores(module, collator, *texts, batch_size=batch_size, batch_tokens=batch_tokens):
-        first, last = (0 if token == NO_ANSWER else token + 1 for token in store.labels[row].tolist())
+    sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
+    for row, starts, ends in window_scores(module, collator, questions, contexts, **sizes):
+        first, last = (0 if token == NO_ANSWER else token + 1 for token in store.arrays["labels"][row].tolist())
         total -= float(starts[first] + ends[last]) / 2
-        question, front = int(store.rows[row]), int(store.borders[row, 0])
-        starts, ends = starts.exp(), ends.exp()
-        ((first, last, score),) = best_spans(starts[1:], ends[1:], 1, max_tokens)
-        # The windows come in no order: of equal scores the first in the context counts, as in `answer`.
-        best[question] = max(best.get(question, (-math.inf, 0, 0)), (score, -front - first, front + last))
-        nowhere[question] = min(nowhere.get(question, 1.0), float(starts[0] * ends[0]))
-    predicted = [""] * len(golds)
-    for question, (score, negative, last) in best.items():
-        if not (has_unanswerable and nowhere[question] >= score):
-            predicted[question] = store.context(question)[store.spans[-negative, 0] : store.spans[last, 1]]
+        front = int(store.arrays["borders"][row, 0])
+        best[int(store.arrays["rows"][row])].add(starts.exp(), ends.exp(), front, max_tokens)
+    predicted, spans = [""] * len(golds), store.arrays["spans"]
+    for question, span in best.items():
+        if not (has_unanswerable and span.nowhere >= span.score):
+            predicted[question] = context_text(store, question)[spans[span.first, 0] : spans[span.last, 1]]
     return _measures(total / len(store), predicted, golds)
+
+
+@dataclass
+class _BestSpan:
+    """The best span of all windows of a question, in ids of all contexts, and the least score of "no answer"."""
+
+    score: float = -math.inf
+    first: int = 0
+    last: int = 0
+    nowhere: float = 1.0
+
+    def add(
+        self, starts_T: Float[Tensor, " tokens"], ends_T: Float[Tensor, " tokens"], front: int, max_tokens: int
+    ) -> None:
+        """Compare with the best span of a window whose first id has the number `front` of all contexts."""
+        ((first, last, score),) = best_spans(starts_T[1:], ends_T[1:], 1, max_tokens)
+        # The windows come in no order: of equal scores the first in the context counts, as in `answer`.
+        if (score, -front - first, -front - last) > (self.score, -self.first, -self.last):
+            self.score, self.first, self.last = score, front + first, front + last
+        self.nowhere = min(self.nowhere, float(starts_T[0] * ends_T[0]))
 
 
 def _measures(loss: float, predicted: list[str], golds: list[list[str]]) -> AnswerMeasures:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from pydantic import Field
 
 from clearhead.data.sources.examples import ListedExamples
-from clearhead.data.sources.labelled import is_delimited, labelled_table, read_labelled, text_columns
 from clearhead.data.sources.run_file_tables import (
     Column,
     Filled,
@@ -19,13 +19,24 @@ from clearhead.data.sources.run_file_tables import (
     parse_table,
     user_path,
 )
-from clearhead.data.sources.tables import AlignedFiles, Dataset, DelimitedFile, JsonLinesFile, Table, TableSource
+from clearhead.data.sources.tables import (
+    WHOLE,
+    AlignedFiles,
+    Dataset,
+    DelimitedFile,
+    JsonLinesFile,
+    Share,
+    Table,
+    TableSource,
+    read_table,
+)
 from clearhead.errors import InputError, key, nearest
+from clearhead.files import absent
 from clearhead.tasks.data import LabelledExamples, PooledSection, TaskData
 from clearhead.tasks.record import LabelKind
 
 if TYPE_CHECKING:
-    from clearhead.data.stores.label_set import LabelSet
+    from clearhead.tasks.classify.label_set import LabelSet
 
 _RAW: Final = ("labels",)
 _KEYS: Final = {"text": "text_column", "labels": "labels", "pair": "pair"}
@@ -49,7 +60,7 @@ class LabelledTable(Form):
         """Return the source of the columns, fields or files."""
         path = user_path(self.text)
         pair = {} if self.pair is None else {"pair": self.pair}
-        if is_delimited(path):
+        if _is_delimited(path):
             default = "text" if isinstance(self.labels, str) else None
             columns = {"labels": self.labels, **pair, "text": self.text_column or default}
             separator = "\t" if has_ending(path, ".tsv") else ","
@@ -89,6 +100,55 @@ def _name(role: str, column: int | str) -> str:
     return column
 
 
+def _is_delimited(path: Path | str) -> bool:
+    """Tell whether a file has columns, which may be given by their numbers."""
+    return has_ending(path, ".tsv", ".csv")
+
+
+def read_labelled(source: TableSource, share: Share = WHOLE) -> Table:
+    """Read the examples of a source, as columns "text", "labels" and, for pairs of texts, "pair".
+
+    Args:
+        source: where they are.
+        share: from which to which share of them, 0 to 1.
+
+    Raises:
+        InputError: a file, column or field is missing or unusable, or files have unequal line counts.
+    """
+    if isinstance(source, AlignedFiles) and not (labels := source.columns["labels"]).exists():
+        raise InputError(
+            f"{labels}: {absent(labels)}; expected a file with a label for each line of {source.columns['text']}, or a "
+            "column where the name of that file ends in .tsv, .csv or .jsonl"
+        )
+    return read_table(source, share, what="labelled text")
+
+
+def text_columns(data: Table) -> list[list[str]]:
+    """Return the texts of labelled data, or the first and the second texts of pairs."""
+    return [list(data[role]) for role in ("text", "pair") if role in data]
+
+
+def labelled_texts(source: TableSource, share: Share = WHOLE) -> list[str]:
+    """Return the texts of a source without their labels, those of pairs one by one, to train a tokenizer on."""
+    return [text for column in text_columns(read_labelled(source, share)) for text in column]
+
+
+def labelled_table(text: Path, labels: str | None, *, text_column: str | None, pair: str | None) -> dict[str, Any]:
+    """Return the [data] table of labelled texts that are named on the command line.
+
+    Args:
+        text: the file of the texts.
+        labels: the column of their labels, or a file of them; None: that of the training data.
+        text_column: the column of the texts.
+        pair: the column of the second texts, or a file of them.
+    """
+    values = {"labels": labels, "text_column": text_column, "pair": pair}
+    given = {key: value for key, value in values.items() if value is not None}
+    # As in a run file, a column of a table is a name or a number counted from 1.
+    columns = {key: int(value) if _is_delimited(text) and value.isdecimal() else value for key, value in given.items()}
+    return {"text": str(text), **columns}
+
+
 _FORMS: Final[tuple[type[Form], ...]] = (LabelledTable, LabelledDataset)
 _EXAMPLES: Final = ListedExamples(
     ({"text": "text", "labels": "label"}, {"text": "text", "pair": "pair", "labels": "label"}), _RAW
@@ -99,7 +159,7 @@ def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> Lab
     """As of `TaskData.labelled`; both parts have shares of each class."""
     text_column, pair = options.get("text_column"), options.get("pair")
     table = labelled_table(options["text"], options["labels"], text_column=text_column, pair=pair)
-    data = read_labelled(parse_labelled_source(table))
+    data = read_labelled(parse_table(table, _FORMS).as_source())
     labels = _labels(data, options, train)
     fields = {role: role for role in ("text", "pair") if role in data} | {"labels": "label"}
     examples = list(zip(*text_columns(data), strict=True))
@@ -125,7 +185,7 @@ def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> Lab
 def _labels(data: Table, options: Mapping[str, Any], train: LabelledExamples | None) -> LabelSet:
     """Return the labels of training examples; those of validation examples must be among them."""
     # It loads NumPy, for which a fault in a run file should not wait.
-    from clearhead.data.stores.label_set import learn_labels
+    from clearhead.tasks.classify.label_set import learn_labels
 
     if train is None:
         return learn_labels(data, _label_kind(data, options.get("label_kind")))
@@ -159,17 +219,3 @@ def _label_kind(data: Table, wanted: str | None) -> LabelKind:
 
 
 DATA: Final = TaskData(ClassifyTask, _FORMS, _EXAMPLES, labelled=_labelled)
-
-
-def parse_labelled_source(table: Mapping[str, Any]) -> TableSource:
-    """Turn a table of a run file, such as { text = "t.tsv", labels = "label" }, into a source.
-
-    Args:
-        table: "text" and "labels", with "text_column" and "pair" if the text's file is a table or JSON lines; or
-            "dataset" and "labels", with "split", "field", "pair" and "config".
-
-    Raises:
-        InputError: every unknown or missing key and every wrong type, in one report.
-    """
-    source: TableSource = parse_table(table, _FORMS).as_source()
-    return source

@@ -20,19 +20,18 @@ from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.core import Transformer
+from clearhead.data.arrays import Indices
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.data.sources.labelled import labelled_texts
 from clearhead.data.sources.tables import Share, TableSource
-from clearhead.data.stores.arrays import Indices
-from clearhead.data.stores.label_set import LabelSet
-from clearhead.data.stores.labelled import LabelStore, prepare_labelled
+from clearhead.data.stores.store import Store
 from clearhead.errors import InputError
-from clearhead.evaluate.result import Validation
 from clearhead.predict.outputs import run_batch
 from clearhead.presets.task_heads import token_head, usual_label_head, usual_pool, with_head
-from clearhead.tasks.classify.data import ClassifyTask, parse_labelled_source
-from clearhead.tasks.classify.use import measure_store
+from clearhead.tasks.classify.data import ClassifyTask, labelled_texts
+from clearhead.tasks.classify.label_set import LabelSet
+from clearhead.tasks.classify.store import is_paired, labels_of, prepare_labelled
+from clearhead.tasks.classify.use import ClassifyMeasures, measure_store
 from clearhead.tasks.record import LabelKind, TaskRecord
 from clearhead.tasks.train import LabelledTraining, Stores
 from clearhead.text.tokenizer import Tokenizer
@@ -43,7 +42,7 @@ SCORES: Mapping[LabelKind, str] = MappingProxyType(
 )
 
 
-class Training(LabelledTraining[TableSource, LabelStore]):
+class Training(LabelledTraining):
     """The training of a classifier.
 
     Args:
@@ -53,7 +52,6 @@ class Training(LabelledTraining[TableSource, LabelStore]):
         kind: of the labels.
     """
 
-    parse = staticmethod(parse_labelled_source)
     texts = staticmethod(labelled_texts)
 
     def __init__(self, setup: TaskSetup) -> None:
@@ -66,15 +64,16 @@ class Training(LabelledTraining[TableSource, LabelStore]):
             raise InputError("[train] label_smoothing has no effect where labels are numbers; remove it")
         return replace(super().parts(), score_name=SCORES[self.kind])
 
-    def prepare(self, source: TableSource, share: Share, tokenizer: Tokenizer, train: LabelStore | None) -> LabelStore:
+    def prepare(self, source: TableSource, share: Share, tokenizer: Tokenizer, train: Store | None) -> Store:
         """As of `LabelledTraining`."""
         length = self.run_file.data.max_length
         prepared = partial(prepare_labelled, source, tokenizer, max_length=length, kind=self.kind, share=share)
         if train is not None:
-            return prepared(labels=train.labels)
+            return prepared(labels=labels_of(train))
         store = prepared()
-        known = self._known_labels(store.labels)
-        return store if known == store.labels else prepared(labels=known)
+        labels = labels_of(store)
+        known = self._known_labels(labels)
+        return store if known == labels else prepared(labels=known)
 
     def _known_labels(self, labels: LabelSet) -> LabelSet:
         """Return the labels of the initial model, if they are those of the data, so that its head can be kept."""
@@ -86,19 +85,19 @@ class Training(LabelledTraining[TableSource, LabelStore]):
         names = initial.labels_like("classify", labels.names)
         return labels if names is None else LabelSet(labels.kind, names)
 
-    def record(self, stores: Stores[LabelStore]) -> TaskRecord:
+    def record(self, stores: Stores[Store]) -> TaskRecord:
         """As of `LabelledTraining`."""
-        store = stores.train
-        if store.is_paired != stores.valid.is_paired:
+        labels = labels_of(stores.train)
+        if is_paired(stores.train) != is_paired(stores.valid):
             raise InputError("[data] pair: training and validation texts must both be pairs, or both stand alone")
         return TaskRecord(
             kind="classify",
-            labels=store.labels.names,
+            labels=labels.names,
             label_kind=self.kind,
             max_length=self.run_file.data.max_length,
-            is_paired=store.is_paired,
-            number_mean=store.labels.mean,
-            number_scale=store.labels.scale,
+            is_paired=is_paired(stores.train),
+            number_mean=labels.mean,
+            number_scale=labels.scale,
         )
 
     def known_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> tuple[spec.Model, TaskRecord] | None:
@@ -116,7 +115,7 @@ class Training(LabelledTraining[TableSource, LabelStore]):
             )
         return with_head(model, usual_label_head(model, len(record.labels) or 1, pool=pool))
 
-    def collate(self, store: LabelStore, collator: InputCollator) -> Callable[[Indices], Batch]:
+    def collate(self, store: Store, collator: InputCollator) -> Callable[[Indices], Batch]:
         """As of `LabelledTraining`."""
         return lambda rows: collate_labelled(store, rows, collator)
 
@@ -125,13 +124,12 @@ class Training(LabelledTraining[TableSource, LabelStore]):
         smoothing = self.run_file.train.label_smoothing
         return label_loss(module, batch.to(self.setup.device), kind=self.kind, label_smoothing=smoothing)
 
-    def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: LabelStore) -> Validation:
+    def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: Store) -> ClassifyMeasures:
         """As of `LabelledTraining`."""
-        measures = measure_store(module, tokenizer, store, batch_tokens=self.budget, repeats=record.repeats)
-        return Validation(loss=measures.loss, score=measures.score)
+        return measure_store(module, tokenizer, store, batch_tokens=self.budget, repeats=record.repeats)
 
 
-def collate_labelled(store: LabelStore, rows: Indices, collator: InputCollator) -> Batch:
+def collate_labelled(store: Store, rows: Indices, collator: InputCollator) -> Batch:
     """Make a batch of some labelled texts.
 
     Args:
@@ -139,9 +137,10 @@ def collate_labelled(store: LabelStore, rows: Indices, collator: InputCollator) 
         rows: which of them, in the order of the batch; at least one.
         collator: adds the special ids and the padding of the model.
     """
-    inputs = collator.collate(*([texts[row] for row in rows] for texts in store.texts), limit=store.longest[0])
-    values: Int64[ndarray, " batch"] | Float[ndarray, "batch ..."] = store.values[rows]
-    labels = torch.from_numpy(values.astype(np.int64 if store.labels.kind == "single_label" else np.float32))
+    inputs = collator.collate(*([text[row] for row in rows] for text in store.texts), limit=store.longest[0])
+    values: Int64[ndarray, " batch"] | Float[ndarray, "batch ..."] = store.arrays["labels"][rows]
+    # Classes are indices, which cross-entropy takes; all other targets are numbers.
+    labels = torch.from_numpy(values.astype(np.int64 if values.dtype == np.int64 else np.float32))
     return inputs.with_labels(labels, rows, num_labels=labels.numel())
 
 

@@ -18,8 +18,7 @@ from torch.nn import functional as F
 
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator, ModelInputs
-from clearhead.data.stores.label_set import LabelSet
-from clearhead.data.stores.labelled import LabelStore, prepare_labelled
+from clearhead.data.stores.store import Store
 from clearhead.errors import InputError, nth_text
 from clearhead.evaluate.metrics import (
     F1Counts,
@@ -33,12 +32,14 @@ from clearhead.evaluate.metrics import (
 )
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures, aligned, f1_table, percent
-from clearhead.predict.outputs import check_finite, encode_sides, max_input_length, pooled_outputs
+from clearhead.predict.outputs import Sides, check_finite, encode_sides, max_input_length, pooled_outputs
 from clearhead.printing import Printed
 from clearhead.progress import message
-from clearhead.tasks.classify.data import parse_labelled_source
+from clearhead.tasks.classify.data import DATA
+from clearhead.tasks.classify.label_set import LabelSet
+from clearhead.tasks.classify.store import is_paired, labels_of, prepare_labelled
 from clearhead.tasks.record import Repeats, TaskRecord
-from clearhead.tasks.use import collate_texts, source_of
+from clearhead.tasks.use import collate_texts
 from clearhead.text.tokenizer import Tokenizer
 
 
@@ -100,8 +101,9 @@ def classify(
         module, collator, sides, width=labels.num_outputs, batch_size=batch_size, batch_tokens=batch_tokens
     )
     check_finite(logits_NL)
-    predictions = zip(_predictions(logits_NL, labels), is_cut.tolist(), strict=True)
-    return [replace(prediction, is_cut=cut) for prediction, cut in predictions]
+    return [
+        replace(label, is_cut=cut) for label, cut in zip(_predictions(logits_NL, labels), is_cut.tolist(), strict=True)
+    ]
 
 
 def check_classifier(module: Transformer, record: TaskRecord) -> LabelSet:
@@ -163,7 +165,8 @@ def _multi_label(probabilities: dict[str, float]) -> Classification:
 
 def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> list[Classification]:
     """Return the label of each text; see `Model.classify`."""
-    return list(model.classify(list(texts), batch_size=batch_size))
+    labels: list[Classification] = model.classify(list(texts), batch_size=batch_size)
+    return labels
 
 
 def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:
@@ -271,18 +274,19 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Classif
         InputError: the model is not a classifier, or the data cannot be used or has other labels.
     """
     labels, tokenizer, task = check_classifier(model.tree, model.task), model.tokenizers.source, model.task
-    source = source_of(data, "classify", parse_labelled_source)
+    source = DATA.source(data)
     max_length = max_input_length(model.tree, task.max_length)
     store = prepare_labelled(source, tokenizer, max_length=max_length, kind=labels.kind, labels=labels)
-    check_paired(task, is_paired=store.is_paired)
-    message(str(store.report))
-    return measure_store(model.tree, tokenizer, store, batch_size=options.batch_size, repeats=task.repeats)
+    check_paired(task, is_paired=is_paired(store))
+    measures = measure_store(model.tree, tokenizer, store, batch_size=options.batch_size, repeats=task.repeats)
+    message(store.report)
+    return measures
 
 
 def measure_store(
     module: Transformer,
     tokenizer: Tokenizer,
-    store: LabelStore,
+    store: Store,
     *,
     batch_size: int | None = None,
     batch_tokens: int | None = None,
@@ -298,10 +302,11 @@ def measure_store(
         repeats: as in the model's task record.
     """
     collator = InputCollator.of(module.spec, tokenizer, repeats)
-    sides = [list(side) for side in zip(*map(store.ids, range(len(store))), strict=True)]
+    labels, expected = labels_of(store), np.array(store.arrays["labels"])
+    sides: Sides = [[text[row] for row in range(len(store))] for text in store.texts]
     sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
-    logits_NL = pooled_outputs(module, collator, sides, width=store.labels.num_outputs, **sizes)
-    labels, expected, values = store.labels, np.array(store.values), torch.from_numpy(np.array(store.values))
+    logits_NL = pooled_outputs(module, collator, sides, width=labels.num_outputs, **sizes)
+    values = torch.from_numpy(expected)
     match labels.kind:
         case "single_label":
             loss = float(F.cross_entropy(logits_NL, values))

@@ -19,11 +19,11 @@ from jaxtyping import Bool, Int64
 from numpy import ndarray
 from torch import Tensor
 
+from clearhead.data.arrays import Indices, Rows
 from clearhead.data.batches.base import DeviceBatch, pad_rows
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import LengthPlan
-from clearhead.data.stores.arrays import Indices, Rows
-from clearhead.data.stores.pairs import PairStore
+from clearhead.data.stores.store import Store
 
 # Batches in a group. On Multi30k with a budget of 4,096: 1 batch wastes 38 % of the positions, 4 waste 20 %,
 # 16 waste 10 %, and all pairs sorted together 4 %.
@@ -55,7 +55,7 @@ class ContrastiveBatch(DeviceBatch):
     rows: Int64[ndarray, " batch"]
 
 
-def collate_contrastive(store: PairStore, rows: Indices, groups: Rows, collator: InputCollator) -> ContrastiveBatch:
+def collate_contrastive(store: Store, rows: Indices, groups: Rows, collator: InputCollator) -> ContrastiveBatch:
     """Make a batch of some pairs.
 
     Args:
@@ -66,8 +66,7 @@ def collate_contrastive(store: PairStore, rows: Indices, groups: Rows, collator:
     """
     special, pad = collator.special_tokens.for_text, collator.pad
     first, second = (
-        pad_rows(side.take(rows), special, fill=pad, limit=side.longest + len(special))
-        for side in (store.sources, store.targets)
+        pad_rows(side.take(rows), special, fill=pad, limit=side.longest + len(special)) for side in store.texts
     )
     return ContrastiveBatch(
         ids=first.ids,
@@ -97,17 +96,18 @@ def positive_groups(pairs: Iterable[tuple[Hashable, Hashable]]) -> Rows:
     for row, pair in enumerate(pairs):
         group.append(row)
         for text in pair:
-            root, other_root = _root(group, row), _root(group, first_with.setdefault(text, row))
-            group[max(root, other_root)] = min(root, other_root)
+            first, second = sorted((_root(group, row), _root(group, first_with.setdefault(text, row))))
+            group[second] = first
     for row in range(len(group)):
         # An earlier pair already points to its root, and no pair points to a later one.
         group[row] = group[group[row]]
     return np.array(group, dtype=np.int64)
 
 
-def store_groups(store: PairStore) -> Rows:
+def store_groups(store: Store) -> Rows:
     """Return the `positive_groups` of a store, both sides in one vocabulary."""
-    return positive_groups((store.sources[row].tobytes(), store.targets[row].tobytes()) for row in range(len(store)))
+    firsts, seconds = store.texts
+    return positive_groups((firsts[row].tobytes(), seconds[row].tobytes()) for row in range(len(store)))
 
 
 def _root(group: list[int], row: int) -> int:
@@ -143,8 +143,8 @@ class ContrastivePlan(LengthPlan):
         return batches
 
 
-def contrastive_plan(store: PairStore, collator: InputCollator, *, batch_tokens: int, seed: int) -> ContrastivePlan:
+def contrastive_plan(store: Store, collator: InputCollator, *, batch_tokens: int, seed: int) -> ContrastivePlan:
     """Return the plan of a store whose texts are read one by one; arguments as of `LengthPlan`."""
     num_special = collator.special_tokens.num_added()
-    lengths = (side.lengths + num_special for side in (store.sources, store.targets))
+    lengths = (side.lengths + num_special for side in store.texts)
     return ContrastivePlan(*lengths, batch_tokens=batch_tokens, seed=seed)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import training_batches
-from clearhead.data.stores.pairs import PairStore
+from clearhead.data.stores.store import Store
 from clearhead.errors import InputError
 from clearhead.evaluate.result import Validation
 from clearhead.evaluate.retrieval import recall_at
@@ -27,7 +27,7 @@ from clearhead.tasks.embed.data import EmbedTask
 from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.train import PairTraining, Stores, evenly_spaced
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.training.task_parts import DataSide, TaskParts, one_sided
+from clearhead.training.task_parts import TaskParts, one_sided
 
 # Recall depends on the number of candidates, so that number is fixed.
 _MOST_CHOICES = 2_000
@@ -66,15 +66,7 @@ class Training(PairTraining):
             batches=batches,
             loss=loss,
             validate=self._validator(stores.valid, collator),
-            sides=[
-                DataSide.of(
-                    name, tokenizer, texts, [side.lengths + tokenizer.special_tokens.num_added() for side in texts]
-                )
-                for name, texts in (
-                    ("source", [store.sources for store in stores]),
-                    ("target", [store.targets for store in stores]),
-                )
-            ],
+            sides=self.sides(stores, one_sided(tokenizer)),
             widest=collate_contrastive(store, plan.widest(), groups, collator),
             mean_tokens=plan.num_tokens / batches.batches_per_epoch,
             valid_share=stores.valid_share,
@@ -84,7 +76,7 @@ class Training(PairTraining):
             compares_rows=True,
         )
 
-    def _stores(self, tokenizer: Tokenizer) -> Stores[PairStore]:
+    def _stores(self, tokenizer: Tokenizer) -> Stores[Store]:
         """Return the prepared pairs; either text has the special tokens of a text by itself."""
         length, extra = self.run_file.data.max_length, tokenizer.special_tokens.num_added()
         if length < extra + 1:
@@ -104,7 +96,7 @@ class Training(PairTraining):
         model = self.setup.build_spec(source_vocab=tokenizer.vocab_size, head=vector_head(pool="mean"))
         return with_head(model, vector_head(pool=pool or usual_pool(model)))
 
-    def _validator(self, store: PairStore, collator: InputCollator) -> Callable[[nn.Module], Validation]:
+    def _validator(self, store: Store, collator: InputCollator) -> Callable[[nn.Module], Validation]:
         """Return the validation on held-out pairs: the loss of a pair, and the mean recall@1 of both directions."""
         groups = store_groups(store)
         budget = max(self.run_file.train.batch_tokens, 2 * self.run_file.data.max_length)
@@ -113,7 +105,8 @@ class Training(PairTraining):
         def validate(module: nn.Module) -> Validation:
             total, count = 0.0, 0
             rows, firsts, seconds = [], [], []
-            for batch in (collate_contrastive(store, batch_rows, groups, collator) for batch_rows in plan.epoch(0)):
+            for pairs in plan.epoch(0):
+                batch = collate_contrastive(store, pairs, groups, collator)
                 (loss, labels), first_ND, second_ND = batch_loss(
                     module, batch.to(self.setup.device), temperature=self.temperature, start=collator.start
                 )
@@ -122,9 +115,10 @@ class Training(PairTraining):
                 rows.append(batch.rows)
                 firsts.append(first_ND.float().cpu().numpy())
                 seconds.append(second_ND.float().cpu().numpy())
-            chosen = np.argsort(np.concatenate(rows))[evenly_spaced(len(store), _MOST_CHOICES)]
-            chosen_groups = groups[np.concatenate(rows)[chosen]]
-            recall = recall_at(np.concatenate(firsts)[chosen], np.concatenate(seconds)[chosen], groups=chosen_groups)
+            all_rows = np.concatenate(rows)
+            chosen = np.argsort(all_rows)[evenly_spaced(len(store), _MOST_CHOICES)]
+            chosen_firsts, chosen_seconds = np.concatenate(firsts)[chosen], np.concatenate(seconds)[chosen]
+            recall = recall_at(chosen_firsts, chosen_seconds, groups=groups[all_rows[chosen]])
             return Validation(loss=total / count, score=100 * recall.mean)
 
         return validate

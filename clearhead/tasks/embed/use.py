@@ -134,8 +134,8 @@ def vector_width(module: Transformer) -> int:
 
 def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> Float32[ndarray, "texts width"]:
     """Return the vector of each text; see `Model.embed`."""
-    vectors: Float32[ndarray, "texts width"] = model.embed(list(texts), batch_size=batch_size)
-    return vectors
+    vectors_ND: Float32[ndarray, "texts width"] = model.embed(list(texts), batch_size=batch_size)
+    return vectors_ND
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -111,24 +111,26 @@ def fill(
     if not 1 <= top_k <= most:
         raise InputError(argument("top_k") + f" is {top_k}; expected 1 to {most}, the entries a blank can hold")
     limit = max_input_length(module, max_length)
-    read = [_read_start(text, number, tokenizer, words, limit) for number, text in enumerate(texts, start=1)]
-    masked_texts = [masked for masked, _ in read]
-    warn_of_long_texts(sum(is_cut for _, is_cut in read), limit)
+    masked_texts, num_cut = [], 0
+    for number, text in enumerate(texts, start=1):
+        masked, is_cut = _read_start(text, number, tokenizer, words, limit)
+        masked_texts.append(masked)
+        num_cut += is_cut
+    warn_of_long_texts(num_cut, limit)
     lengths = [len(masked.ids) for masked in masked_texts]
     ordinary_V = torch.from_numpy(words.ordinary)
-    answers: list[list[list[Filled]]] = [[] for _ in texts]
+    candidates: list[list[list[Filled]]] = [[] for _ in texts]
     module = in_evaluation(module)
     with torch.inference_mode():
         for batch in batches_by_cost(lengths, budget=batch_tokens, most_rows=batch_size):
-            chosen = [masked_texts[index] for index in batch]
-            probabilities_NK, ids_NK = _best(module, chosen, tokenizer.pad_id, ordinary_V, top_k)
-            taken = 0
-            for index, masked in zip(batch, chosen, strict=True):
-                rows = slice(taken, taken + len(masked.places))
-                taken = rows.stop
-                candidates = (probabilities_NK[rows].tolist(), ids_NK[rows].tolist())
-                answers[index] = _answers(texts[index], masked, candidates, tokenizer, words)
-    return answers
+            of_batch = [masked_texts[index] for index in batch]
+            sizes = [len(masked.places) for masked in of_batch]
+            best = _best(module, of_batch, tokenizer.pad_id, ordinary_V, top_k)
+            of_texts = zip(*(tensor_NK.split(sizes) for tensor_NK in best), strict=True)
+            for index, (probabilities_NK, ids_NK) in zip(batch, of_texts, strict=True):
+                of_text = probabilities_NK.tolist(), ids_NK.tolist()
+                candidates[index] = _answers(texts[index], masked_texts[index], of_text, tokenizer, words)
+    return candidates
 
 
 def masked_ids(text: str, tokenizer: Tokenizer) -> list[int]:
@@ -159,7 +161,7 @@ def _mask_id(tokenizer: Tokenizer) -> int:
 
 def _blank_spans(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
     mask_text = tokenizer.tokens([_mask_id(tokenizer)])[0]
-    return [match.span() for match in re.finditer(rf"{re.escape(mask_text)}|_{{{len(BLANK)},}}", text)]
+    return [blank.span() for blank in re.finditer(rf"{re.escape(mask_text)}|_{{{len(BLANK)},}}", text)]
 
 
 def _read_start(
@@ -290,7 +292,8 @@ def _written(text: str, spans: Sequence[tuple[int, int]], fillings: Sequence[str
 
 def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) -> list[list[list[Filled]]]:
     """Return the candidates for each blank of each text; see `Model.fill`."""
-    return list(model.fill(list(texts), batch_size=batch_size))
+    candidates: list[list[list[Filled]]] = model.fill(list(texts), batch_size=batch_size)
+    return candidates
 
 
 def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:

@@ -12,18 +12,18 @@ from clearhead.data.batches.base import Batch
 from clearhead.data.batches.plans import EpochBatches
 from clearhead.data.batches.streamed import StreamedBatches
 from clearhead.data.batches.text import View, causal_epoch, causal_view, window_epoch, window_view
+from clearhead.data.batches.text_stream import TextStream, sample
 from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
 from clearhead.data.stores.corpus import Corpus
 from clearhead.data.stores.documents import Documents
-from clearhead.data.stores.text_stream import TextStream, sample
-from clearhead.data.stores.tokenizers import excerpts
+from clearhead.data.tokenize.tokenizers import LazyTexts, excerpts
 from clearhead.errors import InputError, within
 from clearhead.evaluate.result import Validation
 from clearhead.machine import size
 from clearhead.spec import Model, Prefix, walk
 from clearhead.tasks.generate.data import GenerateData, GenerateTask
 from clearhead.tasks.record import TaskRecord
-from clearhead.tasks.train import LazyTexts, TextTraining
+from clearhead.tasks.train import TextTraining
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.data_files import streamed_shards

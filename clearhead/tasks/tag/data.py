@@ -1,19 +1,110 @@
-"""The data of token classification: words with tags."""
+"""The data of token classification: words with tags, in columns, JSON lines or a list."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import Field
 
+from clearhead.data.sources.checked_rows import CheckedRows
 from clearhead.data.sources.examples import ListedExamples
-from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, parse_table, user_path
-from clearhead.data.sources.tables import JsonLinesFile
-from clearhead.data.sources.tagged import TaggedFile, TaggedRows, TaggedSource, read_tagged
+from clearhead.data.sources.lines import content_key, read_lines
+from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, user_path
+from clearhead.data.sources.tables import WHOLE, JsonLinesFile, Row, Share, Table, TableSource, read_table
+from clearhead.errors import InputError, json_text
 from clearhead.tasks.data import LabelledExamples, TaskData, TaskSection
+from clearhead.tasks.tag.tag_set import find_scheme, learn_tags
 
 _FIELDS: Final = {"tokens": "tokens", "tags": "tags"}
+_DOCUMENT_MARK: Final = "-DOCSTART-"
+
+
+@dataclass(frozen=True)
+class TaggedFile:
+    """A file of sentences in columns.
+
+    Args:
+        path: a file, plain or .gz. Each line has a word in its first column and its tag in the last one, and an empty
+            line ends a sentence; columns are separated by tabs if the first line has one, else by white space, and
+            lines that mark the start of a document are skipped.
+    """
+
+    path: Path
+    columns = tuple(_FIELDS)
+
+    def rows(self) -> Iterator[Row]:
+        """Go through the sentences in file order: the line of the first word; words and tags."""
+        words: list[str] = []
+        tags: list[str] = []
+        for number, columns in self._lines():
+            if columns:
+                words.append(columns[0])
+                tags.append(columns[-1].strip())
+            elif words:
+                yield number - len(words), (words, tags)
+                words, tags = [], []
+
+    def _lines(self) -> Iterator[tuple[int, list[str]]]:
+        """Go through the columns of the lines; a line between sentences has none, as the end of the file."""
+        separator, width, number = None, 0, 0
+        for number, line in enumerate(read_lines(self.path), start=1):
+            if not line.strip() or line.startswith(_DOCUMENT_MARK):
+                yield number, []
+                continue
+            if not width:
+                separator = "\t" if "\t" in line else None
+                width = len(line.split(separator))
+            columns = line.split(separator)
+            if len(columns) < 2 or not columns[0].strip() or not columns[-1].strip():
+                between = "a tab" if separator else "white space"
+                raise InputError(
+                    f"{self.path}:{number}: expected a word and its tag with {between} between them, received "
+                    f"{json_text(line)}"
+                )
+            if len(columns) != width:
+                raise InputError(
+                    f"{self.path}:{number}: this line has {len(columns)} columns and those before it {width}; expected "
+                    f"in each line a word in the first column and its tag in the last, received {json_text(line)}"
+                )
+            yield number, columns
+        yield number + 1, []
+
+    def place(self, number: int, word: int = 0) -> str:
+        """Return the place of a word of the sentence that begins in a line."""
+        return f"{self.path}:{number + word}"
+
+    def identity(self) -> list[object]:
+        """Return JSON values that the sentences depend on."""
+        return ["tagged", "columns", content_key(self.path)]
+
+
+class TaggedRows(CheckedRows):
+    """Sentences as rows of a table with the lists "tokens" and "tags"; one without words is left out."""
+
+    kind, columns = "tagged", tuple(_FIELDS)
+
+    def check(self, record: Mapping[str, Any], place: str) -> tuple[Any, ...]:
+        """As of `CheckedRows`."""
+        words, tags = (_texts(record[field], field, place) for field in _FIELDS)
+        if len(words) != len(tags):
+            raise InputError(f"{place}: expected a tag for each of {len(words)} words, got {len(tags)}")
+        return (words, tags) if words else ()
+
+    def place(self, number: int, word: int | None = None) -> str:
+        """Return the place of a sentence, or of one of its words."""
+        return super().place(number) + ("" if word is None else f", word {word + 1}")
+
+
+def _texts(value: object, field: str, place: str) -> list[str]:
+    if not isinstance(value, list):
+        raise InputError(f"{place}: field '{field}' is {json_text(value)}; expected a list of texts")
+    for number, text in enumerate(value, start=1):
+        if not isinstance(text, str) or not text.strip() or any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise InputError(f"{place}: item {number} of field '{field}' is {json_text(text)}; expected a text")
+    return value
 
 
 class TaggedText(Form):
@@ -21,7 +112,7 @@ class TaggedText(Form):
 
     text: Filled = Field(examples=["train.conll"])
 
-    def as_source(self) -> TaggedSource:
+    def as_source(self) -> TableSource:
         """Return the source of the sentences."""
         path = user_path(self.text)
         if has_ending(path, ".jsonl"):
@@ -29,35 +120,39 @@ class TaggedText(Form):
         return TaggedFile(path)
 
 
+def read_tagged(source: TableSource, share: Share = WHOLE) -> Table:
+    """Read the sentences of a source, as columns "tokens" and "tags", which are lists of texts.
+
+    Args:
+        source: where they come from.
+        share: from which to which share of them, 0 to 1.
+
+    Raises:
+        InputError: the file is missing or unusable, or there is no sentence in the share.
+    """
+    return read_table(source, share, what="tagged sentence")
+
+
+def tagged_texts(source: TableSource, share: Share = WHOLE) -> list[str]:
+    """Return the sentences of a source as texts, with a space between words, to train a tokenizer on."""
+    return [" ".join(words) for words in read_tagged(source, share)["tokens"]]
+
+
 def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> LabelledExamples:
     """As of `TaskData.labelled`."""
-    # They load NumPy, for which a fault in a run file should not wait.
-    from clearhead.data.stores.tag_set import find_scheme, learn_tags
-
-    table = {"text": str(options["text"])}
-    data = read_tagged(parse_tagged_source(table))
+    form = TaggedText(text=str(options["text"]))
+    data = read_tagged(form.as_source())
     scheme = find_scheme(data)
     return LabelledExamples(
-        table=table,
+        table=form.model_dump(),
         what="sentences",
-        texts=[(" ".join(words),) for words in data.words],
-        keys=[[tuple(words)] for words in data.words],
-        record=lambda row: {"tokens": list(data.words[row]), "tags": list(data.tags[row])},
+        texts=[(" ".join(words),) for words in data["tokens"]],
+        keys=[[tuple(words)] for words in data["tokens"]],
+        record=lambda row: {field: list(data[field][row]) for field in _FIELDS},
         facts=f"; {len(learn_tags(data, scheme).names)} tags, scheme {scheme}",
         few="tagged sentences (an empty line ends one)",
     )
 
 
-DATA: Final = TaskData(TaskSection, (TaggedText,), ListedExamples((_FIELDS,), (*_FIELDS,)), labelled=_labelled)
-
-
-def parse_tagged_source(table: Mapping[str, Any]) -> TaggedSource:
-    """Turn a table of a run file, such as { text = "t.conll" }, into a source.
-
-    Args:
-        table: the key "text".
-
-    Raises:
-        InputError: every unknown or missing key and every wrong type, in one report.
-    """
-    return parse_table(table, (TaggedText,)).as_source()
+_EXAMPLES: Final = ListedExamples((_FIELDS,), (*_FIELDS,), TaggedRows)
+DATA: Final = TaskData(TaskSection, (TaggedText,), _EXAMPLES, labelled=_labelled)

@@ -13,64 +13,62 @@ import torch
 
 from clearhead import spec
 from clearhead.core import Transformer
+from clearhead.data.arrays import Indices
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.data.sources.tables import Share
-from clearhead.data.sources.tagged import TaggedSource, tagged_texts
-from clearhead.data.stores.arrays import Indices
-from clearhead.data.stores.tag_set import TagSet
-from clearhead.data.stores.tagged import TagStore, prepare_tagged
-from clearhead.data.stores.word_chunks import NO_WORD
-from clearhead.evaluate.result import Validation
+from clearhead.data.sources.tables import Share, TableSource
+from clearhead.data.stores.store import Store
 from clearhead.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.tasks.record import TaskRecord
-from clearhead.tasks.tag.data import parse_tagged_source
-from clearhead.tasks.tag.use import measure_store
+from clearhead.tasks.tag.data import tagged_texts
+from clearhead.tasks.tag.splitting import NO_WORD
+from clearhead.tasks.tag.store import prepare_tagged, splitter_of, tags_of
+from clearhead.tasks.tag.tag_set import TagSet
+from clearhead.tasks.tag.use import TagMeasures, measure_store
 from clearhead.tasks.train import LabelledTraining, Stores
 from clearhead.text.tokenizer import Tokenizer
 
 
-class Training(LabelledTraining[TaggedSource, TagStore]):
+class Training(LabelledTraining):
     """The training of a tagger of words."""
 
-    parse = staticmethod(parse_tagged_source)
     texts = staticmethod(tagged_texts)
 
-    def prepare(self, source: TaggedSource, share: Share, tokenizer: Tokenizer, train: TagStore | None) -> TagStore:
+    def prepare(self, source: TableSource, share: Share, tokenizer: Tokenizer, train: Store | None) -> Store:
         """As of `LabelledTraining`; tags of the data that are those of the initial model are in its order."""
         prepared = partial(prepare_tagged, source, tokenizer, max_length=self.run_file.data.max_length, share=share)
         if train is not None:
-            return prepared(tags=train.tags)
+            return prepared(tags=tags_of(train))
         store, initial = prepared(), self.setup.initial
-        known = None if initial is None else initial.labels_like("tag", store.tags.names)
-        return store if known is None or known == store.tags.names else prepared(tags=TagSet(known))
+        names = tags_of(store).names
+        known = None if initial is None else initial.labels_like("tag", names)
+        return store if known is None or known == names else prepared(tags=TagSet(known))
 
-    def record(self, stores: Stores[TagStore]) -> TaskRecord:
+    def record(self, stores: Stores[Store]) -> TaskRecord:
         """As of `LabelledTraining`."""
-        store = stores.train
+        splitter = splitter_of(stores.train)
         return TaskRecord(
             kind="tag",
-            labels=store.tags.names,
+            labels=tags_of(stores.train).names,
             max_length=self.run_file.data.max_length,
-            inner_signs=store.splitter.inner,
-            sign_runs=store.splitter.runs,
+            inner_signs=splitter.inner,
+            sign_runs=splitter.runs,
         )
 
     def new_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> spec.Model:
         """As of `LabelledTraining`."""
         return self.one_stack_spec(tokenizer, len(record.labels), "the words")
 
-    def collate(self, store: TagStore, collator: InputCollator) -> Callable[[Indices], Batch]:
+    def collate(self, store: Store, collator: InputCollator) -> Callable[[Indices], Batch]:
         """As of `LabelledTraining`."""
         return lambda rows: collate_tagged(store, rows, collator)
 
-    def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: TagStore) -> Validation:
+    def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: Store) -> TagMeasures:
         """As of `LabelledTraining`."""
-        measures = measure_store(module, tokenizer, store, batch_tokens=self.budget)
-        return Validation(loss=measures.loss, score=measures.score)
+        return measure_store(module, tokenizer, store, batch_tokens=self.budget)
 
 
-def collate_tagged(store: TagStore, rows: Indices, collator: InputCollator) -> Batch:
+def collate_tagged(store: Store, rows: Indices, collator: InputCollator) -> Batch:
     """Make a batch of some chunks of sentences; the label of a word's first token is the word's tag.
 
     Args:
@@ -78,12 +76,13 @@ def collate_tagged(store: TagStore, rows: Indices, collator: InputCollator) -> B
         rows: which of them, in the order of the batch; at least one.
         collator: adds the special ids and the padding of the model.
     """
-    inputs = collator.collate([store.chunks[row] for row in rows], limit=store.longest[0])
+    chunks, tags_W = store.texts[0], store.ragged("tag").ids
+    inputs = collator.collate([chunks[row] for row in rows], limit=store.longest[0])
     labels_BT = np.full(inputs.ids.shape, NO_LABEL, dtype=np.int64)
     for index, row in enumerate(rows):
-        start, end = store.chunks.offsets[row : row + 2]
-        words_T = store.words[start:end]
+        start, end = chunks.offsets[row : row + 2]
+        words_T = store.arrays["words"][start:end]
         labels_BT[index, collator.front : collator.front + end - start] = np.where(
-            words_T == NO_WORD, NO_LABEL, store.word_tags[words_T]
+            words_T == NO_WORD, NO_LABEL, tags_W[words_T]
         )
     return inputs.with_labels(torch.from_numpy(labels_BT), rows, num_labels=int((labels_BT != NO_LABEL).sum()))

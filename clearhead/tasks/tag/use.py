@@ -19,13 +19,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.core import Transformer
+from clearhead.data.arrays import Ragged
 from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
-from clearhead.data.sources.tables import Examples
-from clearhead.data.sources.tagged import TaggedRows
-from clearhead.data.stores.tag_set import OUTSIDE, TagSet
-from clearhead.data.stores.tagged import TagStore, prepare_tagged
-from clearhead.data.stores.word_chunks import NO_WORD, chunk_words
-from clearhead.data.stores.word_splitter import WordSplitter
+from clearhead.data.stores.store import Store
 from clearhead.errors import InputError, nth_text
 from clearhead.evaluate.metrics import F1Counts
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
@@ -34,8 +30,11 @@ from clearhead.predict.outputs import batch_outputs, check_finite, max_input_len
 from clearhead.printing import Printed
 from clearhead.progress import message
 from clearhead.tasks.record import TaskRecord
-from clearhead.tasks.tag.data import parse_tagged_source
-from clearhead.tasks.use import collate_texts, refuse_pair, source_of
+from clearhead.tasks.tag.data import DATA
+from clearhead.tasks.tag.splitting import NO_WORD, WordSplitter, chunk_sentences
+from clearhead.tasks.tag.store import names_of, prepare_tagged, tags_of
+from clearhead.tasks.tag.tag_set import OUTSIDE, TagSet
+from clearhead.tasks.use import collate_texts, refuse_pair
 from clearhead.text.long_texts import MOST_CHARACTERS, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer
 
@@ -142,16 +141,11 @@ def tag_words(
     collator = InputCollator.of(module.spec, tokenizer)
     room = max_length - collator.special_tokens.num_added()
     ends = np.cumsum([0, *map(len, sentences)])
-    ids: list[Ids] = []
-    words: list[Ids] = []
-    for first_word, sentence in zip(ends.tolist(), sentences, strict=False):
-        for chunk in chunk_words(sentence, tokenizer, room=room)[0] if sentence else []:
-            ids.append(chunk.ids)
-            words.append([word if word == NO_WORD else word + first_word for word in chunk.words])
+    chunks = chunk_sentences(sentences, tokenizer, room=room)
     tags_W = np.full(ends[-1], fallback, dtype=np.int64)
     probabilities_W = np.zeros(ends[-1])
     for words_N, logits_NL in word_logits(
-        module, collator, ids, words, batch_size=batch_size, batch_tokens=batch_tokens
+        module, collator, chunks.ids, chunks.words, batch_size=batch_size, batch_tokens=batch_tokens
     ):
         best = logits_NL.double().softmax(1).max(1)
         tags_W[words_N], probabilities_W[words_N] = best.indices.numpy(), best.values.numpy()
@@ -255,18 +249,19 @@ def _split(text: str | Sequence[str], number: int, splitter: WordSplitter) -> tu
     return " ".join(text), [(end - len(word), end) for word, end in zip(text, ends, strict=True)]
 
 
-def _entities(text: str, spans: Sequence[tuple[int, int]], word_tags: WordTags, tags: TagSet) -> list[Entity]:
+def _entities(text: str, spans: Sequence[tuple[int, int]], words: WordTags, tags: TagSet) -> list[Entity]:
     entities = []
-    for first, behind, label in entity_spans([tags.names[index] for index in word_tags.tags.tolist()]):
+    for first, behind, label in entity_spans([tags.names[index] for index in words.tags.tolist()]):
         start, end = spans[first][0], spans[behind - 1][1]
-        probability = float(word_tags.probabilities[first:behind].mean())
+        probability = float(words.probabilities[first:behind].mean())
         entities.append(Entity(label, text[start:end], start, end, probability))
     return entities
 
 
 def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> list[list[Entity]]:
     """Return the entities of each text; see `Model.tag`."""
-    return list(model.tag(list(texts), batch_size=batch_size))
+    entities: list[list[Entity]] = model.tag(list(texts), batch_size=batch_size)
+    return entities
 
 
 def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:
@@ -300,19 +295,21 @@ def entity_f1(predicted: Sequence[Sequence[str]], expected: Sequence[Sequence[st
         predicted: the tags of each sentence.
         expected: the right tags, as many for each sentence.
     """
-    counts = {name: Counter[str]() for name in ("expected", "predicted", "correct")}
+    num_expected, num_predicted, num_correct = Counter[str](), Counter[str](), Counter[str]()
     right = num_words = 0
     for guessed, true in zip(predicted, expected, strict=True):
-        assert len(guessed) == len(true), "one tag for each word"
-        guesses, wanted = set(entity_spans(guessed)), set(entity_spans(true))
-        for name, spans in (("expected", wanted), ("predicted", guesses), ("correct", guesses & wanted)):
-            counts[name].update(kind for _, _, kind in spans)
+        guessed_spans, true_spans = set(entity_spans(guessed)), set(entity_spans(true))
+        num_expected.update(kind for _, _, kind in true_spans)
+        num_predicted.update(kind for _, _, kind in guessed_spans)
+        num_correct.update(kind for _, _, kind in guessed_spans & true_spans)
         right += sum(tag == right_tag for tag, right_tag in zip(guessed, true, strict=True))
         num_words += len(true)
-    kinds = sorted(counts["expected"] | counts["predicted"])
+    by_type = {}
+    for kind in sorted(num_expected | num_predicted):
+        by_type[kind] = F1Counts(num_expected[kind], num_predicted[kind], num_correct[kind])
     return EntityScores(
-        all=F1Counts(**{name: counter.total() for name, counter in counts.items()}),
-        by_type={kind: F1Counts(**{name: counter[kind] for name, counter in counts.items()}) for kind in kinds},
+        all=F1Counts(num_expected.total(), num_predicted.total(), num_correct.total()),
+        by_type=by_type,
         tag_accuracy=right / num_words if num_words else 0.0,
         num_words=num_words,
     )
@@ -359,17 +356,17 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> TagMeas
         RunFailure: the model's outputs are not finite.
     """
     tags, tokenizer, task = check_tagger(model.tree, model.task), model.tokenizers.source, model.task
-    source = source_of(data, "tag", parse_tagged_source)
-    rows = TaggedRows(source) if isinstance(source, Examples) else source
-    store = prepare_tagged(rows, tokenizer, max_length=max_input_length(model.tree, task.max_length), tags=tags)
-    message(str(store.report))
-    return measure_store(model.tree, tokenizer, store, batch_size=options.batch_size)
+    max_length = max_input_length(model.tree, task.max_length)
+    store = prepare_tagged(DATA.source(data), tokenizer, max_length=max_length, tags=tags)
+    measures = measure_store(model.tree, tokenizer, store, batch_size=options.batch_size)
+    message(store.report)
+    return measures
 
 
 def measure_store(
     module: Transformer,
     tokenizer: Tokenizer,
-    store: TagStore,
+    store: Store,
     *,
     batch_size: int | None = None,
     batch_tokens: int | None = None,
@@ -385,23 +382,22 @@ def measure_store(
     Raises:
         RunFailure: the model's outputs are not finite.
     """
-    offsets = store.chunks.offsets
-    chunks = [slice(start, end) for start, end in itertools.pairwise(offsets)]
-    expected_W = np.array(store.word_tags, dtype=np.int64)
-    predicted_W = np.full_like(expected_W, store.tags.fallback)
+    chunks, words = store.texts[0], Ragged(store.arrays["words"], store.texts[0].offsets)
+    expected_W = np.array(store.ragged("tag").ids, dtype=np.int64)
+    predicted_W = np.full_like(expected_W, tags_of(store).fallback)
     total, count = 0.0, 0
     for words_N, logits_NL in word_logits(
         module,
         InputCollator.of(module.spec, tokenizer),
-        [store.chunks.ids[chunk] for chunk in chunks],
-        [store.words[chunk] for chunk in chunks],
+        [chunks[row] for row in range(len(store))],
+        [words[row] for row in range(len(store))],
         batch_size=batch_size,
         batch_tokens=batch_tokens,
     ):
         total += float(F.cross_entropy(logits_NL, torch.from_numpy(expected_W[words_N]), reduction="sum"))
         count += len(words_N)
         predicted_W[words_N] = logits_NL.argmax(1).numpy()
-    scores = entity_f1(store.names_of(predicted_W), store.names_of(expected_W))
+    scores = entity_f1(names_of(store, predicted_W), names_of(store, expected_W))
     return TagMeasures(
         f1=scores.all.f1,
         precision=scores.all.precision,

@@ -11,7 +11,7 @@ from typing import Any
 from clearhead.data.sources.pairs import same_sides
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures, aligned
-from clearhead.evaluate.text_loss import target_loss
+from clearhead.evaluate.text_loss import TextLoss, target_loss
 from clearhead.evaluate.translations import bleu_chrf, join_segments
 from clearhead.generate.translation import longest_sentence
 from clearhead.progress import message
@@ -61,7 +61,8 @@ class TranslationMeasures(Measures):
 
 def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) -> list[str]:
     """Return the best translation of each text; see `Model.translate`."""
-    return list(model.translate(list(texts), batch_size=batch_size))
+    translations: list[str] = model.translate(list(texts), batch_size=batch_size)
+    return translations
 
 
 def measure(model: Evaluated, data: object, options: EvaluateOptions) -> TranslationMeasures:
@@ -83,21 +84,7 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Transla
         tokenize=options.tokenize or ("none" if is_segmented else "13a"),
         lowercase=options.lowercase,
     )
-    # An empty source is not translated, so that its reference has no loss.
-    pairs = [pair for pair in zip(sources, references, strict=True) if pair[0].strip()]
-    source, target, special = model.tokenizers.source, model.tokenizers.target, model.special_tokens
-    most = longest_sentence(model.module, model.task.max_length)
-    # Of sources that are too long, `translate` warned.
-    source_ids, _ = encode_start(source, [pair[0] for pair in pairs], most - len(special.for_source([])))
-    target_ids, is_cut = encode_start(target, [pair[1] for pair in pairs], most - len(special.for_target([])))
-    warn_of_long_texts(sum(is_cut), most)
-    loss = target_loss(
-        model.tree,
-        [special.for_source(ids) for ids in source_ids],
-        [special.for_target(ids) for ids in target_ids],
-        pad_id=target.pad_id,
-        batch_size=options.batch_size,
-    )
+    loss = _reference_loss(model, sources, references, options.batch_size)
     return TranslationMeasures(
         bleu=scores.bleu,
         chrf=scores.chrf,
@@ -109,4 +96,24 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Transla
         sentences=len(sources),
         sentences_per_second=len(sources) / seconds,
         translations=translations,
+    )
+
+
+def _reference_loss(
+    model: Evaluated, sources: Sequence[str], references: Sequence[str], batch_size: int | None
+) -> TextLoss:
+    """Return the loss of the references; an empty source is not translated, so that its reference has none."""
+    pairs = [pair for pair in zip(sources, references, strict=True) if pair[0].strip()]
+    source, target, special = model.tokenizers.source, model.tokenizers.target, model.special_tokens
+    most = longest_sentence(model.module, model.task.max_length)
+    # Of sources that are too long, `translate` warned.
+    source_ids, _ = encode_start(source, [text for text, _ in pairs], most - len(special.for_source([])))
+    target_ids, is_cut = encode_start(target, [text for _, text in pairs], most - len(special.for_target([])))
+    warn_of_long_texts(sum(is_cut), most)
+    return target_loss(
+        model.tree,
+        list(map(special.for_source, source_ids)),
+        list(map(special.for_target, target_ids)),
+        pad_id=target.pad_id,
+        batch_size=batch_size,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,9 @@ from clearhead.data.batches.base import Batch
 from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, training_batches, validation_batches
 from clearhead.data.batches.shapes import padded_length, rounded_rows
 from clearhead.data.sources.pairs import parallel_files
-from clearhead.data.stores.pairs import PairStore, prepare_pairs
-from clearhead.data.stores.tokenizers import cached_tokenizers
+from clearhead.data.stores.pairs import prepare_pairs
+from clearhead.data.stores.store import Store
+from clearhead.data.tokenize.tokenizers import cached_tokenizers
 from clearhead.errors import InputError
 from clearhead.tasks.translate.train import collate_pairs
 from clearhead.text.pair import TokenizerPair
@@ -27,26 +29,33 @@ from clearhead.text.tokenizer_training import train_tokenizer
 WORDS = ["aa", "bb", "cc", "dd", "ee", "ff", "gg", "hh"]
 
 
-def make_store(folder: Path, count: int = 211, seed: int = 3, longest: int = 13) -> PairStore:
+def make_store(folder: Path, count: int = 211, seed: int = 3, longest: int = 13) -> Store:
     draw = random.Random(seed)
     texts = {side: [" ".join(draw.choices(WORDS, k=draw.randint(1, longest))) for _ in range(count)] for side in "st"}
     for side, lines in texts.items():
         (folder / side).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    pair = TokenizerPair(
-        source=train_tokenizer("split", texts["s"], vocab_size=100),
-        target=train_tokenizer("split", texts["t"][::-1], vocab_size=7),
+    source = parallel_files(folder / "s", folder / "t")
+    return prepare_pairs(source, tokenizers(), max_length=99, max_ratio=None, training=True)
+
+
+@cache
+def tokenizers() -> TokenizerPair:
+    """Two vocabularies; that of the target lacks some words."""
+    source, target = (" ".join(words) for words in (WORDS, reversed(WORDS)))
+    return TokenizerPair(
+        source=train_tokenizer("split", [source], vocab_size=100),
+        target=train_tokenizer("split", [target], vocab_size=7),
         joint=False,
     )
-    return prepare_pairs(parallel_files(folder / "s", folder / "t"), pair, max_length=99, max_ratio=None, training=True)
 
 
-def pair_batches(store: PairStore, *, batch_tokens: int, seed: int) -> EpochBatches[Batch]:
+def pair_batches(store: Store, *, batch_tokens: int, seed: int) -> EpochBatches[Batch]:
     plan = LengthSortedPlan(*store.input_lengths, batch_tokens=batch_tokens, seed=seed)
-    return training_batches(store, plan, lambda rows: collate_pairs(store, rows))
+    return training_batches(store, plan, lambda rows: collate_pairs(store, rows, tokenizers()))
 
 
-def epoch_batches(store: PairStore, *, batch_tokens: int) -> Iterator[Batch]:
-    return validation_batches(store, lambda rows: collate_pairs(store, rows), batch_tokens=batch_tokens)
+def epoch_batches(store: Store, *, batch_tokens: int) -> Iterator[Batch]:
+    return validation_batches(store, lambda rows: collate_pairs(store, rows, tokenizers()), batch_tokens=batch_tokens)
 
 
 def lengths(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -91,7 +100,7 @@ def test_batches_have_few_shapes_and_those_that_the_plan_counts(tmp_path: Path) 
         batches = plan.epoch(epoch)
         assert sum(len(rows) != rounded_rows(len(rows)) for rows in batches) <= 1, "all but what is left at the end"
         for rows in batches:
-            batch = collate_pairs(store, rows)
+            batch = collate_pairs(store, rows, tokenizers())
             assert batch.ids.numel() + batch.target_ids.numel() == plan.num_positions(rows) <= 2 * 512
             shapes.add((*batch.ids.shape, batch.target_ids.shape[1]))
     assert {length for _, *lengths in shapes for length in lengths} <= {*range(2, 33, 2)}
@@ -162,10 +171,10 @@ def test_padding_on_multi30k_is_at_most_a_tenth(data_dir: Path) -> None:
 def test_a_batch_is_what_its_pairs_are(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     rows = np.array([17, 3, 101, 5, 2])
-    batch = collate_pairs(store, rows)
-    source_side, target_side = store.tokenizers.source, store.tokenizers.target
+    batch = collate_pairs(store, rows, tokenizers())
+    source_side, target_side = tokenizers().source, tokenizers().target
     for place, row in enumerate(rows):
-        source, target = store.sources[row].tolist(), store.targets[row].tolist()
+        source, target = store.texts[0][row].tolist(), store.texts[1][row].tolist()
         real, read = batch.mask[place], batch.target_mask[place]
         assert batch.ids[place][real].tolist() == [*source, source_side.eos_id]
         assert batch.target_ids[place][read].tolist() == [target_side.bos_id, *target]
@@ -174,9 +183,7 @@ def test_a_batch_is_what_its_pairs_are(tmp_path: Path) -> None:
         assert (batch.target_ids[place][~read] == target_side.pad_id).all()
         assert (batch.labels[place][~read] == -100).all()
         assert real.tolist() == sorted(real.tolist(), reverse=True)
-    width, target_width = (
-        padded_length(int(side.lengths[rows].max()) + 1, side.longest + 1) for side in (store.sources, store.targets)
-    )
+    width, target_width = (padded_length(int(side.lengths[rows].max()) + 1, side.longest + 1) for side in store.texts)
     assert batch.ids.shape == (5, width) and batch.labels.shape == batch.target_ids.shape == (5, target_width)
     assert batch.num_labels == int((batch.labels != -100).sum())
     assert batch.num_tokens == batch.num_labels + int(batch.mask.sum())
@@ -188,9 +195,9 @@ def test_a_batch_is_what_its_pairs_are(tmp_path: Path) -> None:
 
 def test_one_pair_is_a_batch_too(tmp_path: Path) -> None:
     store = make_store(tmp_path)
-    batch = collate_pairs(store, np.array([7]))
+    batch = collate_pairs(store, np.array([7]), tokenizers())
     assert batch.num_tokens == int(batch.mask.sum() + batch.target_mask.sum())
-    assert batch.num_labels == store.targets.lengths[7] + 1 == int((batch.labels >= 0).sum())
+    assert batch.num_labels == store.texts[1].lengths[7] + 1 == int((batch.labels >= 0).sum())
 
 
 def test_training_goes_round_and_validation_once(tmp_path: Path) -> None:

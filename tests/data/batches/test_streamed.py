@@ -16,9 +16,9 @@ import pytest
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.streamed import StreamedBatches
 from clearhead.data.batches.text import causal_view, window_view
+from clearhead.data.batches.text_stream import Place, TextStream, sample
 from clearhead.data.sources.texts import TextChunk, TextFiles, TextShard, text_shards
-from clearhead.data.stores.corpus import encoded_parts
-from clearhead.data.stores.text_stream import Place, TextStream, sample
+from clearhead.data.tokenize.document_chunks import encoded_parts
 from clearhead.errors import InputError
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -55,9 +55,9 @@ def whole(shards: list[TextShard], tokenizer: Tokenizer) -> list[list[int]]:
     found: list[list[int]] = []
     for shard in shards:
         for rows, starts in encoded_parts(shard.chunks(), tokenizer):
-            for row, is_new in zip(rows, starts, strict=True):
+            for index, is_new in enumerate(starts):
                 found += [[]] if is_new else []
-                found[-1] += row
+                found[-1] += rows[index].tolist()
     return [ids for ids in found if ids]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 from clearhead.core import Transformer, build
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.plans import EpochBatches
-from clearhead.data.batches.text import causal_batches, causal_epoch, window_batches, window_epoch
+from clearhead.data.batches.text import Objective, causal_epoch, causal_view, window_epoch, window_view
 from clearhead.data.sources.texts import TextFiles
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
 from clearhead.errors import InputError
@@ -41,6 +42,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 @pytest.fixture(scope="module")
 def novel(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return make(tmp_path_factory.mktemp("novel"), make_corpus(83), as_one=True)
+
+
+def causal_batches(corpus: Corpus, **options: Any) -> EpochBatches[Batch]:
+    return causal_view(corpus, **options).batches(corpus.identity)
+
+
+def window_batches(corpus: Corpus, objective: Objective, **options: Any) -> EpochBatches[Batch]:
+    return window_view(corpus, objective, **options).batches(corpus.identity)
 
 
 def sequences(corpus: Corpus) -> list[list[int]]:

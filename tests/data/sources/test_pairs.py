@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from clearhead.data.sources.pairs import parallel_files, parse_pair_source
+from clearhead.data.sources.pairs import PAIR_FORMS, parallel_files
 from clearhead.data.sources.pairs import read_pairs as read_table
+from clearhead.data.sources.run_file_tables import parse_table
 from clearhead.data.sources.tables import Dataset, DelimitedFile, JsonLinesFile, TableSource
 from clearhead.errors import InputError
 
@@ -207,7 +208,7 @@ def test_tables_of_a_run_file() -> None:
         ({"dataset": "a", "split": "s", **de, **en, "config": "c"}, dataset("a", "s", "de", "en", "c")),
     ]
     for table, source in expected:
-        assert parse_pair_source(table) == source
+        assert parse_table(table, PAIR_FORMS).as_source() == source
 
 
 @pytest.mark.parametrize(
@@ -229,6 +230,6 @@ def test_tables_of_a_run_file() -> None:
 )
 def test_wrong_tables_of_a_run_file(table: dict[str, Any], messages: list[str]) -> None:
     with pytest.raises(InputError) as caught:
-        parse_pair_source(table)
+        parse_table(table, PAIR_FORMS).as_source()
     for message in messages:
         assert message in str(caught.value)

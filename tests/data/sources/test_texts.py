@@ -16,14 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clearhead.data.sources.lines as lines_module
+from clearhead.data.sources.run_file_tables import parse_table
 from clearhead.data.sources.tables import Dataset, JsonLinesFile
 from clearhead.data.sources.texts import (
+    TEXT_FORMS,
     DocumentKind,
     TextFiles,
     TextRows,
     TextSource,
     measure,
-    parse_text_source,
     read_chunks,
 )
 from clearhead.errors import InputError
@@ -237,7 +238,7 @@ def test_tables_of_a_run_file(tmp_path: Path) -> None:
         ),
     ]
     for table, source in expected:
-        assert parse_text_source(table) == source
+        assert parse_table(table, TEXT_FORMS).as_source() == source
 
 
 @pytest.mark.parametrize(
@@ -259,6 +260,6 @@ def test_tables_of_a_run_file(tmp_path: Path) -> None:
 )
 def test_wrong_tables_of_a_run_file(table: dict[str, Any], messages: list[str]) -> None:
     with pytest.raises(InputError) as caught:
-        parse_text_source(table)
+        parse_table(table, TEXT_FORMS).as_source()
     for message in messages:
         assert re.search(re.escape(message), str(caught.value))

@@ -11,12 +11,12 @@ import pytest
 
 import clearhead.data.sources.lines as lines_module
 import clearhead.data.stores.corpus as corpus_module
-import clearhead.data.stores.document_chunks as chunks_module
-import clearhead.data.stores.tokenizers as tokenizers_module
-from clearhead.data.sources.texts import TextChunk, TextFiles, parse_text_source
+import clearhead.data.tokenize.document_chunks as chunks_module
+import clearhead.data.tokenize.tokenizers as tokenizers_module
+from clearhead.data.sources.texts import TextChunk, TextFiles, TextTable
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
-from clearhead.data.stores.document_chunks import chunk_documents
-from clearhead.data.stores.tokenizers import cached_text_tokenizer, cached_tokenizer
+from clearhead.data.tokenize.document_chunks import chunk_documents
+from clearhead.data.tokenize.tokenizers import cached_text_tokenizer, cached_tokenizer
 from clearhead.errors import InputError, RunFailure
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import KINDS, train_tokenizer
@@ -103,8 +103,8 @@ def test_work_in_pieces_gives_the_same_corpus(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(lines_module, "_BLOCK_BYTES", 41)
     monkeypatch.setattr(chunks_module, "_PART", 1_009)
     monkeypatch.setattr(chunks_module, "_WINDOW", 127)
-    monkeypatch.setattr(corpus_module, "_BATCH_CHARACTERS", 1_511)
-    monkeypatch.setattr(corpus_module, "_BATCH_PARTS", 31)
+    monkeypatch.setattr(chunks_module, "_BATCH_CHARACTERS", 1_511)
+    monkeypatch.setattr(chunks_module, "_BATCH_PARTS", 31)
     for source, expected in zip(sources, whole, strict=True):
         corpus = prepare_corpus(source, tokenizer)
         assert corpus.identity == expected.identity
@@ -169,11 +169,11 @@ def test_a_mistake_or_a_full_disk_leaves_nothing(tmp_path: Path, cache: Path, mo
 def test_documents_without_a_token_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "▁"}\n{"text": "ba"}\n{"text": "▁"}\n', encoding="utf-8")
     tokenizer = trained("word")
-    corpus = prepare_corpus(parse_text_source({"text": str(tmp_path / "a.jsonl")}), tokenizer)
+    corpus = prepare_corpus(TextTable(text=str(tmp_path / "a.jsonl")).as_source(), tokenizer)
     assert (len(corpus), corpus.documents[0].tolist()) == (1, tokenizer.encode("ba"))
     (tmp_path / "b.jsonl").write_text('{"text": "▁"}\n', encoding="utf-8")
     with pytest.raises(InputError, match=r"b\.jsonl:1: the tokenizer finds no token"):
-        prepare_corpus(parse_text_source({"text": str(tmp_path / "b.jsonl")}), tokenizer)
+        prepare_corpus(TextTable(text=str(tmp_path / "b.jsonl")).as_source(), tokenizer)
 
 
 def test_bytes_are_those_of_the_text(tmp_path: Path) -> None:

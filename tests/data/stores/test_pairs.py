@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import clearhead.data.stores.arrays as arrays_module
+import clearhead.data.arrays as arrays_module
 import clearhead.data.stores.pairs as pairs_module
-import clearhead.data.stores.tokenizers as tokenizers_module
+import clearhead.data.stores.store as store_module
+import clearhead.data.tokenize.tokenizers as tokenizers_module
 from clearhead.data.sources.pairs import parallel_files, read_pairs
-from clearhead.data.stores.pairs import FilterReport, prepare_pairs
-from clearhead.data.stores.tokenizers import cached_tokenizers
+from clearhead.data.stores.pairs import prepare_pairs
+from clearhead.data.tokenize.tokenizers import cached_tokenizers
 from clearhead.errors import InputError, RunFailure
 from clearhead.tasks.translate.train import collate_pairs
 from clearhead.text.pair import TokenizerPair
@@ -73,7 +74,7 @@ def test_what_stands_around_a_source_is_what_its_special_tokens_say(around: Pref
     source = write(tmp_path, pairs)
     prepare_pairs(source, framed, max_length=20, max_ratio=None, training=True)
     found = prepare_pairs(source, framed, max_length=20, max_ratio=None, training=True)
-    batch = collate_pairs(found, np.arange(7))
+    batch = collate_pairs(found, np.arange(7), framed)
     assert batch.mask is not None and batch.target_ids is not None and batch.target_mask is not None
     for row, (text, said) in enumerate(pairs):
         assert batch.ids[row, batch.mask[row]].tolist() == around(plain.source.encode(text))
@@ -88,12 +89,12 @@ def test_the_store_holds_what_the_tokenizers_say(tmp_path: Path) -> None:
     store = prepare_pairs(write(tmp_path, pairs), tokenizers, max_length=20, max_ratio=None, training=True)
     assert len(store) == 101
     for index, (source, target) in enumerate(pairs):
-        assert store.sources[index].tolist() == tokenizers.source.encode(source)
-        assert store.targets[index].tolist() == tokenizers.target.encode(target)
-    assert store.sources.lengths.tolist() == [len(pair[0].split()) for pair in pairs]
-    assert store.targets.lengths.tolist() == [len(pair[1].split()) for pair in pairs]
-    assert store.sources[0].dtype == np.uint16
-    assert not store.sources[0].flags.writeable
+        assert store.texts[0][index].tolist() == tokenizers.source.encode(source)
+        assert store.texts[1][index].tolist() == tokenizers.target.encode(target)
+    assert store.texts[0].lengths.tolist() == [len(pair[0].split()) for pair in pairs]
+    assert store.texts[1].lengths.tolist() == [len(pair[1].split()) for pair in pairs]
+    assert store.texts[0][0].dtype == np.uint16
+    assert not store.texts[0][0].flags.writeable
 
 
 def test_work_in_pieces_gives_the_same_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
@@ -124,11 +125,10 @@ def test_every_dropped_pair_is_counted_once(tmp_path: Path) -> None:
     ]
     source, tokenizers = write(tmp_path, pairs), tokenizers_of(pairs)
     store = prepare_pairs(source, tokenizers, max_length=7, max_ratio=3.0, training=True)
-    assert store.report == FilterReport(kept=3, empty=3, too_long=2, mismatched=2)
-    assert store.lines.tolist() == [0, 5, 7]
-    assert str(store.report) == "10 pairs read, 3 kept, 7 dropped (3 empty, 2 too long, 2 badly matched)"
+    assert store.arrays["lines"].tolist() == [0, 5, 7]
+    assert store.report == "10 pairs read, 3 kept, 7 dropped (3 empty, 2 too long, 2 badly matched)"
     everything = prepare_pairs(source, tokenizers, max_length=7, max_ratio=3.0, training=False)
-    assert everything.report == FilterReport(kept=5, empty=3, too_long=2, mismatched=0)
+    assert everything.report == "10 pairs read, 5 kept, 5 dropped (3 empty, 2 too long, 0 badly matched)"
 
 
 def test_nothing_left_is_a_mistake_with_the_counts(tmp_path: Path, cache: Path) -> None:
@@ -194,7 +194,7 @@ def test_processes_at_once_agree_and_leave_nothing_behind(tmp_path: Path, cache:
         "from pathlib import Path\n"
         "from clearhead.data.sources.pairs import parallel_files\n"
         "from clearhead.data.stores.pairs import prepare_pairs\n"
-        "from clearhead.data.stores.tokenizers import cached_tokenizers\n"
+        "from clearhead.data.tokenize.tokenizers import cached_tokenizers\n"
         f"source = parallel_files(Path({str(tmp_path / 'a.de')!r}), Path({str(tmp_path / 'a.en')!r}))\n"
         "sys.stdin.readline()\n"
         "tokenizers = cached_tokenizers(source, kind='split', vocab_size=100, joint=True)\n"
@@ -227,7 +227,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, cache: Path, mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(arrays_module.ArrayWriter, "append", full)
+        patch.setattr(store_module.ArrayWriter, "append", full)
         with pytest.raises(RunFailure, match=r"cannot be written \(No space left on device\).*CLEARHEAD_CACHE"):
             prepare_pairs(source, tokenizers, max_length=20, max_ratio=None, training=True)
     assert not list((cache / "pairs").iterdir())

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from clearhead.core import Transformer
-from clearhead.data.stores.labelled import prepare_labelled
 from clearhead.errors import InputError, LongTexts, RunFailure
-from clearhead.tasks.classify.data import parse_labelled_source
+from clearhead.tasks.classify.data import DATA
+from clearhead.tasks.classify.store import prepare_labelled
 from clearhead.tasks.classify.use import (
     Classification,
     ClassifyMeasures,
@@ -184,7 +184,7 @@ def write_jsonl(folder: Path, texts: list[str], labels: list[Any]) -> Any:
     path = folder / "t.jsonl"
     rows = [json.dumps({"text": text, "label": label}) for text, label in zip(texts, labels, strict=True)]
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
-    return parse_labelled_source({"text": str(path), "labels": "label"})
+    return DATA.source({"text": str(path), "labels": "label"})
 
 
 def measured(
@@ -192,7 +192,7 @@ def measured(
 ) -> tuple[ClassifyMeasures, str]:
     labels = check_classifier(module, task)
     store = prepare_labelled(source, tokenizer, max_length=32, kind=labels.kind, labels=labels)
-    return measure_store(module, tokenizer, store, repeats=task.repeats, **sizes), str(store.report)
+    return measure_store(module, tokenizer, store, repeats=task.repeats, **sizes), store.report
 
 
 def test_an_evaluation_counts_what_classify_says(tmp_path: Path, tokenizer: Tokenizer) -> None:

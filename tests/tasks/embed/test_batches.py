@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import EpochBatches, training_batches
 from clearhead.data.sources.pairs import parallel_files
-from clearhead.data.stores.pairs import PairStore, prepare_pairs
-from clearhead.data.stores.tokenizers import cached_tokenizers
+from clearhead.data.stores.pairs import prepare_pairs
+from clearhead.data.stores.store import Store
+from clearhead.data.tokenize.tokenizers import cached_tokenizers
 from clearhead.errors import InputError
 from clearhead.tasks.embed.batches import (
     ContrastiveBatch,
@@ -34,7 +35,7 @@ FRAMING = InputCollator(SpecialTokens.from_bos_eos(2, 3), pad=0)
 WORDS = ["aa", "bb", "cc", "dd", "ee", "ff", "gg", "hh"]
 
 
-def store_of(folder: Path, pairs: list[tuple[str, str]]) -> PairStore:
+def store_of(folder: Path, pairs: list[tuple[str, str]]) -> Store:
     for name, column in (("s", 0), ("t", 1)):
         (folder / name).write_text("".join(f"{pair[column]}\n" for pair in pairs), encoding="utf-8")
     one = train_tokenizer("split", [text for pair in pairs for text in pair], vocab_size=100)
@@ -44,7 +45,7 @@ def store_of(folder: Path, pairs: list[tuple[str, str]]) -> PairStore:
     )
 
 
-def random_store(folder: Path, count: int = 211, seed: int = 3, longest: int = 13) -> PairStore:
+def random_store(folder: Path, count: int = 211, seed: int = 3, longest: int = 13) -> Store:
     draw = random.Random(seed)
 
     def text() -> str:
@@ -53,7 +54,7 @@ def random_store(folder: Path, count: int = 211, seed: int = 3, longest: int = 1
     return store_of(folder, [(text(), text()) for _ in range(count)])
 
 
-def contrastive_batches(store: PairStore, *, seed: int) -> EpochBatches[ContrastiveBatch]:
+def contrastive_batches(store: Store, *, seed: int) -> EpochBatches[ContrastiveBatch]:
     plan, groups = contrastive_plan(store, FRAMING, batch_tokens=128, seed=seed), store_groups(store)
     return training_batches(store, plan, lambda rows: collate_contrastive(store, rows, groups, FRAMING))
 
@@ -146,18 +147,17 @@ def test_a_batch_is_what_its_pairs_are(tmp_path: Path) -> None:
     rows = np.array([17, 3, 101, 5, 2])
     groups = store_groups(store)
     batch = collate_contrastive(store, rows, groups, FRAMING)
-    tokenizer = store.tokenizers.source
     for place, row in enumerate(rows):
         for ids, mask, text in (
-            (batch.ids, batch.mask, store.sources[row]),
-            (batch.other_ids, batch.other_mask, store.targets[row]),
+            (batch.ids, batch.mask, store.texts[0][row]),
+            (batch.other_ids, batch.other_mask, store.texts[1][row]),
         ):
             real = mask[place]
-            assert ids[place][real].tolist() == [tokenizer.bos_id, *text.tolist(), tokenizer.eos_id]
-            assert (ids[place][~real] == tokenizer.pad_id).all()
+            assert ids[place][real].tolist() == [2, *text.tolist(), 3]
+            assert (ids[place][~real] == 0).all()
             assert real.tolist() == sorted(real.tolist(), reverse=True)
-    assert batch.ids.shape == batch.mask.shape == (5, store.sources.lengths[rows].max() + 2)
-    assert batch.other_ids.shape == batch.other_mask.shape == (5, store.targets.lengths[rows].max() + 2)
+    assert batch.ids.shape == batch.mask.shape == (5, store.texts[0].lengths[rows].max() + 2)
+    assert batch.other_ids.shape == batch.other_mask.shape == (5, store.texts[1].lengths[rows].max() + 2)
     assert batch.groups.tolist() == groups[rows].tolist() and batch.rows.tolist() == rows.tolist()
     assert batch.num_labels == 5
     assert batch.num_tokens == int(batch.mask.sum() + batch.other_mask.sum())

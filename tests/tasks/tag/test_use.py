@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from clearhead.core import Transformer
-from clearhead.data.stores.tagged import prepare_tagged
-from clearhead.data.stores.word_splitter import WordSplitter
 from clearhead.errors import InputError, RunFailure
 from clearhead.tasks.record import TaskRecord
-from clearhead.tasks.tag.data import parse_tagged_source
+from clearhead.tasks.tag.data import DATA
+from clearhead.tasks.tag.splitting import WordSplitter
+from clearhead.tasks.tag.store import prepare_tagged
 from clearhead.tasks.tag.use import (
     Entity,
     TagMeasures,
@@ -170,12 +170,12 @@ def write_jsonl(folder: Path, sentences: list[list[str]], tags: list[list[str]])
     path = folder / "t.jsonl"
     rows = [json.dumps({"tokens": one, "tags": other}) for one, other in zip(sentences, tags, strict=True)]
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
-    return parse_tagged_source({"text": str(path)})
+    return DATA.source({"text": str(path)})
 
 
 def measured(module: Transformer, tokenizer: Tokenizer, source: Any, **sizes: int) -> tuple[TagMeasures, str]:
     store = prepare_tagged(source, tokenizer, max_length=32, tags=check_tagger(module, record()))
-    return measure_store(module, tokenizer, store, **sizes), str(store.report)
+    return measure_store(module, tokenizer, store, **sizes), store.report
 
 
 def test_an_evaluation_counts_what_tag_says(tmp_path: Path, module: Transformer, tokenizer: Tokenizer) -> None:

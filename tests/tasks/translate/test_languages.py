@@ -89,13 +89,13 @@ def test_a_pair_is_read_as_its_own_library_reads_it(case: str, tmp_path: Path) -
     setup = TaskSetup(loaded, lambda train: start.tokenizers, start, Progress(), torch.device("cpu"))
     store = Training(setup).pairs(start.tokenizers).valid
     rows = np.arange(5)
-    batch = collate_pairs(store, rows)
+    batch = collate_pairs(store, rows, start.tokenizers)
     assert batch.mask is not None and batch.target_ids is not None and batch.target_mask is not None
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, src_lang=source, tgt_lang=target)
     other = getattr(transformers, written).from_pretrained(folder).eval()
     texts, said = ((tmp_path / f"valid.{end}").read_text().splitlines() for end in ("txt", "other"))
     for row in rows:
-        line = store.lines[row]
+        line = store.arrays["lines"][row]
         theirs = tokenizer(texts[line], text_target=said[line], return_tensors="pt")
         assert batch.ids[row, batch.mask[row]].tolist() == theirs["input_ids"][0].tolist()
         labels = theirs["labels"][0].tolist()

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from clearhead.data.sources.examples import ListedExamples
-from clearhead.data.sources.run_file_tables import Filled, Form, Section, has_ending, parse_table, user_path
+from clearhead.data.sources.run_file_tables import Filled, Form, Section, has_ending, user_path
 from clearhead.data.sources.tables import WHOLE, DelimitedFile, JsonLinesFile, Share, Table, TableSource, read_table
 from clearhead.errors import InputError, json_text
 from clearhead.tasks.data import DataSection, LabelledExamples, PooledSection, TaskData
@@ -70,11 +70,6 @@ class RatedText(Form):
         raise InputError(f"{path}: expected a name that ends in .tsv or .jsonl")
 
 
-def parse_rated(table: Mapping[str, Any]) -> TableSource:
-    """Return the source that a table of [data] means."""
-    return parse_table(table, (RatedText,)).as_source()
-
-
 def read_rated(source: TableSource, share: Share = WHOLE, bounds: Bounds = ANY) -> Table:
     """Read texts, and their numbers as floats.
 
@@ -107,7 +102,7 @@ def _number(value: object, place: str, bounds: Bounds) -> float:
 def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> LabelledExamples:
     """Read what the options of `clearhead new` name."""
     table = {name: str(options[name]) for name in ("text", "number") if options[name] is not None}
-    rows = read_rated(parse_rated(table))
+    rows = read_rated(DATA.source(table))
     texts, numbers = rows["text"], rows["number"]
     return LabelledExamples(
         table=table,

@@ -1,18 +1,20 @@
-"""Tokenized texts with their numbers: prepared once, and memory-mapped from then on."""
+"""Tokenized texts with their numbers: prepared once, and memory-mapped from then on.
+
+Shape suffixes: N texts.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import ClassVar
+from typing import Final
 
 import numpy as np
-from jaxtyping import Float32, Float64
+from jaxtyping import Float32
 from numpy import ndarray
 
-from clearhead.data.sources.tables import Share, Table, TableSource
-from clearhead.data.stores.arrays import ArrayStore, Indices, Rows, encode_texts, write_arrays
-from clearhead.data.stores.cache import load_or_make
+from clearhead.data.arrays import Indices, encode_texts
+from clearhead.data.sources.tables import Share, TableSource
+from clearhead.data.stores.store import Encoded, Store, StoreKind, counted, prepare_store, read_together
 from clearhead.errors import InputError
 from clearhead.text.tokenizer import Tokenizer
 from clearhead_rate.data import Bounds, read_rated
@@ -26,47 +28,32 @@ class Units:
     scale: float
 
 
-class RatedStore(ArrayStore):
-    """Tokenized texts with numbers.
+def _report(store: Store) -> str:
+    words = {"cut": "cut to the longest that is read", "empty": "empty and left out"}
+    return ", ".join([f"{len(store):,} rated texts", *counted(store.facts["report"], words)])
 
-    Args:
-        folder: of the store.
-        tokenizer: of the texts.
 
-    Attributes:
-        report: what became of the texts.
-        texts: their ids, without special ids.
-        numbers: of each text.
-        units: of the training data.
-    """
+RATED: Final = StoreKind("rated", "rated texts", ("text",), _report, read_together)
+"""Stores of rated texts: the ids of each text, and in the array "number" its number."""
 
-    contents: ClassVar[str] = "rated texts"
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
-        super().__init__(folder)
-        self.report = self.record["report"]
-        self.units = Units(**self.record["units"])
-        self.texts = (self.ragged("text"),)
-        self.numbers: Float64[ndarray, " texts"] = self.arrays["number"]
-        self._num_special = tokenizer.special_tokens.num_added()
+def units_of(store: Store) -> Units:
+    """Return the units of the training data."""
+    return Units(**store.facts["units"])
 
-    def __len__(self) -> int:
-        return len(self.numbers)
 
-    @property
-    def input_lengths(self) -> tuple[Rows]:
-        """As of `ArrayStore`."""
-        return (self.texts[0].lengths + self._num_special,)
-
-    def targets(self, rows: Indices) -> Float32[ndarray, " rows"]:
-        """Return the outputs that the model should have for some texts."""
-        outputs_N: Float32[ndarray, " rows"] = (self.numbers[rows] - self.units.mean) / self.units.scale
-        return outputs_N.astype(np.float32)
+def targets(store: Store, rows: Indices) -> Float32[ndarray, " rows"]:
+    """Return the outputs that the model should have for some texts."""
+    units = units_of(store)
+    outputs_N: Float32[ndarray, " rows"] = ((store.arrays["number"][rows] - units.mean) / units.scale).astype(
+        np.float32
+    )
+    return outputs_N
 
 
 def prepare_rated(
     source: TableSource, tokenizer: Tokenizer, *, max_length: int, bounds: Bounds, units: Units | None, share: Share
-) -> RatedStore:
+) -> Store:
     """Tokenize rated texts, or open what an earlier run made of the same content.
 
     Args:
@@ -80,24 +67,22 @@ def prepare_rated(
     Raises:
         InputError: all texts are empty, or a number is not as `read_rated` expects it.
     """
+    num_special = tokenizer.special_tokens.num_added()
+
+    def encode() -> Encoded:
+        rows, room = read_rated(source, share, bounds), max_length - num_special
+        if room < 1:
+            raise InputError(f"max_length is {max_length}; expected at least {num_special + 1}")
+        ids, numbers = encode_texts(rows["text"], tokenizer), np.array(rows["number"], np.float64)
+        has_text = ids.lengths > 0
+        if not has_text.any():
+            raise InputError(f"{rows.place(0)}: all {len(rows)} texts from here on are empty; nothing is left to rate")
+        report = {"cut": int((ids.lengths > room).sum()), "empty": int((~has_text).sum())}
+        numbers = numbers[has_text]
+        measured = units or Units(float(numbers.mean()), float(numbers.std()) or 1.0)
+        text = ids.truncate(np.minimum(ids.lengths, room), has_text)
+        return {"text": text, "number": numbers}, {"report": report, "units": asdict(measured)}
+
     known = None if units is None else asdict(units)
     inputs = [source.identity(), tokenizer.fingerprint, max_length, bounds.model_dump(), known, share]
-
-    def make(folder: Path) -> None:
-        _write(folder, read_rated(source, share, bounds), tokenizer, max_length, units)
-
-    return load_or_make("rated", inputs, lambda folder: RatedStore(folder, tokenizer), make)
-
-
-def _write(folder: Path, rows: Table, tokenizer: Tokenizer, max_length: int, units: Units | None) -> None:
-    ids, numbers = encode_texts(rows["text"], tokenizer), np.array(rows["number"], np.float64)
-    room, has_text = max_length - tokenizer.special_tokens.num_added(), ids.lengths > 0
-    if room < 1:
-        raise InputError(f"max_length is {max_length}; expected at least {max_length - room + 1}")
-    if not has_text.any():
-        raise InputError(f"{rows.place(0)}: all {len(rows)} texts from here on are empty; nothing is left to rate")
-    num_cut, num_empty = int((ids.lengths > room).sum()), int((~has_text).sum())
-    report = f"{len(rows):,} rated texts, {num_cut:,} cut to {max_length:,} tokens, {num_empty:,} empty and left out"
-    ids, numbers = ids.truncate(np.minimum(ids.lengths, room), has_text), numbers[has_text]
-    units = units or Units(float(numbers.mean()), float(numbers.std()) or 1.0)
-    write_arrays(folder, {"text": ids, "number": numbers}, {"report": report, "units": asdict(units)})
+    return prepare_store(RATED, inputs, encode, special=(num_special,))

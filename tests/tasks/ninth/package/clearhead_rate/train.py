@@ -13,32 +13,31 @@ from torch import Tensor, nn
 
 from clearhead import spec
 from clearhead.core import Transformer
+from clearhead.data.arrays import Indices
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import Ids, InputCollator
 from clearhead.data.sources.tables import Share, TableSource
-from clearhead.data.stores.arrays import Indices
+from clearhead.data.stores.store import Store
 from clearhead.evaluate.result import Validation
 from clearhead.predict.outputs import run_batch
 from clearhead.presets.task_heads import usual_pool, with_head
 from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.train import LabelledTraining, Stores
 from clearhead.text.tokenizer import Tokenizer
-from clearhead_rate.data import RateData, RateTask, parse_rated, read_rated
-from clearhead_rate.store import RatedStore, prepare_rated
+from clearhead_rate.data import RateData, RateTask, read_rated
+from clearhead_rate.store import prepare_rated, targets, units_of
 from clearhead_rate.use import compare, numbers_of
 
 
-class Training(LabelledTraining[TableSource, RatedStore]):
+class Training(LabelledTraining):
     """The training of a model that rates texts; what is not here is the base's."""
-
-    parse = staticmethod(parse_rated)
 
     @staticmethod
     def texts(source: TableSource, share: Share) -> Sequence[str]:
         """Return the texts on which a tokenizer is trained."""
         return read_rated(source, share)["text"]
 
-    def prepare(self, source: TableSource, share: Share, tokenizer: Tokenizer, train: RatedStore | None) -> RatedStore:
+    def prepare(self, source: TableSource, share: Share, tokenizer: Tokenizer, train: Store | None) -> Store:
         """Return texts and numbers as a store; the validation data has the units of the training data."""
         data = self.data_table(RateData)
         return prepare_rated(
@@ -46,13 +45,13 @@ class Training(LabelledTraining[TableSource, RatedStore]):
             tokenizer,
             max_length=data.max_length,
             bounds=data.bounds,
-            units=None if train is None else train.units,
+            units=None if train is None else units_of(train),
             share=share,
         )
 
-    def record(self, stores: Stores[RatedStore]) -> TaskRecord:
+    def record(self, stores: Stores[Store]) -> TaskRecord:
         """Return what a trained model remembers of its task."""
-        data, units = self.data_table(RateData), stores.train.units
+        data, units = self.data_table(RateData), units_of(stores.train)
         return TaskRecord(
             kind="rate",
             max_length=data.max_length,
@@ -68,12 +67,12 @@ class Training(LabelledTraining[TableSource, RatedStore]):
         pool = self.task_table(RateTask).pool or usual_pool(model)
         return with_head(model, spec.Head(layers=(spec.Pool(by=pool), linear)))
 
-    def collate(self, store: RatedStore, collator: InputCollator) -> Callable[[Indices], Batch]:
+    def collate(self, store: Store, collator: InputCollator) -> Callable[[Indices], Batch]:
         """Return what makes a batch of some texts."""
 
         def batch(rows: Indices) -> Batch:
             inputs = collator.collate([store.texts[0][row] for row in rows], limit=store.longest[0])
-            return inputs.with_labels(torch.from_numpy(store.targets(rows)), rows, num_labels=len(rows))
+            return inputs.with_labels(torch.from_numpy(targets(store, rows)), rows, num_labels=len(rows))
 
         return batch
 
@@ -84,12 +83,13 @@ class Training(LabelledTraining[TableSource, RatedStore]):
         difference_B = run_batch(module, batch)[:, 0].float() - batch.labels
         return self._errors(difference_B).sum(), len(difference_B)
 
-    def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: RatedStore) -> Validation:
+    def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: Store) -> Validation:
         """Return loss and score of the validation data."""
         texts: list[Ids] = [store.texts[0][row] for row in range(len(store))]
+        expected_N = np.array(store.arrays["number"])
         predicted_N = numbers_of(module, tokenizer, record, [texts], batch_tokens=self.budget)
-        difference_N = torch.from_numpy((predicted_N - store.numbers) / store.units.scale)
-        score = 100 * compare(predicted_N, np.array(store.numbers)).correlation
+        difference_N = torch.from_numpy((predicted_N - expected_N) / units_of(store).scale)
+        score = 100 * compare(predicted_N, expected_N).correlation
         return Validation(loss=float(self._errors(difference_N).mean()), score=score)
 
     def _errors(self, difference_N: Tensor) -> Tensor:

@@ -22,9 +22,9 @@ from clearhead.files import typed
 from clearhead.predict.outputs import Sides, check_finite, encode_sides, max_input_length, pooled_outputs
 from clearhead.progress import message
 from clearhead.tasks.record import TaskRecord
-from clearhead.tasks.use import refuse_pair, source_of
+from clearhead.tasks.use import refuse_pair
 from clearhead.text.tokenizer import Tokenizer
-from clearhead_rate.data import Bounds, parse_rated, read_rated
+from clearhead_rate.data import DATA, Bounds, read_rated
 
 
 def numbers_of(
@@ -83,7 +83,7 @@ def compare(predicted_N: Float64[ndarray, " texts"], expected_N: Float64[ndarray
 
 def measure(model: Evaluated, data: object, options: EvaluateOptions) -> RateMeasures:
     """Measure a model; this is what `Model.evaluate` and `clearhead evaluate` call."""
-    rows = read_rated(source_of(data, "rate", parse_rated))
+    rows = read_rated(DATA.source(data))
     message(f"{len(rows)} rated texts")
     predicted = predict(model, rows["text"], batch_size=options.batch_size)
     return compare(np.array(predicted), np.array(rows["number"]))

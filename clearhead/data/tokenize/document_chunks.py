@@ -9,12 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from clearhead.data.arrays import Ragged, id_dtype, pack
 from clearhead.data.sources.texts import TextChunk
 from clearhead.text.tokenizer import Tokenizer
 
 # In characters: how much text a tokenizer gets at once, and how much of it on both sides shows what a cut changes.
 _PART = 1 << 18
 _CONTEXT = 128
+# How much text is tokenized at once: enough to keep every core busy.
+_BATCH_CHARACTERS = 1 << 20
+_BATCH_PARTS = 20_000
 # How many places are tried at once, and in how much of the text.
 _CANDIDATES = 16
 _WINDOW = 1 << 13
@@ -54,10 +58,11 @@ def chunk_documents(chunks: Iterable[TextChunk], tokenizer: Tokenizer) -> Iterat
 
 def _find_cut(text: str, tokenizer: Tokenizer) -> tuple[int, int] | None:
     """Return where the first part of a text may end and the rest may begin, or None where no place was found."""
-    found = cut_before(_PART + _CONTEXT, text, tokenizer)
-    if found is None and len(text) > _PATIENCE * _PART:
-        found = _first_allowed(text, [(place, place) for place in range(_PART, _PART + _CANDIDATES)], tokenizer)
-    return found
+    cut = cut_before(_PART + _CONTEXT, text, tokenizer)
+    if cut is None and len(text) > _PATIENCE * _PART:
+        anywhere = [(position, position) for position in range(_PART, _PART + _CANDIDATES)]
+        cut = _first_allowed(text, anywhere, tokenizer)
+    return cut
 
 
 def cut_before(limit: int, text: str, tokenizer: Tokenizer) -> tuple[int, int] | None:
@@ -91,3 +96,29 @@ def _first_allowed(text: str, cuts: list[tuple[int, int]], tokenizer: Tokenizer)
     ids = iter(tokenizer.encode_batch(samples))
     agrees = [next(ids) == next(ids) + next(ids) for _ in cuts]
     return next((cut for cut, allowed in zip(cuts, agrees, strict=True) if allowed), None)
+
+
+def encoded_parts(chunks: Iterable[TextChunk], tokenizer: Tokenizer) -> Iterator[tuple[Ragged, list[bool]]]:
+    """Tokenize documents in the order of the text, many parts at a time.
+
+    Returns:
+        for many parts together, the ids of each, and whether a document starts with it.
+    """
+    for texts, starts in _batches(chunk_documents(chunks, tokenizer)):
+        yield pack(tokenizer.encode_batch(texts), id_dtype(tokenizer)), starts
+
+
+def _batches(parts: Iterable[tuple[str, bool]]) -> Iterator[tuple[list[str], list[bool]]]:
+    """Gather texts until there is enough to tokenize at once."""
+    texts: list[str] = []
+    starts: list[bool] = []
+    room = _BATCH_CHARACTERS
+    for text, is_new in parts:
+        texts.append(text)
+        starts.append(is_new)
+        room -= len(text)
+        if room <= 0 or len(texts) == _BATCH_PARTS:
+            yield texts, starts
+            texts, starts, room = [], [], _BATCH_CHARACTERS
+    if texts:
+        yield texts, starts

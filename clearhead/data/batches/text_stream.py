@@ -15,12 +15,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from clearhead.data.arrays import Ragged, Rows, id_dtype
 from clearhead.data.sources.lines import size_and_ends
 from clearhead.data.sources.texts import TextChunk, TextShard
-from clearhead.data.stores.arrays import Ragged, Rows, id_dtype
-from clearhead.data.stores.corpus import encoded_parts
-from clearhead.data.stores.document_chunks import cut_before
 from clearhead.data.stores.documents import Documents
+from clearhead.data.tokenize.document_chunks import cut_before, encoded_parts
 from clearhead.errors import InputError
 from clearhead.text.special_tokens import PrefixSuffix
 from clearhead.text.tokenizer import Tokenizer
@@ -70,7 +69,7 @@ class Pool(Documents):
         text_bytes: int,
         special: Sequence[PrefixSuffix],
     ) -> None:
-        lengths = documents.lengths + np.array([len(one) for one in special], dtype=np.int64) - 1
+        lengths = documents.lengths + np.array([len(around) for around in special], dtype=np.int64) - 1
         kept = np.flatnonzero((documents.lengths > 0) & (lengths > 0))
         super().__init__(documents.take(kept), tokenizer)
         self.place, self.text_bytes = place, text_bytes
@@ -106,8 +105,8 @@ class TextStream:
     @property
     def identity(self) -> str:
         """A hash of the sizes and ends of all files; a checkpoint remembers it."""
-        found = [[shard.path.name, *size_and_ends(shard.path)] for shard in self.shards]
-        return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+        files = [[shard.path.name, *size_and_ends(shard.path)] for shard in self.shards]
+        return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
     def pools(self, place: Place) -> Iterator[Pool]:
         """Go through the pools from a place on, without end.
@@ -174,14 +173,13 @@ class TextStream:
 
     def _tokenized(self, chunks: Sequence[TextChunk], place: Place, *, goes_on: bool) -> tuple[Pool, int | None]:
         """Return the pool of some chunks, and the last id of the document that goes on behind it."""
-        parts, lengths = [np.empty(0, dtype=id_dtype(self.tokenizer))], list[int]()
+        ids, lengths = [np.empty(0, dtype=id_dtype(self.tokenizer))], list[int]()
         for rows, starts in encoded_parts(chunks, self.tokenizer):
-            flat = itertools.chain.from_iterable(rows)
-            parts.append(np.fromiter(flat, dtype=parts[0].dtype, count=sum(map(len, rows))))
-            for row, is_new in zip(rows, starts, strict=True):
+            ids.append(rows.ids)
+            for length, is_new in zip(rows.lengths.tolist(), starts, strict=True):
                 if is_new:
                     lengths.append(0)
-                lengths[-1] += len(row)
+                lengths[-1] += length
         around = self.tokenizer.special_tokens.for_target
         special = [around] * len(lengths)
         last_id = place.last_id
@@ -190,10 +188,10 @@ class TextStream:
         if goes_on:
             special[-1] = replace(special[-1], suffix=())
             if lengths[-1]:
-                last_id = int(parts[-1][-1])
+                last_id = int(ids[-1][-1])
             elif len(lengths) > 1:
                 last_id = None
-        documents = Ragged.of(np.concatenate(parts), np.array(lengths, dtype=np.int64))
+        documents = Ragged.of(np.concatenate(ids), np.array(lengths, dtype=np.int64))
         num_bytes = sum(len(chunk.text.encode()) for chunk in chunks)
         pool = Pool(documents, self.tokenizer, place=place, text_bytes=num_bytes, special=special)
         return pool, last_id if goes_on else None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,33 +56,32 @@ class LabelSet:
             InputError: a label is missing, unknown, or not a number.
         """
         if self.kind == "regression":
-            values = [_number(label, data.place(index)) for index, label in enumerate(data["labels"])]
-            return (np.array(values, dtype=np.float64) - self.mean) / self.scale
+            return (_numbers(data) - self.mean) / self.scale
         index_of = {name: index for index, name in enumerate(self.names)}
-        found = [
-            [self._index(name, index_of, data, row) for name in _names(data, row, self.kind)]
-            for row in range(len(data))
-        ]
+        indices: list[list[int]] = []
+        for row, names in enumerate(_names(data, self.kind)):
+            for name in names:
+                if name not in index_of:
+                    raise self._unknown(name, data.place(row))
+            indices.append([index_of[name] for name in names])
         if self.kind == "single_label":
-            return np.array(found, dtype=np.int64)[:, 0]
+            return np.array(indices, dtype=np.int64)[:, 0]
         sets = np.zeros((len(data), len(self.names)), dtype=np.float32)
-        for row, indices in enumerate(found):
-            sets[row, indices] = 1.0
+        for row, its_indices in enumerate(indices):
+            sets[row, its_indices] = 1.0
         return sets
 
-    def _index(self, name: str, index_of: dict[str, int], data: Table, row: int) -> int:
-        if name not in index_of:
-            raise InputError(
-                f"{data.place(row)}: the label {json_text(name)} is not among the {len(self.names)} of the training "
-                f"data ({_listed(self.names)}){nearest(name, self.names)}; check " + key("labels")
-            )
-        return index_of[name]
+    def _unknown(self, name: str, place: str) -> InputError:
+        return InputError(
+            f"{place}: the label {json_text(name)} is not among the {len(self.names)} of the training "
+            f"data ({_listed(self.names)}){nearest(name, self.names)}; check " + key("labels")
+        )
 
     def describe(self, data: Table) -> str:
         """Return how often each label occurs in some data, or the range of its numbers."""
         if self.kind == "regression":
-            values = [_number(label, data.place(index)) for index, label in enumerate(data["labels"])]
-            return f"numbers from {min(values):g} to {max(values):g}"
+            values = _numbers(data)
+            return f"numbers from {values.min():g} to {values.max():g}"
         counts = _counts(data, self.kind)
         shares = [f"{name} {counts[name]:,}" for name in self.names]
         return f"{len(self.names)} labels: {_listed(shares)}"
@@ -99,7 +99,7 @@ def learn_labels(data: Table, kind: LabelKind) -> LabelSet:
     """
     place = data.place(0)
     if kind == "regression":
-        values = np.array([_number(label, data.place(index)) for index, label in enumerate(data["labels"])])
+        values = _numbers(data)
         if np.all(values == values[0]):
             raise InputError(
                 f"{place}: all {len(data)} labels from here on are the number {values[0]:g}, and there is nothing to "
@@ -142,19 +142,29 @@ def _listed(names: Sequence[str]) -> str:
 
 def _counts(data: Table, kind: LabelKind) -> Counter[str]:
     """Count how often each class occurs in some data."""
-    return Counter(name for row in range(len(data)) for name in _names(data, row, kind))
+    return Counter(itertools.chain.from_iterable(_names(data, kind)))
 
 
-def _names(data: Table, row: int, kind: LabelKind) -> list[str]:
-    """Return the class of a row, or its classes, each once."""
-    label, place = data["labels"][row], data.place(row)
-    if kind == "single_label":
-        name = _name(label, place, "several labels need a model with " + key("task.labels", "multi_label"))
-        if not name:
-            raise InputError(f"{place}: the label is missing; expected the name of a class, or no such line")
-        return [name]
-    parts = label if isinstance(label, list | tuple) else label.split(",") if isinstance(label, str) else [label]
-    names = [_name(part, place, "a list of labels holds names") for part in parts]
+def _names(data: Table, kind: LabelKind) -> Iterator[list[str]]:
+    """Go through the class of each row, or its classes, each once."""
+    for row, label in enumerate(data["labels"]):
+        yield [_class(label, data.place(row))] if kind == "single_label" else _classes(label, data.place(row))
+
+
+def _class(label: object, place: str) -> str:
+    name = _name(label, place, "several labels need a model with " + key("task.labels", "multi_label"))
+    if not name:
+        raise InputError(f"{place}: the label is missing; expected the name of a class, or no such line")
+    return name
+
+
+def _classes(label: object, place: str) -> list[str]:
+    values = [label]
+    if isinstance(label, list | tuple):
+        values = [*label]
+    elif isinstance(label, str):
+        values = [*label.split(",")]
+    names = [_name(value, place, "a list of labels holds names") for value in values]
     return list(dict.fromkeys(filter(None, names)))
 
 
@@ -173,6 +183,11 @@ def _name(value: object, place: str, hint: str) -> str:
     if isinstance(value, float):
         hint = "numbers need a model with " + key("task.labels", "regression")
     raise InputError(f"{place}: the label is {json_text(value)}; expected the name of a class (" + hint + ")")
+
+
+def _numbers(data: Table) -> Float[ndarray, " texts"]:
+    """Return the numbers that the labels of some data are."""
+    return np.array([_number(label, data.place(row)) for row, label in enumerate(data["labels"])], dtype=np.float64)
 
 
 def _number(value: object, place: str) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 
+from clearhead.data.cache import load_or_make
 from clearhead.data.sources.pairs import read_pairs
 from clearhead.data.sources.tables import WHOLE, Share, TableSource
-from clearhead.data.sources.texts import TextChunk, TextSize, TextSource, measure, read_chunks
-from clearhead.data.stores.cache import load_or_make
+from clearhead.data.sources.texts import TextChunk, TextSource, measure, read_chunks
 from clearhead.errors import within
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
@@ -64,9 +66,12 @@ def cached_text_tokenizer(
         RunFailure: the cache cannot be written.
     """
     identity = [*source.identity(), list(share)]
-    return cached_tokenizer(
-        _Excerpts(source, share), identity, kind=kind, vocab_size=vocab_size, mask=mask, sentinels=sentinels
-    )
+    size = cache(lambda: measure(source))
+
+    def read() -> Iterator[str]:
+        return excerpts(read_chunks(source, share, size()))
+
+    return cached_tokenizer(LazyTexts(read), identity, kind=kind, vocab_size=vocab_size, mask=mask, sentinels=sentinels)
 
 
 def cached_tokenizer(
@@ -103,17 +108,18 @@ def cached_tokenizer(
     )
 
 
-class _Excerpts:
-    """The excerpts of a share of a source, any number of times."""
+@dataclass(frozen=True)
+class LazyTexts(Iterable[str]):
+    """Texts that are read anew on every iteration, and not before.
 
-    def __init__(self, source: TextSource, share: Share) -> None:
-        self._source, self._share = source, share
-        self._size: TextSize | None = None
+    Args:
+        read: reads them.
+    """
+
+    read: Callable[[], Iterable[str]]
 
     def __iter__(self) -> Iterator[str]:
-        if self._size is None:
-            self._size = measure(self._source)
-        yield from excerpts(read_chunks(self._source, self._share, self._size))
+        return iter(self.read())
 
 
 def excerpts(chunks: Iterable[TextChunk]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from clearhead.data.sources.tagged import TaggedTexts
+from clearhead.data.sources.tables import Table
 from clearhead.errors import InputError, json_text, nearest
 
 OUTSIDE = "O"
@@ -23,20 +23,19 @@ _SUSPICIOUS, _LEAST_WORDS = 20, 10
 _ENDS = frozenset("ESO")
 
 
-def find_scheme(data: TaggedTexts) -> Scheme:
+def find_scheme(data: Table) -> Scheme:
     """Return the tagging scheme of some tags.
 
     Raises:
         InputError: they follow no scheme; the first word that breaks it is named.
     """
-    prefixes = Counter(tag[0] for tags in data.tags for tag in tags if _PREFIXED.fullmatch(tag))
+    prefixes = Counter(tag[0] for tags in data["tags"] for tag in tags if _PREFIXED.fullmatch(tag))
     if not prefixes:
         return "plain"
-    for sentence, word in _places(data):
-        tag = data.tags[sentence][word]
+    for sentence, word, tag in _words(data):
         if tag != OUTSIDE and not _PREFIXED.fullmatch(tag):
             raise InputError(
-                f"{data.where(sentence, word)}: the tag is {json_text(tag)}, but other tags here begin with B- or I-; "
+                f"{data.place(sentence, word)}: the tag is {json_text(tag)}, but other tags here begin with B- or I-; "
                 f"expected '{OUTSIDE}' or a tag with B-, I-, E- or S- in front"
             )
     if prefixes["E"] or prefixes["S"]:
@@ -50,21 +49,21 @@ def find_scheme(data: TaggedTexts) -> Scheme:
     raise AssertionError("a scheme that is not IOB2 breaks it somewhere")
 
 
-def learn_tags(data: TaggedTexts, scheme: Scheme) -> TagSet:
+def learn_tags(data: Table, scheme: Scheme) -> TagSet:
     """Return the tags of training data.
 
     Raises:
         InputError: there is only one tag, or so many that the last column cannot hold tags.
     """
-    tags, num_words = TagSet.of(data.tags, scheme), sum(map(len, data.tags))
+    tags, num_words = TagSet.of(data["tags"], scheme), sum(map(len, data["tags"]))
     if len(tags.names) < 2:
         raise InputError(
-            f"{data.where(0, 0)}: all {num_words} words from here on have the tag '{tags.names[0]}'; a tagger needs at "
+            f"{data.place(0, 0)}: all {num_words} words from here on have the tag '{tags.names[0]}'; a tagger needs at "
             "least two"
         )
     if len(tags.names) >= _SUSPICIOUS and scheme == "plain" and num_words < _LEAST_WORDS * len(tags.names):
         raise InputError(
-            f"{data.where(0, 0)}: the {num_words} words from here on have {len(tags.names)} different tags, such as "
+            f"{data.place(0, 0)}: the {num_words} words from here on have {len(tags.names)} different tags, such as "
             f"{', '.join(map(json_text, tags.names[:3]))}; that looks like plain text: expected in each line a word in "
             "the first column and its tag in the last"
         )
@@ -73,12 +72,13 @@ def learn_tags(data: TaggedTexts, scheme: Scheme) -> TagSet:
 
 def to_iob2(tags: Sequence[str]) -> list[str]:
     """Convert IOB1 tags to IOB2: an I- that begins an entity becomes B-."""
-    found = []
+    converted = []
     before = OUTSIDE
     for tag in tags:
-        found.append(f"B-{tag[2:]}" if tag[0] == "I" and before[2:] != tag[2:] else tag)
+        begins = tag[0] == "I" and before[2:] != tag[2:]
+        converted.append(f"B-{tag[2:]}" if begins else tag)
         before = tag
-    return found
+    return converted
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ class TagSet:
     @classmethod
     def of(cls, tags: Sequence[Sequence[str]], scheme: Scheme) -> TagSet:
         """Return the tags of training data, each type of entity with all prefixes that its scheme has."""
-        found = {tag for sentence in tags for tag in sentence}
+        names = {tag for sentence in tags for tag in sentence}
         if scheme == "plain":
-            return cls(tuple(sorted(found, key=lambda tag: (tag != OUTSIDE, tag))))
-        kinds = sorted({tag[2:] for tag in found if tag != OUTSIDE})
+            return cls(tuple(sorted(names, key=lambda tag: (tag != OUTSIDE, tag))))
+        kinds = sorted({tag[2:] for tag in names if tag != OUTSIDE})
         prefixes = "BIES" if scheme == "BIOES" else "BI"
         return cls((OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in prefixes)))
 
@@ -106,39 +106,41 @@ class TagSet:
         """The tag of a word without a token: outside, or else the first."""
         return self.names.index(OUTSIDE) if OUTSIDE in self.names else 0
 
-    def encode(self, data: TaggedTexts) -> list[list[int]]:
+    def encode(self, data: Table) -> list[list[int]]:
         """Return the index of each tag.
 
         Raises:
             InputError: a tag that training did not see.
         """
         index_of = {name: index for index, name in enumerate(self.names)}
-        for sentence, word in _places(data):
-            tag = data.tags[sentence][word]
+        for sentence, word, tag in _words(data):
             if tag not in index_of:
                 raise InputError(
-                    f"{data.where(sentence, word)}: the tag {json_text(tag)} is not among the {len(self.names)} of the "
+                    f"{data.place(sentence, word)}: the tag {json_text(tag)} is not among the {len(self.names)} of the "
                     f"training data{nearest(tag, self.names)}"
                 )
-        return [[index_of[tag] for tag in tags] for tags in data.tags]
+        return [[index_of[tag] for tag in tags] for tags in data["tags"]]
 
 
-def _places(data: TaggedTexts) -> Iterator[tuple[int, int]]:
-    return ((sentence, word) for sentence, tags in enumerate(data.tags) for word in range(len(tags)))
+def _words(data: Table) -> Iterator[tuple[int, int, str]]:
+    """Go through sentence, word and tag of all words."""
+    for sentence, tags in enumerate(data["tags"]):
+        for word, tag in enumerate(tags):
+            yield sentence, word, tag
 
 
-def _breaks(data: TaggedTexts, breaks: Callable[[str, str], bool]) -> Iterator[tuple[int, int, str, str]]:
+def _breaks(data: Table, breaks: Callable[[str, str], bool]) -> Iterator[tuple[int, int, str, str]]:
     """Find the neighbours that a scheme does not allow, the end of a sentence counted as outside."""
-    for sentence, tags in enumerate(data.tags):
+    for sentence, tags in enumerate(data["tags"]):
         for word, (before, tag) in enumerate(zip([OUTSIDE, *tags], [*tags, OUTSIDE], strict=True)):
             if breaks(before, tag):
                 yield sentence, min(word, len(tags) - 1), before, tag
 
 
-def _check(data: TaggedTexts, breaks: Callable[[str, str], bool], expected: str) -> None:
+def _check(data: Table, breaks: Callable[[str, str], bool], expected: str) -> None:
     for sentence, word, before, tag in _breaks(data, breaks):
         raise InputError(
-            f"{data.where(sentence, word)}: tag '{tag}' cannot follow '{before}' {expected}; mend the tags, or drop "
+            f"{data.place(sentence, word)}: tag '{tag}' cannot follow '{before}' {expected}; mend the tags, or drop "
             "the prefixes for plain classes"
         )
 

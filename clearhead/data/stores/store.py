@@ -1,0 +1,185 @@
+"""Prepared examples in a folder: arrays, what is known of them, and a report about their source."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from clearhead.data.arrays import Ragged, Rows
+from clearhead.data.cache import load_or_make
+from clearhead.errors import InputError
+from clearhead.files import write_json
+
+_RECORD = "store.json"
+Arrays = Mapping[str, ndarray | Ragged]
+Encoded = tuple[Arrays, Mapping[str, Any]]
+"""The arrays of a store, and JSON values that are known of them."""
+
+
+class ArrayWriter:
+    """Writes named arrays into a folder.
+
+    Args:
+        folder: where the files go; it exists.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._forms: dict[str, tuple[str, list[int]]] = {}
+        self._hashes: dict[str, Any] = {}
+
+    def append(self, name: str, rows: ndarray | Ragged) -> None:
+        """Append rows to an array; the dtype and all axes but the first stay the same."""
+        if isinstance(rows, Ragged):
+            self.append(f"{name}_ids", rows.ids)
+            self.append(f"{name}_offsets", rows.offsets)
+            return
+        rows = np.ascontiguousarray(rows, dtype=rows.dtype.newbyteorder("<"))
+        count = self._forms[name][1][0] if name in self._forms else 0
+        self._forms[name] = (rows.dtype.str, [count + len(rows), *rows.shape[1:]])
+        self._hashes.setdefault(name, hashlib.sha256()).update(rows.data)
+        with (self._folder / f"{name}.bin").open("ab") as file:
+            file.write(rows.data)
+
+    def finish(self, facts: Mapping[str, Any]) -> None:
+        """Write JSON values that are known of the arrays beside them."""
+        content = [[name, *form, self._hashes[name].hexdigest()] for name, form in self._forms.items()]
+        identity = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        write_json(self._folder / _RECORD, {**facts, "arrays": self._forms, "identity": identity})
+
+
+@dataclass(frozen=True)
+class StoreKind:
+    """What all stores of one kind of data have in common.
+
+    Attributes:
+        name: their folder in the cache.
+        contents: what a message calls what they hold.
+        texts: the names of their `Ragged` arrays of ids; a store may lack the last of them.
+        report: says what became of the source of a store.
+        lengths: returns for each stack of a model the ids that it reads of each example, without special ids.
+    """
+
+    name: str
+    contents: str
+    texts: tuple[str, ...]
+    report: Callable[[Store], str]
+    lengths: Callable[[Store], Sequence[Rows]]
+
+
+class Store:
+    """Prepared examples, memory-mapped.
+
+    Args:
+        folder: what an `ArrayWriter` wrote.
+        kind: of the data.
+        special: the number of special ids that each stack of a model reads of an example.
+
+    Attributes:
+        arrays: by name.
+        facts: JSON values that are known of them.
+        identity: a hash of all arrays; a checkpoint remembers it.
+        texts: the ids of the texts, without special ids.
+
+    Raises:
+        InputError: the folder does not hold a whole store.
+    """
+
+    def __init__(self, folder: Path, kind: StoreKind, special: Sequence[int]) -> None:
+        self.folder, self.kind, self._special = folder, kind, special
+        try:
+            self.facts: dict[str, Any] = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+            self.identity = str(self.facts["identity"])
+            forms = self.facts["arrays"]
+            self.arrays = {name: _mapped(folder / f"{name}.bin", *form) for name, form in forms.items()}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{folder}: not a whole store of {kind.contents} ({error}); prepare the data again"
+            ) from None
+        self.texts = tuple(self.ragged(name) for name in kind.texts if f"{name}_ids" in self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.input_lengths[0])
+
+    @property
+    def report(self) -> str:
+        """What became of the source."""
+        return self.kind.report(self)
+
+    @cached_property
+    def input_lengths(self) -> tuple[Rows, ...]:
+        """The number of ids that each stack of a model reads of each example, special ids included."""
+        lengths = self.kind.lengths(self)
+        return tuple(of_stack + special for of_stack, special in zip(lengths, self._special, strict=True))
+
+    @cached_property
+    def longest(self) -> tuple[int, int]:
+        """The largest of the first and of the last `input_lengths`."""
+        lengths = self.input_lengths
+        return int(lengths[0].max()), int(lengths[-1].max())
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens of all examples together."""
+        return sum(int(lengths.sum()) for lengths in self.input_lengths)
+
+    def ragged(self, name: str) -> Ragged:
+        """Return rows that were written as `Ragged`."""
+        return Ragged(self.arrays[f"{name}_ids"], self.arrays[f"{name}_offsets"])
+
+
+def read_together(store: Store) -> list[Rows]:
+    """Return the lengths of examples whose texts one stack reads together."""
+    lengths: Rows = np.sum([text.lengths for text in store.texts], axis=0)
+    return [lengths]
+
+
+def read_apart(store: Store) -> list[Rows]:
+    """Return the lengths of examples each of whose texts a stack of its own reads."""
+    return [text.lengths for text in store.texts]
+
+
+def prepare_store(
+    kind: StoreKind, inputs: Sequence[object], encode: Callable[[], Encoded], *, special: Sequence[int]
+) -> Store:
+    """Encode examples, or open what an earlier run made of the same inputs.
+
+    Args:
+        kind: of the data.
+        inputs: JSON values, everything that the examples depend on.
+        encode: returns the arrays, and JSON values that are known of them.
+        special: as of `Store`.
+
+    Raises:
+        RunFailure: the cache cannot be written.
+    """
+
+    def make(folder: Path) -> None:
+        arrays, facts = encode()
+        writer = ArrayWriter(folder)
+        for name, rows in arrays.items():
+            writer.append(name, rows)
+        writer.finish(facts)
+
+    return load_or_make(kind.name, inputs, lambda folder: Store(folder, kind, special), make)
+
+
+def counted(counts: Mapping[str, Any], words: Mapping[str, str]) -> list[str]:
+    """Return "COUNT WORDS" for each count of a report that is not 0, in the order of the words by their names."""
+    return [f"{counts[name]:,} {text}" for name, text in words.items() if counts[name]]
+
+
+def _mapped(file: Path, dtype: str, shape: Sequence[int]) -> ndarray:
+    expected = np.dtype(dtype).itemsize * math.prod(shape)
+    if (size := file.stat().st_size) != expected:
+        raise ValueError(f"{file.name} has {size} bytes instead of {expected}")
+    return np.memmap(file, dtype=dtype, mode="r", shape=tuple(shape)).view(ndarray)

@@ -1,0 +1,1 @@
+"""From documents and texts to ids: tokenizers that are trained once, and documents of any length."""

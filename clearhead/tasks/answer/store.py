@@ -1,0 +1,237 @@
+"""The stores of questions, and of windows of their contexts with the place of the answer.
+
+Shape suffixes: T tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Integer
+from numpy import ndarray
+
+from clearhead.data.arrays import Ragged, Rows, encode_texts, id_dtype, pack
+from clearhead.data.sources.tables import WHOLE, Share, Table, TableSource
+from clearhead.data.stores.store import Arrays, Encoded, Store, StoreKind, counted, prepare_store
+from clearhead.errors import InputError
+from clearhead.tasks.answer.data import GoldAnswer, read_answers
+from clearhead.text.tokenizer import Tokenizer
+
+NO_ANSWER = -1
+"""The first and the last token of an answer that is not in the window."""
+_NOWHERE = (NO_ANSWER, NO_ANSWER)
+# In tokens, as models that answer questions are trained: a longer context is read in windows that overlap.
+WINDOW, OVERLAP = 384, 128
+
+
+def _report(store: Store) -> str:
+    counts = store.facts["report"]
+    longest = f"{counts['max_length']:,} tokens"
+    words = {
+        "unanswerable": "without an answer",
+        "long": f"with a context longer than {longest}, read in windows",
+        "split": "with an answer longer than the overlap of windows",
+        "shortened": f"longer than half of {longest} and cut",
+        "unread": "without a token and left out",
+    }
+    read = f"{counts['questions']:,} questions about {counts['contexts']:,} contexts read"
+    return ", ".join([read, *counted(counts, words)]) + f"; {counts['windows']:,} windows"
+
+
+def _lengths(store: Store) -> list[Rows]:
+    questions, _ = store.texts
+    return [questions.lengths[store.arrays["rows"]] + np.diff(store.arrays["borders"], axis=1)[:, 0]]
+
+
+ANSWERS = StoreKind("answers", "questions and contexts", ("question", "context"), _report, _lengths)
+"""Stores of questions: their texts are questions and contexts.
+
+"context_of" is the context of each question; "spans" are for each id of all contexts its first character there and the
+one behind its last; "text" and "gold" are the contexts and the answers in UTF-8. An example is a window of a
+context: "rows" is its question, whose windows are neighbours; "borders" are its first id among those of all contexts
+and the one behind its last; "labels" are the first and the last token of the answer in the window, or NO_ANSWER.
+"""
+
+
+def window_ids(
+    store: Store, index: int | np.int64
+) -> tuple[Integer[ndarray, " question"], Integer[ndarray, " context"]]:
+    """Return the ids of the question and of the context of one window."""
+    questions, contexts = store.texts
+    start, behind = store.arrays["borders"][index]
+    return questions[store.arrays["rows"][index]], contexts.ids[start:behind]
+
+
+def context_text(store: Store, question: int) -> str:
+    """Return the text of a question's context."""
+    return store.ragged("text")[store.arrays["context_of"][question]].tobytes().decode()
+
+
+def gold_texts(store: Store) -> list[list[str]]:
+    """Return the right answers to each question; none where its context holds none."""
+    golds = store.ragged("gold")
+    return [json.loads(golds[question].tobytes()) for question in range(len(golds))]
+
+
+def prepare_answers(source: TableSource, tokenizer: Tokenizer, *, max_length: int, share: Share = WHOLE) -> Store:
+    """Tokenize questions and contexts, or open what an earlier run made of the same content.
+
+    Args:
+        source: where they come from.
+        tokenizer: turns them into ids.
+        max_length: the longest sequence in tokens, special ids included; a longer context is read in windows, and a
+            question that is longer than half of it is truncated.
+        share: which part of the source, from one share of its questions to another.
+
+    Raises:
+        InputError: the source or an answer is unusable, or nothing has a token.
+        RunFailure: the cache cannot be written.
+    """
+    num_special = tokenizer.special_tokens.num_added(paired=True)
+    # The longest question leaves half of the rest to the context, and a window has at least two tokens.
+    shortest = 2 * (num_special + 2)
+    if max_length < shortest:
+        raise InputError(f"max_length is {max_length}; expected at least {shortest}, for a question and its context")
+    inputs = [source.identity(), tokenizer.fingerprint, max_length, share]
+
+    def encode() -> Encoded:
+        return _encode(read_answers(source, share), tokenizer, max_length, num_special)
+
+    return prepare_store(ANSWERS, inputs, encode, special=(num_special,))
+
+
+def token_span(spans_T2: Integer[ndarray, "tokens 2"], gold: GoldAnswer) -> tuple[int, int] | None:
+    """Return the first and the last token of an answer: all that stand for one of its characters.
+
+    Args:
+        spans_T2: for each token of the context the place of its first character, and the place behind its last one.
+        gold: the answer.
+
+    Returns:
+        The two tokens, counted from 0; None if no token stands for a character of the answer.
+    """
+    end = gold.start + len(gold.text)
+    tokens = np.flatnonzero((spans_T2[:, 0] < end) & (spans_T2[:, 1] > gold.start))
+    return (int(tokens[0]), int(tokens[-1])) if len(tokens) else None
+
+
+def context_windows(num_question: int, num_context: int, *, longest: int, num_special: int) -> list[range]:
+    """Return the tokens of each window: as many as fit beside the question.
+
+    Neighbours share `OVERLAP` tokens, or half of a shorter window; whatever is at most one token longer than that is
+    whole in one of them.
+
+    Args:
+        num_question, num_context: tokens of the question, and of the context.
+        longest: tokens that the model reads at once, special ones included.
+        num_special: special tokens around a pair.
+
+    Raises:
+        InputError: the question leaves no room.
+    """
+    room = longest - num_question - num_special
+    if room < 2:
+        raise InputError(
+            f"the question has {num_question} tokens, and {longest} are read together with the text; shorten it"
+        )
+    # A long question shortens the overlap.
+    overlap = min(OVERLAP, longest // 2, room // 2)
+    windows = [range(first, min(first + room, num_context)) for first in range(0, num_context, room - overlap)]
+    return windows[: [window.stop for window in windows].index(num_context) + 1]
+
+
+def _encode(data: Table, tokenizer: Tokenizer, max_length: int, num_special: int) -> Encoded:
+    texts = list(dict.fromkeys(data["context"]))
+    numbers = {text: number for number, text in enumerate(texts)}
+    context_of = np.array([numbers[context] for context in data["context"]], dtype=np.int64)
+    ids, spans = zip(*map(tokenizer.encode_with_spans, texts), strict=True)
+    contexts = pack(ids, id_dtype(tokenizer))
+    spans_T2 = np.array(list(itertools.chain.from_iterable(spans)), dtype=np.int32).reshape(-1, 2)
+    whole = encode_texts(data["question"], tokenizer)
+    limit = np.minimum(whole.lengths, max_length // 2 - num_special)
+    questions = whole.truncate(limit, np.ones(len(data), dtype=bool))
+    windows = _Windows(contexts, spans_T2, max_length, num_special)
+    for number, golds in enumerate(data["answers"]):
+        windows.add(number, golds, int(context_of[number]), int(limit[number]))
+    if not windows.rows:
+        raise InputError(f"{data.place(0)}: the tokenizer has no token for any question from here on")
+    report = {
+        "questions": len(data),
+        "contexts": len(texts),
+        "windows": len(windows.rows),
+        "unanswerable": data["answers"].count(()),
+        "long": windows.num_long,
+        "split": windows.num_split,
+        "shortened": int((limit < whole.lengths).sum()),
+        "unread": len(data) - len(set(windows.rows)),
+        "max_length": max_length,
+        "answer_tokens": windows.longest,
+    }
+    golds = [json.dumps([gold.text for gold in golds]) for golds in data["answers"]]
+    arrays: Arrays = {
+        "question": questions,
+        "context": contexts,
+        "context_of": context_of,
+        "spans": spans_T2,
+        "text": _bytes(texts),
+        "gold": _bytes(golds),
+        "rows": np.array(windows.rows, dtype=np.int64),
+        "borders": np.array(windows.borders, dtype=np.int64),
+        "labels": np.array(windows.labels, dtype=np.int32),
+    }
+    return arrays, {"report": report}
+
+
+class _Windows:
+    """Collects the windows of all questions.
+
+    Args:
+        contexts: the ids of each context.
+        spans_T2: for each id of all contexts its characters.
+        max_length: the most ids that are read at once, special ids included.
+        num_special: special ids around a question with a window.
+    """
+
+    def __init__(
+        self, contexts: Ragged, spans_T2: Integer[ndarray, "tokens 2"], max_length: int, num_special: int
+    ) -> None:
+        self._contexts, self._spans_T2 = contexts, spans_T2
+        self._max_length, self._num_special = max_length, num_special
+        self.rows: list[int] = []
+        self.borders: list[tuple[int, int]] = []
+        self.labels: list[tuple[int, int]] = []
+        self.num_long = self.num_split = self.longest = 0
+
+    def add(self, number: int, golds: Sequence[GoldAnswer], context: int, num_question: int) -> None:
+        """Add the windows of one question, unless its question, context or answer has no token."""
+        begin, behind = map(int, self._contexts.offsets[context : context + 2])
+        # A model learns the first of several right answers.
+        answer = token_span(self._spans_T2[begin:behind], golds[0]) if golds else None
+        if not num_question or begin == behind or (golds and answer is None):
+            return
+        windows = context_windows(num_question, behind - begin, longest=self._max_length, num_special=self._num_special)
+        labels = [_label(answer, window) for window in windows]
+        self.rows += [number] * len(windows)
+        self.borders += [(begin + window.start, begin + window.stop) for window in windows]
+        self.labels += labels
+        self.num_long += len(windows) > 1
+        if answer is not None:
+            self.num_split += all(label == _NOWHERE for label in labels)
+            self.longest = max(self.longest, answer[1] - answer[0] + 1)
+
+
+def _label(answer: tuple[int, int] | None, window: range) -> tuple[int, int]:
+    """Return the first and the last token of an answer in a window that holds all of it."""
+    if answer is None or answer[0] < window.start or answer[1] >= window.stop:
+        return _NOWHERE
+    return answer[0] - window.start, answer[1] - window.start
+
+
+def _bytes(texts: Sequence[str]) -> Ragged:
+    """Return texts as rows of UTF-8 bytes."""
+    encoded = [text.encode() for text in texts]
+    lengths = np.array(list(map(len, encoded)), dtype=np.int64)
+    return Ragged.of(np.frombuffer(b"".join(encoded), dtype=np.uint8), lengths)

@@ -1,0 +1,134 @@
+"""The stores of tagged words: sentences in chunks that a model reads at once, and a tag for each word."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+import numpy as np
+from jaxtyping import Integer
+from numpy import ndarray
+
+from clearhead.data.arrays import Ragged, id_dtype, pack
+from clearhead.data.sources.tables import WHOLE, Share, Table, TableSource
+from clearhead.data.stores.store import Arrays, Encoded, Store, StoreKind, counted, prepare_store, read_together
+from clearhead.errors import InputError
+from clearhead.tasks.tag.data import read_tagged
+from clearhead.tasks.tag.splitting import NO_WORD, WordSplitter, chunk_sentences
+from clearhead.tasks.tag.tag_set import TagSet, find_scheme, learn_tags, to_iob2
+from clearhead.text.tokenizer import Tokenizer
+
+_MOST_SHOWN = 12
+
+
+def _report(store: Store) -> str:
+    counts = store.facts["report"]
+    words = {
+        "cut": f"cut into chunks of at most {counts['max_length']:,} tokens",
+        "shortened": "words longer than a chunk",
+        "unread": "words without a token",
+    }
+    read = f"{counts['sentences']:,} sentences of {counts['words']:,} words read, all kept"
+    return ", ".join([read, *counted(counts, words)]) + f"; {counts['tags']}"
+
+
+TAGGED = StoreKind("tagged", "tagged words", ("chunk",), _report, read_together)
+"""Stores of tagged words: their texts are chunks of sentences.
+
+For each id of them "words" is the word whose first token it is, numbered through all sentences, or NO_WORD; "tag" are
+the tags of the words of each sentence.
+"""
+
+
+def tags_of(store: Store) -> TagSet:
+    """Return the tags that a model can give."""
+    return TagSet(tuple(store.facts["names"]))
+
+
+def splitter_of(store: Store) -> WordSplitter:
+    """Return what splits raw text into words like those of the data."""
+    splitter = store.facts["splitter"]
+    return WordSplitter(splitter["inner"], tuple(splitter["runs"]))
+
+
+def names_of(store: Store, word_tags: Integer[ndarray, " words"]) -> list[list[str]]:
+    """Return tags of all words as names, sentence by sentence.
+
+    Args:
+        store: of tagged words.
+        word_tags: a tag of each word, by its number.
+    """
+    names, sentences = tags_of(store).names, itertools.pairwise(store.ragged("tag").offsets)
+    return [[names[tag] for tag in word_tags[start:end].tolist()] for start, end in sentences]
+
+
+def prepare_tagged(
+    source: TableSource, tokenizer: Tokenizer, *, max_length: int, tags: TagSet | None = None, share: Share = WHOLE
+) -> Store:
+    """Tokenize tagged sentences, or open what an earlier run made of the same content.
+
+    Args:
+        source: where they come from.
+        tokenizer: turns them into ids.
+        max_length: the longest chunk in tokens, special ids included; longer sentences are cut between words.
+        tags: the tags of the training data; None: this is the training data.
+        share: which part of the source, from one share of its sentences to another.
+
+    Raises:
+        InputError: the source or a tag is unusable, or no word has a token.
+        RunFailure: the cache cannot be written.
+    """
+    num_special = tokenizer.special_tokens.num_added()
+    if max_length < num_special + 1:
+        raise InputError(
+            f"max_length is {max_length}; expected at least {num_special + 1}, the special ids and one token"
+        )
+
+    def encode() -> Encoded:
+        data = read_tagged(source, share)
+        scheme = find_scheme(data)
+        if scheme == "IOB1":
+            # From here on borders of entities are as in IOB2 or BIOES.
+            data = replace(data, columns={**data.columns, "tags": [to_iob2(sentence) for sentence in data["tags"]]})
+        return _encode(data, tags or learn_tags(data, scheme), tokenizer, max_length)
+
+    inputs = [source.identity(), tokenizer.fingerprint, max_length, None if tags is None else tags.names, share]
+    return prepare_store(TAGGED, inputs, encode, special=(num_special,))
+
+
+def _encode(data: Table, tags: TagSet, tokenizer: Tokenizer, max_length: int) -> Encoded:
+    sentences: Sequence[list[str]] = data["tokens"]
+    num_words = np.array([len(words) for words in sentences])
+    word_tags = Ragged.of(np.array(list(itertools.chain.from_iterable(tags.encode(data))), dtype=np.int32), num_words)
+    room = max_length - tokenizer.special_tokens.num_added()
+    chunks = chunk_sentences(sentences, tokenizer, room=room)
+    words = np.array(list(itertools.chain.from_iterable(chunks.words)), dtype=np.int64)
+    num_read = int((words != NO_WORD).sum())
+    if not num_read:
+        raise InputError(f"{data.place(0, 0)}: the tokenizer has no token for any of the words from here on")
+    report = {
+        "sentences": len(data),
+        "words": int(num_words.sum()),
+        "cut": chunks.num_cut,
+        "shortened": chunks.num_shortened,
+        "unread": int(num_words.sum()) - num_read,
+        "max_length": max_length,
+        "tags": _counts(data["tags"]),
+    }
+    arrays: Arrays = {
+        "chunk": pack(chunks.ids, id_dtype(tokenizer)),
+        "words": words,
+        "tag": word_tags,
+    }
+    splitter = WordSplitter.learn(itertools.chain.from_iterable(sentences))
+    return arrays, {"report": report, "names": tags.names, "splitter": asdict(splitter)}
+
+
+def _counts(tags: Sequence[Sequence[str]]) -> str:
+    """Return how often each tag occurs."""
+    counts = Counter(tag for sentence in tags for tag in sentence)
+    shown_tags = [f"{tag} {count:,}" for tag, count in counts.most_common(_MOST_SHOWN)]
+    more = f" and {len(counts) - _MOST_SHOWN} more" if len(counts) > _MOST_SHOWN else ""
+    return f"{len(counts)} tags: {', '.join(shown_tags)}{more}"
