@@ -209,7 +209,7 @@ class _Clock:
 
         return enter
 
-    def place(self, address: str) -> Place:
+    def location(self, address: str) -> Place:
         """Return where and when an activation is that is computed now; what is in no stack is after the last one."""
         own = [path for path in self.stacks if address.startswith(f"{path}.") or not path]
         stack = own[-1] if own else self.stacks[-1]
@@ -272,7 +272,7 @@ def _has_compiled() -> bool:
 
 
 def _watcher(address: str, action: Action, clock: _Clock) -> Callable[[Tensor], Tensor]:
-    return lambda tensor: action(tensor, clock.place(address))
+    return lambda tensor: action(tensor, clock.location(address))
 
 
 def _act(
@@ -280,4 +280,4 @@ def _act(
 ) -> Tensor:
     if not isinstance(output, Tensor):
         raise InputError(f"'{address}' returns {type(output).__name__}, not one tensor; name a part inside it")
-    return action(output, clock.place(address))
+    return action(output, clock.location(address))

@@ -37,13 +37,13 @@ class CheckedRows(ABC):
     def rows(self) -> Iterator[Row]:
         """Go through the rows in order."""
         for number, values in self.table.rows():
-            checked = self.check(dict(zip(self.table.columns, values, strict=True)), self.table.place(number))
+            checked = self.check(dict(zip(self.table.columns, values, strict=True)), self.table.location(number))
             if checked:
                 yield number, checked
 
-    def place(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """Return the place of a row."""
-        return self.table.place(number)
+        return self.table.location(number)
 
     def identity(self) -> list[object]:
         """Return JSON values that the rows depend on."""

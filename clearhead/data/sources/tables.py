@@ -60,7 +60,7 @@ class Table:
     def __getitem__(self, role: str) -> Sequence[Any]:
         return self.columns[role]
 
-    def place(self, index: int, *item: int) -> str:
+    def location(self, index: int, *item: int) -> str:
         """Return the place of row number `index`, or of an item in it, such as a word; both are counted from 0."""
         return self.where(self.numbers[index], *item)
 
@@ -76,7 +76,7 @@ class TableSource(Protocol):
     def rows(self) -> Iterator[Row]:
         """Go through the rows in order."""
 
-    def place(self, number: Any) -> str:
+    def location(self, number: Any) -> str:
         """Return the place of the row that the source gives this number, for messages."""
 
     def identity(self) -> list[object]:
@@ -110,7 +110,7 @@ class AlignedFiles:
                 )
         yield from enumerate(zip(*(files[path] for path in self.columns.values()), strict=True), start=1)
 
-    def place(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """Return the place of a line, counted from 1."""
         return f"{self.columns[self.located_by]}:{number}"
 
@@ -165,7 +165,8 @@ class DelimitedFile:
                 row = next(reader, None)
             except csv.Error as error:
                 raise InputError(
-                    f"{self.place(number)}: expected columns separated by commas, with texts that hold one or a quote "
+                    f"{self.location(number)}: expected columns separated by commas, with texts that hold one or a "
+                    "quote "
                     f'in "quotes" ({error})'
                 ) from None
             if row is None:
@@ -187,7 +188,7 @@ class DelimitedFile:
             [(twice, _)] = Counter(positions).most_common(1)
             roles = [role for role, position in zip(named, positions, strict=True) if position == twice]
             raise InputError(
-                f"{self.place(number)}: " + Message(" and ").join(map(self._key, roles)) + f" name the same column, "
+                f"{self.location(number)}: " + Message(" and ").join(map(self._key, roles)) + f" name the same column, "
                 f"{twice}; the columns here are {_shown(names)}"
             )
         return positions
@@ -203,13 +204,16 @@ class DelimitedFile:
         """Return the error of a line with more or fewer columns than the first one."""
         name, mend = _SEPARATORS[self.separator]
         return InputError(
-            f"{self.place(number)}: expected {expected} columns, separated by {name}, as in the first line, received "
-            f"{len(cells)}: {_shown(cells)}; {mend if len(cells) > expected else 'add what is missing'}"
+            f"{self.location(number)}: expected {expected} columns, separated by {name}, as in the first line, "
+            f"received {len(cells)}: {_shown(cells)}; {mend if len(cells) > expected else 'add what is missing'}"
         )
 
     def _missing(self, number: int, cells: Sequence[str], fault: str, role: str) -> InputError:
         """Return the error of a first line without a column, with what can be chosen in it."""
-        parts = [f"{self.place(number)}: " + fault, f"its columns, separated by {_SEPARATORS[self.separator][0]}, are"]
+        parts = [
+            f"{self.location(number)}: " + fault,
+            f"its columns, separated by {_SEPARATORS[self.separator][0]}, are",
+        ]
         parts[1] += f" {_shown(cells)}"
         if len(cells) == 1:
             ways = (way for sign, way in _OTHER_SEPARATORS.items() if sign in cells[0])
@@ -221,7 +225,7 @@ class DelimitedFile:
     def _key(self, role: str) -> str:
         return key(self.keys.get(role, role))
 
-    def place(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """Return the place of the row that begins in a line, counted from 1."""
         return f"{self.path}:{number}"
 
@@ -250,7 +254,7 @@ class JsonLinesFile:
         """Go through the rows in file order."""
         number = 0
         for number, line in enumerate(stream_lines(self.path), start=1):
-            place = self.place(number)
+            place = self.location(number)
             try:
                 record = json.loads(line)
             except json.JSONDecodeError as error:
@@ -262,7 +266,7 @@ class JsonLinesFile:
         if not number:
             raise empty_file(self.path)
 
-    def place(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """Return the place of a line, counted from 1."""
         return f"{self.path}:{number}"
 
@@ -297,7 +301,7 @@ class Dataset:
         features = getattr(rows, "features", None)
         classes = [_class_names(features, name) if role in self.raw else None for role, name in self.columns.items()]
         for number, record in enumerate(rows):
-            place = self.place(number)
+            place = self.location(number)
             values = _values(record, self, place)
             yield (
                 number,
@@ -320,7 +324,7 @@ class Dataset:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise InputError(f"dataset '{self.name}', split '{self.split}', cannot be loaded: {reason}") from None
 
-    def place(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """Return the place of a row, counted from 0."""
         return f"{self.name}[{self.split}] row {number}"
 
@@ -350,9 +354,9 @@ class Examples:
     def rows(self) -> Iterator[Row]:
         """Go through the examples in order."""
         for number, record in enumerate(self.records, start=1):
-            yield number, _values(record, self, self.place(number))
+            yield number, _values(record, self, self.location(number))
 
-    def place(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """Return the place of an example, counted from 1."""
         return f"{self.name}, example {number}"
 
@@ -374,16 +378,16 @@ def read_table(source: TableSource, share: Share = WHOLE, *, what: str) -> Table
     """
     rows = list(source.rows())
     if not rows:
-        raise InputError(f"{source.place(1)}: expected at least one {what}, found none")
+        raise InputError(f"{source.location(1)}: expected at least one {what}, found none")
     first, behind = (round(border * len(rows)) for border in share)
     shared = rows[first:behind]
     if not shared:
         raise InputError(
-            f"{source.place(rows[0][0])}: the part from {share[0]:.0%} to {share[1]:.0%} of {len(rows)} {what}s "
+            f"{source.location(rows[0][0])}: the part from {share[0]:.0%} to {share[1]:.0%} of {len(rows)} {what}s "
             "is empty"
         )
     columns = {role: [values[position] for _, values in shared] for position, role in enumerate(source.columns)}
-    return Table(columns, [number for number, _ in shared], source.place)
+    return Table(columns, [number for number, _ in shared], source.location)
 
 
 def _shown(cells: Sequence[str]) -> str:

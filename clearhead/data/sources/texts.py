@@ -43,7 +43,7 @@ class TextChunk(NamedTuple):
     line: int
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The place of the text, for messages."""
         return f"{self.origin}:{self.line}" if self.line else self.origin
 
@@ -104,7 +104,7 @@ class TextFiles:
             way = key("pattern", f"*{ending}") if ending else "only the texts in the folder"
             raise InputError(f"{error}; or leave it out: " + way) from None
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """Return where document number `index`, counted from 0, starts."""
         return _place(self.chunks(), index, str(self.path))
 
@@ -128,12 +128,14 @@ class TextRows:
     def chunks(self) -> Iterator[TextChunk]:
         """Go through the documents, chunk by chunk."""
         for number, (text,) in self.table.rows():
-            yield from _documents([text.replace("\r\n", "\n")], self.document, self.table.place(number), first_line=0)
+            yield from _documents(
+                [text.replace("\r\n", "\n")], self.document, self.table.location(number), first_line=0
+            )
 
-    def place(self, index: int) -> str:
+    def location(self, index: int) -> str:
         """Return the place of document number `index`, counted from 0."""
         first, _ = next(self.table.rows(), (0, ()))
-        return _place(self.chunks(), index, self.table.place(first))
+        return _place(self.chunks(), index, self.table.location(first))
 
     def identity(self) -> list[object]:
         """Return JSON values that the documents depend on."""
@@ -193,7 +195,7 @@ def measure(source: TextSource) -> TextSize:
         documents += chunk.starts
         characters += len(chunk.text)
     if not documents:
-        raise InputError(f"{source.place(0)}: expected text, found nothing but white space")
+        raise InputError(f"{source.location(0)}: expected text, found nothing but white space")
     return TextSize(documents, characters)
 
 
@@ -218,7 +220,7 @@ def read_chunks(source: TextSource, share: Share, size: TextSize) -> Iterator[Te
     if first == last:
         unit = "character" if by_characters else "document"
         raise InputError(
-            f"{source.place(0)}: no whole {unit} is in the share {begin:g} to {end:g} of {total} {unit}s; "
+            f"{source.location(0)}: no whole {unit} is in the share {begin:g} to {end:g} of {total} {unit}s; "
             "give more text, or give the validation text by itself"
         )
     yield from (_characters if by_characters else _numbered)(source.chunks(), first, last)
@@ -285,7 +287,7 @@ def _paragraphs(lines: Iterable[tuple[int, str]], origin: str, first_line: int) 
 
 def _place(chunks: Iterable[TextChunk], index: int, default: str) -> str:
     starting = (chunk for chunk in chunks if chunk.starts)
-    return next((chunk.place for number, chunk in enumerate(starting) if number == index), default)
+    return next((chunk.location for number, chunk in enumerate(starting) if number == index), default)
 
 
 def _visible_files(folder: Path) -> Iterator[PurePath]:

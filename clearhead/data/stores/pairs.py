@@ -109,7 +109,7 @@ def prepare_pairs(
         )
         if not counts["kept"]:
             raise InputError(
-                f"{data.place(0)}: no pair is left to use of those from here on ({_filtered(counts)}); "
+                f"{data.location(0)}: no pair is left to use of those from here on ({_filtered(counts)}); "
                 f"max_length is {max_length} tokens, max_ratio is {'off' if ratio is None else ratio}"
             )
         arrays: Arrays = {

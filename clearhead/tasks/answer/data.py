@@ -66,10 +66,13 @@ class SquadFile:
         document, is_empty = self._document(), True
         for article, content in self._items(document, ()):
             for paragraph, values in self._items(content, article):
-                context = _filled(values, "context", self.place(paragraph))
+                context = _filled(values, "context", self.location(paragraph))
                 for number, entry in self._items(values, paragraph):
-                    is_empty, place = False, self.place(number)
-                    yield number, (context, _filled(entry, "question", place), _squad_answers(entry, context, place))
+                    is_empty, location = False, self.location(number)
+                    yield (
+                        number,
+                        (context, _filled(entry, "question", location), _squad_answers(entry, context, location)),
+                    )
         if is_empty:
             raise InputError(f"{self.path}: expected at least one question, found none")
 
@@ -84,10 +87,10 @@ class SquadFile:
 
     def _items(self, record: object, number: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], object]]:
         """Go through the list that the next level of the layout is, with the number of each item."""
-        for index, value in enumerate(_list_of(record, _LAYOUT[len(number)], self.place(number))):
+        for index, value in enumerate(_list_of(record, _LAYOUT[len(number)], self.location(number))):
             yield (*number, index), value
 
-    def place(self, number: tuple[int, ...]) -> str:
+    def location(self, number: tuple[int, ...]) -> str:
         """Return the place of a question, a paragraph, an article or the file."""
         levels = [f"{name}[{index}]" for name, index in zip(_LAYOUT, number, strict=False)]
         return ": ".join(filter(None, [str(self.path), ".".join(levels)]))
@@ -106,44 +109,45 @@ class QuestionRows(CheckedRows):
 
     kind, columns = "answers", _COLUMNS
 
-    def check(self, record: Mapping[str, Any], place: str) -> tuple[Any, ...]:
+    def check(self, record: Mapping[str, Any], location: str) -> tuple[Any, ...]:
         """As of `CheckedRows`."""
-        context, question = _filled(record, "context", place), _filled(record, "question", place)
+        context, question = _filled(record, "context", location), _filled(record, "question", location)
         texts, starts = _several(record["answer"]), _several(record["start"])
         if len(texts) != len(starts):
-            raise InputError(f"{place}: expected a start for each of {len(texts)} answers, got {len(starts)}")
-        golds = [_gold(text, start, context, place) for text, start in zip(texts, starts, strict=True)]
+            raise InputError(f"{location}: expected a start for each of {len(texts)} answers, got {len(starts)}")
+        golds = [_gold(text, start, context, location) for text, start in zip(texts, starts, strict=True)]
         return context, question, tuple(golds)
 
 
-def _list_of(record: object, field: str, place: str) -> list[object]:
-    values = field_value(record, field, place)
+def _list_of(record: object, field: str, location: str) -> list[object]:
+    values = field_value(record, field, location)
     if not isinstance(values, list):
-        raise InputError(f"{place}: field '{field}' is {json_text(values)}; expected a list, as in the SQuAD layout")
+        raise InputError(f"{location}: field '{field}' is {json_text(values)}; expected a list, as in the SQuAD layout")
     return values
 
 
-def _filled(record: object, field: str, place: str) -> str:
-    text = checked_text(field_value(record, field, place), field, place)
+def _filled(record: object, field: str, location: str) -> str:
+    text = checked_text(field_value(record, field, location), field, location)
     if not text.strip():
-        raise InputError(f"{place}: the {field} is empty")
-    with within(place):
+        raise InputError(f"{location}: the {field} is empty")
+    with within(location):
         refuse_enormous([text], None, field)
     return text
 
 
-def _squad_answers(entry: object, context: str, place: str) -> tuple[GoldAnswer, ...]:
+def _squad_answers(entry: object, context: str, location: str) -> tuple[GoldAnswer, ...]:
     golds = []
-    for index, answer in enumerate(_list_of(entry, "answers", place)):
-        its_place = f"{place}.answers[{index}]"
-        text, start = (field_value(answer, field, its_place) for field in ("text", "answer_start"))
-        golds.append(_gold(text, start, context, its_place))
+    for index, answer in enumerate(_list_of(entry, "answers", location)):
+        its_location = f"{location}.answers[{index}]"
+        text, start = (field_value(answer, field, its_location) for field in ("text", "answer_start"))
+        golds.append(_gold(text, start, context, its_location))
     is_impossible = bool(entry.get("is_impossible")) if isinstance(entry, Mapping) else False
     if is_impossible and golds:
-        raise InputError(f"{place}: the question is marked as impossible, but it has answers; remove one of the two")
+        raise InputError(f"{location}: the question is marked as impossible, but it has answers; remove one of the two")
     if not golds and not is_impossible:
         raise InputError(
-            f'{place}: the question has no answer; where the context holds none, SQuAD 2.0 says "is_impossible": true'
+            f'{location}: the question has no answer; where the context holds none, SQuAD 2.0 says "is_impossible": '
+            "true"
         )
     return tuple(golds)
 
@@ -155,24 +159,24 @@ def _several(value: object) -> list[object]:
     return [] if value is None else [value]
 
 
-def _gold(text: object, start: object, context: str, place: str) -> GoldAnswer:
+def _gold(text: object, start: object, context: str, location: str) -> GoldAnswer:
     """Return an answer that stands in its context.
 
     Raises:
         InputError: it does not; the sentence says what stands there.
     """
     if not isinstance(text, str) or not text.strip():
-        raise InputError(f"{place}: the answer is {json_text(text)}; expected a text that stands in the context")
+        raise InputError(f"{location}: the answer is {json_text(text)}; expected a text that stands in the context")
     if not isinstance(start, int) or isinstance(start, bool):
         raise InputError(
-            f"{place}: the start of the answer is {json_text(start)}; expected a number of characters, from 0"
+            f"{location}: the start of the answer is {json_text(start)}; expected a number of characters, from 0"
         )
     if start < 0 or context[start : start + len(text)] != text:
         first = context.find(text)
         there = f"{json_text(context[start : start + len(text)])} stands" if 0 <= start < len(context) else "nothing is"
         mend = f"it stands at {first}" if first >= 0 else "it is not in the context at all"
         raise InputError(
-            f"{place}: the answer {json_text(text)} does not begin at character {start} of the context, where "
+            f"{location}: the answer {json_text(text)} does not begin at character {start} of the context, where "
             f"{there}; {mend}"
         )
     return GoldAnswer(text, start)

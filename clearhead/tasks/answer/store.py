@@ -157,7 +157,7 @@ def _encode(data: Table, tokenizer: Tokenizer, max_length: int, num_special: int
     for number, golds in enumerate(data["answers"]):
         windows.add(number, golds, int(context_of[number]), int(limit[number]))
     if not windows.rows:
-        raise InputError(f"{data.place(0)}: the tokenizer has no token for any question from here on")
+        raise InputError(f"{data.location(0)}: the tokenizer has no token for any question from here on")
     report = {
         "questions": len(data),
         "contexts": len(texts),

@@ -62,7 +62,7 @@ class LabelSet:
         for row, names in enumerate(_names(data, self.kind)):
             for name in names:
                 if name not in index_of:
-                    raise self._unknown(name, data.place(row))
+                    raise self._unknown(name, data.location(row))
             indices.append([index_of[name] for name in names])
         if self.kind == "single_label":
             return np.array(indices, dtype=np.int64)[:, 0]
@@ -71,9 +71,9 @@ class LabelSet:
             sets[row, its_indices] = 1.0
         return sets
 
-    def _unknown(self, name: str, place: str) -> InputError:
+    def _unknown(self, name: str, location: str) -> InputError:
         return InputError(
-            f"{place}: the label {json_text(name)} is not among the {len(self.names)} of the training "
+            f"{location}: the label {json_text(name)} is not among the {len(self.names)} of the training "
             f"data ({_listed(self.names)}){nearest(name, self.names)}; check " + key("labels")
         )
 
@@ -97,28 +97,28 @@ def learn_labels(data: Table, kind: LabelKind) -> LabelSet:
     Raises:
         InputError: a label is missing or not a number, there is only one label, or every label is different.
     """
-    place = data.place(0)
+    location = data.location(0)
     if kind == "regression":
         values = _numbers(data)
         if np.all(values == values[0]):
             raise InputError(
-                f"{place}: all {len(data)} labels from here on are the number {values[0]:g}, and there is nothing to "
-                "learn; check " + key("labels")
+                f"{location}: all {len(data)} labels from here on are the number {values[0]:g}, and there is nothing "
+                "to learn; check " + key("labels")
             )
         return LabelSet(kind, mean=float(values.mean()), scale=float(values.std()))
     names = _counts(data, kind)
     if kind == "multi_label" and not names:
-        raise InputError(f"{place}: none of the {len(data)} texts from here on has a label; check " + key("labels"))
+        raise InputError(f"{location}: none of the {len(data)} texts from here on has a label; check " + key("labels"))
     if kind == "single_label" and len(names) == 1:
         raise InputError(
-            f"{place}: all {len(data)} texts from here on have the label {json_text(next(iter(names)))}; "
+            f"{location}: all {len(data)} texts from here on have the label {json_text(next(iter(names)))}; "
             "a classifier needs at least two classes: check " + key("labels")
         )
     if kind == "single_label" and len(names) == len(data) >= _SUSPICIOUS:
         numbers = ", or for numbers set " + key("task.labels", "regression") if all(map(_is_number, names)) else ""
         raise InputError(
-            f"{place}: each of the {len(data)} texts from here on has a label of its own ({_listed(sorted(names))}); "
-            "check " + key("labels") + numbers
+            f"{location}: each of the {len(data)} texts from here on has a label of its own "
+            "({_listed(sorted(names))}); check " + key("labels") + numbers
         )
     return LabelSet(kind, names=tuple(sorted(names, key=_order)))
 
@@ -148,27 +148,27 @@ def _counts(data: Table, kind: LabelKind) -> Counter[str]:
 def _names(data: Table, kind: LabelKind) -> Iterator[list[str]]:
     """Go through the class of each row, or its classes, each once."""
     for row, label in enumerate(data["labels"]):
-        yield [_class(label, data.place(row))] if kind == "single_label" else _classes(label, data.place(row))
+        yield [_class(label, data.location(row))] if kind == "single_label" else _classes(label, data.location(row))
 
 
-def _class(label: object, place: str) -> str:
-    name = _name(label, place, "several labels need a model with " + key("task.labels", "multi_label"))
+def _class(label: object, location: str) -> str:
+    name = _name(label, location, "several labels need a model with " + key("task.labels", "multi_label"))
     if not name:
-        raise InputError(f"{place}: the label is missing; expected the name of a class, or no such line")
+        raise InputError(f"{location}: the label is missing; expected the name of a class, or no such line")
     return name
 
 
-def _classes(label: object, place: str) -> list[str]:
+def _classes(label: object, location: str) -> list[str]:
     values = [label]
     if isinstance(label, list | tuple):
         values = [*label]
     elif isinstance(label, str):
         values = [*label.split(",")]
-    names = [_name(value, place, "a list of labels holds names") for value in values]
+    names = [_name(value, location, "a list of labels holds names") for value in values]
     return list(dict.fromkeys(filter(None, names)))
 
 
-def _name(value: object, place: str, hint: str) -> str:
+def _name(value: object, location: str, hint: str) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
@@ -178,26 +178,28 @@ def _name(value: object, place: str, hint: str) -> str:
     if isinstance(value, str):
         name = value.strip()
         if any("\ud800" <= letter <= "\udfff" for letter in name):
-            raise InputError(f"{place}: the label {json_text(name)} holds a lone surrogate, which is not Unicode text")
+            raise InputError(
+                f"{location}: the label {json_text(name)} holds a lone surrogate, which is not Unicode text"
+            )
         return name
     if isinstance(value, float):
         hint = "numbers need a model with " + key("task.labels", "regression")
-    raise InputError(f"{place}: the label is {json_text(value)}; expected the name of a class (" + hint + ")")
+    raise InputError(f"{location}: the label is {json_text(value)}; expected the name of a class (" + hint + ")")
 
 
 def _numbers(data: Table) -> Float[ndarray, " texts"]:
     """Return the numbers that the labels of some data are."""
-    return np.array([_number(label, data.place(row)) for row, label in enumerate(data["labels"])], dtype=np.float64)
+    return np.array([_number(label, data.location(row)) for row, label in enumerate(data["labels"])], dtype=np.float64)
 
 
-def _number(value: object, place: str) -> float:
+def _number(value: object, location: str) -> float:
     number = math.nan
     if isinstance(value, int | float | str) and not isinstance(value, bool):
         with contextlib.suppress(ValueError, OverflowError):
             number = float(value)
     if not math.isfinite(number):
         raise InputError(
-            f"{place}: the label is {json_text(value)}; expected a finite number, since this is regression "
+            f"{location}: the label is {json_text(value)}; expected a finite number, since this is regression "
             "(" + key("task.labels", "single_label") + " is for classes)"
         )
     return number

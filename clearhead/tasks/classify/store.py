@@ -94,7 +94,7 @@ def _encode(data: Table, tokenizer: Tokenizer, max_length: int, num_special: int
     lengths = [text.lengths for text in texts]
     keep: Bool[ndarray, " texts"] = np.min(lengths, axis=0) > 0
     if not keep.any():
-        raise InputError(f"{data.place(0)}: all {len(data)} texts from here on are empty; nothing is left to use")
+        raise InputError(f"{data.location(0)}: all {len(data)} texts from here on are empty; nothing is left to use")
     arrays: dict[str, ndarray | Ragged] = {}
     for name, text, kept in zip(LABELLED.texts, texts, fitting_lengths(lengths, room), strict=False):
         is_cut |= kept < text.lengths
@@ -104,7 +104,7 @@ def _encode(data: Table, tokenizer: Tokenizer, max_length: int, num_special: int
         "kept": int(keep.sum()),
         "empty": len(empty),
         "cut": int(is_cut[keep].sum()),
-        "first_empty": data.place(int(empty[0])) if len(empty) else "",
+        "first_empty": data.location(int(empty[0])) if len(empty) else "",
         "max_length": max_length,
         "labels": labels.describe(data),
     }

@@ -189,7 +189,7 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measure
     firsts, seconds = list(table["source"]), list(table["target"])
     for index, pair in enumerate(zip(firsts, seconds, strict=True)):
         if not all(map(str.strip, pair)):
-            raise InputError(f"{table.place(index)}: one side of the pair is empty; every pair needs both texts")
+            raise InputError(f"{table.location(index)}: one side of the pair is empty; every pair needs both texts")
     if options.similarities is not None:
         if len(options.similarities) != len(firsts):
             given = len(options.similarities)

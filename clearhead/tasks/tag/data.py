@@ -72,7 +72,7 @@ class TaggedFile:
             yield number, columns
         yield number + 1, []
 
-    def place(self, number: int, word: int = 0) -> str:
+    def location(self, number: int, word: int = 0) -> str:
         """Return the place of a word of the sentence that begins in a line."""
         return f"{self.path}:{number + word}"
 
@@ -86,24 +86,24 @@ class TaggedRows(CheckedRows):
 
     kind, columns = "tagged", tuple(_FIELDS)
 
-    def check(self, record: Mapping[str, Any], place: str) -> tuple[Any, ...]:
+    def check(self, record: Mapping[str, Any], location: str) -> tuple[Any, ...]:
         """As of `CheckedRows`."""
-        words, tags = (_texts(record[field], field, place) for field in _FIELDS)
+        words, tags = (_texts(record[field], field, location) for field in _FIELDS)
         if len(words) != len(tags):
-            raise InputError(f"{place}: expected a tag for each of {len(words)} words, got {len(tags)}")
+            raise InputError(f"{location}: expected a tag for each of {len(words)} words, got {len(tags)}")
         return (words, tags) if words else ()
 
-    def place(self, number: int, word: int | None = None) -> str:
+    def location(self, number: int, word: int | None = None) -> str:
         """Return the place of a sentence, or of one of its words."""
-        return super().place(number) + ("" if word is None else f", word {word + 1}")
+        return super().location(number) + ("" if word is None else f", word {word + 1}")
 
 
-def _texts(value: object, field: str, place: str) -> list[str]:
+def _texts(value: object, field: str, location: str) -> list[str]:
     if not isinstance(value, list):
-        raise InputError(f"{place}: field '{field}' is {json_text(value)}; expected a list of texts")
+        raise InputError(f"{location}: field '{field}' is {json_text(value)}; expected a list of texts")
     for number, text in enumerate(value, start=1):
         if not isinstance(text, str) or not text.strip() or any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise InputError(f"{place}: item {number} of field '{field}' is {json_text(text)}; expected a text")
+            raise InputError(f"{location}: item {number} of field '{field}' is {json_text(text)}; expected a text")
     return value
 
 

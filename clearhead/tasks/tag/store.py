@@ -107,7 +107,7 @@ def _encode(data: Table, tags: TagSet, tokenizer: Tokenizer, max_length: int) ->
     words = np.array(list(itertools.chain.from_iterable(chunks.words)), dtype=np.int64)
     num_read = int((words != NO_WORD).sum())
     if not num_read:
-        raise InputError(f"{data.place(0, 0)}: the tokenizer has no token for any of the words from here on")
+        raise InputError(f"{data.location(0, 0)}: the tokenizer has no token for any of the words from here on")
     report = {
         "sentences": len(data),
         "words": int(num_words.sum()),

@@ -35,8 +35,8 @@ def find_scheme(data: Table) -> Scheme:
     for sentence, word, tag in _words(data):
         if tag != OUTSIDE and not _PREFIXED.fullmatch(tag):
             raise InputError(
-                f"{data.place(sentence, word)}: the tag is {json_text(tag)}, but other tags here begin with B- or I-; "
-                f"expected '{OUTSIDE}' or a tag with B-, I-, E- or S- in front"
+                f"{data.location(sentence, word)}: the tag is {json_text(tag)}, but other tags here begin with B- or "
+                f"I-; expected '{OUTSIDE}' or a tag with B-, I-, E- or S- in front"
             )
     if prefixes["E"] or prefixes["S"]:
         _check(data, _breaks_bioes, "in the scheme BIOES, which its E- and S- tags announce")
@@ -58,12 +58,12 @@ def learn_tags(data: Table, scheme: Scheme) -> TagSet:
     tags, num_words = TagSet.of(data["tags"], scheme), sum(map(len, data["tags"]))
     if len(tags.names) < 2:
         raise InputError(
-            f"{data.place(0, 0)}: all {num_words} words from here on have the tag '{tags.names[0]}'; a tagger needs at "
-            "least two"
+            f"{data.location(0, 0)}: all {num_words} words from here on have the tag '{tags.names[0]}'; a tagger needs "
+            "at least two"
         )
     if len(tags.names) >= _SUSPICIOUS and scheme == "plain" and num_words < _LEAST_WORDS * len(tags.names):
         raise InputError(
-            f"{data.place(0, 0)}: the {num_words} words from here on have {len(tags.names)} different tags, such as "
+            f"{data.location(0, 0)}: the {num_words} words from here on have {len(tags.names)} different tags, such as "
             f"{', '.join(map(json_text, tags.names[:3]))}; that looks like plain text: expected in each line a word in "
             "the first column and its tag in the last"
         )
@@ -116,8 +116,8 @@ class TagSet:
         for sentence, word, tag in _words(data):
             if tag not in index_of:
                 raise InputError(
-                    f"{data.place(sentence, word)}: the tag {json_text(tag)} is not among the {len(self.names)} of the "
-                    f"training data{nearest(tag, self.names)}"
+                    f"{data.location(sentence, word)}: the tag {json_text(tag)} is not among the {len(self.names)} of "
+                    f"the training data{nearest(tag, self.names)}"
                 )
         return [[index_of[tag] for tag in tags] for tags in data["tags"]]
 
@@ -140,7 +140,7 @@ def _breaks(data: Table, breaks: Callable[[str, str], bool]) -> Iterator[tuple[i
 def _check(data: Table, breaks: Callable[[str, str], bool], expected: str) -> None:
     for sentence, word, before, tag in _breaks(data, breaks):
         raise InputError(
-            f"{data.place(sentence, word)}: tag '{tag}' cannot follow '{before}' {expected}; mend the tags, or drop "
+            f"{data.location(sentence, word)}: tag '{tag}' cannot follow '{before}' {expected}; mend the tags, or drop "
             "the prefixes for plain classes"
         )
 

@@ -77,7 +77,7 @@ def test_every_form_gives_the_same_pairs(tmp_path: Path, ending: str) -> None:
 def test_a_place_is_where_the_pair_stands(tmp_path: Path) -> None:
     ends = ["a.de:3", "a.tsv:3", "b.tsv:4", "a.jsonl:3", "b.jsonl:3"]
     for source, end in zip(every_form(tmp_path, ""), ends, strict=True):
-        assert read_table(source).place(2).endswith(end)
+        assert read_table(source).location(2).endswith(end)
 
 
 def test_the_identity_follows_content_not_name(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
     assert documents(TextFiles(tmp_path)) == ["a-b\n", "c\n", "z\n", "b\n", "note\n"]
     assert documents(TextFiles(tmp_path, pattern="*.py")) == ["a-b\n", "z\n", "b\n"]
     assert documents(TextFiles(tmp_path, pattern="a/*.py")) == ["z\n"]
-    assert TextFiles(tmp_path, pattern="*.py").place(1).endswith("z.py:1")
+    assert TextFiles(tmp_path, pattern="*.py").location(1).endswith("z.py:1")
     with pytest.raises(
         InputError, match=r"no file in this folder matches '\*\.md'; its files end in \.gz, \.py, \.txt"
     ):
@@ -98,14 +98,14 @@ def test_records_give_texts_whole_or_cut(tmp_path: Path, ending: str) -> None:
     assert documents(json_lines(path, "page.text")) == [POEM, "sieben"]
     assert documents(json_lines(path, "page.text", "line")) == [*LINES, "sieben"]
     assert documents(json_lines(path, "page.text", "paragraph")) == [*PARAGRAPHS, "sieben"]
-    assert json_lines(path, "page.text").place(1).endswith(f"a.jsonl{ending}:3")
+    assert json_lines(path, "page.text").location(1).endswith(f"a.jsonl{ending}:3")
 
 
 def test_a_place_is_where_the_document_starts(tmp_path: Path) -> None:
     path = write(tmp_path / "poem.txt", POEM)
-    assert [TextFiles(path, "line").place(index) for index in range(5)] == [f"{path}:{n}" for n in (1, 2, 5, 8, 9)]
-    assert [TextFiles(path, "paragraph").place(index) for index in range(3)] == [f"{path}:{n}" for n in (1, 5, 8)]
-    assert TextFiles(path).place(0) == f"{path}:1"
+    assert [TextFiles(path, "line").location(index) for index in range(5)] == [f"{path}:{n}" for n in (1, 2, 5, 8, 9)]
+    assert [TextFiles(path, "paragraph").location(index) for index in range(3)] == [f"{path}:{n}" for n in (1, 5, 8)]
+    assert TextFiles(path).location(0) == f"{path}:1"
 
 
 class FakeDataset(list[dict[str, Any]]):
@@ -120,7 +120,7 @@ def test_a_data_set_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert documents(dataset("poems", "train")) == [POEM, "sieben"]
     assert documents(dataset("poems", "train", document="line"), (0.5, 1.0)) == [*LINES[3:], "sieben"]
     assert "f00d" in dataset("poems", "train").identity()
-    assert dataset("poems", "train").place(1) == "poems[train] row 1"
+    assert dataset("poems", "train").location(1) == "poems[train] row 1"
     with pytest.raises(InputError, match=r"poems\[train\] row 0: there is no field 'txt'.*did you mean 'text'"):
         documents(dataset("poems", "train", "txt"))
     monkeypatch.setitem(sys.modules, "datasets", None)

@@ -66,9 +66,9 @@ def test_both_layouts_give_the_same_questions(tmp_path: Path, ending: str) -> No
         assert list(zip(data["context"], data["question"], data["answers"], strict=True)) == expected
         held_out = read_answers(DATA.source({"text": path}), (0.75, 1.0))
         assert held_out.columns == {role: values[3:] for role, values in data.columns.items()}
-        assert held_out.place(0) == data.place(3)
-    assert data.place(3) == f"{paths[1]}:4"
-    assert read_answers(DATA.source({"text": paths[0]})).place(3) == f"{paths[0]}: data[1].paragraphs[0].qas[0]"
+        assert held_out.location(0) == data.location(3)
+    assert data.location(3) == f"{paths[1]}:4"
+    assert read_answers(DATA.source({"text": paths[0]})).location(3) == f"{paths[0]}: data[1].paragraphs[0].qas[0]"
     assert answer_texts(DATA.source({"text": paths[0]})) == [
         NORSE, "Ada built it.", *(question for _, question, _ in QUESTIONS)
     ]  # fmt: skip

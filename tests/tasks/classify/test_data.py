@@ -82,7 +82,7 @@ def test_a_text_with_line_ends_keeps_the_places_right(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", 'text,label\n"a\nb\n",x\n\nc,y\nd,\n')
     data = read_labelled(DATA.source({"text": path, "labels": "label"}))
     assert list(data["text"]) == ["a\nb\n", "c", "d"]
-    assert [data.place(row) for row in range(3)] == [f"{path}:{line}" for line in (2, 6, 7)]
+    assert [data.location(row) for row in range(3)] == [f"{path}:{line}" for line in (2, 6, 7)]
     with pytest.raises(InputError, match=re.escape(f"{path}:7: the label is missing")):
         learn_labels(data, "single_label")
 
@@ -94,7 +94,7 @@ def test_a_share_and_the_rest_are_the_whole(tmp_path: Path, share: float) -> Non
     front, back = read_labelled(source, (0.0, 1 - share)), read_labelled(source, (1 - share, 1.0))
     assert [*front["text"], *back["text"]] == [str(number) for number in range(97)]
     assert len(back) == pytest.approx(97 * share, abs=0.5)
-    assert back.place(0) == f"{path}:{len(front) + 1}"
+    assert back.location(0) == f"{path}:{len(front) + 1}"
 
 
 def fake_datasets(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], features: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ def test_a_share_keeps_its_places(tmp_path: Path) -> None:
     path = write(tmp_path / "a.conll", columns(SENTENCES))
     found = read_tagged(DATA.source({"text": path}), (0.3, 1.0))
     assert [list(words) for words in found["tokens"]] == [words for words, _ in SENTENCES[1:]]
-    assert found.place(0, 1) == f"{path}:8"
+    assert found.location(0, 1) == f"{path}:8"
     assert tagged_texts(DATA.source({"text": path}))[0] == "Anna Maria visits New York ."
 
 

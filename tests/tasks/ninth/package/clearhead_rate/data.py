@@ -82,7 +82,7 @@ def read_rated(source: TableSource, share: Share = WHOLE, bounds: Bounds = ANY) 
         InputError: a number is none, or out of bounds.
     """
     rows = read_table(source, share, what="rated text")
-    numbers = [_number(value, rows.place(index), bounds) for index, value in enumerate(rows["number"])]
+    numbers = [_number(value, rows.location(index), bounds) for index, value in enumerate(rows["number"])]
     return Table({"text": rows["text"], "number": numbers}, rows.numbers, rows.where)
 
 

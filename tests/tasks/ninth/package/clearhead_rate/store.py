@@ -76,7 +76,9 @@ def prepare_rated(
         ids, numbers = encode_texts(rows["text"], tokenizer), np.array(rows["number"], np.float64)
         has_text = ids.lengths > 0
         if not has_text.any():
-            raise InputError(f"{rows.place(0)}: all {len(rows)} texts from here on are empty; nothing is left to rate")
+            raise InputError(
+                f"{rows.location(0)}: all {len(rows)} texts from here on are empty; nothing is left to rate"
+            )
         report = {"cut": int((ids.lengths > room).sum()), "empty": int((~has_text).sum())}
         numbers = numbers[has_text]
         measured = units or Units(float(numbers.mean()), float(numbers.std()) or 1.0)
