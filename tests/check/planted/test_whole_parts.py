@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.check.planted.whole_parts import LAYER, MODULE, CausalModel, EncoderLayer
+from tests.check.planted.whole_parts import DECODER, LAYER, MODULE, CausalModel, DecoderLayer, EncoderLayer
 
 
 @pytest.mark.parametrize("cause", LAYER)
@@ -34,3 +34,14 @@ def test_module(cause) -> None:
             part(ids)
     else:
         assert torch.allclose(part(ids), right(ids), atol=1e-5) == (cause is None)
+
+
+@pytest.mark.parametrize("cause", DECODER)
+@torch.no_grad()
+def test_decoder(cause) -> None:
+    torch.manual_seed(0)
+    part, y, memory = DecoderLayer(8, 2, cause).eval(), torch.randn(2, 5, 8), torch.randn(2, 5, 8)
+    blocked = torch.arange(5).expand(2, 5) > 3
+    y1 = part.norm1(y + part.self_attn(y, y, y, attn_mask=torch.ones(5, 5).triu(1).bool())[0])
+    wanted = part.norm2(y1 + part.cross(y1, memory, memory, key_padding_mask=blocked)[0])
+    assert torch.allclose(part(y, memory, blocked), wanted, atol=1e-5) == (cause is None)

@@ -84,3 +84,24 @@ MODULE = [
     "mask_one_short",
     "future_by_mean",
 ]
+
+
+class DecoderLayer(nn.Module):
+    """forward(y, memory, blocked): y (batch, targets, width), blocked (batch, sources) is True at source padding."""
+
+    def __init__(self, width, heads, cause=None):
+        super().__init__()
+        self.self_attn, self.cross = (nn.MultiheadAttention(width, heads, batch_first=True) for _ in range(2))
+        self.norm1, self.norm2, self.cause = nn.LayerNorm(width), nn.LayerNorm(width), cause
+
+    def forward(self, y, memory, blocked):
+        c, t = self.cause, y.size(1)
+        causal = None if c == "no_causal_mask_in_decoder" else torch.ones(t, t, dtype=torch.bool).triu(1)
+        y = self.norm1(y + self.self_attn(y, y, y, attn_mask=causal)[0])
+        if c == "query_from_encoder":
+            return self.norm2(y + self.cross(memory, y, y)[0])
+        blocked = None if c == "source_padding_attended" else blocked
+        return self.norm2(y + self.cross(y, memory, memory, key_padding_mask=blocked)[0])
+
+
+DECODER = [None, "no_causal_mask_in_decoder", "query_from_encoder", "source_padding_attended"]
