@@ -1,0 +1,531 @@
+"""A hand-written attention compared with the mathematics on the same weights. Legend: B batch, T queries, S keys."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.arguments import checked
+from clearhead.check.handwritten.attention_mistakes import CONVENTIONS, Probe, Steps, attend, mistakes
+from clearhead.check.handwritten.calling import MASK_NAMES, Argument, Given, attention_arguments, call_arguments
+from clearhead.check.handwritten.report import Finding, Report
+from clearhead.check.handwritten.running import (
+    HALF_ROUNDED,
+    ROUNDED,
+    CannotCompare,
+    Runner,
+    described,
+    relative,
+    shown_error,
+    tensors_of,
+)
+from clearhead.check.handwritten.weights import Projection, Reading, read_weights, said_weights
+from clearhead.errors import InputError
+
+MaskMeaning = Literal["attend", "block", "additive", "ones"]
+_SHAPES = ("[batch, 1, queries, keys]", "[batch, queries, keys]", "[queries, keys]", "[batch, keys]", "[batch, 1, 1, keys]")
+_FROM_LIBRARIES = ("no_scaling", "output_projection_missing")
+_BATCH = 2
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One way to call a part: what its mask means and which shape it has, and whether the batch comes first."""
+
+    meaning: str = "attend"
+    shape: str = _SHAPES[0]
+    argument: str | None = None
+    is_batch_first: bool = True
+    is_expected: bool = True
+
+
+@dataclass
+class _Session:
+    """A part while it is compared."""
+
+    runner: Runner
+    arguments: list[Argument]
+    width: int
+    heads: int
+    readings: list[Reading]
+    numbers: dict[str, Any]
+    causal: bool | None
+    is_split: bool = False
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def mask_arguments(self) -> list[str]:
+        return [one.name for one in self.arguments if one.role == "mask"]
+
+    @property
+    def has_memory(self) -> bool:
+        return any(one.role in ("memory", "key") for one in self.arguments)
+
+    def run(self, probe: Probe, way: _Way) -> Tensor | None:
+        """Return the output [B, T, D] of a probe; None: the part does not take it."""
+        turned = [None if x is None else self._shaped(x, way) for x in (probe.query, probe.memory)]
+        assert turned[0] is not None
+        mask = None if probe.allowed is None else _written(probe.allowed, way, turned[0].dtype)
+        given = Given(turned[0], turned[1], mask, None if mask is None else way.argument)
+        args, named = call_arguments(self.runner.part, self.arguments, given, self.numbers)
+        result = self.runner.attempt(*args, **named)
+        wanted = self._shaped(probe.query, way).shape
+        for one in tensors_of(result)[:1]:
+            if one.shape == wanted or (one.dim() == 3 and one.shape[::2] == wanted[::2]):
+                return self._back(one, way).double()
+        if result is not None:
+            self.runner.error = TypeError(f"it returns {described(result)}, not a tensor {list(wanted)}")
+        return None
+
+    def _shaped(self, x: Tensor, way: _Way) -> Tensor:
+        if self.is_split:
+            return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return x if way.is_batch_first else x.transpose(0, 1)
+
+    def _back(self, x: Tensor, way: _Way) -> Tensor:
+        if self.is_split:
+            return x.transpose(1, 2).flatten(2)
+        return x if way.is_batch_first else x.transpose(0, 1)
+
+
+def _written(allowed: Tensor, way: _Way, dtype: torch.dtype) -> Tensor:
+    """Return a mask [B or 1, 1, T or 1, S] as a part wants it."""
+    match way.shape:
+        case "[batch, queries, keys]":
+            allowed = allowed[:, 0]
+        case "[queries, keys]":
+            allowed = allowed[0, 0]
+        case "[batch, keys]":
+            allowed = allowed[:, 0, 0]
+    match way.meaning:
+        case "block":
+            return ~allowed
+        case "additive":
+            return torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, float("-inf"))
+        case "ones":
+            return allowed.long()
+        case "float ones":
+            return allowed.to(dtype)
+    return allowed
+
+
+@checked
+def attention(
+    part: Callable[..., Any], *, width: int, heads: int, parameters: Mapping[str, Any] | None = None,
+    mask: MaskMeaning | None = None, causal: bool | None = None, batch_first: bool | None = None,
+) -> Report:  # fmt: skip
+    """Compare a hand-written attention with the mathematics, and find which known mistake explains a difference.
+
+    Both compute in float64 on the same drawn weights; the part gets its own weights back. Where its output differs, one
+    step of the right computation after another is changed until the numbers agree.
+
+    Args:
+        part: a module called as part(query, memory=None, mask=None) or part(query, key, value, mask), with
+            [batch, tokens, width]; or a function that is handed its weights; or one of queries, keys and values
+            [batch, heads, tokens, head size] alone. Extra results behind the output are left aside.
+        width: of the input and the output.
+        heads: how many.
+        parameters: its projections by role: query, key, value, out, or qkv for one weight [q|k|v]; linear layers, or
+            tensors [out, in] or [in, out]; None: by names and shapes.
+        mask: what its mask means: True = may attend, True = blocked, 0 and -inf that are added, or 1 = may attend; None:
+            True = may attend, or what PyTorch's names of arguments say.
+        causal: whether it hides the future by itself; None: either is right.
+        batch_first: False where it reads [tokens, batch, width]; None: as its attribute of that name says, or True.
+
+    Returns:
+        The report; `ok` says whether the part is right, and printing it says what is wrong.
+
+    Raises:
+        InputError: sizes that do not fit together, or parameters that are not weights.
+        NotImplementedError: the part is not written yet.
+
+    Source: arXiv 1706.03762, section 3.2.
+    """
+    if width < 1 or heads < 1 or width % heads:
+        raise InputError(f"width must be a multiple of heads; got width {width} and {heads} heads")
+    subject = f"{getattr(part, '__name__', type(part).__name__)}, width {width}, {heads} heads"
+    try:
+        session = _prepared(part, width, heads, parameters, causal)
+        ways = _ways(session, mask, batch_first)
+        return _Comparison(session, ways, subject).report()
+    except CannotCompare as reason:
+        return Report(subject, "cannot compare", reason=f"{reason}")
+
+
+def _prepared(
+    part: Callable[..., Any], width: int, heads: int, parameters: Mapping[str, Any] | None, causal: bool | None
+) -> _Session:
+    arguments = attention_arguments(part)
+    numbers: dict[str, Any] = {"heads": heads, "width": width}
+    modules = [one for one in (part, *(parameters or {}).values()) if isinstance(one, nn.Module)]
+    owner = getattr(part, "__self__", None)
+    modules += [owner] if isinstance(owner, nn.Module) else []
+    modules += [one for value in (parameters or {}).values() if isinstance(value, list | tuple) for one in value
+                if isinstance(one, nn.Module)]  # fmt: skip
+    tensors = [one for one in (parameters or {}).values() if isinstance(one, Tensor)]
+    runner = Runner(part, modules, tensors)
+    handed = [one.role for one in arguments if one.role.startswith(("weight ", "bias "))]
+    is_split = not handed and not modules and parameters is None
+    if causal is None and "causal" in getattr(part, "__name__", type(part).__name__).lower():
+        causal = True
+    session = _Session(runner, arguments, width, heads, [], numbers, causal, is_split)
+    with runner.open():
+        if handed:
+            session.readings = _handed(handed, numbers, width)
+        elif is_split:
+            eye = Projection(torch.eye(width))
+            session.readings = [Reading({role: eye for role in ("query", "key", "value")}, "a function of q, k and v")]
+        elif parameters is None:
+            session.readings = read_weights(modules[0], width, heads)
+        else:
+            session.readings = said_weights(parameters, width, heads)
+    return session
+
+
+def _handed(roles: Sequence[str], numbers: dict[str, Any], width: int) -> list[Reading]:
+    """Draw the weights that a function is handed; the readings are [out, in] and [in, out]."""
+    generator = torch.Generator().manual_seed(17)
+    for role in roles:
+        rows = width * {"qkv": 3, "kv": 2}.get(role.split()[1], 1)
+        shape = (rows, width) if role.startswith("weight") else (rows,)
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * (1.3 * width**-0.5 if len(shape) > 1 else 0.5)
+        numbers[role] = drawn
+    names = {role.split()[1] for role in roles if role.startswith("weight")}
+    values = {name: numbers[f"weight {name}"] for name in names}
+    values |= {f"{name}_bias": numbers[f"bias {name}"] for name in names if f"bias {name}" in numbers}
+    return said_weights(values, width, numbers["heads"])
+
+
+def _ways(session: _Session, mask: str | None, batch_first: bool | None) -> list[_Way]:
+    """Return the ways to call a part, those that it should be called in first."""
+    part = session.runner.part
+    first = getattr(part, "batch_first", True) if batch_first is None else batch_first
+    found = []
+    for is_batch_first in (first, not first):
+        expected = is_batch_first == first
+        if not session.mask_arguments:
+            found.append(_Way(is_batch_first=is_batch_first, is_expected=expected))
+        for name in session.mask_arguments:
+            usual = {"ones": ("ones", "float ones"), None: MASK_NAMES.get(name, ("attend", "ones"))}.get(mask, (mask,))
+            others = () if mask is not None or not expected else ("block", "additive")
+            usual = usual if expected else usual[:1]
+            shapes = ("[batch, keys]",) if "padding" in name else _SHAPES
+            for meaning in dict.fromkeys((*usual, *others)):
+                found += [_Way(str(meaning), shape, name, is_batch_first, expected and meaning in usual) for shape in shapes]
+    return [way for way in found if way.is_expected] + [way for way in found if not way.is_expected]
+
+
+def _sizes(width: int, heads: int) -> tuple[int, int]:
+    """Return numbers of queries and of keys that no other size equals."""
+    taken = {_BATCH, heads, width // heads, width, 3 * width}
+    free = [size for size in (5, 7, 11, 13, 17, 19, 23) if size not in taken]
+    return free[0], free[1]
+
+
+def _probes(session: _Session, way: _Way) -> Iterator[Probe]:
+    generator = torch.Generator().manual_seed(23)
+    width, (queries, keys) = session.width, _sizes(session.width, session.heads)
+
+    def draw(tokens: int, scale: float = 1.0) -> Tensor:
+        return torch.randn(_BATCH, tokens, width, generator=generator, dtype=session.runner.dtype) * scale
+
+    def allow(rows: int, columns: int) -> Tensor:
+        mask = torch.rand(_BATCH, 1, rows, columns, generator=generator) > 0.45
+        index = torch.arange(rows)
+        mask[..., index, index % columns] = True
+        mask[..., index, (index + 2) % columns] = False
+        mask[:, :, 0, 0] = mask[:, :, -1, 0] = True
+        if way.shape in ("[batch, keys]", "[batch, 1, 1, keys]"):
+            mask = mask[:, :, :1]
+        return mask[:1] if way.shape == "[queries, keys]" else mask
+
+    masked = way.argument is not None
+    yield Probe("self-attention", draw(queries))
+    if masked:
+        yield Probe("with a mask", draw(queries), None, allow(queries, queries))
+        yield Probe("with a mask and large inputs", draw(queries, 25.0), None, allow(queries, queries))
+    if session.has_memory:
+        yield Probe("cross-attention", draw(queries), draw(keys))
+        yield Probe("cross-attention to as many tokens", draw(queries), draw(queries))
+        if masked:
+            yield Probe("cross-attention with a mask", draw(queries), draw(keys), allow(queries, keys))
+    if width <= 96:
+        yield Probe("more tokens than features", draw(width + 3))
+
+
+_Outputs = dict[str, tuple[Probe, Tensor]]
+_Match = tuple[_Way, Reading, Steps, float]
+
+
+class _Comparison:
+    """The search for the right computation, or for the mistake that explains the output."""
+
+    def __init__(self, session: _Session, ways: Sequence[_Way], subject: str) -> None:
+        self.session, self.ways, self.subject = session, ways, subject
+        self.ran: list[tuple[_Way, _Outputs]] = []
+
+    def report(self) -> Report:
+        """Compare, in float32 where the part does not take float64."""
+        session, runner = self.session, self.session.runner
+        match = self._search()
+        if not self.ran:
+            first = runner.error
+            runner.dtype, runner.bound, runner.error = torch.float32, ROUNDED, None
+            for name, value in session.numbers.items():
+                if isinstance(value, Tensor):
+                    session.numbers[name] = value.float()
+            match = self._search()
+            raised = runner.error or first
+            if not self.ran and isinstance(raised, TypeError) and "it returns" in str(raised):
+                raise CannotCompare(f"{raised}")
+            if not self.ran:
+                says = "it raises an error" if raised is None else shown_error(raised)
+                return Report.judged(self.subject, (Finding.of("raises", says=says),))
+            session.notes.append("it does not run in float64 and was compared in float32")
+        with runner.open():
+            return self._judged(match)
+
+    def _search(self) -> _Match | None:
+        """Run the part in one way after another until it is right in one, and return that one."""
+        with self.session.runner.open():
+            for way in self.ways:
+                outputs = self._outputs(way)
+                if outputs and (way.argument is None or "with a mask" in outputs):
+                    self.ran.append((way, outputs))
+                    if (match := self._right(way, outputs)) is not None:
+                        return match
+            if not self.ran and (outputs := self._outputs(plain := replace(self.ways[0], argument=None))):
+                self.ran.append((plain, outputs))  # no mask of any form can be passed
+        return None
+
+    def _outputs(self, way: _Way) -> _Outputs:
+        found = ((probe, self.session.run(probe, way)) for probe in _probes(self.session, way))
+        return {probe.name: (probe, output) for probe, output in found if output is not None}
+
+    def _judged(self, match: _Match | None) -> Report:
+        session, runner = self.session, self.session.runner
+        if runner.is_random:
+            session.findings.append(Finding.of("dropout_in_evaluation"))
+        if runner.changes_weights:
+            session.findings.append(Finding.of("weights_changed"))
+        largest: float | None = None
+        if match is not None:
+            way, reading, steps, largest = match
+            self._note(way, reading, steps)
+            if not way.is_expected:
+                session.findings.append(self._convention(way))
+            self._special(way, reading, steps)
+            compared = tuple(dict(self.ran)[way])
+        else:
+            largest, compared = self._wrong()
+        return Report.judged(
+            self.subject, tuple(session.findings), compared=compared, largest=largest, bound=runner.bound,
+            notes=tuple(session.notes),
+        )  # fmt: skip
+
+    def _bases(self, reading: Reading) -> Iterator[Steps]:
+        wanted = (False, True) if self.session.causal is None else (self.session.causal,)
+        return (Steps(is_causal=causal) for causal in wanted)
+
+    def _right(self, way: _Way, outputs: _Outputs) -> _Match | None:
+        """Return the reading and the layout in which the part is right."""
+        for reading in self.session.readings:
+            for base in self._bases(reading):
+                for layout in CONVENTIONS:
+                    steps = replace(base, **layout)
+                    error = self._error(steps, reading, outputs)
+                    if error <= self.session.runner.bound:
+                        return way, reading, steps, error
+        return None
+
+    def _error(self, steps: Steps, reading: Reading, outputs: _Outputs, *, limit: float | None = None) -> float:
+        """Return the largest difference; infinite where the steps do not run."""
+        largest = 0.0
+        projections = {
+            role: Projection(one.weight.double(), None if one.bias is None else one.bias.double())
+            for role, one in reading.projections.items()
+        }
+        for probe, found in outputs.values():
+            if steps.is_causal and probe.memory is not None and probe.memory.shape != probe.query.shape:
+                continue
+            as_double = replace(probe, query=probe.query.double(), memory=None if probe.memory is None else probe.memory.double())
+            try:
+                wanted = attend(steps, projections, as_double, self.session.heads)
+            except (RuntimeError, IndexError):
+                return float("inf")
+            largest = max(largest, relative(found, wanted))
+            if largest > (self.session.runner.bound if limit is None else limit):
+                return largest
+        return largest
+
+    def _wrong(self) -> tuple[float, tuple[str, ...]]:
+        """Add the finding of the mistake that explains the output, or of where it differs."""
+        session = self.session
+        way, outputs = self.ran[0]
+        reading = session.readings[0]
+        error = max(
+            min(self._error(base, reading, {name: one}, limit=float("inf")) for base in self._bases(reading))
+            for name, one in outputs.items()
+        )
+        if reading.extra:
+            raise CannotCompare(f"it has weights that an attention does not have: {', '.join(reading.extra[:4])}")
+        causes = self._explained()
+        if not causes:
+            session.findings.append(self._unexplained(reading, outputs, error))
+        for cause, others in causes:
+            is_variant = type(session.runner.part).__module__.split(".")[0] in _libraries() and cause in _FROM_LIBRARIES
+            finding = Finding.of(cause, error, alternatives=tuple(others), severity="warning" if is_variant else "wrong")
+            session.findings.append(finding)
+        return error, tuple(outputs)
+
+    def _explained(self) -> list[tuple[str, list[str]]]:
+        """Return the known mistakes that together reproduce the output, each with those that give the same numbers."""
+        session = self.session
+        expected = [(way, outputs) for way, outputs in self.ran if way.is_expected]
+        for way, outputs in expected or self.ran:
+            for reading in _likely(session.readings):
+                for base in self._bases(reading):
+                    for layout in CONVENTIONS[:1] if session.causal is None else CONVENTIONS:
+                        found = self._single(replace(base, **layout), reading, outputs, way)
+                        if found:
+                            return [(found[0], found[1:])]
+        way, outputs = (expected or self.ran)[0]
+        pairs = (self._pair(base, session.readings[0], outputs, way) for base in self._bases(session.readings[0]))
+        return [(cause, []) for cause in next(filter(None, pairs), ())]
+
+    def _single(self, base: Steps, reading: Reading, outputs: _Outputs, way: _Way) -> list[str]:
+        found = []
+        for cause, steps in mistakes(base, reading.projections, way.argument is not None, self.session.has_memory):
+            if cause not in found and self._error(steps, reading, outputs) <= self.session.runner.bound:
+                found.append(cause)
+        if "out" not in reading.projections and not found and self._error(base, reading, outputs) == 0.0:
+            found.append("output_projection_missing")
+        return found
+
+    def _pair(self, base: Steps, reading: Reading, outputs: _Outputs, way: _Way) -> tuple[str, ...]:
+        """Return two mistakes that together reproduce the output, each in its most usual form."""
+        known = way.argument is not None, self.session.has_memory
+        for first, steps in _usual(mistakes(base, reading.projections, *known)):
+            for second, both in _usual(mistakes(steps, reading.projections, *known)):
+                if first < second and self._error(both, reading, outputs) <= self.session.runner.bound:
+                    return first, second
+        return ()
+
+    def _unexplained(self, reading: Reading, outputs: _Outputs, error: float) -> Finding:
+        """Say on which inputs the part differs, where no known mistake explains it."""
+        differ, agree = [], []
+        for name, one in outputs.items():
+            errors = (self._error(base, reading, {name: one}) for base in self._bases(reading))
+            (agree if min(errors) <= self.session.runner.bound else differ).append(name)
+        where = f"{', '.join(differ)}{f'; it agrees on {chr(44).join(agree)}' if agree else ''}"
+        return Finding(
+            where, "no known mistake gives these numbers", None,
+            "softmax(q kᵀ / √d_head + mask) v, for each head; concat(heads) W_o",
+            "compare step by step with clearhead.MultiHeadAttention on the same weights", error,
+        )  # fmt: skip
+
+    def _convention(self, way: _Way) -> Finding:
+        if way.meaning == "block":
+            return Finding.of("mask_polarity")
+        if way.meaning == "additive":
+            return Finding.of("mask_added_where_boolean")
+        return Finding(
+            "the axes of the input", "it attends over the batch: it reads [tokens, batch, width]", "batch_mixed_into_heads",
+            "q, k, v: [batch, heads, tokens, head_size]", "batch_first=True; if it is meant, check it with batch_first=False",
+        )  # fmt: skip
+
+    def _note(self, way: _Way, reading: Reading, steps: Steps) -> None:
+        session = self.session
+        session.notes.append(reading.note)
+        if way.argument is not None:
+            meanings = {"attend": "True = may attend", "block": "True = hidden", "additive": "0 and -inf, added"}
+            session.notes.append(f"mask {way.shape}, {meanings.get(way.meaning, '1 = may attend')}")
+        if steps.is_causal:
+            session.notes.append("it hides the future by itself")
+        if not way.is_batch_first:
+            session.notes.append("it reads [tokens, batch, width]")
+        if "out" not in reading.projections and not session.is_split and session.heads > 1:
+            is_library = type(session.runner.part).__module__.split(".")[0] in _libraries()
+            if is_library:
+                session.notes.append("it has no output projection")
+            else:
+                session.findings.append(Finding.of("output_projection_missing"))
+
+    def _special(self, way: _Way, reading: Reading, steps: Steps) -> None:
+        """Look at what a usual run does not show: the caller's mask, rows that see nothing, half precision."""
+        session = self.session
+        probe = next(iter(_probes(session, way)))
+        masked = dict(self.ran)[way].get("with a mask")
+        if masked is not None:
+            session.findings += self._empty_rows(way, masked[0])
+            if self._changes_mask(way, masked[0]):
+                session.findings.append(Finding.of("mask_changed_in_place"))
+        session.findings += self._half(way, probe)
+
+    def _empty_rows(self, way: _Way, probe: Probe) -> Iterator[Finding]:
+        assert probe.allowed is not None
+        allowed = probe.allowed.clone()
+        allowed[0, :, min(1, allowed.shape[2] - 1)] = False
+        found = self.session.run(replace(probe, allowed=allowed), way)
+        if found is None:
+            return
+        row = found[0, 1]
+        if not row.isfinite().all():
+            yield Finding.of("masked_rows_nan", severity="warning")
+            return
+        changed = probe.query.clone()
+        others = torch.ones(changed.shape[1], dtype=torch.bool)
+        others[1] = False
+        changed[0, others] += 1.0
+        again = self.session.run(replace(probe, query=changed, allowed=allowed), way)
+        if again is not None and relative(again[0, 1], row) > self.session.runner.bound:
+            yield Finding.of("masked_rows_uniform", severity="warning")
+
+    def _changes_mask(self, way: _Way, probe: Probe) -> bool:
+        session = self.session
+        assert probe.allowed is not None
+        mask = _written(probe.allowed, way, probe.query.dtype)
+        given = Given(session._shaped(probe.query, way), None, mask.clone(), way.argument)
+        args, named = call_arguments(session.runner.part, session.arguments, given, session.numbers)
+        session.runner.part(*args, **named)
+        return not torch.equal(given.mask if given.mask is not None else mask, mask)
+
+    def _half(self, way: _Way, probe: Probe) -> Iterator[Finding]:
+        """Run in float16, whose output must be float16."""
+        session, runner = self.session, self.session.runner
+        half = torch.float16
+        given = Given(session._shaped(probe.query, way).to(half), None, None, None)
+        numbers = {name: one.to(half) if isinstance(one, Tensor) else one for name, one in session.numbers.items()}
+        args, named = call_arguments(runner.part, session.arguments, given, numbers)
+        with runner.open(torch.float16):
+            torch.set_default_dtype(torch.float32)
+            try:
+                found = tensors_of(runner.part(*args, **named))
+            except Exception as error:  # noqa: BLE001 a stranger's code raises anything
+                if "dtype" in str(error) and "Half" in str(error) or "same dtype" in str(error):
+                    yield Finding.of("fp16_promoted", says=f"half precision fails: {shown_error(error)}", severity="warning")
+                return
+        if found and found[0].dtype != half:
+            yield Finding.of("fp16_promoted")
+
+
+def _likely(readings: Sequence[Reading]) -> list[Reading]:
+    """Return the readings in which mistakes are looked for: the orders of a fused weight that are in use."""
+    usual = [one for one in readings if not one.note.startswith("one weight for all") or one.note.endswith(("[q|k|v]", "head"))]
+    return list(itertools.islice(usual, 4)) or list(readings[:4])
+
+
+def _usual(found: Iterator[tuple[str, Steps]]) -> Iterator[tuple[str, Steps]]:
+    """Return the first form of each mistake."""
+    seen: set[str] = set()
+    return ((cause, steps) for cause, steps in found if not (cause in seen or seen.add(cause)))  # type: ignore[func-returns-value]
+
+
+def _libraries() -> tuple[str, ...]:
+    return "torch", "transformers", "x_transformers"
