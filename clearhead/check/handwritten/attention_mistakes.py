@@ -134,16 +134,11 @@ def attend(steps: Steps, weights: Projections, probe: Probe, heads: int) -> Tens
     if steps.slices:
         return _finish(steps, weights, _sliced(steps, q, k, v, heads))
     size = q.shape[-1] // heads
-    count = size if "pieces" in steps.query_split else heads
-    groups = k.shape[-1] // size
-    if steps.query_split.startswith("pieces"):
-        groups = k.shape[-1] // heads
-    q = SPLITS[steps.query_split](q, count)
+    groups = heads if steps.query_split.startswith("pieces") else k.shape[-1] // size
+    q = SPLITS[steps.query_split](q, heads)
     k, v = SPLITS[steps.key_split](k, groups), SPLITS[steps.value_split](v, groups)
     if k.shape[1] != q.shape[1] and steps.query_split != "tokens first":
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    if steps.query_split.startswith("pieces"):
-        q, k, v = (x.contiguous() for x in (q, k, v))
     scores = (k @ q.mT if steps.is_flipped else q @ k.mT) * steps.scale(q.shape[-1], heads, k.shape[2], probe.query.shape[-1])
     return _finish(steps, weights, MERGES[steps.merge](_weights(steps, scores, probe) @ v))
 
@@ -235,10 +230,10 @@ def _weights(steps: Steps, scores: Tensor, probe: Probe) -> Tensor:
             return scores.softmax(steps.softmax) * allowed
         case "after inverted":
             return scores.softmax(steps.softmax) * ~allowed
-        case "minus infinity after":
-            return scores.softmax(steps.softmax).masked_fill(~allowed, -math.inf)
-        case "minus infinity after, inverted":
-            return scores.softmax(steps.softmax).masked_fill(allowed, -math.inf)
+        case "hide after":
+            return scores.softmax(steps.softmax).masked_fill(~allowed, steps.value)
+        case "hide after, inverted":
+            return scores.softmax(steps.softmax).masked_fill(allowed, steps.value)
         case "plus":
             return (scores + (~allowed) * steps.value).softmax(steps.softmax)
     return scores.masked_fill(~allowed, steps.value).softmax(steps.softmax)
@@ -341,8 +336,11 @@ def _maskings(is_causal: bool) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "mask_added_where_boolean", {"mask": kind}
     for kind in ("multiplied", "multiplied inverted"):
         yield "mask_multiplied_before_softmax", {"mask": kind}
-    for kind in ("after", "after inverted", "minus infinity after", "minus infinity after, inverted"):
+    for kind in ("after", "after inverted"):
         yield "mask_after_softmax", {"mask": kind}
+    for value in (-math.inf, -1e9, 1e-9, -1e-9, -1e20, -1e10, -1e4):
+        for kind in ("hide after", "hide after, inverted"):
+            yield "mask_after_softmax", {"mask": kind, "value": value}
     yield "batch_mixed_into_heads", {"mask": "of other rows"}
     yield "causal_diagonal_blocked", {"mask": "diagonal hidden"}
     for kind in ("either", "only future", "not both", "differ", "neither", "nor", "inverted both",

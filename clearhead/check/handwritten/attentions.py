@@ -29,6 +29,7 @@ from clearhead.errors import InputError
 
 MaskMeaning = Literal["attend", "block", "additive", "ones"]
 _SHAPES = ("[batch, 1, queries, keys]", "[batch, queries, keys]", "[queries, keys]", "[batch, keys]", "[batch, 1, 1, keys]")
+_KEY_SHAPES = _SHAPES[3:]
 _FROM_LIBRARIES = ("no_scaling", "output_projection_missing")
 _BATCH = 2
 
@@ -67,14 +68,23 @@ class _Session:
     def has_memory(self) -> bool:
         return any(one.role in ("memory", "key") for one in self.arguments)
 
-    def run(self, probe: Probe, way: _Way) -> Tensor | None:
+    def run(self, probe: Probe, way: _Way) -> tuple[Probe, Tensor] | None:
+        """Return a probe, with a mask where the part needs one, and its output; None: the part does not take it."""
+        found = self.output(probe, way)
+        if found is None and probe.allowed is None and way.argument is not None:
+            keys = (probe.query if probe.memory is None else probe.memory).shape[1]
+            rows, batch = 1 if way.shape in _KEY_SHAPES else probe.query.shape[1], 1 if way.shape == _SHAPES[2] else _BATCH
+            probe = replace(probe, allowed=torch.ones(batch, 1, rows, keys, dtype=torch.bool))
+            found = self.output(probe, way)
+        return None if found is None else (probe, found)
+
+    def output(self, probe: Probe, way: _Way) -> Tensor | None:
         """Return the output [B, T, D] of a probe; None: the part does not take it."""
         turned = [None if x is None else self._shaped(x, way) for x in (probe.query, probe.memory)]
         assert turned[0] is not None
         mask = None if probe.allowed is None else _written(probe.allowed, way, turned[0].dtype)
         given = Given(turned[0], turned[1], mask, None if mask is None else way.argument)
-        args, named = call_arguments(self.runner.part, self.arguments, given, self.numbers)
-        result = self.runner.attempt(*args, **named)
+        result = self._called(given)
         wanted = self._shaped(probe.query, way).shape
         for one in tensors_of(result)[:1]:
             if one.shape == wanted or (one.dim() == 3 and one.shape[::2] == wanted[::2]):
@@ -82,6 +92,10 @@ class _Session:
         if result is not None:
             self.runner.error = TypeError(f"it returns {described(result)}, not a tensor {list(wanted)}")
         return None
+
+    def _called(self, given: Given) -> Any:
+        args, named = call_arguments(self.runner.part, self.arguments, given, self.numbers)
+        return self.runner.attempt(*args, **named)
 
     def _shaped(self, x: Tensor, way: _Way) -> Tensor:
         if self.is_split:
@@ -241,7 +255,7 @@ def _probes(session: _Session, way: _Way) -> Iterator[Probe]:
         mask[..., index, index % columns] = True
         mask[..., index, (index + 2) % columns] = False
         mask[:, :, 0, 0] = mask[:, :, -1, 0] = True
-        if way.shape in ("[batch, keys]", "[batch, 1, 1, keys]"):
+        if way.shape in _KEY_SHAPES:
             mask = mask[:, :, :1]
         return mask[:1] if way.shape == "[queries, keys]" else mask
 
@@ -305,8 +319,8 @@ class _Comparison:
         return None
 
     def _outputs(self, way: _Way) -> _Outputs:
-        found = ((probe, self.session.run(probe, way)) for probe in _probes(self.session, way))
-        return {probe.name: (probe, output) for probe, output in found if output is not None}
+        found = (self.session.run(probe, way) for probe in _probes(self.session, way))
+        return {one[0].name: one for one in found if one is not None}
 
     def _judged(self, match: _Match | None) -> Report:
         session, runner = self.session, self.session.runner
@@ -346,7 +360,7 @@ class _Comparison:
 
     def _error(self, steps: Steps, reading: Reading, outputs: _Outputs, *, limit: float | None = None) -> float:
         """Return the largest difference; infinite where the steps do not run."""
-        largest = 0.0
+        largest, compared = 0.0, 0
         projections = {
             role: Projection(one.weight.double(), None if one.bias is None else one.bias.double())
             for role, one in reading.projections.items()
@@ -359,10 +373,13 @@ class _Comparison:
                 wanted = attend(steps, projections, as_double, self.session.heads)
             except (RuntimeError, IndexError):
                 return float("inf")
+            if not wanted.isfinite().any() and found.isfinite().any():
+                continue  # every query sees nothing, which is computed in several ways
+            compared += 1
             largest = max(largest, relative(found, wanted))
             if largest > (self.session.runner.bound if limit is None else limit):
                 return largest
-        return largest
+        return largest if compared else float("inf")
 
     def _wrong(self) -> tuple[float, tuple[str, ...]]:
         """Add the finding of the mistake that explains the output, or of where it differs."""
@@ -421,9 +438,9 @@ class _Comparison:
         """Say on which inputs the part differs, where no known mistake explains it."""
         differ, agree = [], []
         for name, one in outputs.items():
-            errors = (self._error(base, reading, {name: one}) for base in self._bases(reading))
-            (agree if min(errors) <= self.session.runner.bound else differ).append(name)
-        where = f"{', '.join(differ)}{f'; it agrees on {chr(44).join(agree)}' if agree else ''}"
+            error_here = self._error(Steps(is_causal=self.session.causal is True), reading, {name: one})
+            (agree if error_here <= self.session.runner.bound else differ).append(name)
+        where = ", ".join(differ or outputs) + (f"; it agrees on {', '.join(agree)}" if agree else "")
         return Finding(
             where, "no known mistake gives these numbers", None,
             "softmax(q kᵀ / √d_head + mask) v, for each head; concat(heads) W_o",
@@ -472,7 +489,7 @@ class _Comparison:
         assert probe.allowed is not None
         allowed = probe.allowed.clone()
         allowed[0, :, min(1, allowed.shape[2] - 1)] = False
-        found = self.session.run(replace(probe, allowed=allowed), way)
+        found = self.session.output(replace(probe, allowed=allowed), way)
         if found is None:
             return
         row = found[0, 1]
@@ -483,7 +500,7 @@ class _Comparison:
         others = torch.ones(changed.shape[1], dtype=torch.bool)
         others[1] = False
         changed[0, others] += 1.0
-        again = self.session.run(replace(probe, query=changed, allowed=allowed), way)
+        again = self.session.output(replace(probe, query=changed, allowed=allowed), way)
         if again is not None and relative(again[0, 1], row) > self.session.runner.bound:
             yield Finding.of("masked_rows_uniform", severity="warning")
 
