@@ -147,6 +147,10 @@ _POSITIONS = _table(
     wrong_base=("the base is not 10000", "10000.0 ** (-torch.arange(0, width, 2) / width)"),
     log_of_wrong_sign=("the exponent has the wrong sign: frequencies grow", "torch.exp(-math.log(10000.0) * i / width)"),
     sin_cos_swapped=("sine and cosine have changed places", "even features are sines, odd ones cosines"),
+    cosine_exponent_of_odd_column=(
+        "the cosines have an exponent of their own: (2i + 1)/width",
+        "sine and cosine of a pair share one frequency: 10000^(2i/width)",
+    ),
     length_ignored=("the table has another length than asked for, or is repeated", "return table[:length]"),
 )
 _NORM = _table(
@@ -164,7 +168,7 @@ _RMS = _table(
     "the RMS norm",
     "x / √(mean(x²) + eps) · weight, over the features",
     mean_subtracted=("the mean is subtracted", "an RMS norm leaves the mean: x * torch.rsqrt(x.pow(2).mean(-1) + eps)"),
-    sum_for_mean=("the squares are summed, not averaged", "x.pow(2).mean(-1, keepdim=True)"),
+    sum_for_mean=("a sum is taken in place of the mean", ".mean(), not .sum()"),
 )
 _LOSS = _table(
     "the loss",
@@ -173,10 +177,8 @@ _LOSS = _table(
     shifted_twice=("each position predicts the token after the next", "shift once: logits[:, :-1] and ids[:, 1:]"),
     shifted_backwards=("each position predicts the token before it", "logits[:, :-1] and ids[:, 1:]"),
     padding_counted=("padding counts", "F.cross_entropy(..., ignore_index=pad)"),
-    padding_in_mean=("padding is left out of the sum and counts in the mean", "divide by the number of real tokens"),
     double_softmax=("softmax is taken before a loss that takes it again", "pass logits to cross_entropy"),
     axes_reshaped=("axes are swapped by reshaping", "logits.reshape(-1, vocab), or logits.transpose(1, 2): [B, vocab, T]"),
-    sum_for_mean_loss=("losses are summed, not averaged", "reduction='mean'"),
     mean_of_rows=("a mean of the means of sentences", "one mean over all real tokens"),
 )
 _ROPE = _table(
@@ -192,6 +194,10 @@ _ROPE = _table(
     ),
     wrong_sign=("it turns the other way", "(x cos - y sin, x sin + y cos)"),
     wrong_theta=("θ is another number", "theta = 10000.0, or the one of the checkpoint"),
+    position_of_wrong_axis=(
+        "positions are counted along the heads, not along the tokens",
+        "[batch, heads, tokens, head_size]: positions are axis 2; if tokens come first, check it with token_axis=1",
+    ),
     not_rotated=("nothing is turned", "apply it to queries and keys"),
 )
 _LAYER = _table(
