@@ -169,7 +169,7 @@ def attention(
         ways = _ways(session, mask, batch_first)
         return _Comparison(session, ways, subject).report()
     except CannotCompare as reason:
-        return Report(subject, "cannot compare", reason=f"{reason}")
+        return Report.refused(subject, reason)
 
 
 def _prepared(

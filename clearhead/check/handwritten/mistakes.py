@@ -221,6 +221,7 @@ _FLOW = _table(
     "the flow of information from inputs to outputs",
     "the output at position t depends on inputs up to t of its own row, and on nothing else",
     future_by_one=("the output at t reads the input at t + 1", "the mask is one too wide: tril(), or triu(1) to block"),
+    no_causal_mask=("every output reads the whole text, also what follows", "a causal mask in every self-attention"),
     future_read=("outputs read inputs of the future", "a causal mask in every self-attention"),
     batch_mates_read=("one row of the batch reads another", "no operation may cross the batch axis"),
     padding_read=("outputs at real tokens read padding", "hide padding from every attention, and from pools and norms"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from clearhead.check.handwritten.mistakes import MISTAKES
+from clearhead.check.handwritten.running import CannotCompare, NotSteady
 from clearhead.printing import Printed
 
 Verdict = Literal["right", "wrong", "cannot compare", "not written yet"]
@@ -97,6 +98,13 @@ class Report(Printed):
         """Return a report that is right where nothing was found but warnings."""
         is_wrong = any(finding.severity == "wrong" for finding in findings)
         return cls(subject, "wrong" if is_wrong else "right", findings, **fields)
+
+    @classmethod
+    def refused(cls, subject: str, reason: CannotCompare) -> Report:
+        """Return the report of a part that cannot be compared."""
+        if isinstance(reason, NotSteady):
+            return cls.judged(subject, (Finding.of("randomness_in_evaluation"),))
+        return cls(subject, "cannot compare", reason=f"{reason}")
 
     @property
     def ok(self) -> bool:

@@ -24,6 +24,10 @@ class CannotCompare(Exception):
     """A part cannot be compared, with the reason."""
 
 
+class NotSteady(CannotCompare):
+    """Two runs on the same input differ, and not by dropout."""
+
+
 def relative(found: Tensor, wanted: Tensor) -> float:
     """Return max|a-b| / max|b| where the wanted value is a number; infinite for another shape, or NaN where it is."""
     if found.shape != wanted.shape:
@@ -152,17 +156,18 @@ class Runner:
         watch = _Float32Seen()
         kept = [one.detach().clone() for one in self._state()]
         with watch if self.dtype == torch.float64 else contextlib.nullcontext():
-            first, second = self._once(args, kwargs), self._once(args, kwargs)
+            first = self._once(args, kwargs)
+            self._put_back(kept)
+            second = self._once(args, kwargs)
             if not _same(first, second):
                 self.is_random = True
                 with NoDropout():
                     first, second = self._once(args, kwargs), self._once(args, kwargs)
                 if not _same(first, second):
-                    raise CannotCompare("two runs on the same input differ in evaluation, and not by dropout alone")
+                    raise NotSteady("two runs on the same input differ in evaluation, and not by dropout alone")
         if watch.seen:
             self.bound = max(self.bound, ROUNDED)
-        state = self._state()
-        self.changes_weights |= len(state) != len(kept) or not all(map(_equal, kept, state))
+        self._put_back(kept)
         return first
 
     def attempt(self, *args: Any, **kwargs: Any) -> Any:
@@ -174,6 +179,13 @@ class Runner:
         except Exception as error:  # noqa: BLE001 a stranger's code raises anything
             self.error = error
             return None
+
+    def _put_back(self, kept: Sequence[Tensor]) -> None:
+        """Undo what a run did to the weights, and note it."""
+        for before, now in zip(kept, self._state(), strict=False):
+            if not _equal(before, now):
+                self.changes_weights = True
+                now.data = before.clone()
 
     def _state(self) -> list[Tensor]:
         own = [one for owner in self.owners for one in (*owner.parameters(), *owner.buffers())]

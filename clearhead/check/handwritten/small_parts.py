@@ -109,7 +109,7 @@ def positions(part: Callable[..., Any], *, width: int = 10, length: int = _LENGT
                 calls = [(width, length), (length, width)] if is_turned else [(length, width), (width, length)]
                 found = _first(runner, calls, [(length, width), (1, length, width)]).reshape(length, width)
     except CannotCompare as reason:
-        return Report(subject, "cannot compare", reason=f"{reason}")
+        return Report.refused(subject, reason)
     runner.bound = ROUNDED
     return compared(
         subject, [found], lambda settings: [_table(settings, length, width)], _POSITION_CHANGES, runner,
@@ -186,7 +186,7 @@ def norm(part: Callable[..., Any], *, width: int = 8, kind: Literal["layer", "rm
             found = [_first(runner, [tuple(call)], [tuple(x.shape)])]
             weight, bias = (None if one is None else one.double().flatten().clone() for one in (weight, bias))
     except CannotCompare as reason:
-        return Report(subject, "cannot compare", reason=f"{reason}")
+        return Report.refused(subject, reason)
     named = next((getattr(part, name) for name in ("eps", "epsilon", "variance_epsilon") if isinstance(getattr(part, name, None), float)), eps)
     candidates = _EPSILONS if named is None else (named,)
     kinds = [kind] if kind else (["rms", "layer"] if "rms" in _name(part).lower() or "rms" in " ".join(_norm_arguments(part)) else ["layer", "rms"])
@@ -322,7 +322,7 @@ def loss(part: Callable[..., Any], *, vocab_size: int = 9, pad: int = 0, shifts:
             call = (logits, ids, pad) if takes_pad else (logits, ids)
             found = [_first(runner, [call], [(), (1,)]).reshape(())]
     except CannotCompare as reason:
-        return Report(subject, "cannot compare", reason=f"{reason}")
+        return Report.refused(subject, reason)
     own = {} if shifts else {"shift": 0}
     changes = [(cause, {**settings, "shift": settings["shift"] - (not shifts)} if "shift" in settings else settings)
                for cause, settings in _LOSS_CHANGES if shifts or cause != "targets_not_shifted"]  # fmt: skip
@@ -389,7 +389,7 @@ def rope(
             calls = calls if len(names) < 2 or len(calls) > 3 else calls[1:]
             found, x = (one.transpose(2, token_axis) for one in (_first(runner, calls, [tuple(x.shape)]), x))
     except CannotCompare as reason:
-        return Report(subject, "cannot compare", reason=f"{reason}")
+        return Report.refused(subject, reason)
     runner.bound = max(runner.bound, ROUNDED)
     other: Any = {"neighbours": "halves", "halves": "neighbours"}[pairs]
     changes = (
