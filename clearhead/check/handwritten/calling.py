@@ -17,6 +17,7 @@ from clearhead.check.handwritten.weights import role_of
 _HEADS = {"heads", "num_heads", "n_heads", "h", "n_head", "nhead", "num_attention_heads", "head_count"}
 _WIDTH = {"width", "d_model", "dim", "embed_dim", "hidden_size", "n_embd", "d", "embed_size", "emb_dim", "model_dim"}
 _MEMORY = re.compile(r"memory|^mem|context|enc|^kv|other|source|^src|cross|^y$")
+_MASK = re.compile("mask|block|padding|^pad|keep|visible|allowed")
 _LETTERS = {"q": "query", "k": "key", "v": "value", "query": "query", "key": "key", "value": "value",
             "queries": "query", "keys": "key", "values": "value"}  # fmt: skip
 _INPUT_OF = re.compile(r"^(?:x_?)?(q|k|v|query|key|value|queries|keys|values)(?:_?(?:in|input|x|seq|states?))?$")
@@ -74,6 +75,8 @@ def attention_arguments(part: Callable[..., Any]) -> list[Argument]:
     for one in parameters:
         required = one.default is one.empty
         role = weights.get(one.name) or _role(one.name, [argument.role for argument in found], required)
+        if isinstance(one.default, bool | float):
+            role = None  # a switch, such as need_weights or is_causal
         if role is None and required:
             raise CannotCompare(f"what to pass for its argument '{one.name}' is not known; give it a default")
         if role is not None:
@@ -98,7 +101,7 @@ def _weight_names(names: Sequence[str]) -> dict[str, str]:
 def _role(name: str, before: Sequence[str], required: bool) -> str | None:
     low = name.lower()
     inputs = [role for role in before if role in ("query", "key", "value", "memory")]
-    if "mask" in low or low in MASK_NAMES:
+    if _MASK.search(low) or low in MASK_NAMES:
         return "mask"
     if low in _HEADS:
         return "heads"

@@ -206,6 +206,7 @@ _LAYER = _table(
     norm_before=("the norm is applied before the sub-layer", "norm(x + sublayer(x)); for pre-norm check norm_place='pre'"),
     norm_after=("the norm is applied after the sub-layer", "x + sublayer(norm(x)); for post-norm check norm_place='post'"),
     residual_missing=("a residual is not added", "x + dropout(sublayer(x))"),
+    norm_used_twice=("one norm serves two sub-layers", "each sub-layer has a norm of its own"),
     norm_missing=("a norm is not applied", "norm(x + sublayer(x))"),
     activation_missing=("the feed-forward has no activation", "fc2(relu(fc1(x)))"),
     wrong_activation=("the feed-forward has another activation", "relu, as in the paper"),
