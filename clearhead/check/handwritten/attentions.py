@@ -13,17 +13,8 @@ from torch import Tensor, nn
 from clearhead.arguments import checked
 from clearhead.check.handwritten.attention_mistakes import CONVENTIONS, Probe, Steps, attend, mistakes
 from clearhead.check.handwritten.calling import MASK_NAMES, Argument, Given, attention_arguments, call_arguments
-from clearhead.check.handwritten.report import Finding, Report
-from clearhead.check.handwritten.running import (
-    HALF_ROUNDED,
-    ROUNDED,
-    CannotCompare,
-    Runner,
-    described,
-    relative,
-    shown_error,
-    tensors_of,
-)
+from clearhead.check.handwritten.report import CannotCompare, Finding, Report
+from clearhead.check.handwritten.running import HALF_ROUNDED, ROUNDED, Runner, described, relative, shown_error, tensors_of
 from clearhead.check.handwritten.weights import Projection, Reading, read_weights, said_weights
 from clearhead.errors import InputError
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.check.handwritten.running import CannotCompare
 from clearhead.check.handwritten.weights import role_of
 
 _HEADS = {"heads", "num_heads", "n_heads", "h", "n_head", "nhead", "num_attention_heads", "head_count"}

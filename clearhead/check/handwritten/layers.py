@@ -23,8 +23,8 @@ from clearhead.check.handwritten.calling import Given, attention_arguments, call
 from clearhead.check.handwritten.experiments import Settings, compared, largest_difference
 from clearhead.check.handwritten.mistakes import MISTAKES
 from clearhead.check.handwritten.modules import module
-from clearhead.check.handwritten.report import Finding, Report
-from clearhead.check.handwritten.running import CannotCompare, Runner, described, relative, shown_error, tensors_of
+from clearhead.check.handwritten.report import CannotCompare, Finding, Report
+from clearhead.check.handwritten.running import Runner, described, relative, shown_error, tensors_of
 from clearhead.check.handwritten.small_parts import norm
 from clearhead.check.handwritten.weights import Projection, Projections, read_weights
 from clearhead.errors import InputError
@@ -99,11 +99,10 @@ class _Layer:
     def __call__(self, probe: Probe, mask_of: str, changes: Settings) -> Tensor:
         """Return the output [B, T, D]."""
         how = {**self.settings, **changes}
-        x, index = probe.query, 0
-        names = list(self.parts.attentions)
-        steps: list[Callable[[Tensor], Tensor]] = []
-        for name in names:
-            steps.append(partial(self._attend, name, probe, mask_of, how))
+        x = probe.query
+        steps: list[Callable[[Tensor], Tensor]] = [
+            partial(self._attend, name, probe, mask_of, how) for name in self.parts.attentions
+        ]
         if self.parts.feed_forward:
             steps.append(partial(self._feed_forward, how))
         norms = list(self.parts.norms)
@@ -111,12 +110,12 @@ class _Layer:
             apply = norms[index] if index < len(norms) and index not in how.get("no_norm", ()) else nn.Identity()
             if how.get("one_norm") and norms:
                 apply = norms[0]
-            x = apply(x) if how["place"] == "pre, also the residual" else x
-            residual = 0.0 if index in how.get("no_residual", ()) else x
-            if how["place"] == "pre, also the residual":
-                x = residual + step(x)
-                continue
-            x = residual + step(apply(x)) if how["place"] == "pre" else apply(residual + step(x))
+            mode = how.get("places", {}).get(index, how["place"])
+            source = apply(x) if mode in ("pre", "norm of both") else x
+            residual = source if mode == "norm of both" else apply(x) if mode == "norm of the residual" else x
+            residual = 0.0 if index in how.get("no_residual", ()) else residual
+            branch = apply(step(source)) if mode == "norm of the branch" else step(source)
+            x = apply(residual + branch) if mode == "post" else residual + branch
         return x
 
     def _attend(self, name: str, probe: Probe, mask_of: str, how: Settings, x: Tensor) -> Tensor:
@@ -221,8 +220,11 @@ def _bases(parts: _Parts, place: str | None, activation: str | None, causal: boo
 
 def _changes(parts: _Parts, base: Settings) -> list[tuple[str, Settings]]:
     count = len(parts.attentions) + bool(parts.feed_forward)
-    changes: list[tuple[str, Settings]] = [("norm_before", {"place": "pre"})] if base["place"] == "post" else [("norm_after", {"place": "post"})]
-    changes.append(("norm_before", {"place": "pre, also the residual"}))
+    changes: list[tuple[str, Settings]] = []
+    for mode in ("pre", "post", "norm of both", "norm of the residual", "norm of the branch"):
+        cause = "norm_after" if mode in ("post", "norm of the branch") else "norm_before"
+        for indices in (range(count), *((index,) for index in range(count))):
+            changes.append((cause, {"places": dict.fromkeys(indices, mode)}))
     changes += [("residual_missing", {"no_residual": (index,)}) for index in range(count)]
     changes.append(("residual_missing", {"no_residual": tuple(range(count))}))
     changes += [("norm_missing", {"no_norm": (index,)}) for index in range(count)]

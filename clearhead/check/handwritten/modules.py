@@ -12,17 +12,8 @@ from torch import Tensor, nn
 
 from clearhead.arguments import checked
 from clearhead.check.handwritten.calling import parameters_of
-from clearhead.check.handwritten.report import Finding, Report
-from clearhead.check.handwritten.running import (
-    ROUNDED,
-    CannotCompare,
-    NoDropout,
-    Runner,
-    described,
-    relative,
-    shown_error,
-    tensors_of,
-)
+from clearhead.check.handwritten.report import CannotCompare, Finding, Report
+from clearhead.check.handwritten.running import ROUNDED, NoDropout, Runner, described, relative, shown_error, tensors_of
 from clearhead.errors import InputError
 
 Flow = Literal["causal", "full"]

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from clearhead.check.handwritten.mistakes import MISTAKES
-from clearhead.check.handwritten.running import CannotCompare, NotSteady
 from clearhead.printing import Printed
 
 Verdict = Literal["right", "wrong", "cannot compare", "not written yet"]
 FULL_HINT = 3
+
+
+class CannotCompare(Exception):
+    """A part cannot be compared, with the reason."""
+
+
+class NotSteady(CannotCompare):
+    """Two runs on the same input differ, and not by dropout."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,12 +118,14 @@ class Report(Printed):
         """Whether the part computes what it should."""
         return self.verdict == "right"
 
-    def record(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
-        findings = [{**vars(finding), "difference": _finite(finding.difference)} for finding in self.findings]
-        return {
-            **vars(self), "ok": self.ok, "findings": findings, "largest": _finite(self.largest),
-        }  # fmt: skip
+    def record(self, hint: int = FULL_HINT) -> dict[str, Any]:
+        """Return the report as JSON values, as much of it as `lines` tells."""
+        findings = []
+        for one in self.findings:
+            shown = one if hint >= FULL_HINT else replace(one, cause=None, says="", mend="", alternatives=())
+            mathematics = one.mathematics if hint >= 2 else ""
+            findings.append({**vars(shown), "mathematics": mathematics, "difference": _finite(one.difference)})
+        return {**vars(self), "ok": self.ok, "findings": findings, "largest": _finite(self.largest)}
 
     def lines(self, hint: int = FULL_HINT) -> Iterator[str]:
         """Yield the report as lines of text.

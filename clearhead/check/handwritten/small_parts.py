@@ -14,8 +14,8 @@ from clearhead.arguments import checked
 from clearhead.check.handwritten.calling import parameters_of
 from clearhead.check.handwritten.experiments import Settings, compared, largest_difference
 from clearhead.check.handwritten.mistakes import MISTAKES
-from clearhead.check.handwritten.report import Finding, Report
-from clearhead.check.handwritten.running import ROUNDED, CannotCompare, Runner, described, shown_error, tensors_of
+from clearhead.check.handwritten.report import CannotCompare, Finding, Report
+from clearhead.check.handwritten.running import ROUNDED, Runner, described, shown_error, tensors_of
 from clearhead.errors import InputError
 
 _LENGTH, _BATCH, _HEADS = 7, 2, 3

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.check.handwritten.running import CannotCompare
+from clearhead.check.handwritten.report import CannotCompare
 from clearhead.errors import InputError
 
 Role = str
