@@ -24,13 +24,21 @@ Tolerance = Annotated[
     float, typer.Option("--tolerance", min=0.0, help="The largest relative difference that counts as the same.")
 ]
 Hint = Annotated[
-    int | None, typer.Option("--hint", min=1, max=3, help="Of FILE.py: 1 where it differs, 2 the mathematics, 3 the mend.")
+    int | None,
+    typer.Option("--hint", min=1, max=3, help="Of FILE.py: 1 where it differs, 2 the mathematics, 3 the mend."),
 ]
-Width = Annotated[int | None, typer.Option("--width", min=2, help="Of FILE.py: the width of what is built; by default 24.")]
-Heads = Annotated[int | None, typer.Option("--heads", min=1, help="Of FILE.py: the heads of what is built; by default 3.")]
-As = Annotated[str | None, typer.Option("--as", metavar="KIND", help="Of FILE.py:NAME: what it is; by default by its name.")]
+Width = Annotated[
+    int | None, typer.Option("--width", min=2, help="Of FILE.py: the width of what is built; by default 24.")
+]
+Heads = Annotated[
+    int | None, typer.Option("--heads", min=1, help="Of FILE.py: the heads of what is built; by default 3.")
+]
+As = Annotated[
+    str | None, typer.Option("--as", metavar="KIND", help="Of FILE.py:NAME: what it is; by default by its name.")
+]
 TimeLimit = Annotated[
-    float | None, typer.Option("--time-limit", metavar="S", min=1.0, help="Of FILE.py: the most seconds; by default 120.")
+    float | None,
+    typer.Option("--time-limit", metavar="S", min=1.0, help="Of FILE.py: the most seconds; by default 120."),
 ]
 
 

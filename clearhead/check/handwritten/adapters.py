@@ -27,7 +27,9 @@ _SUBLAYER = "x = x + attention(rmsnorm(x)); x = x + swiglu(rmsnorm(x)); swiglu(x
 
 def _draw(*shape: int, seed: int = 31) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64) * (1.3 / math.sqrt(shape[-1]) if len(shape) == 2 else 1.0)
+    return torch.randn(shape, generator=generator, dtype=torch.float64) * (
+        1.3 / math.sqrt(shape[-1]) if len(shape) == 2 else 1.0
+    )
 
 
 def _attention(how: Settings, weights: Weights, prefix: str, x: Tensor, heads: int) -> Tensor:
@@ -45,18 +47,29 @@ def _attention(how: Settings, weights: Weights, prefix: str, x: Tensor, heads: i
 
 def _swiglu(how: Settings, w1: Tensor, w2: Tensor, w3: Tensor, x: Tensor) -> Tensor:
     gate, plain = (x @ w3.T, x @ w1.T) if how.get("is_gate_swapped") else (x @ w1.T, x @ w3.T)
-    known: Mapping[str, Callable[[Tensor], Tensor]] = {"silu": functional.silu, "gelu": functional.gelu, "relu": torch.relu, "none": lambda y: y}
+    known: Mapping[str, Callable[[Tensor], Tensor]] = {
+        "silu": functional.silu,
+        "gelu": functional.gelu,
+        "relu": torch.relu,
+        "none": lambda y: y,
+    }
     return (known[how.get("activation", "silu")](gate) * (1.0 if how.get("is_ungated") else plain)) @ w2.T
 
 
 def _block(how: Settings, weights: Weights, prefix: str, x: Tensor, heads: int) -> Tensor:
-    norms = {"is_centred": how.get("is_layer_norm", False), "is_variance": how.get("is_layer_norm", False), "eps": how.get("eps", _EPS)}
+    norms = {
+        "is_centred": how.get("is_layer_norm", False),
+        "is_variance": how.get("is_layer_norm", False),
+        "eps": how.get("eps", _EPS),
+    }
     first, second = (partial(_normed, norms, weight=weights[f"{prefix}ln{i}.weight"], bias=None) for i in (1, 2))
 
     def fed(y: Tensor) -> Tensor:
         return _swiglu(how, *(weights[f"{prefix}ffn.w{i}.weight"] for i in (1, 2, 3)), y)
 
-    for index, (norm, step) in enumerate(((first, partial(_attention, how, weights, f"{prefix}attn.", heads=heads)), (second, fed))):
+    for index, (norm, step) in enumerate(
+        ((first, partial(_attention, how, weights, f"{prefix}attn.", heads=heads)), (second, fed))
+    ):
         residual = 0.0 if index in how.get("no_residual", ()) else x
         if how.get("is_post"):
             x = norm(residual + step(x))
@@ -175,7 +188,9 @@ def _language_model(part: Callable[..., Any], width: int, heads: int) -> Report:
     return _run(part, call, lambda how: _model(how, weights, ids, heads, 2), changes, "the model", _SUBLAYER)
 
 
-def _simple(make: Callable[[Tensor], tuple[tuple[Any, ...], Tensor]], place: str, mathematics: str) -> Callable[..., Report]:
+def _simple(
+    make: Callable[[Tensor], tuple[tuple[Any, ...], Tensor]], place: str, mathematics: str
+) -> Callable[..., Report]:
     def check(part: Callable[..., Any], width: int, heads: int) -> Report:
         call, wanted = make(_draw(3, width) * 4.0)
         return _run(part, call, lambda _: wanted, (), place, mathematics)

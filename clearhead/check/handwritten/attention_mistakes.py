@@ -35,6 +35,10 @@ class Probe:
     allowed: Tensor | None = None
 
 
+def _of_heads(x: Tensor, heads: int) -> Tensor:
+    return torch.unflatten(x, -1, (heads, -1))
+
+
 def _interleaved(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (-1, heads)).permute(0, 3, 1, 2)
 
@@ -46,7 +50,9 @@ SPLITS: dict[str, Split] = {
     "view of features first": lambda x, heads: x.mT.reshape(len(x), heads, x.shape[1], -1),
     "pieces of `heads` features": lambda x, heads: x.unflatten(-1, (-1, heads)).transpose(1, 2),
     "tokens first": lambda x, heads: x.unflatten(-1, (heads, -1)),
-    "heads first": lambda x, heads: x.unflatten(-1, (heads, -1)).permute(2, 0, 1, 3).reshape(len(x), heads, x.shape[1], -1),
+    "heads first": lambda x, heads: (
+        x.unflatten(-1, (heads, -1)).permute(2, 0, 1, 3).reshape(len(x), heads, x.shape[1], -1)
+    ),
     "view of batch": lambda x, heads: x.reshape(heads, len(x), x.shape[1], -1).transpose(0, 1),
     "reversed": lambda x, heads: x.unflatten(-1, (heads, -1)).transpose(1, 2).flip(1),
     "shifted": lambda x, heads: x.unflatten(-1, (heads, -1)).transpose(1, 2).roll(1, 1),
@@ -61,12 +67,14 @@ MERGES: dict[str, Callable[[Tensor], Tensor]] = {
     "heads first": lambda mixed: mixed.transpose(0, 1).reshape(len(mixed), mixed.shape[2], -1),
     "heads, tokens, batch": lambda mixed: mixed.permute(2, 1, 0, 3).reshape(len(mixed), mixed.shape[2], -1),
     "tokens, batch": lambda mixed: mixed.permute(2, 0, 1, 3).reshape(len(mixed), mixed.shape[2], -1),
-    "heads of the fold": lambda mixed: mixed.reshape(mixed.shape[1], len(mixed), *mixed.shape[2:])
-    .permute(1, 2, 0, 3)
-    .flatten(2),
-    "heads of the fold, last": lambda mixed: mixed.reshape(mixed.shape[1], len(mixed), *mixed.shape[2:])
-    .transpose(0, 1)
-    .reshape(len(mixed), mixed.shape[2], -1),
+    "heads of the fold": lambda mixed: (
+        mixed.reshape(mixed.shape[1], len(mixed), *mixed.shape[2:]).permute(1, 2, 0, 3).flatten(2)
+    ),
+    "heads of the fold, last": lambda mixed: (
+        mixed.reshape(mixed.shape[1], len(mixed), *mixed.shape[2:])
+        .transpose(0, 1)
+        .reshape(len(mixed), mixed.shape[2], -1)
+    ),
 }
 Scale = Callable[[int, int, int, int], float]
 SCALES: dict[str, Scale] = {  # of head size, heads, keys and width
@@ -139,7 +147,9 @@ def attend(steps: Steps, weights: Projections, probe: Probe, heads: int) -> Tens
     k, v = SPLITS[steps.key_split](k, groups), SPLITS[steps.value_split](v, groups)
     if k.shape[1] != q.shape[1] and steps.query_split != "tokens first":
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    scores = (k @ q.mT if steps.is_flipped else q @ k.mT) * steps.scale(q.shape[-1], heads, k.shape[2], probe.query.shape[-1])
+    scores = (k @ q.mT if steps.is_flipped else q @ k.mT) * steps.scale(
+        q.shape[-1], heads, k.shape[2], probe.query.shape[-1]
+    )
     return _finish(steps, weights, MERGES[steps.merge](_weights(steps, scores, probe) @ v))
 
 
@@ -253,7 +263,9 @@ def mistakes(steps: Steps, weights: Projections, has_mask: bool, has_memory: boo
         yield cause, replace(steps, **change)
 
 
-def _changes(weights: Projections, masks: bool, has_memory: bool, is_causal: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def _changes(
+    weights: Projections, masks: bool, has_memory: bool, is_causal: bool
+) -> Iterator[tuple[str, dict[str, Any]]]:
     for cause, scale in SCALES.items():
         if cause != "root":
             yield from ((cause, {"scale": one}) for one in (scale, *_MORE_SCALES.get(cause, ())))
@@ -301,14 +313,21 @@ def _layouts() -> Iterator[tuple[str, dict[str, Any]]]:
 
     pieces = every("pieces of `heads` features")
     of_head_size: Scale = lambda e, h, s, d: (d // h) ** -0.5  # noqa: E731
-    for scale in (*(SCALES[name] for name in ("root", "no_scaling", "scaled_by_heads", "scaled_by_width")), of_head_size):
+    for scale in (
+        *(SCALES[name] for name in ("root", "no_scaling", "scaled_by_heads", "scaled_by_width")),
+        of_head_size,
+    ):
         for merge in MERGES:
             yield "split_by_number_of_heads", {**pieces, "scale": scale, "merge": merge}
     for kind in ("first", "blocks"):
         yield "time_sliced_for_features", {"slices": kind}
         yield "time_sliced_for_features", {"slices": kind, "scale": of_head_size}
     for split in ("view", "tokens first", "view of features first", "heads first", "view of batch"):
-        cause = "heads_without_transpose" if split in ("view", "tokens first", "view of features first") else "batch_mixed_into_heads"
+        cause = (
+            "heads_without_transpose"
+            if split in ("view", "tokens first", "view of features first")
+            else "batch_mixed_into_heads"
+        )
         for merge in MERGES:
             yield cause, {**every(split), "merge": merge}
     for merge in MERGES:
@@ -351,7 +370,26 @@ def _maskings(is_causal: bool) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "causal_future_visible", {"is_causal": False}
         yield "causal_diagonal_blocked", {"diagonal": -1}
         yield "mask_ignored", {"mask": "own alone"}
-    values = (0.0, -1e-9, 1e-9, -1.0, 1.0, -2.0, -5.0, -10.0, -20.0, -50.0, -100.0, -1e3, -1e4, 1e9, 1e4, -0.5, -1e-6, -1e-4)
+    values = (
+        0.0,
+        -1e-9,
+        1e-9,
+        -1.0,
+        1.0,
+        -2.0,
+        -5.0,
+        -10.0,
+        -20.0,
+        -50.0,
+        -100.0,
+        -1e3,
+        -1e4,
+        1e9,
+        1e4,
+        -0.5,
+        -1e-6,
+        -1e-4,
+    )
     for value in values:
         for kind in ("hide", "plus"):
             yield "mask_value_too_small", {"mask": kind, "value": value}

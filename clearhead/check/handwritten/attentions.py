@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -12,112 +12,20 @@ from torch import Tensor, nn
 
 from clearhead.arguments import checked
 from clearhead.check.handwritten.attention_mistakes import CONVENTIONS, Probe, Steps, attend, mistakes
-from clearhead.check.handwritten.calling import MASK_NAMES, Argument, Given, attention_arguments, call_arguments
+from clearhead.check.handwritten.attention_probes import SHAPES, Outputs, Session, Way, probes, written_mask
+from clearhead.check.handwritten.calling import MASK_NAMES, Given, attention_arguments, call_arguments
 from clearhead.check.handwritten.report import CannotCompare, Finding, Report
-from clearhead.check.handwritten.running import HALF_ROUNDED, ROUNDED, Runner, described, relative, shown_error, tensors_of
+from clearhead.check.handwritten.running import (
+    ROUNDED,
+    Runner,
+    relative,
+    shown_error,
+    tensors_of,
+)
 from clearhead.check.handwritten.weights import Projection, Reading, read_weights, said_weights
 from clearhead.errors import InputError
 
 MaskMeaning = Literal["attend", "block", "additive", "ones"]
-_SHAPES = ("[batch, 1, queries, keys]", "[batch, queries, keys]", "[queries, keys]", "[batch, keys]", "[batch, 1, 1, keys]")
-_KEY_SHAPES = _SHAPES[3:]
-_FROM_LIBRARIES = ("no_scaling", "output_projection_missing")
-_BATCH = 2
-
-
-@dataclass(frozen=True)
-class _Way:
-    """One way to call a part: what its mask means and which shape it has, and whether the batch comes first."""
-
-    meaning: str = "attend"
-    shape: str = _SHAPES[0]
-    argument: str | None = None
-    is_batch_first: bool = True
-    is_expected: bool = True
-
-
-@dataclass
-class _Session:
-    """A part while it is compared."""
-
-    runner: Runner
-    arguments: list[Argument]
-    width: int
-    heads: int
-    readings: list[Reading]
-    numbers: dict[str, Any]
-    causal: bool | None
-    is_split: bool = False
-    findings: list[Finding] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def mask_arguments(self) -> list[str]:
-        return [one.name for one in self.arguments if one.role == "mask"]
-
-    @property
-    def has_memory(self) -> bool:
-        return any(one.role in ("memory", "key") for one in self.arguments)
-
-    def run(self, probe: Probe, way: _Way) -> tuple[Probe, Tensor] | None:
-        """Return a probe, with a mask where the part needs one, and its output; None: the part does not take it."""
-        found = self.output(probe, way)
-        if found is None and probe.allowed is None and way.argument is not None:
-            keys = (probe.query if probe.memory is None else probe.memory).shape[1]
-            rows, batch = 1 if way.shape in _KEY_SHAPES else probe.query.shape[1], 1 if way.shape == _SHAPES[2] else _BATCH
-            probe = replace(probe, allowed=torch.ones(batch, 1, rows, keys, dtype=torch.bool))
-            found = self.output(probe, way)
-        return None if found is None else (probe, found)
-
-    def output(self, probe: Probe, way: _Way) -> Tensor | None:
-        """Return the output [B, T, D] of a probe; None: the part does not take it."""
-        turned = [None if x is None else self._shaped(x, way) for x in (probe.query, probe.memory)]
-        assert turned[0] is not None
-        mask = None if probe.allowed is None else _written(probe.allowed, way, turned[0].dtype)
-        given = Given(turned[0], turned[1], mask, None if mask is None else way.argument)
-        result = self._called(given)
-        wanted = self._shaped(probe.query, way).shape
-        for one in tensors_of(result)[:1]:
-            if one.shape == wanted or (one.dim() == 3 and one.shape[::2] == wanted[::2]):
-                return self._back(one, way).double()
-        if result is not None:
-            self.runner.error = TypeError(f"it returns {described(result)}, not a tensor {list(wanted)}")
-        return None
-
-    def _called(self, given: Given) -> Any:
-        args, named = call_arguments(self.runner.part, self.arguments, given, self.numbers)
-        return self.runner.attempt(*args, **named)
-
-    def _shaped(self, x: Tensor, way: _Way) -> Tensor:
-        if self.is_split:
-            return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        return x if way.is_batch_first else x.transpose(0, 1)
-
-    def _back(self, x: Tensor, way: _Way) -> Tensor:
-        if self.is_split:
-            return x.transpose(1, 2).flatten(2)
-        return x if way.is_batch_first else x.transpose(0, 1)
-
-
-def _written(allowed: Tensor, way: _Way, dtype: torch.dtype) -> Tensor:
-    """Return a mask [B or 1, 1, T or 1, S] as a part wants it."""
-    match way.shape:
-        case "[batch, queries, keys]":
-            allowed = allowed[:, 0]
-        case "[queries, keys]":
-            allowed = allowed[0, 0]
-        case "[batch, keys]":
-            allowed = allowed[:, 0, 0]
-    match way.meaning:
-        case "block":
-            return ~allowed
-        case "additive":
-            return torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, float("-inf"))
-        case "ones":
-            return allowed.long()
-        case "float ones":
-            return allowed.to(dtype)
-    return allowed
 
 
 @checked
@@ -165,7 +73,7 @@ def attention(
 
 def _prepared(
     part: Callable[..., Any], width: int, heads: int, parameters: Mapping[str, Any] | None, causal: bool | None
-) -> _Session:
+) -> Session:
     arguments = attention_arguments(part)
     numbers: dict[str, Any] = {"heads": heads, "width": width}
     modules = [one for one in (part, *(parameters or {}).values()) if isinstance(one, nn.Module)]
@@ -179,13 +87,13 @@ def _prepared(
     is_split = not handed and not modules and parameters is None
     if causal is None and "causal" in getattr(part, "__name__", type(part).__name__).lower():
         causal = True
-    session = _Session(runner, arguments, width, heads, [], numbers, causal, is_split)
+    session = Session(runner, arguments, width, heads, [], numbers, causal, is_split)
     with runner.open():
         if handed:
             session.readings = _handed(handed, numbers, width)
         elif is_split:
             eye = Projection(torch.eye(width))
-            session.readings = [Reading({role: eye for role in ("query", "key", "value")}, "a function of q, k and v")]
+            session.readings = [Reading(dict.fromkeys(("query", "key", "value"), eye), "a function of q, k and v")]
         elif parameters is None:
             session.readings = read_weights(modules[0], width, heads)
         else:
@@ -199,7 +107,9 @@ def _handed(roles: Sequence[str], numbers: dict[str, Any], width: int) -> list[R
     for role in roles:
         rows = width * {"qkv": 3, "kv": 2}.get(role.split()[1], 1)
         shape = (rows, width) if role.startswith("weight") else (rows,)
-        drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * (1.3 * width**-0.5 if len(shape) > 1 else 0.5)
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * (
+            1.3 * width**-0.5 if len(shape) > 1 else 0.5
+        )
         numbers[role] = drawn
     names = {role.split()[1] for role in roles if role.startswith("weight")}
     values = {name: numbers[f"weight {name}"] for name in names}
@@ -207,7 +117,7 @@ def _handed(roles: Sequence[str], numbers: dict[str, Any], width: int) -> list[R
     return said_weights(values, width, numbers["heads"])
 
 
-def _ways(session: _Session, mask: str | None, batch_first: bool | None) -> list[_Way]:
+def _ways(session: Session, mask: str | None, batch_first: bool | None) -> list[Way]:
     """Return the ways to call a part, those that it should be called in first."""
     part = session.runner.part
     first = getattr(part, "batch_first", True) if batch_first is None else batch_first
@@ -215,65 +125,30 @@ def _ways(session: _Session, mask: str | None, batch_first: bool | None) -> list
     for is_batch_first in (first, not first):
         expected = is_batch_first == first
         if not session.mask_arguments:
-            found.append(_Way(is_batch_first=is_batch_first, is_expected=expected))
+            found.append(Way(is_batch_first=is_batch_first, is_expected=expected))
         for name in session.mask_arguments:
             usual = {"ones": ("ones", "float ones"), None: MASK_NAMES.get(name, ("attend", "ones"))}.get(mask, (mask,))
             others = () if mask is not None or not expected else ("block", "additive")
             usual = usual if expected else usual[:1]
-            shapes = ("[batch, keys]",) if "padding" in name else _SHAPES
+            shapes = ("[batch, keys]",) if "padding" in name else SHAPES
             for meaning in dict.fromkeys((*usual, *others)):
-                found += [_Way(str(meaning), shape, name, is_batch_first, expected and meaning in usual) for shape in shapes]
+                found += [
+                    Way(str(meaning), shape, name, is_batch_first, expected and meaning in usual) for shape in shapes
+                ]
     return [way for way in found if way.is_expected] + [way for way in found if not way.is_expected]
 
 
-def _sizes(width: int, heads: int) -> tuple[int, int]:
-    """Return numbers of queries and of keys that no other size equals."""
-    taken = {_BATCH, heads, width // heads, width, 3 * width}
-    free = [size for size in (5, 7, 11, 13, 17, 19, 23) if size not in taken]
-    return free[0], free[1]
-
-
-def _probes(session: _Session, way: _Way) -> Iterator[Probe]:
-    generator = torch.Generator().manual_seed(23)
-    width, (queries, keys) = session.width, _sizes(session.width, session.heads)
-
-    def draw(tokens: int, scale: float = 1.0) -> Tensor:
-        return torch.randn(_BATCH, tokens, width, generator=generator, dtype=session.runner.dtype) * scale
-
-    def allow(rows: int, columns: int) -> Tensor:
-        mask = torch.rand(_BATCH, 1, rows, columns, generator=generator) > 0.45
-        index = torch.arange(rows)
-        mask[..., index, index % columns] = True
-        mask[..., index, (index + 2) % columns] = False
-        mask[:, :, 0, 0] = mask[:, :, -1, 0] = True
-        if way.shape in _KEY_SHAPES:
-            mask = mask[:, :, :1]
-        return mask[:1] if way.shape == "[queries, keys]" else mask
-
-    masked = way.argument is not None
-    yield Probe("self-attention", draw(queries))
-    if masked:
-        yield Probe("with a mask", draw(queries), None, allow(queries, queries))
-        yield Probe("with a mask and large inputs", draw(queries, 25.0), None, allow(queries, queries))
-    if session.has_memory:
-        yield Probe("cross-attention", draw(queries), draw(keys))
-        yield Probe("cross-attention to as many tokens", draw(queries), draw(queries))
-        if masked:
-            yield Probe("cross-attention with a mask", draw(queries), draw(keys), allow(queries, keys))
-    if width <= 96:
-        yield Probe("more tokens than features", draw(width + 3))
-
-
-_Outputs = dict[str, tuple[Probe, Tensor]]
-_Match = tuple[_Way, Reading, Steps, float]
+_FROM_LIBRARIES = ("no_scaling", "output_projection_missing")
+_LIBRARIES = ("torch", "transformers", "x_transformers")
+_Match = tuple[Way, Reading, Steps, float]
 
 
 class _Comparison:
     """The search for the right computation, or for the mistake that explains the output."""
 
-    def __init__(self, session: _Session, ways: Sequence[_Way], subject: str) -> None:
+    def __init__(self, session: Session, ways: Sequence[Way], subject: str) -> None:
         self.session, self.ways, self.subject = session, ways, subject
-        self.ran: list[tuple[_Way, _Outputs]] = []
+        self.ran: list[tuple[Way, Outputs]] = []
 
     def report(self) -> Report:
         """Compare, in float32 where the part does not take float64."""
@@ -309,8 +184,8 @@ class _Comparison:
                 self.ran.append((plain, outputs))  # no mask of any form can be passed
         return None
 
-    def _outputs(self, way: _Way) -> _Outputs:
-        found = (self.session.run(probe, way) for probe in _probes(self.session, way))
+    def _outputs(self, way: Way) -> Outputs:
+        found = (self.session.run(probe, way) for probe in probes(self.session, way))
         return {one[0].name: one for one in found if one is not None}
 
     def _judged(self, match: _Match | None) -> Report:
@@ -338,7 +213,7 @@ class _Comparison:
         wanted = (False, True) if self.session.causal is None else (self.session.causal,)
         return (Steps(is_causal=causal) for causal in wanted)
 
-    def _right(self, way: _Way, outputs: _Outputs) -> _Match | None:
+    def _right(self, way: Way, outputs: Outputs) -> _Match | None:
         """Return the reading and the layout in which the part is right."""
         for reading in self.session.readings:
             for base in self._bases(reading):
@@ -349,7 +224,7 @@ class _Comparison:
                         return way, reading, steps, error
         return None
 
-    def _error(self, steps: Steps, reading: Reading, outputs: _Outputs, *, limit: float | None = None) -> float:
+    def _error(self, steps: Steps, reading: Reading, outputs: Outputs, *, limit: float | None = None) -> float:
         """Return the largest difference; infinite where the steps do not run."""
         largest, compared = 0.0, 0
         projections = {
@@ -359,7 +234,9 @@ class _Comparison:
         for probe, found in outputs.values():
             if steps.is_causal and probe.memory is not None and probe.memory.shape != probe.query.shape:
                 continue
-            as_double = replace(probe, query=probe.query.double(), memory=None if probe.memory is None else probe.memory.double())
+            as_double = replace(
+                probe, query=probe.query.double(), memory=None if probe.memory is None else probe.memory.double()
+            )
             try:
                 wanted = attend(steps, projections, as_double, self.session.heads)
             except (RuntimeError, IndexError):
@@ -387,8 +264,10 @@ class _Comparison:
         if not causes:
             session.findings.append(self._unexplained(reading, outputs, error))
         for cause, others in causes:
-            is_variant = type(session.runner.part).__module__.split(".")[0] in _libraries() and cause in _FROM_LIBRARIES
-            finding = Finding.of(cause, error, alternatives=tuple(others), severity="warning" if is_variant else "wrong")
+            is_variant = type(session.runner.part).__module__.split(".")[0] in _LIBRARIES and cause in _FROM_LIBRARIES
+            finding = Finding.of(
+                cause, error, alternatives=tuple(others), severity="warning" if is_variant else "wrong"
+            )
             session.findings.append(finding)
         return error, tuple(outputs)
 
@@ -407,7 +286,7 @@ class _Comparison:
         pairs = (self._pair(base, session.readings[0], outputs, way) for base in self._bases(session.readings[0]))
         return [(cause, []) for cause in next(filter(None, pairs), ())]
 
-    def _single(self, base: Steps, reading: Reading, outputs: _Outputs, way: _Way) -> list[str]:
+    def _single(self, base: Steps, reading: Reading, outputs: Outputs, way: Way) -> list[str]:
         found = []
         for cause, steps in mistakes(base, reading.projections, way.argument is not None, self.session.has_memory):
             if cause not in found and self._error(steps, reading, outputs) <= self.session.runner.bound:
@@ -416,7 +295,7 @@ class _Comparison:
             found.append("output_projection_missing")
         return found
 
-    def _pair(self, base: Steps, reading: Reading, outputs: _Outputs, way: _Way) -> tuple[str, ...]:
+    def _pair(self, base: Steps, reading: Reading, outputs: Outputs, way: Way) -> tuple[str, ...]:
         """Return two mistakes that together reproduce the output, each in its most usual form."""
         known = way.argument is not None, self.session.has_memory
         for first, steps in _usual(mistakes(base, reading.projections, *known)):
@@ -425,7 +304,7 @@ class _Comparison:
                     return first, second
         return ()
 
-    def _unexplained(self, reading: Reading, outputs: _Outputs, error: float) -> Finding:
+    def _unexplained(self, reading: Reading, outputs: Outputs, error: float) -> Finding:
         """Say on which inputs the part differs, where no known mistake explains it."""
         differ, agree = [], []
         for name, one in outputs.items():
@@ -438,7 +317,7 @@ class _Comparison:
             "compare step by step with clearhead.MultiHeadAttention on the same weights", error,
         )  # fmt: skip
 
-    def _convention(self, way: _Way) -> Finding:
+    def _convention(self, way: Way) -> Finding:
         if way.meaning == "block":
             return Finding.of("mask_polarity")
         if way.meaning == "additive":
@@ -448,7 +327,7 @@ class _Comparison:
             "q, k, v: [batch, heads, tokens, head_size]", "batch_first=True; if it is meant, check it with batch_first=False",
         )  # fmt: skip
 
-    def _note(self, way: _Way, reading: Reading, steps: Steps) -> None:
+    def _note(self, way: Way, reading: Reading, steps: Steps) -> None:
         session = self.session
         session.notes.append(reading.note)
         if way.argument is not None:
@@ -459,16 +338,16 @@ class _Comparison:
         if not way.is_batch_first:
             session.notes.append("it reads [tokens, batch, width]")
         if "out" not in reading.projections and not session.is_split and session.heads > 1:
-            is_library = type(session.runner.part).__module__.split(".")[0] in _libraries()
+            is_library = type(session.runner.part).__module__.split(".")[0] in _LIBRARIES
             if is_library:
                 session.notes.append("it has no output projection")
             else:
                 session.findings.append(Finding.of("output_projection_missing"))
 
-    def _special(self, way: _Way, reading: Reading, steps: Steps) -> None:
+    def _special(self, way: Way, reading: Reading, steps: Steps) -> None:
         """Look at what a usual run does not show: the caller's mask, rows that see nothing, half precision."""
         session = self.session
-        probe = next(iter(_probes(session, way)))
+        probe = next(iter(probes(session, way)))
         masked = dict(self.ran)[way].get("with a mask")
         if masked is not None:
             session.findings += self._empty_rows(way, masked[0])
@@ -476,7 +355,7 @@ class _Comparison:
                 session.findings.append(Finding.of("mask_changed_in_place"))
         session.findings += self._half(way, probe)
 
-    def _empty_rows(self, way: _Way, probe: Probe) -> Iterator[Finding]:
+    def _empty_rows(self, way: Way, probe: Probe) -> Iterator[Finding]:
         assert probe.allowed is not None
         allowed = probe.allowed.clone()
         allowed[0, :, min(1, allowed.shape[2] - 1)] = False
@@ -495,20 +374,20 @@ class _Comparison:
         if again is not None and relative(again[0, 1], row) > self.session.runner.bound:
             yield Finding.of("masked_rows_uniform", severity="warning")
 
-    def _changes_mask(self, way: _Way, probe: Probe) -> bool:
+    def _changes_mask(self, way: Way, probe: Probe) -> bool:
         session = self.session
         assert probe.allowed is not None
-        mask = _written(probe.allowed, way, probe.query.dtype)
-        given = Given(session._shaped(probe.query, way), None, mask.clone(), way.argument)
+        mask = written_mask(probe.allowed, way, probe.query.dtype)
+        given = Given(session.shaped(probe.query, way), None, mask.clone(), way.argument)
         args, named = call_arguments(session.runner.part, session.arguments, given, session.numbers)
         session.runner.part(*args, **named)
         return not torch.equal(given.mask if given.mask is not None else mask, mask)
 
-    def _half(self, way: _Way, probe: Probe) -> Iterator[Finding]:
+    def _half(self, way: Way, probe: Probe) -> Iterator[Finding]:
         """Run in float16, whose output must be float16."""
         session, runner = self.session, self.session.runner
         half = torch.float16
-        given = Given(session._shaped(probe.query, way).to(half), None, None, None)
+        given = Given(session.shaped(probe.query, way).to(half), None, None, None)
         numbers = {name: one.to(half) if isinstance(one, Tensor) else one for name, one in session.numbers.items()}
         args, named = call_arguments(runner.part, session.arguments, given, numbers)
         with runner.open(torch.float16):
@@ -516,8 +395,10 @@ class _Comparison:
             try:
                 found = tensors_of(runner.part(*args, **named))
             except Exception as error:  # noqa: BLE001 a stranger's code raises anything
-                if "dtype" in str(error) and "Half" in str(error) or "same dtype" in str(error):
-                    yield Finding.of("fp16_promoted", says=f"half precision fails: {shown_error(error)}", severity="warning")
+                if ("dtype" in str(error) and "Half" in str(error)) or "same dtype" in str(error):
+                    yield Finding.of(
+                        "fp16_promoted", says=f"half precision fails: {shown_error(error)}", severity="warning"
+                    )
                 return
         if found and found[0].dtype != half:
             yield Finding.of("fp16_promoted")
@@ -525,7 +406,9 @@ class _Comparison:
 
 def _likely(readings: Sequence[Reading]) -> list[Reading]:
     """Return the readings in which mistakes are looked for: the orders of a fused weight that are in use."""
-    usual = [one for one in readings if not one.note.startswith("one weight for all") or one.note.endswith(("[q|k|v]", "head"))]
+    usual = [
+        one for one in readings if not one.note.startswith("one weight [") or one.note.endswith(("[q|k|v]", "head"))
+    ]
     return list(itertools.islice(usual, 4)) or list(readings[:4])
 
 
@@ -533,7 +416,3 @@ def _usual(found: Iterator[tuple[str, Steps]]) -> Iterator[tuple[str, Steps]]:
     """Return the first form of each mistake."""
     seen: set[str] = set()
     return ((cause, steps) for cause, steps in found if not (cause in seen or seen.add(cause)))  # type: ignore[func-returns-value]
-
-
-def _libraries() -> tuple[str, ...]:
-    return "torch", "transformers", "x_transformers"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.check.handwritten.report import CannotCompare
 from clearhead.check.handwritten.weights import role_of
 
 _HEADS = {"heads", "num_heads", "n_heads", "h", "n_head", "nhead", "num_attention_heads", "head_count"}
@@ -149,9 +150,7 @@ def call_arguments(
     for one in arguments:
         if one.role == "query":
             values[one.name] = given.query
-        elif one.role in ("key", "value"):
-            values[one.name] = source
-        elif one.role == "memory" and (given.memory is not None or one.is_required):
+        elif one.role in ("key", "value") or (one.role == "memory" and (given.memory is not None or one.is_required)):
             values[one.name] = source
         elif one.role == "mask" and (one.is_required or one.name == given.mask_name):
             values[one.name] = given.mask if one.name == given.mask_name else None

@@ -102,7 +102,9 @@ def _parts(found: ModuleType, name: str, kind: str) -> dict[str, str]:
     own = {
         each: value
         for each, value in vars(found).items()
-        if not each.startswith("_") and callable(value) and (value.__module__ == found.__name__ or each in ADAPTERS or each == name)
+        if not each.startswith("_")
+        and callable(value)
+        and (value.__module__ == found.__name__ or each in ADAPTERS or each == name)
     }
     if name:
         if name not in own:
@@ -117,7 +119,9 @@ def _parts(found: ModuleType, name: str, kind: str) -> dict[str, str]:
     parts = {each: kind or kind_of(each) for each in own if inspect.isclass(own[each]) or kind_of(each)}
     usual = {each: known for each, known in parts.items() if known is not None}
     if not usual:
-        raise InputError("it has no class or function whose name says what it is (such as MyAttention): name one, FILE.py:NAME")
+        raise InputError(
+            "it has no class or function whose name says what it is (such as MyAttention): name one, FILE.py:NAME"
+        )
     return usual
 
 
@@ -146,7 +150,8 @@ def main(words: list[str]) -> None:
         found = imported(Path(path))
         parts = _parts(found, name, kind)
         answer["reports"] = [
-            _compared(getattr(found, each), each, known, int(width), int(heads)).record() for each, known in parts.items()
+            _compared(getattr(found, each), each, known, int(width), int(heads)).record()
+            for each, known in parts.items()
         ]
     except InputError as error:
         answer["fault"] = f"{error}"

@@ -72,7 +72,8 @@ def compared(
     if not error <= runner.bound:
         causes = explain(found, compute, changes, max(runner.bound, loose))
         findings += [
-            Finding.of(cause, error, alternatives=tuple(others), mathematics=mathematics) for cause, *others in causes
+            Finding.of(cause, error, alternatives=tuple(others), where=place, mathematics=mathematics)
+            for cause, *others in causes
         ]
         if not causes:
             findings.append(Finding(place, "no known mistake gives these numbers", None, mathematics, "", error))

@@ -58,7 +58,9 @@ def compare_file(path: Path, name: str, *, kind: str | None, width: int, heads: 
 
 
 def _report(record: dict[str, object]) -> Report:
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in record.items() if name != "ok"}
+    fields = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in record.items() if name != "ok"
+    }
     found = record["findings"]
     assert isinstance(found, list)
     findings = tuple(Finding(**{**one, "alternatives": tuple(one["alternatives"])}) for one in found)

@@ -214,7 +214,9 @@ def _bases(parts: _Parts, place: str | None, activation: str | None, causal: boo
     gates = ("first", "second") if len(parts.feed_forward) == 3 else ("first",)
     return [
         {"place": one, "activation": name, "causal": is_causal, "gate": gate}
-        for one, name, is_causal, gate in itertools.product(places, names if parts.feed_forward else names[:1], causals, gates)
+        for one, name, is_causal, gate in itertools.product(
+            places, names if parts.feed_forward else names[:1], causals, gates
+        )
     ]
 
 
@@ -231,7 +233,11 @@ def _changes(parts: _Parts, base: Settings) -> list[tuple[str, Settings]]:
     changes.append(("norm_used_twice", {"one_norm": True}))
     if parts.feed_forward:
         changes.append(("activation_missing", {"activation": "none"}))
-        changes += [("wrong_activation", {"activation": name}) for name in _ACTIVATIONS if name not in ("none", base["activation"])]
+        changes += [
+            ("wrong_activation", {"activation": name})
+            for name in _ACTIVATIONS
+            if name not in ("none", base["activation"])
+        ]
     changes.append(("source_padding_attended" if parts.cross else "padding_attended", {"no_mask": True}))
     if base["causal"]:
         changes.append(("no_causal_mask_in_decoder", {"causal": False}))
@@ -298,7 +304,12 @@ def _masked(
 
 
 def _hides(
-    runner: Runner, arguments: Sequence[Any], given: Given, numbers: Mapping[str, Any], real: Tensor, found: Tensor,
+    runner: Runner,
+    arguments: Sequence[Any],
+    given: Given,
+    numbers: Mapping[str, Any],
+    real: Tensor,
+    found: Tensor,
     is_memory: bool,
 ) -> bool:
     """Whether outputs at real tokens stay when what is hidden changes."""

@@ -120,7 +120,10 @@ _MASK = _table(
     mask_transposed=("queries and keys of the mask are swapped", "mask[query, key]: rows are queries"),
     mask_changed_in_place=("the caller's mask is changed", "make a new tensor: mask = ~mask, not mask.logical_not_()"),
     causal_future_visible=("tokens of the future are visible", "torch.ones(t, t, dtype=torch.bool).tril()"),
-    causal_diagonal_blocked=("a token may not attend to itself", "tril(), not tril(-1); triu(1), not triu(0), to block"),
+    causal_diagonal_blocked=(
+        "a token may not attend to itself",
+        "tril(), not tril(-1); triu(1), not triu(0), to block",
+    ),
 )
 _MODE = _table(
     "the mode of the module",
@@ -129,7 +132,10 @@ _MODE = _table(
         "dropout is active in evaluation",
         "F.dropout(x, p, training=self.training), or an nn.Dropout made in __init__",
     ),
-    randomness_in_evaluation=("two runs on the same input differ in evaluation", "draw random numbers only if self.training"),
+    randomness_in_evaluation=(
+        "two runs on the same input differ in evaluation",
+        "draw random numbers only if self.training",
+    ),
     weights_changed=("a run in evaluation changes the weights or buffers", "change weights in the optimizer alone"),
     fp16_promoted=(
         "half precision becomes float32 inside",
@@ -142,10 +148,16 @@ _POSITIONS = _table(
     "PE[pos, 2i] = sin(pos / 10000^(2i/width)), PE[pos, 2i+1] = cos(pos / 10000^(2i/width))",
     double_step=("the index i is already 2i and is doubled again", "torch.arange(0, width, 2) / width, not times 2"),
     half_step=("the exponent is i/width in place of 2i/width", "torch.arange(0, width, 2) / width"),
-    sin_cos_halves=("sines stand in the first half and cosines in the second", "table[:, 0::2] = sin, table[:, 1::2] = cos"),
+    sin_cos_halves=(
+        "sines stand in the first half and cosines in the second",
+        "table[:, 0::2] = sin, table[:, 1::2] = cos",
+    ),
     position_off_by_one=("positions begin at 1, not at 0", "torch.arange(length)"),
     wrong_base=("the base is not 10000", "10000.0 ** (-torch.arange(0, width, 2) / width)"),
-    log_of_wrong_sign=("the exponent has the wrong sign: frequencies grow", "torch.exp(-math.log(10000.0) * i / width)"),
+    log_of_wrong_sign=(
+        "the exponent has the wrong sign: frequencies grow",
+        "torch.exp(-math.log(10000.0) * i / width)",
+    ),
     sin_cos_swapped=("sine and cosine have changed places", "even features are sines, odd ones cosines"),
     cosine_exponent_of_odd_column=(
         "the cosines have an exponent of their own: (2i + 1)/width",
@@ -178,7 +190,10 @@ _LOSS = _table(
     shifted_backwards=("each position predicts the token before it", "logits[:, :-1] and ids[:, 1:]"),
     padding_counted=("padding counts", "F.cross_entropy(..., ignore_index=pad)"),
     double_softmax=("softmax is taken before a loss that takes it again", "pass logits to cross_entropy"),
-    axes_reshaped=("axes are swapped by reshaping", "logits.reshape(-1, vocab), or logits.transpose(1, 2): [B, vocab, T]"),
+    axes_reshaped=(
+        "axes are swapped by reshaping",
+        "logits.reshape(-1, vocab), or logits.transpose(1, 2): [B, vocab, T]",
+    ),
     mean_of_rows=("a mean of the means of sentences", "one mean over all real tokens"),
 )
 _ROPE = _table(
@@ -203,8 +218,14 @@ _ROPE = _table(
 _LAYER = _table(
     "the layer",
     "x = norm1(x + attention(x)); x = norm2(x + feedforward(x)): every sub-layer has its residual and its norm",
-    norm_before=("the norm is applied before the sub-layer", "norm(x + sublayer(x)); for pre-norm check norm_place='pre'"),
-    norm_after=("the norm is applied after the sub-layer", "x + sublayer(norm(x)); for post-norm check norm_place='post'"),
+    norm_before=(
+        "the norm is applied before the sub-layer",
+        "norm(x + sublayer(x)); for pre-norm check norm_place='pre'",
+    ),
+    norm_after=(
+        "the norm is applied after the sub-layer",
+        "x + sublayer(norm(x)); for post-norm check norm_place='post'",
+    ),
     residual_missing=("a residual is not added", "x + dropout(sublayer(x))"),
     norm_used_twice=("one norm serves two sub-layers", "each sub-layer has a norm of its own"),
     norm_missing=("a norm is not applied", "norm(x + sublayer(x))"),

@@ -108,14 +108,19 @@ def _judged(model: _Model, subject: str, flow: Flow | None, length: int) -> Repo
             if flow is None and "causal" in type(runner.part).__name__.lower():
                 flow = "causal"
             found, expected = _flow_findings(reads, mates, flow)
-            findings += [*found, *_invariances(model, ids, outputs, expected, bool(reads.triu(1).any()), bool(mates.any()))]
+            findings += [
+                *found,
+                *_invariances(model, ids, outputs, expected, bool(reads.triu(1).any()), bool(mates.any())),
+            ]
         break
     if runner.is_random:
         findings.append(Finding.of("dropout_in_evaluation"))
     if runner.changes_weights:
         findings.append(Finding.of("weights_changed"))
     notes = [f"flow: {expected}", *_drawn(reads)]
-    return Report.judged(subject, tuple(findings), compared=("flow", "batch mates", "lengths", "padding"), notes=tuple(notes))
+    return Report.judged(
+        subject, tuple(findings), compared=("flow", "batch mates", "lengths", "padding"), notes=tuple(notes)
+    )
 
 
 def _raised(error: Exception, length: int) -> Finding:
@@ -160,7 +165,7 @@ def _flow_findings(reads: Tensor, mates: Tensor, flow: Flow | None) -> tuple[lis
     if expected == "causal" and bool(future.any()):
         if bool(reads.all()):
             return [*findings, Finding.of("no_causal_mask")], expected
-        is_next = not bool(reads.triu(2).any()) or bool(reads.diagonal(1).all()) and not bool(reads[0, 2:].any())
+        is_next = not bool(reads.triu(2).any()) or (bool(reads.diagonal(1).all()) and not bool(reads[0, 2:].any()))
         findings.append(Finding.of("future_by_one" if is_next else "future_read", says=_places(future)))
     return findings, expected
 

@@ -52,7 +52,7 @@ class NoDropout(TorchFunctionMode):
 
 class _Float32Seen(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -73,7 +73,9 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def borrowed(owners: Sequence[nn.Module], tensors: Sequence[Tensor], dtype: torch.dtype, *, draw: bool = True) -> Iterator[None]:
+def borrowed(
+    owners: Sequence[nn.Module], tensors: Sequence[Tensor], dtype: torch.dtype, *, draw: bool = True
+) -> Iterator[None]:
     """Give weights other values, their type and evaluation mode while this is open.
 
     Args:
@@ -194,7 +196,9 @@ def _equal(first: Tensor, second: Tensor) -> bool:
 
 def _same(first: Any, second: Any) -> bool:
     pairs = list(zip(tensors_of(first), tensors_of(second), strict=False))
-    return all(relative(one.nan_to_num(), other.nan_to_num()) < EXACT for one, other in pairs if one.is_floating_point())
+    return all(
+        relative(one.nan_to_num(), other.nan_to_num()) < EXACT for one, other in pairs if one.is_floating_point()
+    )
 
 
 def tensors_of(result: Any) -> list[Tensor]:

@@ -97,7 +97,11 @@ def positions(part: Callable[..., Any], *, width: int = 10, length: int = _LENGT
         with runner.open(draw=False):
             if isinstance(part, nn.Module):
                 zeros = torch.zeros(_BATCH, length, width)
-                found = _first(runner, [(zeros,), (zeros.transpose(0, 1),), (length,)], [zeros.shape, (length, width), (1, length, width), (length, _BATCH, width)])
+                found = _first(
+                    runner,
+                    [(zeros,), (zeros.transpose(0, 1),), (length,)],
+                    [zeros.shape, (length, width), (1, length, width), (length, _BATCH, width)],
+                )
                 found = found[:, 0] if found.dim() == 3 and found.shape[0] == length != _BATCH else found
                 found = found if found.dim() == 2 else found[0]
                 short = tensors_of(runner.attempt(zeros[:, :1]))
@@ -157,7 +161,9 @@ _RMS_CHANGES = (
 
 
 @checked
-def norm(part: Callable[..., Any], *, width: int = 8, kind: Literal["layer", "rms"] | None = None, eps: float | None = None) -> Report:
+def norm(
+    part: Callable[..., Any], *, width: int = 8, kind: Literal["layer", "rms"] | None = None, eps: float | None = None
+) -> Report:
     """Compare a hand-written layer norm or RMS norm with the mathematics.
 
     Args:
@@ -187,9 +193,24 @@ def norm(part: Callable[..., Any], *, width: int = 8, kind: Literal["layer", "rm
             weight, bias = (None if one is None else one.double().flatten().clone() for one in (weight, bias))
     except CannotCompare as reason:
         return Report.refused(subject, reason)
-    named = next((getattr(part, name) for name in ("eps", "epsilon", "variance_epsilon") if isinstance(getattr(part, name, None), float)), eps)
+    named = next(
+        (
+            getattr(part, name)
+            for name in ("eps", "epsilon", "variance_epsilon")
+            if isinstance(getattr(part, name, None), float)
+        ),
+        eps,
+    )
     candidates = _EPSILONS if named is None else (named,)
-    kinds = [kind] if kind else (["rms", "layer"] if "rms" in _name(part).lower() or "rms" in " ".join(_norm_arguments(part)) else ["layer", "rms"])
+    kinds = (
+        [kind]
+        if kind
+        else (
+            ["rms", "layer"]
+            if "rms" in _name(part).lower() or "rms" in " ".join(_norm_arguments(part))
+            else ["layer", "rms"]
+        )
+    )
     if kind is None and (bias is not None or kinds[0] == "rms"):
         kinds = kinds[:1]
 
@@ -216,7 +237,9 @@ def _gains(part: Any, width: int) -> tuple[Tensor | None, Tensor | None]:
     if isinstance(part, nn.Module):
         own = [(name, one.detach()) for name, one in part.named_parameters()]
         if any(one.numel() != width for _, one in own) or len(own) > 2:
-            raise CannotCompare(f"a norm of width {width} has at most two weights [{width}]; it has {[n for n, _ in own]}")
+            raise CannotCompare(
+                f"a norm of width {width} has at most two weights [{width}]; it has {[n for n, _ in own]}"
+            )
         is_bias = [re.search(r"beta|bias|shift|^b|offset", name) is not None for name, _ in own]
         weight = next((one for (_, one), bias in zip(own, is_bias, strict=True) if not bias), None)
         return weight, next((one for (_, one), bias in zip(own, is_bias, strict=True) if bias), None)
@@ -340,7 +363,11 @@ def _rotated(settings: Settings, x: Tensor, theta: float, pairs: str) -> Tensor:
     size = x.shape[-1]
     step = torch.arange(0, size, 2, dtype=torch.float64) / size * settings.get("step", 1.0)
     position = torch.arange(x.shape[2], dtype=torch.float64)[:, None] + settings.get("offset", 0)
-    angles = position * float(settings.get("theta", theta)) ** (settings.get("power", -1.0) * step) * settings.get("sign", 1.0)
+    angles = (
+        position
+        * float(settings.get("theta", theta)) ** (settings.get("power", -1.0) * step)
+        * settings.get("sign", 1.0)
+    )
     by = {"neighbours": lambda a: a.repeat_interleave(2, -1), "halves": lambda a: torch.cat([a, a], -1)}
     full = by[settings.get("angles", settings.get("pairs", pairs))](angles)
     if settings.get("pairs", pairs) == "neighbours":

@@ -22,6 +22,7 @@ ROLES = ("query", "key", "value", "out")
 _LETTERS = {"q": "query", "k": "key", "v": "value", "o": "out"}
 _FUSED = re.compile(r"qkv|kqv|in_proj(?!ection)|c_attn|query_?key_?value")
 _FUSED_PAIR = re.compile(r"(^|_)(w_?|to_?)?(kv|key_?value)")
+_OUT = re.compile(r"proj|unify|dense|fc|linear")
 _AROUND = r"(?:w|to|lin|linear|proj|b|mat)?"
 _TOKEN = re.compile(
     rf"^{_AROUND}(q|k|v|o|query|queries|key|keys|value|values|out|output)(?:s|w|proj|lin|linear|layer|net|weights?|heads?|fc|b)?$"
@@ -117,29 +118,43 @@ def read_weights(part: nn.Module, width: int, heads: int) -> list[Reading]:
         else:
             groups.setdefault(role, []).append(leaf)
     fits = [leaf for leaf in nameless if _is_out(leaf, width)]
-    named = [leaf for leaf in fits if role_of(leaf.name) == "out" or re.search(r"proj|unify|dense|fc|linear", leaf.name)]
+    named = [
+        leaf for leaf in fits if role_of(leaf.name) == "out" or re.search(r"proj|unify|dense|fc|linear", leaf.name)
+    ]
     if not groups and len(nameless) in (3, 4):
         orders = list(itertools.permutations(("query", "key", "value")))
         return [
             reading
             for order in orders
-            for reading in _grouped(dict(zip((*order, "out"), ([one] for one in nameless), strict=False)), [], width, heads)
+            for reading in _grouped(
+                dict(zip((*order, "out"), ([one] for one in nameless), strict=False)), [], width, heads
+            )
         ]
     if not groups and len(nameless) == 2:
         wide = [leaf for leaf in nameless if 3 * width in leaf.weight.shape]
         groups |= {"qkv": wide} if wide else {}
         fits = named = [leaf for leaf in nameless if leaf not in wide]
-    missing = [] if "qkv" in groups else [one for one in ("query", "key", "value") if one not in groups and "kv" not in groups]
-    if missing or ("kv" in groups and "query" not in groups):
+    missing = (
+        []
+        if "qkv" in groups
+        else [one for one in ("query", "key", "value") if one not in groups and "kv" not in groups]
+    )
+    if missing:
         names = ", ".join(leaf.name for leaf in leaves[:6])
         raise CannotCompare(
-            f"which weights make {' and '.join(missing or ['queries'])} does not show in the names ({names}); "
+            f"which weights make {' and '.join(missing)} does not show in the names ({names}); "
             "say it: parameters={'query': my.q, 'key': my.k, 'value': my.v, 'out': my.o}"
         )
     out = fits if len(fits) == 1 else named[-1:]
     if out:
         groups["out"] = out
-    return _grouped(groups, [leaf.name for leaf in nameless if leaf not in out], width, heads)
+    known = {id(tensor) for leaf in leaves for tensor in (leaf.weight, leaf.bias)}
+    extra = [name for name, one in part.named_parameters() if id(one) not in known]  # such as those of a norm
+    return _grouped(groups, [*(leaf.name for leaf in nameless if leaf not in out), *extra], width, heads)
+
+
+def _in_order(roles: Sequence[Role], leaves: Sequence[_Leaf]) -> dict[Role, list[_Leaf]]:
+    return {role: [leaf] for role, leaf in zip(roles, leaves, strict=False)}
 
 
 def _is_out(leaf: _Leaf, width: int) -> bool:
@@ -228,7 +243,7 @@ def _unfused(flat: Mapping[Role, Projection], heads: int) -> Iterator[tuple[dict
         for order in (("key", "value"), ("value", "key")):
             pair = _parts(flat["kv"], 2, 1)
             rest = {role: one for role, one in flat.items() if role != "kv"}
-            yield {**rest, **dict(zip(order, pair, strict=True))}, f"one weight for {' and '.join(order)}"
+            yield {**rest, **dict(zip(order, pair, strict=True))}, f"one weight of {' and '.join(order)}"
         return
     if "qkv" not in flat:
         yield dict(flat), "weights found by their names"
@@ -236,11 +251,14 @@ def _unfused(flat: Mapping[Role, Projection], heads: int) -> Iterator[tuple[dict
     rest = {role: one for role, one in flat.items() if role != "qkv"}
     if flat["qkv"].weight.shape[0] % (3 * heads):
         return
-    for order in itertools.permutations(("query", "key", "value")):
-        for groups, note in ((1, "[q|k|v]"), (heads, "[q|k|v] within each head"), (flat["qkv"].weight.shape[0] // 3, "[q, k, v] of each feature")):
+    rows = flat["qkv"].weight.shape[0] // 3
+    sizes = {"[q|k|v]": 1, "[q|k|v] within each head": heads, "[q, k, v] of each feature": rows}
+    for roles in itertools.permutations(("query", "key", "value")):
+        for note, groups in sizes.items():
             parts = _parts(flat["qkv"], 3, groups)
-            letters = note.translate(dict(zip(map(ord, "qkv"), (one[0] for one in order), strict=True))) if groups == 1 else note
-            yield {**rest, **dict(zip(order, parts, strict=True))}, f"one weight for all three, {letters}"
+            letters = {ord(one): role[0] for one, role in zip("qkv", roles, strict=True)}
+            shown = note.translate(letters) if groups == 1 else note
+            yield {**rest, **dict(zip(roles, parts, strict=True))}, f"one weight {shown}"
 
 
 def _parts(fused: Projection, count: int, groups: int) -> list[Projection]:
