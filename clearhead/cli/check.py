@@ -71,8 +71,8 @@ def check(
 
     FILE.py is run in a process of its own. What is in it (a class or function whose name says what it is: attention,
     norm, positions, rope, loss, layer, transformer) is compared with the mathematics on the same weights, and where it
-    differs, the known mistake that gives the same numbers is named. The exit code is 1 if a part is wrong or not written
-    yet, and 2 if it cannot be compared. --json ends with {"ok", "reports"}.
+    differs, the known mistake that gives the same numbers is named. The exit code is 1 if a part is wrong or not
+    written yet, and 2 if it cannot be compared. --json ends with {"ok", "reports"}.
     """
     from clearhead.check.handwritten.files import python_file
 

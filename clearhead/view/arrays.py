@@ -127,7 +127,8 @@ def _plain(value: Any) -> np.ndarray:
 def _refuse_wrong(stack_LHTS: Weights, queries: int, keys: int) -> None:
     if stack_LHTS.shape[2:] != (queries, keys):
         raise InputError(
-            f"weights have {stack_LHTS.shape[2]} queries and {stack_LHTS.shape[3]} keys; the tokens are {queries} and {keys}"
+            f"weights have {stack_LHTS.shape[2]} queries and {stack_LHTS.shape[3]} keys; "
+            f"the tokens are {queries} and {keys}"
         )
     if not np.isfinite(stack_LHTS).all():
         layer, head, query, _ = np.argwhere(~np.isfinite(stack_LHTS))[0]

@@ -111,7 +111,8 @@ class Drawn(nn.Module):
 
 @settings(max_examples=40, deadline=None)
 @given(
-    heads=st.integers(1, 5), size=st.integers(1, 6), bias=st.booleans(), fused=st.sampled_from(["none", "thirds", "heads"]),
+    heads=st.integers(1, 5), size=st.integers(1, 6), bias=st.booleans(),
+    fused=st.sampled_from(["none", "thirds", "heads"]),
     order=st.sampled_from(["heads first", "features first"]), mask=st.sampled_from(["keys", "batch", "all"]),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
 )  # fmt: skip

@@ -42,7 +42,8 @@ def _attention(how: Settings, weights: Weights, prefix: str, x: Tensor, heads: i
     scores = q @ k.mT * (1.0 if how.get("is_unscaled") else q.shape[-1] ** -0.5)
     if how.get("is_causal", True):
         scores = scores.masked_fill(torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1), -math.inf)
-    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ weights[f"{prefix}output_proj.weight"].T
+    merged: Tensor = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+    return merged @ weights[f"{prefix}output_proj.weight"].T
 
 
 def _swiglu(how: Settings, w1: Tensor, w2: Tensor, w3: Tensor, x: Tensor) -> Tensor:
@@ -65,11 +66,13 @@ def _block(how: Settings, weights: Weights, prefix: str, x: Tensor, heads: int) 
     first, second = (partial(_normed, norms, weight=weights[f"{prefix}ln{i}.weight"], bias=None) for i in (1, 2))
 
     def fed(y: Tensor) -> Tensor:
-        return _swiglu(how, *(weights[f"{prefix}ffn.w{i}.weight"] for i in (1, 2, 3)), y)
+        w1, w2, w3 = (weights[f"{prefix}ffn.w{i}.weight"] for i in (1, 2, 3))
+        return _swiglu(how, w1, w2, w3, y)
 
-    for index, (norm, step) in enumerate(
-        ((first, partial(_attention, how, weights, f"{prefix}attn.", heads=heads)), (second, fed))
-    ):
+    def attended(y: Tensor) -> Tensor:
+        return _attention(how, weights, f"{prefix}attn.", y, heads)
+
+    for index, (norm, step) in enumerate(((first, attended), (second, fed))):
         residual = 0.0 if index in how.get("no_residual", ()) else x
         if how.get("is_post"):
             x = norm(residual + step(x))
@@ -88,17 +91,21 @@ def _model(how: Settings, weights: Weights, ids: Tensor, heads: int, layers: int
 
 
 _ATTENTION_CHANGES: tuple[tuple[str, Settings], ...] = (
-    ("not_rotated", {"has_rope": False}), ("no_scaling", {"is_unscaled": True}), ("interleaved_or_halves", {"pairs": "halves", "angles": "halves"}),
-    ("angles_and_pairs_mismatched", {"angles": "halves"}), ("position_off_by_one", {"offset": 1}), ("wrong_sign", {"sign": -1.0}),
+    ("not_rotated", {"has_rope": False}), ("no_scaling", {"is_unscaled": True}),
+    ("interleaved_or_halves", {"pairs": "halves", "angles": "halves"}),
+    ("angles_and_pairs_mismatched", {"angles": "halves"}), ("position_off_by_one", {"offset": 1}),
+    ("wrong_sign", {"sign": -1.0}),
     ("causal_future_visible", {"is_causal": False}),
 )  # fmt: skip
 _GATE_CHANGES: tuple[tuple[str, Settings], ...] = (
     ("gate_swapped", {"is_gate_swapped": True}), ("gate_missing", {"is_ungated": True}),
-    ("activation_missing", {"activation": "none"}), ("wrong_activation", {"activation": "gelu"}), ("wrong_activation", {"activation": "relu"}),
+    ("activation_missing", {"activation": "none"}), ("wrong_activation", {"activation": "gelu"}),
+    ("wrong_activation", {"activation": "relu"}),
 )  # fmt: skip
 _BLOCK_CHANGES = (
     *_ATTENTION_CHANGES, *_GATE_CHANGES, ("norm_after", {"is_post": True}), ("residual_missing", {"no_residual": (0,)}),
-    ("residual_missing", {"no_residual": (1,)}), ("residual_missing", {"no_residual": (0, 1)}), ("norm_missing", {"no_norm": (0,)}),
+    ("residual_missing", {"no_residual": (1,)}), ("residual_missing", {"no_residual": (0, 1)}),
+    ("norm_missing", {"no_norm": (0,)}),
     ("norm_missing", {"no_norm": (1,)}), ("mean_subtracted", {"is_layer_norm": True}),
 )  # fmt: skip
 
@@ -157,7 +164,8 @@ def _rms(part: Callable[..., Any], width: int, heads: int) -> Report:
     x, weight = _draw(2, 5, width) * torch.tensor([0.01, 1.0])[:, None, None], _draw(width) + 1.0
     own = {"is_centred": False, "is_variance": False, "eps": _EPS}
     changes = (("mean_subtracted", {"is_centred": True, "is_variance": True}), ("sum_for_mean", {"is_sum": True}),
-               ("eps_outside_root", {"root": "outside"}), ("eps_missing", {"root": "bare"}), ("weight_missing", {"has_weight": False}),
+               ("eps_outside_root", {"root": "outside"}), ("eps_missing", {"root": "bare"}),
+               ("weight_missing", {"has_weight": False}),
                ("root_missing", {"root": "missing"}))  # fmt: skip
     return _run(part, (width, _EPS, weight, x), lambda how: _normed({**own, **how}, x, weight, None), changes,
                 "the RMS norm", "x / √(mean(x²) + eps) · weight")  # fmt: skip
@@ -178,8 +186,11 @@ def _whole_block(part: Callable[..., Any], width: int, heads: int) -> Report:
 
 
 def _language_model(part: Callable[..., Any], width: int, heads: int) -> Report:
-    weights = {"token_embeddings.weight": _draw(_VOCABULARY, width, seed=1), "lm_head.weight": _draw(_VOCABULARY, width, seed=2),
-               "ln_final.weight": _draw(width, seed=3) + 1.0}  # fmt: skip
+    weights = {
+        "token_embeddings.weight": _draw(_VOCABULARY, width, seed=1),
+        "lm_head.weight": _draw(_VOCABULARY, width, seed=2),
+        "ln_final.weight": _draw(width, seed=3) + 1.0,
+    }
     for index in range(2):
         weights |= _block_weights(width, f"layers.{index}.", 61 + 30 * index)
     ids = torch.randint(_VOCABULARY, (2, 7), generator=torch.Generator().manual_seed(5))

@@ -35,12 +35,9 @@ class Probe:
     allowed: Tensor | None = None
 
 
-def _of_heads(x: Tensor, heads: int) -> Tensor:
-    return torch.unflatten(x, -1, (heads, -1))
-
-
 def _interleaved(x: Tensor, heads: int) -> Tensor:
-    return x.unflatten(-1, (-1, heads)).permute(0, 3, 1, 2)
+    apart: Tensor = x.unflatten(-1, (-1, heads))
+    return apart.permute(0, 3, 1, 2)
 
 
 SPLITS: dict[str, Split] = {
@@ -249,7 +246,7 @@ def _weights(steps: Steps, scores: Tensor, probe: Probe) -> Tensor:
     return scores.masked_fill(~allowed, steps.value).softmax(steps.softmax)
 
 
-CONVENTIONS = tuple(
+CONVENTIONS: tuple[dict[str, Any], ...] = tuple(
     {"query_split": split, "key_split": split, "value_split": value, "merge": value}
     for split in ("heads", "interleaved")
     for value in ("heads", "interleaved")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.check.handwritten.attention_mistakes import Probe
+from clearhead.check.handwritten.attention_mistakes import SPLITS, Probe
 from clearhead.check.handwritten.calling import Argument, Given, call_arguments
 from clearhead.check.handwritten.report import Finding
 from clearhead.check.handwritten.running import Runner, described, tensors_of
@@ -25,6 +25,7 @@ SHAPES = (
     "[batch, keys]",
     "[batch, 1, 1, keys]",
 )
+_LIBRARIES = ("torch", "transformers", "x_transformers")
 KEY_SHAPES = SHAPES[3:]
 BATCH = 2
 
@@ -56,11 +57,18 @@ class Session:
     notes: list[str] = field(default_factory=list)
 
     @property
+    def is_library(self) -> bool:
+        """Whether the part is of a library, which leaves out a step on purpose."""
+        return type(self.runner.part).__module__.split(".")[0] in _LIBRARIES
+
+    @property
     def mask_arguments(self) -> list[str]:
+        """The names of the arguments that are masks."""
         return [one.name for one in self.arguments if one.role == "mask"]
 
     @property
     def has_memory(self) -> bool:
+        """Whether keys and values can be made of something else than the queries."""
         return any(one.role in ("memory", "key") for one in self.arguments)
 
     def run(self, probe: Probe, way: Way) -> tuple[Probe, Tensor] | None:
@@ -96,8 +104,9 @@ class Session:
         return self.runner.attempt(*args, **named)
 
     def shaped(self, x: Tensor, way: Way) -> Tensor:
+        """Return [B, T, D] as the part reads it."""
         if self.is_split:
-            return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            return SPLITS["heads"](x, self.heads)
         return x if way.is_batch_first else x.transpose(0, 1)
 
     def _back(self, x: Tensor, way: Way) -> Tensor:
@@ -135,6 +144,7 @@ def _sizes(width: int, heads: int) -> tuple[int, int]:
 
 
 def probes(session: Session, way: Way) -> Iterator[Probe]:
+    """Give the inputs on which a part is compared, all sizes different."""
     generator = torch.Generator().manual_seed(23)
     width, (queries, keys) = session.width, _sizes(session.width, session.heads)
 

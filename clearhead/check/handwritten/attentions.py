@@ -46,8 +46,8 @@ def attention(
         heads: how many.
         parameters: its projections by role: query, key, value, out, or qkv for one weight [q|k|v]; linear layers, or
             tensors [out, in] or [in, out]; None: by names and shapes.
-        mask: what its mask means: True = may attend, True = blocked, 0 and -inf that are added, or 1 = may attend; None:
-            True = may attend, or what PyTorch's names of arguments say.
+        mask: what its mask means: True = may attend, True = blocked, 0 and -inf that are added, or 1 = may attend;
+            None: True = may attend, or what PyTorch's names of arguments say.
         causal: whether it hides the future by itself; None: either is right.
         batch_first: False where it reads [tokens, batch, width]; None: as its attribute of that name says, or True.
 
@@ -128,6 +128,8 @@ def _ways(session: Session, mask: str | None, batch_first: bool | None) -> list[
             found.append(Way(is_batch_first=is_batch_first, is_expected=expected))
         for name in session.mask_arguments:
             usual = {"ones": ("ones", "float ones"), None: MASK_NAMES.get(name, ("attend", "ones"))}.get(mask, (mask,))
+            if mask is None and session.is_library:
+                usual = ("attend", "block", "additive", "ones")
             others = () if mask is not None or not expected else ("block", "additive")
             usual = usual if expected else usual[:1]
             shapes = ("[batch, keys]",) if "padding" in name else SHAPES
@@ -139,7 +141,6 @@ def _ways(session: Session, mask: str | None, batch_first: bool | None) -> list[
 
 
 _FROM_LIBRARIES = ("no_scaling", "output_projection_missing")
-_LIBRARIES = ("torch", "transformers", "x_transformers")
 _Match = tuple[Way, Reading, Steps, float]
 
 
@@ -155,13 +156,12 @@ class _Comparison:
         session, runner = self.session, self.session.runner
         match = self._search()
         if not self.ran:
-            first = runner.error
-            runner.dtype, runner.bound, runner.error = torch.float32, ROUNDED, None
+            runner.dtype, runner.bound = torch.float32, ROUNDED
             for name, value in session.numbers.items():
                 if isinstance(value, Tensor):
                     session.numbers[name] = value.float()
             match = self._search()
-            raised = runner.error or first
+            raised = runner.error
             if not self.ran and isinstance(raised, TypeError) and "it returns" in str(raised):
                 raise CannotCompare(f"{raised}")
             if not self.ran:
@@ -252,7 +252,7 @@ class _Comparison:
     def _wrong(self) -> tuple[float, tuple[str, ...]]:
         """Add the finding of the mistake that explains the output, or of where it differs."""
         session = self.session
-        way, outputs = self.ran[0]
+        outputs = self.ran[0][1]
         reading = session.readings[0]
         error = max(
             min(self._error(base, reading, {name: one}, limit=float("inf")) for base in self._bases(reading))
@@ -264,7 +264,7 @@ class _Comparison:
         if not causes:
             session.findings.append(self._unexplained(reading, outputs, error))
         for cause, others in causes:
-            is_variant = type(session.runner.part).__module__.split(".")[0] in _LIBRARIES and cause in _FROM_LIBRARIES
+            is_variant = session.is_library and cause in _FROM_LIBRARIES
             finding = Finding.of(
                 cause, error, alternatives=tuple(others), severity="warning" if is_variant else "wrong"
             )
@@ -306,7 +306,8 @@ class _Comparison:
 
     def _unexplained(self, reading: Reading, outputs: Outputs, error: float) -> Finding:
         """Say on which inputs the part differs, where no known mistake explains it."""
-        differ, agree = [], []
+        differ: list[str] = []
+        agree: list[str] = []
         for name, one in outputs.items():
             error_here = self._error(Steps(is_causal=self.session.causal is True), reading, {name: one})
             (agree if error_here <= self.session.runner.bound else differ).append(name)
@@ -323,8 +324,9 @@ class _Comparison:
         if way.meaning == "additive":
             return Finding.of("mask_added_where_boolean")
         return Finding(
-            "the axes of the input", "it attends over the batch: it reads [tokens, batch, width]", "batch_mixed_into_heads",
-            "q, k, v: [batch, heads, tokens, head_size]", "batch_first=True; if it is meant, check it with batch_first=False",
+            "the axes of the input", "it attends over the batch: it reads [tokens, batch, width]",
+            "batch_mixed_into_heads", "q, k, v: [batch, heads, tokens, head_size]",
+            "batch_first=True; if it is meant, check it with batch_first=False",
         )  # fmt: skip
 
     def _note(self, way: Way, reading: Reading, steps: Steps) -> None:
@@ -338,8 +340,7 @@ class _Comparison:
         if not way.is_batch_first:
             session.notes.append("it reads [tokens, batch, width]")
         if "out" not in reading.projections and not session.is_split and session.heads > 1:
-            is_library = type(session.runner.part).__module__.split(".")[0] in _LIBRARIES
-            if is_library:
+            if session.is_library:
                 session.notes.append("it has no output projection")
             else:
                 session.findings.append(Finding.of("output_projection_missing"))

@@ -43,7 +43,8 @@ CHECKS: Final[Mapping[str, tuple[str, Check]]] = {
 }
 """The kinds of parts: the names that say so, and their comparison."""
 _SIZES: Mapping[str, str] = {
-    "width": r"^(width|d_model|dim|embed_dim|hidden(_size|_dim)?|n_embd|embed(_size)?|emb(_dim|_size)?|model_dim|d|c|features|normalized_shape|size)$",
+    "width": r"^(width|d_model|dim|embed_dim|hidden(_size|_dim)?|n_embd|embed(_size)?|emb(_dim|_size)?|model_dim|d|c|"
+    r"features|normalized_shape|size)$",
     "heads": r"^(n|num)?_?(attention_)?heads?$|^h$|^nhead$|^n_head$",
     "head_size": r"^(head_size|head_dim|d_k|d_head)$",
     "inner": r"d_ff|ff|inner|hidden|mlp|intermediate",

@@ -40,7 +40,7 @@ _SOFTMAX = _table(
 )
 _HEADS = _table(
     "splitting into heads, or merging them",
-    "head i reads features i·d_head to (i+1)·d_head of q, k and v; the results are concatenated: [batch, tokens, width]",
+    "head i reads features i·d_head to (i+1)·d_head of q, k and v; results are concatenated: [batch, tokens, width]",
     heads_without_transpose=(
         "the heads are split without the transpose, so that tokens are mixed with features",
         "q.view(batch, tokens, heads, head_size).transpose(1, 2)",
