@@ -85,6 +85,10 @@ def check(
         return
     if useless := [name for name, value in own.items() if value is not None]:
         raise InputError(f"{useless[0]} has an effect on FILE.py alone; got {ref}")
+    _check_checkpoint(ref, against, reference, tolerance, as_json)
+
+
+def _check_checkpoint(ref: str, against: str | None, reference: Path | None, tolerance: float, as_json: bool) -> None:
     from clearhead.files import absent
 
     if against is None:

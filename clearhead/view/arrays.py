@@ -5,7 +5,7 @@ Legend: L layers, H heads, T queries, S keys.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,10 @@ from clearhead.view.explorer.write import frame_html, write_page
 
 _FRAME_HEIGHT = 640
 _MOST_OFF = 1e-2
+_PLACES: Mapping[str, tuple[StackName, RowName, RowName]] = {
+    "full": ("encoder.self", "encoder", "encoder"), "causal": ("decoder.self", "decoder", "decoder"),
+    "memory": ("decoder.memory", "decoder", "encoder"),
+}  # fmt: skip
 Weights = Float32[np.ndarray, "layers heads queries keys"]
 
 
@@ -75,23 +79,21 @@ def view_attention(
     stack_LHTS = _as_array(weights)
     queries = tokens if target_tokens is None else target_tokens
     _refuse_wrong(stack_LHTS, len(queries), len(tokens))
-    is_causal = target_tokens is None and len(tokens) > 1 and not np.triu(stack_LHTS, 1).any()
-    mask = np.tri(len(tokens), dtype=np.bool_) if is_causal else None
-    top: RowName = "encoder" if target_tokens is None and not is_causal else "decoder"
-    stack: StackName = "decoder.memory" if target_tokens is not None else f"{top}.self"  # type: ignore[assignment]
-    rows: dict[RowName, TokenRow] = {top: _row(queries)}
-    keys: RowName = top if target_tokens is None else "encoder"
-    rows[keys] = _row(tokens)
+    place = "full" if np.triu(stack_LHTS, 1).any() else "causal"
+    if target_tokens is not None:
+        place = "memory"
+    stack, top, keys = _PLACES[place]
+    mask = np.tri(len(tokens), dtype=np.bool_) if stack == "decoder.self" else None
+    num_heads = stack_LHTS.shape[1]
     layers = tuple(
         LayerAttention(
-            layer=index, heads=tuple(range(stack_LHTS.shape[1])), num_heads=stack_LHTS.shape[1],
-            num_kv_heads=stack_LHTS.shape[1], weights=partial(np.asarray, layer_HTS), mask=mask,
-            mask_name="causal" if is_causal else "none",
+            layer=index, heads=tuple(range(num_heads)), num_heads=num_heads, num_kv_heads=num_heads,
+            weights=partial(np.asarray, layer_HTS), mask=mask, mask_name="none" if mask is None else "causal",
         )
         for index, layer_HTS in enumerate(stack_LHTS)
     )  # fmt: skip
-    sample = Sample("", rows, (StackAttention(stack, top, keys, layers),))
-    return AttentionPage(Page(title, (sample,)))
+    rows = {top: _row(queries), keys: _row(tokens)}
+    return AttentionPage(Page(title, (Sample("", rows, (StackAttention(stack, top, keys, layers),)),)))
 
 
 def _as_array(weights: Any) -> Weights:

@@ -126,7 +126,7 @@ def _run(
     subject, runner = part.__name__, Runner(part)
     wanted = compute({})
     try:
-        with runner.open():
+        with runner.borrow():
             found = [_first(runner, [call], [tuple(wanted.shape)])]
     except CannotCompare as reason:
         return Report.refused(subject, reason)

@@ -101,7 +101,7 @@ class Session:
 
     def _called(self, given: Given) -> Any:
         args, named = call_arguments(self.runner.part, self.arguments, given, self.numbers)
-        return self.runner.attempt(*args, **named)
+        return self.runner.attempt(*args, named=named)
 
     def shaped(self, x: Tensor, way: Way) -> Tensor:
         """Return [B, T, D] as the part reads it."""

@@ -14,7 +14,7 @@ from clearhead.arguments import checked
 from clearhead.check.handwritten.attention_mistakes import CONVENTIONS, Probe, Steps, attend, mistakes
 from clearhead.check.handwritten.attention_probes import SHAPES, Outputs, Session, Way, probes, written_mask
 from clearhead.check.handwritten.calling import MASK_NAMES, Given, attention_arguments, call_arguments
-from clearhead.check.handwritten.report import CannotCompare, Finding, Report
+from clearhead.check.handwritten.report import CannotCompare, Finding, Report, judged
 from clearhead.check.handwritten.running import (
     ROUNDED,
     Runner,
@@ -88,7 +88,7 @@ def _prepared(
     if causal is None and "causal" in getattr(part, "__name__", type(part).__name__).lower():
         causal = True
     session = Session(runner, arguments, width, heads, [], numbers, causal, is_split)
-    with runner.open():
+    with runner.borrow():
         if handed:
             session.readings = _handed(handed, numbers, width)
         elif is_split:
@@ -117,6 +117,15 @@ def _handed(roles: Sequence[str], numbers: dict[str, Any], width: int) -> list[R
     return said_weights(values, width, numbers["heads"])
 
 
+def _meanings(session: Session, name: str, mask: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what a mask may mean, and what it could mean by mistake."""
+    if mask is not None:
+        return (("ones", "float ones") if mask == "ones" else (mask,)), ()
+    if session.is_library:
+        return ("attend", "block", "additive", "ones"), ()
+    return MASK_NAMES.get(name, ("attend", "ones")), ("block", "additive")
+
+
 def _ways(session: Session, mask: str | None, batch_first: bool | None) -> list[Way]:
     """Return the ways to call a part, those that it should be called in first."""
     part = session.runner.part
@@ -127,11 +136,9 @@ def _ways(session: Session, mask: str | None, batch_first: bool | None) -> list[
         if not session.mask_arguments:
             found.append(Way(is_batch_first=is_batch_first, is_expected=expected))
         for name in session.mask_arguments:
-            usual = {"ones": ("ones", "float ones"), None: MASK_NAMES.get(name, ("attend", "ones"))}.get(mask, (mask,))
-            if mask is None and session.is_library:
-                usual = ("attend", "block", "additive", "ones")
-            others = () if mask is not None or not expected else ("block", "additive")
-            usual = usual if expected else usual[:1]
+            usual, others = _meanings(session, name, mask)
+            if not expected:
+                usual, others = usual[:1], ()
             shapes = ("[batch, keys]",) if "padding" in name else SHAPES
             for meaning in dict.fromkeys((*usual, *others)):
                 found += [
@@ -166,14 +173,14 @@ class _Comparison:
                 raise CannotCompare(f"{raised}")
             if not self.ran:
                 says = "it raises an error" if raised is None else shown_error(raised)
-                return Report.judged(self.subject, (Finding.of("raises", says=says),))
+                return judged(self.subject, (Finding.of("raises", says=says),))
             session.notes.append("it does not run in float64 and was compared in float32")
-        with runner.open():
+        with runner.borrow():
             return self._judged(match)
 
     def _search(self) -> _Match | None:
         """Run the part in one way after another until it is right in one, and return that one."""
-        with self.session.runner.open():
+        with self.session.runner.borrow():
             for way in self.ways:
                 outputs = self._outputs(way)
                 if outputs and (way.argument is None or "with a mask" in outputs):
@@ -204,8 +211,7 @@ class _Comparison:
             compared = tuple(dict(self.ran)[way])
         else:
             largest, compared = self._wrong()
-        return Report.judged(
-            self.subject, tuple(session.findings), compared=compared, largest=largest, bound=runner.bound,
+        return judged(self.subject, session.findings, compared=compared, largest=largest, bound=runner.bound,
             notes=tuple(session.notes),
         )  # fmt: skip
 
@@ -391,7 +397,7 @@ class _Comparison:
         given = Given(session.shaped(probe.query, way).to(half), None, None, None)
         numbers = {name: one.to(half) if isinstance(one, Tensor) else one for name, one in session.numbers.items()}
         args, named = call_arguments(runner.part, session.arguments, given, numbers)
-        with runner.open(torch.float16):
+        with runner.borrow(torch.float16):
             torch.set_default_dtype(torch.float32)
             try:
                 found = tensors_of(runner.part(*args, **named))

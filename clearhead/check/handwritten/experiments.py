@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.check.handwritten.report import Finding, Report
+from clearhead.check.handwritten.report import Finding, Report, judged
 from clearhead.check.handwritten.running import Runner, relative
 
 Settings = Mapping[str, Any]
@@ -77,6 +77,4 @@ def compared(
         ]
         if not causes:
             findings.append(Finding(place, "no known mistake gives these numbers", None, mathematics, "", error))
-    return Report.judged(
-        subject, tuple(findings), compared=tuple(names), largest=error, bound=runner.bound, notes=tuple(notes)
-    )
+    return judged(subject, findings, compared=tuple(names), largest=error, bound=runner.bound, notes=tuple(notes))

@@ -19,7 +19,7 @@ from torch.nn import functional
 from clearhead.arguments import checked
 from clearhead.check.handwritten.attention_mistakes import Probe, Steps, attend
 from clearhead.check.handwritten.attentions import MaskMeaning, attention
-from clearhead.check.handwritten.calling import Given, attention_arguments, call_arguments
+from clearhead.check.handwritten.calling import Argument, Given, attention_arguments, call_arguments
 from clearhead.check.handwritten.experiments import Settings, compared, largest_difference
 from clearhead.check.handwritten.mistakes import MISTAKES
 from clearhead.check.handwritten.modules import module
@@ -70,17 +70,22 @@ def _parts(part: nn.Module, width: int, heads: int) -> _Parts:
     attentions = _attentions(part, width, heads)
     if not attentions:
         raise CannotCompare("it has no submodule that is an attention by name and weights (such as self_attn)")
-    outside = [(path, one) for path, one in part.named_modules() if path and not path.startswith(tuple(attentions))]
-    norms = [one for _, one in outside if _is_norm(one, width)]
-    linears = [one for _, one in outside if isinstance(one, nn.Linear)]
-    crosses = [path for path in attentions if re.search(r"cross|memory|enc|src|inter", path.lower())]
-    takes_memory = any(one.role in ("memory", "key") for one in attention_arguments(part))
-    cross = crosses[0] if crosses else (list(attentions)[1] if takes_memory and len(attentions) == 2 else None)
-    sizes = [tuple(one.weight.shape) for one in linears]
-    if len(linears) not in (0, 2, 3) or (linears and not any(shape[0] == width for shape in sizes)):
-        raise CannotCompare(f"its feed-forward has linear layers {sizes}; expected two, or three with a gate")
+    outside = [one for path, one in part.named_modules() if path and not path.startswith(tuple(attentions))]
+    linears = [one for one in outside if isinstance(one, nn.Linear)]
     feed_forward = tuple(Projection(one.weight, one.bias) for one in linears)
-    return _Parts(attentions, norms, feed_forward, cross)
+    if len(linears) not in (0, 2, 3) or (linears and width not in {one.out_features for one in linears}):
+        raise CannotCompare(f"its feed-forward has linear layers {linears}; expected two, or three with a gate")
+    norms = [one for one in outside if _is_norm(one, width)]
+    return _Parts(attentions, norms, feed_forward, _cross(part, list(attentions)))
+
+
+def _cross(part: nn.Module, attentions: list[str]) -> str | None:
+    """Return the name of the attention over the memory: by its name, or the second of a part that takes a memory."""
+    for path in attentions:
+        if re.search(r"cross|memory|enc|src|inter", path.lower()):
+            return path
+    takes_memory = any(one.role in ("memory", "key") for one in attention_arguments(part))
+    return attentions[1] if takes_memory and len(attentions) == 2 else None
 
 
 def _is_norm(one: nn.Module, width: int) -> bool:
@@ -105,22 +110,31 @@ class _Layer:
         ]
         if self.parts.feed_forward:
             steps.append(partial(self._feed_forward, how))
-        norms = list(self.parts.norms)
         for index, step in enumerate(steps):
-            apply = norms[index] if index < len(norms) and index not in how.get("no_norm", ()) else nn.Identity()
-            if how.get("one_norm") and norms:
-                apply = norms[0]
-            mode = how.get("places", {}).get(index, how["place"])
-            source = apply(x) if mode in ("pre", "norm of both") else x
-            residual = source if mode == "norm of both" else apply(x) if mode == "norm of the residual" else x
-            residual = 0.0 if index in how.get("no_residual", ()) else residual
-            branch = apply(step(source)) if mode == "norm of the branch" else step(source)
-            x = apply(residual + branch) if mode == "post" else residual + branch
+            x = self._joined(how, index, step, x)
         return x
+
+    def _joined(self, how: Settings, index: int, step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Return x after one sub-layer, with its norm and its residual."""
+        norms = self.parts.norms
+        apply: nn.Module = nn.Identity()
+        if index < len(norms) and index not in how.get("no_norm", ()):
+            apply = norms[0 if how.get("one_norm") else index]
+        mode = how.get("places", {}).get(index, how["place"])
+        source = apply(x) if mode in ("pre", "norm of both") else x
+        residual = {"norm of both": source, "norm of the residual": apply(x)}.get(mode, x)
+        if index in how.get("no_residual", ()):
+            residual = torch.zeros_like(x)
+        branch: Tensor = step(source)
+        if mode == "norm of the branch":
+            branch = apply(branch)
+        joined: Tensor = residual + branch
+        return apply(joined) if mode == "post" else joined
 
     def _attend(self, name: str, probe: Probe, mask_of: str, how: Settings, x: Tensor) -> Tensor:
         is_cross = name == self.parts.cross
-        mine = probe.allowed if mask_of == ("memory" if is_cross else "self") and not how.get("no_mask") else None
+        whose = "memory" if is_cross else "self"
+        mine = None if mask_of != whose or how.get("no_mask") else probe.allowed
         inner = Probe("", x, probe.memory if is_cross else None, mine)
         steps = Steps(is_causal=bool(how.get("causal")) and not is_cross)
         if is_cross and how.get("from_memory"):
@@ -173,7 +187,7 @@ def layer(
     subject = f"{type(part).__name__}, width {width}, {heads} heads"
     runner = Runner(part, [part])
     try:
-        with runner.open():
+        with runner.borrow():
             parts = _parts(part, width, heads)
             outputs, mask_of, meaning = _run(runner, parts, width, heads, mask)
             bases = _bases(parts, norm_place, activation, causal)
@@ -207,37 +221,30 @@ def _notes(base: Settings, meaning: str | None) -> list[str]:
 
 
 def _bases(parts: _Parts, place: str | None, activation: str | None, causal: bool | None) -> list[dict[str, Any]]:
-    places = (place,) if place else ("post", "pre")
-    names = (activation,) if activation else ("relu", "gelu", "silu", "gelu of tanh")
-    names = (*names, "gelu of tanh") if activation == "gelu" else names
-    causals = (causal,) if causal is not None else ((True,) if parts.cross else (False, True))
-    gates = ("first", "second") if len(parts.feed_forward) == 3 else ("first",)
-    return [
-        {"place": one, "activation": name, "causal": is_causal, "gate": gate}
-        for one, name, is_causal, gate in itertools.product(
-            places, names if parts.feed_forward else names[:1], causals, gates
-        )
-    ]
+    names: tuple[str, ...] = ("relu", "gelu", "silu", "gelu of tanh")
+    if activation is not None:
+        names = (activation, "gelu of tanh") if activation == "gelu" else (activation,)
+    causals: tuple[bool, ...] = (True,) if parts.cross else (False, True)
+    if causal is not None:
+        causals = (causal,)
+    choices = itertools.product((place,) if place else ("post", "pre"), names, causals, ("first", "second"))
+    return [dict(zip(("place", "activation", "causal", "gate"), one, strict=True)) for one in choices]
 
 
 def _changes(parts: _Parts, base: Settings) -> list[tuple[str, Settings]]:
     count = len(parts.attentions) + bool(parts.feed_forward)
     changes: list[tuple[str, Settings]] = []
-    for mode in ("pre", "post", "norm of both", "norm of the residual", "norm of the branch"):
-        cause = "norm_after" if mode in ("post", "norm of the branch") else "norm_before"
-        for indices in (range(count), *((index,) for index in range(count))):
+    each: list[tuple[int, ...]] = [(index,) for index in range(count)]
+    for indices in (*each, tuple(range(count))):
+        for mode in ("pre", "post", "norm of both", "norm of the residual", "norm of the branch"):
+            cause = "norm_after" if mode in ("post", "norm of the branch") else "norm_before"
             changes.append((cause, {"places": dict.fromkeys(indices, mode)}))
-    changes += [("residual_missing", {"no_residual": (index,)}) for index in range(count)]
-    changes.append(("residual_missing", {"no_residual": tuple(range(count))}))
-    changes += [("norm_missing", {"no_norm": (index,)}) for index in range(count)]
+        changes.append(("residual_missing", {"no_residual": indices}))
+        changes.append(("norm_missing", {"no_norm": indices}))
     changes.append(("norm_used_twice", {"one_norm": True}))
-    if parts.feed_forward:
-        changes.append(("activation_missing", {"activation": "none"}))
-        changes += [
-            ("wrong_activation", {"activation": name})
-            for name in _ACTIVATIONS
-            if name not in ("none", base["activation"])
-        ]
+    for name in _ACTIVATIONS if parts.feed_forward else ():
+        cause = "activation_missing" if name == "none" else "wrong_activation"
+        changes.append((cause, {"activation": name}))
     changes.append(("source_padding_attended" if parts.cross else "padding_attended", {"no_mask": True}))
     if base["causal"]:
         changes.append(("no_causal_mask_in_decoder", {"causal": False}))
@@ -254,33 +261,41 @@ def _run(
     numbers = {"width": width, "heads": heads}
     generator = torch.Generator().manual_seed(29)
     x = torch.randn(_BATCH, _TOKENS, width, generator=generator)
-    memory = torch.randn(_BATCH, _TOKENS if parts.cross is None else _MEMORY, width, generator=generator)
-    is_alone = sum(one.role == "mask" for one in arguments) == 1
-    for size in (memory.shape[1], _TOKENS):
-        memory = memory[:, :size]
+    outputs: list[tuple[Probe, Tensor]] = []
+    for size in (_MEMORY, _TOKENS):
+        memory = torch.randn(_BATCH, size, width, generator=generator)
         plain = Probe("without a mask", x, memory if parts.cross else None)
         given = Given(x, plain.memory)
-        outputs = []
         found = _output(runner, arguments, given, numbers)
         if found is not None:
-            outputs.append((plain, found))
-        masked: list[tuple[Probe, Tensor, str, str, bool]] = []
-        for name in sorted((one.name for one in arguments if one.role == "mask"), key=lambda one: "padding" not in one):
-            is_memory = parts.cross is not None and (is_alone or _OF_MEMORY.search(name) is not None)
-            keys = memory.shape[1] if is_memory else _TOKENS
-            real = torch.ones(_BATCH, 1, 1, keys, dtype=torch.bool)
-            real[0, ..., keys - 2 :] = False
-            for output, meaning, hides in _masked(runner, arguments, given, numbers, name, real, (mask, is_memory)):
-                probe = replace(plain, name="with padding", allowed=real)
-                masked.append((probe, output, "memory" if is_memory else "self", meaning, hides))
+            outputs = [(plain, found)]
+        masked = _with_masks(runner, arguments, given, numbers, mask)
         if masked:
-            probe, output, whose, meaning, _ = max(masked, key=lambda one: one[-1])
-            return [*outputs, (probe, output)], whose, meaning
+            real, output, whose, meaning, _ = max(masked, key=lambda one: one[-1])
+            return [*outputs, (replace(plain, name="with padding", allowed=real), output)], whose, meaning
         if outputs:
             return outputs, "self", None
     if runner.error is not None:
         raise CannotCompare(f"it raises {shown_error(runner.error)}")
     raise CannotCompare(f"it does not return a tensor [batch, tokens, {width}]")
+
+
+def _with_masks(
+    runner: Runner, arguments: Sequence[Argument], given: Given, numbers: Mapping[str, Any], mask: str | None
+) -> list[tuple[Tensor, Tensor, str, str, bool]]:
+    """Return for each mask that runs: what it allows, the output, whose it is, what it means, and whether it hides."""
+    found = []
+    names = [one.name for one in arguments if one.role == "mask"]
+    for name in sorted(names, key=lambda one: "padding" not in one):
+        is_memory = given.memory is not None and (len(names) == 1 or _OF_MEMORY.search(name) is not None)
+        source = given.memory if is_memory else given.query
+        assert source is not None
+        real = torch.ones(_BATCH, 1, 1, source.shape[1], dtype=torch.bool)
+        real[0, ..., -2:] = False
+        whose = "memory" if is_memory else "self"
+        for output, meaning, hides in _masked(runner, arguments, given, numbers, name, real, (mask, is_memory)):
+            found.append((real, output, whose, meaning, hides))
+    return found
 
 
 def _masked(
@@ -325,7 +340,7 @@ def _hides(
 
 def _output(runner: Runner, arguments: Sequence[Any], given: Given, numbers: Mapping[str, Any]) -> Tensor | None:
     args, named = call_arguments(runner.part, arguments, given, numbers)
-    result = runner.attempt(*args, **named)
+    result = runner.attempt(*args, named=named)
     for one in tensors_of(result)[:1]:
         if one.shape == given.query.shape:
             return one.double()
@@ -375,7 +390,7 @@ def transformer(
     if not isinstance(part, nn.Module) or whole.verdict == "cannot compare":
         return whole
     runner = Runner(part, [part])
-    with runner.open():
+    with runner.borrow():
         attentions = list(_attentions(part, width, heads))
     seen: list[str] = []
     for path, report in _part_reports(part, attentions, width, heads):

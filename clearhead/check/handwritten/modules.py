@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clearhead.arguments import checked
 from clearhead.check.handwritten.calling import parameters_of
-from clearhead.check.handwritten.report import CannotCompare, Finding, Report
+from clearhead.check.handwritten.report import CannotCompare, Finding, Report, judged
 from clearhead.check.handwritten.running import ROUNDED, NoDropout, Runner, described, relative, shown_error, tensors_of
 from clearhead.errors import InputError
 
@@ -95,13 +95,13 @@ def _judged(model: _Model, subject: str, flow: Flow | None, length: int) -> Repo
     ids = torch.randint(1, model.vocabulary, (_BATCH, length), generator=torch.Generator().manual_seed(7))
     findings: list[Finding] = []
     for draw in (False, True):
-        with runner.open(draw=draw):
+        with runner.borrow(draw=draw):
             try:
                 outputs = model(ids)
             except (CannotCompare, NotImplementedError):
                 raise
             except Exception as error:  # noqa: BLE001 a stranger's code raises anything
-                return Report.judged(subject, (_raised(error, length),))
+                return judged(subject, (_raised(error, length),))
             reads, mates = _dependencies(model, ids, outputs)
             if not reads.any() and not draw:
                 continue  # weights of zero, such as those of a fresh head, hide what depends on what
@@ -118,9 +118,7 @@ def _judged(model: _Model, subject: str, flow: Flow | None, length: int) -> Repo
     if runner.changes_weights:
         findings.append(Finding.of("weights_changed"))
     notes = [f"flow: {expected}", *_drawn(reads)]
-    return Report.judged(
-        subject, tuple(findings), compared=("flow", "batch mates", "lengths", "padding"), notes=tuple(notes)
-    )
+    return judged(subject, findings, compared=("flow", "batch mates", "lengths", "padding"), notes=tuple(notes))
 
 
 def _raised(error: Exception, length: int) -> Finding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -101,16 +101,10 @@ class Report(Printed):
     reason: str = ""
 
     @classmethod
-    def judged(cls, subject: str, findings: tuple[Finding, ...], **fields: Any) -> Report:
-        """Return a report that is right where nothing was found but warnings."""
-        is_wrong = any(finding.severity == "wrong" for finding in findings)
-        return cls(subject, "wrong" if is_wrong else "right", findings, **fields)
-
-    @classmethod
     def refused(cls, subject: str, reason: CannotCompare) -> Report:
         """Return the report of a part that cannot be compared."""
         if isinstance(reason, NotSteady):
-            return cls.judged(subject, (Finding.of("randomness_in_evaluation"),))
+            return judged(subject, (Finding.of("randomness_in_evaluation"),))
         return cls(subject, "cannot compare", reason=f"{reason}")
 
     @property
@@ -145,6 +139,16 @@ class Report(Printed):
 
     def __repr__(self) -> str:
         return "\n".join(self.lines())
+
+
+def judged(
+    subject: str, findings: Sequence[Finding], *, compared: Sequence[str] = (), largest: float | None = None,
+    bound: float | None = None, notes: Sequence[str] = (),
+) -> Report:  # fmt: skip
+    """Return a report that is right where nothing was found but warnings; the arguments are those of `Report`."""
+    is_wrong = any(finding.severity == "wrong" for finding in findings)
+    verdict: Verdict = "wrong" if is_wrong else "right"
+    return Report(subject, verdict, tuple(findings), tuple(compared), largest, bound, tuple(notes))
 
 
 def _finite(value: float | None) -> float | None:

@@ -84,11 +84,10 @@ def borrowed(
         dtype: of weights and floating-point buffers; on the CPU.
         draw: weights are drawn, so that a bias of zero or a weight of twos hides nothing.
     """
-    weights = {id(one): one for one in (*(p for owner in owners for p in owner.parameters()), *tensors)}
-    modules = {id(one): one for owner in owners for one in owner.modules()}
-    buffers = {id(one): one for module in modules.values() for one in module._buffers.values() if one is not None}
-    data = [(one, one.data, one.grad) for one in (*weights.values(), *buffers.values())]
-    modes = [(module, module.training, dict(module._buffers)) for module in modules.values()]
+    whole = nn.ModuleList(owners)
+    weights = {id(one): one for one in (*whole.parameters(), *tensors)}
+    data = [(one, one.data, one.grad) for one in (*weights.values(), *whole.buffers())]
+    modes = [(module, module.training, dict(module._buffers)) for owner in owners for module in owner.modules()]
     generator = torch.Generator().manual_seed(11)
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), _default_dtype(dtype):
@@ -96,7 +95,7 @@ def borrowed(
             for one in weights.values():
                 one.grad = None
                 one.data = _drawn(one, generator, dtype) if draw else one.data.to("cpu", dtype)
-            for one in buffers.values():
+            for one in whole.buffers():
                 one.data = one.data.to("cpu", dtype if one.is_floating_point() else one.dtype)
             for module, *_ in modes:
                 module.training = False
@@ -112,8 +111,9 @@ def borrowed(
 
 def _drawn(weight: Tensor, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
     values = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
-    spread = 0.5 if weight.dim() < 2 else 1.3 / math.sqrt(weight[0].numel() if weight.dim() == 2 else weight.shape[1])
-    return (values * spread + (1.0 if weight.dim() < 2 else 0.0)).to(dtype)
+    if weight.dim() < 2:  # a bias, or the weight of a norm
+        return (values * 0.5 + 1.0).to(dtype)
+    return (values * 1.3 / math.sqrt(weight.shape[1])).to(dtype)
 
 
 @dataclass
@@ -137,7 +137,7 @@ class Runner:
     notes: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
-    def open(self, dtype: torch.dtype | None = None, *, draw: bool = True) -> Iterator[None]:
+    def borrow(self, dtype: torch.dtype | None = None, *, draw: bool = True) -> Iterator[None]:
         """Borrow the weights."""
         with borrowed(self.owners, self.weights, dtype or self.dtype, draw=draw):
             yield
@@ -161,10 +161,10 @@ class Runner:
         self._put_back(kept)
         return first
 
-    def attempt(self, *args: Any, **kwargs: Any) -> Any:
+    def attempt(self, *args: Any, named: Mapping[str, Any] | None = None) -> Any:
         """Return the output, or None where the part raises an error, which is kept."""
         try:
-            return self(*args, **kwargs)
+            return self(*args, **(named or {}))
         except (CannotCompare, NotImplementedError):
             raise
         except Exception as error:  # noqa: BLE001 a stranger's code raises anything

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -95,7 +97,7 @@ def positions(part: Callable[..., Any], *, width: int = 10, length: int = _LENGT
     subject, runner = f"{_name(part)}, width {width}", _runner(part)
     findings: list[Finding] = []
     try:
-        with runner.open(draw=False):
+        with runner.borrow(draw=False):
             if isinstance(part, nn.Module):
                 zeros = torch.zeros(_BATCH, length, width)
                 found = _first(
@@ -153,6 +155,7 @@ _NORM_CHANGES: Changes = (
     ("weight_missing", {"has_weight": False}),
     *(("wrong_axis", {"axis": axis}) for axis in (1, 0, (1, 2), (0, 1), (0, 1, 2), (0, 2))),
 )  # fmt: skip
+_NORMS = {True: ("unbiased_variance", "the norm"), False: ("mean_subtracted", "the RMS norm")}
 _LAYER_CHANGES: Changes = (
     ("mean_not_subtracted", {"is_centred": False}),
     ("mean_not_subtracted", {"is_centred": False, "is_variance": False}),
@@ -186,7 +189,7 @@ def norm(
     """
     subject, runner = f"{_name(part)}, width {width}", _runner(part)
     try:
-        with runner.open():
+        with runner.borrow():
             x = torch.randn(_BATCH, 5, width, generator=torch.Generator().manual_seed(3)) + 0.5
             x[0] *= 0.01
             weight, bias = _gains(part, width)
@@ -196,63 +199,68 @@ def norm(
             weight, bias = (None if one is None else one.double().flatten().clone() for one in (weight, bias))
     except CannotCompare as reason:
         return Report.refused(subject, reason)
-    named = next(
-        (
-            getattr(part, name)
-            for name in ("eps", "epsilon", "variance_epsilon")
-            if isinstance(getattr(part, name, None), float)
-        ),
-        eps,
-    )
-    candidates = _EPSILONS if named is None else (named,)
-    kinds = (
-        [kind]
-        if kind
-        else (
-            ["rms", "layer"]
-            if "rms" in _name(part).lower() or "rms" in " ".join(_norm_arguments(part))
-            else ["layer", "rms"]
-        )
-    )
-    if kind is None and (bias is not None or kinds[0] == "rms"):
-        kinds = kinds[:1]
+    candidates = _epsilons(part, eps)
+    bases = _norm_bases(_kinds(part, kind, bias is not None), candidates)
 
-    def compute(settings: Settings, which: str, epsilon: float, has_bias: bool) -> list[Tensor]:
-        own = {"is_centred": which == "layer", "is_variance": which == "layer", "eps": epsilon, "has_bias": has_bias}
-        return [_normed({**own, **settings}, x.double(), weight, bias)]
+    def compute(base: Settings, settings: Settings) -> list[Tensor]:
+        return [_normed({**base, **settings}, x.double(), weight, bias)]
 
-    pairs = [(which, epsilon, has_bias) for which in kinds for epsilon in candidates
-             for has_bias in ((True,) if which == "layer" else (False, True))]  # fmt: skip
-    best = min(pairs, key=lambda pair: largest_difference(found, compute({}, *pair)))
-    which = best[0]
-    known = (*_NORM_CHANGES, *(_LAYER_CHANGES if which == "layer" else _RMS_CHANGES))
-    changes = [
-        *known, *((cause, {**settings, "eps": epsilon}) for cause, settings in known for epsilon in candidates[1:])
-    ]  # fmt: skip
-    mathematics = MISTAKES["unbiased_variance" if which == "layer" else "mean_subtracted"].math
-    where = "the norm" if which == "layer" else "the RMS norm"
+    base = min(bases, key=lambda one: largest_difference(found, compute(one, {})))
+    cause, where = _NORMS[base["is_centred"]]
     return compared(
-        subject, found, lambda settings: compute(settings, *best), changes, runner,
-        ["rows of usual and of small values"], place=where, mathematics=mathematics,
-        notes=[f"{where}, eps {best[1]:g}"],
+        subject, found, partial(compute, base), _norm_changes(base, candidates), runner,
+        ["rows of usual and of small values"], place=where, mathematics=MISTAKES[cause].math,
+        notes=[f"{where}, eps {base['eps']:g}"],
     )  # fmt: skip
+
+
+def _norm_bases(kinds: Sequence[str], candidates: Sequence[float]) -> list[dict[str, Any]]:
+    """Return the right computations of the norms that a part may be; an RMS norm need not use its bias."""
+    found = []
+    for kind, eps, has_bias in itertools.product(kinds, candidates, (True, False)):
+        if kind == "rms" or has_bias:
+            found.append(
+                {"is_centred": kind == "layer", "is_variance": kind == "layer", "eps": eps, "has_bias": has_bias}
+            )
+    return found
+
+
+def _norm_changes(base: Settings, candidates: Sequence[float]) -> list[tuple[str, Settings]]:
+    known = [*_NORM_CHANGES, *(_LAYER_CHANGES if base["is_centred"] else _RMS_CHANGES)]
+    others = [eps for eps in candidates if eps != base["eps"]]
+    return [*known, *((cause, {"eps": eps, **change}) for eps in others for cause, change in known)]
+
+
+def _epsilons(part: Any, eps: float | None) -> tuple[float, ...]:
+    """Return what a norm says that it adds, or what is usual."""
+    for name in ("eps", "epsilon", "variance_epsilon"):
+        if isinstance(getattr(part, name, None), float):
+            return (float(getattr(part, name)),)
+    return _EPSILONS if eps is None else (eps,)
+
+
+def _kinds(part: Any, kind: str | None, has_bias: bool) -> tuple[str, ...]:
+    """Return which norms a part may be, by its name and its weights."""
+    if kind is not None:
+        return (kind,)
+    if "rms" in f"{_name(part)} {' '.join(_norm_arguments(part))}".lower():
+        return ("rms",)
+    return ("layer",) if has_bias else ("layer", "rms")
 
 
 def _gains(part: Any, width: int) -> tuple[Tensor | None, Tensor | None]:
     """Return weight and bias of a norm: its own, or drawn ones for a function."""
     if isinstance(part, nn.Module):
-        own = [(name, one.detach()) for name, one in part.named_parameters()]
-        if any(one.numel() != width for _, one in own) or len(own) > 2:
-            raise CannotCompare(
-                f"a norm of width {width} has at most two weights [{width}]; it has {[n for n, _ in own]}"
-            )
-        is_bias = [re.search(r"beta|bias|shift|^b|offset", name) is not None for name, _ in own]
-        weight = next((one for (_, one), bias in zip(own, is_bias, strict=True) if not bias), None)
-        return weight, next((one for (_, one), bias in zip(own, is_bias, strict=True) if bias), None)
-    generator = torch.Generator().manual_seed(4)
-    roles = _norm_arguments(part)
-    drawn = [torch.randn(width, generator=generator) + 1.0 for _ in range(2)]
-    return (drawn[0] if "weight" in roles else None), (drawn[1] if "bias" in roles else None)
+        gains: dict[str, Tensor] = {}
+        for name, one in part.named_parameters():
+            role = "bias" if re.search(r"beta|bias|shift|^b|offset", name) else "weight"
+            if one.numel() != width or role in gains:
+                raise CannotCompare(f"a norm has a weight and perhaps a bias [{width}]; {name} is {list(one.shape)}")
+            gains[role] = one.detach()
+    else:
+        generator = torch.Generator().manual_seed(4)
+        gains = {role: torch.randn(width, generator=generator) + 1.0 for role in _norm_arguments(part)}
+    return gains.get("weight"), gains.get("bias")
 
 
 def _norm_arguments(part: Any) -> list[str]:
@@ -262,7 +270,8 @@ def _norm_arguments(part: Any) -> list[str]:
     found = []
     for one in parameters_of(part)[1:]:
         low = one.name.lower()
-        role = "eps" if "eps" in low else "bias" if re.search(r"bias|beta|^b$|shift", low) else "weight"
+        role = "bias" if re.search(r"bias|beta|^b$|shift", low) else "weight"
+        role = "eps" if "eps" in low else role
         if role not in found and (role != "eps" or one.default is one.empty):
             found.append(role)
     return found
@@ -342,22 +351,25 @@ def loss(part: Callable[..., Any], *, vocab_size: int = 9, pad: int = 0, shifts:
     subject, runner = f"{_name(part)}, vocabulary {vocab_size}", _runner(part)
     generator = torch.Generator().manual_seed(3)
     try:
-        with runner.open():
+        with runner.borrow():
             logits = torch.randn(_BATCH, 6, vocab_size, generator=generator)
             ids = torch.randint(1, vocab_size, (_BATCH, 6), generator=generator)
             ids = torch.where(ids == pad, (pad + 1) % vocab_size, ids)
             ids[0, 4:] = pad
-            takes_pad = len([one for one in parameters_of(part) if one.default is one.empty]) > 2
-            takes_pad |= any("pad" in one.name or "ignore" in one.name for one in parameters_of(part)[2:])
+            third = parameters_of(part)[2:3]
+            takes_pad = [one for one in third if one.default is one.empty or re.search("pad|ignore", one.name)]
             call = (logits, ids, pad) if takes_pad else (logits, ids)
             found = [_first(runner, [call], [(), (1,)]).reshape(())]
     except CannotCompare as reason:
         return Report.refused(subject, reason)
-    own = {} if shifts else {"shift": 0}
-    changes = [(cause, {**settings, "shift": settings["shift"] - (not shifts)} if "shift" in settings else settings)
-               for cause, settings in _LOSS_CHANGES if shifts or cause != "targets_not_shifted"]  # fmt: skip
+    own = 1 if shifts else 0
+    changes = [(cause, {**settings, "shift": settings.get("shift", 1) - 1 + own}) for cause, settings in _LOSS_CHANGES]
+
+    def compute(settings: Settings) -> list[Tensor]:
+        return [_loss({"shift": own, **settings}, logits.double(), ids, pad)]
+
     return compared(
-        subject, found, lambda settings: [_loss({**own, **settings}, logits.double(), ids, pad)], changes, runner,
+        subject, found, compute, changes, runner,
         ["two texts, one with padding"], place="the loss", mathematics=MISTAKES["padding_counted"].math,
     )  # fmt: skip
 
@@ -414,14 +426,16 @@ def rope(
     subject, runner = f"{_name(part)}, head size {head_size}", _runner(part)
     generator = torch.Generator().manual_seed(3)
     try:
-        with runner.open(draw=False):
+        with runner.borrow(draw=False):
             x = torch.randn(_BATCH, _HEADS, 5, head_size, generator=generator).transpose(2, token_axis)
-            names = [one.name for one in parameters_of(part) if one.default is one.empty]
-            position = torch.arange(5)
-            calls = [(x,), (x, position), (x, position[None].expand(_BATCH, -1))]
-            calls = [(x, x), *calls] if len(names) == 2 and names[1].lower().startswith(("k", "xk", "x_k")) else calls
-            calls = calls if len(names) < 2 or len(calls) > 3 else calls[1:]
-            found, x = (one.transpose(2, token_axis) for one in (_first(runner, calls, [tuple(x.shape)]), x))
+            second = [one.name.lower() for one in parameters_of(part)[1:] if one.default is one.empty]
+            calls: list[tuple[Any, ...]] = [(x,)]
+            if second:
+                position = torch.arange(5)
+                of_pair = second[0].startswith(("k", "xk", "x_k"))
+                calls = [(x, x)] if of_pair else [(x, position), (x, position.expand(_BATCH, -1))]
+            found = _first(runner, calls, [tuple(x.shape)]).transpose(2, token_axis)
+            x = x.transpose(2, token_axis)
     except CannotCompare as reason:
         return Report.refused(subject, reason)
     runner.bound = max(runner.bound, ROUNDED)

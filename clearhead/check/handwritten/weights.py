@@ -117,44 +117,49 @@ def read_weights(part: nn.Module, width: int, heads: int) -> list[Reading]:
             nameless.append(leaf)
         else:
             groups.setdefault(role, []).append(leaf)
-    fits = [leaf for leaf in nameless if _is_out(leaf, width)]
-    named = [
-        leaf for leaf in fits if role_of(leaf.name) == "out" or re.search(r"proj|unify|dense|fc|linear", leaf.name)
-    ]
     if not groups and len(nameless) in (3, 4):
-        orders = list(itertools.permutations(("query", "key", "value")))
-        return [
-            reading
-            for order in orders
-            for reading in _grouped(
-                dict(zip((*order, "out"), ([one] for one in nameless), strict=False)), [], width, heads
-            )
-        ]
+        return _of_any_order(nameless, width, heads)
     if not groups and len(nameless) == 2:
         wide = [leaf for leaf in nameless if 3 * width in leaf.weight.shape]
         groups |= {"qkv": wide} if wide else {}
-        fits = named = [leaf for leaf in nameless if leaf not in wide]
-    missing = (
-        []
-        if "qkv" in groups
-        else [one for one in ("query", "key", "value") if one not in groups and "kv" not in groups]
-    )
+        for leaf in wide:
+            nameless.remove(leaf)
+    _refuse_missing(groups, leaves)
+    fits = [leaf for leaf in nameless if _is_out(leaf, width)]
+    if len(fits) > 1:
+        fits = [leaf for leaf in fits if role_of(leaf.name) == "out" or _OUT.search(leaf.name)][-1:]
+    if fits:
+        groups["out"] = fits
+    extra = _extra(part, leaves, [leaf for leaf in nameless if leaf not in fits])
+    return _grouped(groups, extra, width, heads)
+
+
+def _extra(part: nn.Module, leaves: Sequence[_Leaf], unused: Sequence[_Leaf]) -> list[str]:
+    """Return the names of weights that an attention does not have, such as those of a norm."""
+    known = {id(tensor) for leaf in leaves for tensor in (leaf.weight, leaf.bias)}
+    return [*(leaf.name for leaf in unused), *(name for name, one in part.named_parameters() if id(one) not in known)]
+
+
+def _of_any_order(leaves: Sequence[_Leaf], width: int, heads: int) -> list[Reading]:
+    """Return the readings of three or four weights without names, the output projection last."""
+    found = []
+    for order in itertools.permutations(("query", "key", "value")):
+        groups = {role: [leaf] for role, leaf in zip((*order, "out"), leaves, strict=False)}
+        found += _grouped(groups, [], width, heads)
+    return found
+
+
+def _refuse_missing(groups: Mapping[Role, list[_Leaf]], leaves: Sequence[_Leaf]) -> None:
+    needed: tuple[Role, ...] = ("query", "key", "value")
+    if "kv" in groups:
+        needed = ("query",)
+    missing = [one for one in needed if one not in groups and "qkv" not in groups]
     if missing:
         names = ", ".join(leaf.name for leaf in leaves[:6])
         raise CannotCompare(
             f"which weights make {' and '.join(missing)} does not show in the names ({names}); "
             "say it: parameters={'query': my.q, 'key': my.k, 'value': my.v, 'out': my.o}"
         )
-    out = fits if len(fits) == 1 else named[-1:]
-    if out:
-        groups["out"] = out
-    known = {id(tensor) for leaf in leaves for tensor in (leaf.weight, leaf.bias)}
-    extra = [name for name, one in part.named_parameters() if id(one) not in known]  # such as those of a norm
-    return _grouped(groups, [*(leaf.name for leaf in nameless if leaf not in out), *extra], width, heads)
-
-
-def _in_order(roles: Sequence[Role], leaves: Sequence[_Leaf]) -> dict[Role, list[_Leaf]]:
-    return {role: [leaf] for role, leaf in zip(roles, leaves, strict=False)}
 
 
 def _is_out(leaf: _Leaf, width: int) -> bool:
@@ -194,22 +199,30 @@ def said_weights(parameters: Mapping[str, Any], width: int, heads: int) -> list[
 
 def _grouped(groups: Mapping[Role, list[_Leaf]], extra: Sequence[str], width: int, heads: int) -> list[Reading]:
     """Return the readings of weights by role: both directions of raw tensors, and the orders of fused ones."""
-    raw = [leaf for leaves in groups.values() for leaf in leaves if not leaf.is_linear]
+    every = [leaf for leaves in groups.values() for leaf in leaves]
     readings = []
-    for is_flipped in (True, False) if raw else (False,):
-        flat: dict[Role, Projection] = {}
-        for role, leaves in groups.items():
-            parts = [_matrix(leaf, role, width, is_flipped and not leaf.is_linear) for leaf in leaves]
-            if any(one is None for one in parts):
-                break
-            flat[role] = _joined([one for one in parts if one is not None], role, width)
-        else:
-            readings += [Reading(one, note, tuple(extra)) for one, note in _unfused(flat, heads)]
-    shown = ", ".join(f"{leaf.name} {list(leaf.weight.shape)}" for leaves in groups.values() for leaf in leaves[:1])
+    is_raw = not all(leaf.is_linear for leaf in every)
+    for is_flipped in (True, False)[not is_raw :]:
+        flat = _flat(groups, width, is_flipped)
+        if len(flat) == len(groups):
+            for one, note in _unfused(flat, heads):
+                readings.append(Reading(one, note, tuple(extra)))
     unique = [one for one in readings if _fits(one.projections, width, heads)]
+    shown = ", ".join(f"{leaf.name} {list(leaf.weight.shape)}" for leaf in every)
     if not unique:
         raise CannotCompare(f"the shapes of its weights do not fit width {width} and {heads} heads: {shown}")
     return unique
+
+
+def _flat(groups: Mapping[Role, list[_Leaf]], width: int, is_flipped: bool) -> dict[Role, Projection]:
+    """Return one projection for each role that can be read in this direction."""
+    flat: dict[Role, Projection] = {}
+    for role, leaves in groups.items():
+        parts = [_matrix(leaf, role, width, is_flipped and not leaf.is_linear) for leaf in leaves]
+        found = [one for one in parts if one is not None]
+        if len(found) == len(leaves):
+            flat[role] = _joined(found, role, width)
+    return flat
 
 
 def _matrix(leaf: _Leaf, role: Role, width: int, is_flipped: bool) -> Projection | None:
