@@ -98,16 +98,13 @@ def view_attention(
 
 def _as_array(weights: Any) -> Weights:
     """Return weights as one array; a list has one array for each layer."""
-    layers = list(weights) if isinstance(weights, list | tuple) else None
-    try:
-        if layers is None:
-            found = _plain(weights)
-        else:
-            found = np.stack([one[0] if one.ndim == 4 and len(one) == 1 else one for one in map(_plain, layers)])
-    except ValueError:
-        raise InputError(
-            "weights: the layers have different shapes; expected one [heads, queries, keys] each"
-        ) from None
+    if isinstance(weights, list | tuple):
+        layers = [one[0] if one.ndim == 4 and len(one) == 1 else one for one in map(_plain, weights)]
+        if len({one.shape for one in layers}) != 1:
+            raise InputError("weights: the layers have different shapes; expected one [heads, queries, keys] each")
+        found = np.stack(layers)
+    else:
+        found = _plain(weights)
     if found.ndim == 5 and found.shape[1] == 1:
         found = found[:, 0]
     if found.ndim != 4 or not found.size:

@@ -26,7 +26,8 @@ class MyAttention(nn.Module):
     def forward(self, query, memory=None, mask=None):
         print("noise of a student")
         memory = query if memory is None else memory
-        q, k, v = (y.unflatten(-1, (self.h, -1)).transpose(1, 2) for y in (self.q(query), self.k(memory), self.v(memory)))
+        projected = self.q(query), self.k(memory), self.v(memory)
+        q, k, v = (y.unflatten(-1, (self.h, -1)).transpose(1, 2) for y in projected)
         scores = q @ k.transpose(-2, -1)
         if mask is not None:
             scores = scores.masked_fill(~mask, float("-inf"))
