@@ -1,3 +1,4 @@
+from . import check as check
 from . import presets as presets
 from . import spec as spec
 from . import surgery as surgery
@@ -24,3 +25,4 @@ from .tasks.tag.use import Entity as Entity
 from .training.api import train as train
 from .training.settings import TrainResult as TrainResult
 from .version import __version__ as __version__
+from .view.arrays import view_attention as view_attention

@@ -1,4 +1,4 @@
-"""`clearhead check`: whether a checkpoint computes the same here and in transformers."""
+"""`clearhead check`: whether a checkpoint, or a hand-written part of a Transformer, computes what it should."""
 
 from __future__ import annotations
 
@@ -23,28 +23,72 @@ Reference = Annotated[
 Tolerance = Annotated[
     float, typer.Option("--tolerance", min=0.0, help="The largest relative difference that counts as the same.")
 ]
+Hint = Annotated[
+    int | None,
+    typer.Option("--hint", min=1, max=3, help="Of FILE.py: 1 where it differs, 2 the mathematics, 3 the mend."),
+]
+Width = Annotated[
+    int | None, typer.Option("--width", min=2, help="Of FILE.py: the width of what is built; by default 24.")
+]
+Heads = Annotated[
+    int | None, typer.Option("--heads", min=1, help="Of FILE.py: the heads of what is built; by default 3.")
+]
+As = Annotated[
+    str | None, typer.Option("--as", metavar="KIND", help="Of FILE.py:NAME: what it is; by default by its name.")
+]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option("--time-limit", metavar="S", min=1.0, help="Of FILE.py: the most seconds; by default 120."),
+]
 
 
 def check(
-    ref: Annotated[str, typer.Argument(metavar="REF", help="A Hugging Face checkpoint or a run directory.")],
+    ref: Annotated[str, typer.Argument(metavar="REF", help="A checkpoint, a run directory, or FILE.py[:NAME].")],
     against: Against = None,
     reference: Reference = None,
     tolerance: Tolerance = 1e-4,
+    hint: Hint = None,
+    width: Width = None,
+    heads: Heads = None,
+    kind: As = None,
+    time_limit: TimeLimit = None,
     as_json: Json = False,
 ) -> None:
-    """Compare the outputs of a checkpoint with those in another library, layer by layer.
+    """Compare a checkpoint with another library, layer by layer, or your own Transformer with the mathematics.
 
     \b
     Example:
       clearhead check bert-base-uncased-folder --against transformers
       clearhead check converted --against transformers --reference original
+      clearhead check mine.py:MyAttention --hint 1
+      clearhead check tests/adapters.py
 
     Both models read random tokens, padded tokens and, if there is a tokenizer, real text; the tokenizers read hard
     strings. If they differ, the first differing submodule is named with the likely cause, found by experiment: one
     setting after another is changed here until the outputs agree. A run directory is first saved as a Hugging Face
     checkpoint. The exit code is 1 if they differ. --json ends with {"same", "largest", "layers", "divergence",
     "causes"} and more.
+
+    FILE.py is run in a process of its own. What is in it (a class or function whose name says what it is: attention,
+    norm, positions, rope, loss, layer, transformer) is compared with the mathematics on the same weights, and where it
+    differs, the known mistake that gives the same numbers is named. The exit code is 1 if a part is wrong or not
+    written yet, and 2 if it cannot be compared. --json ends with {"ok", "reports"}.
     """
+    from clearhead.check.handwritten.files import python_file
+
+    own = {"--hint": hint, "--width": width, "--heads": heads, "--as": kind, "--time-limit": time_limit}
+    file = python_file(ref)
+    if file is not None:
+        if against is not None or reference is not None:
+            raise InputError("--against and --reference have no effect on a Python file")
+        _check_file(*file, hint or 3, kind, (width or 24, heads or 3), time_limit or 120.0, as_json)
+        return
+    if useless := [name for name, value in own.items() if value is not None]:
+        raise InputError(f"{useless[0]} has an effect on FILE.py alone; got {ref}")
+    _check_checkpoint(ref, against, reference, tolerance, as_json)
+
+
+def _check_checkpoint(ref: str, against: str | None, reference: Path | None, tolerance: float, as_json: bool) -> None:
     from clearhead.files import absent
 
     if against is None:
@@ -63,6 +107,25 @@ def check(
     print_either(as_json, report.record(), *report.lines())
     if not report.is_same:
         raise typer.Exit(1)
+
+
+def _check_file(
+    path: Path, name: str, hint: int, kind: str | None, sizes: tuple[int, int], seconds: float, as_json: bool
+) -> None:
+    from clearhead.check.handwritten.files import KINDS, compare_file
+
+    if kind is not None and (kind not in KINDS or not name):
+        raise InputError(f"--as takes one of {', '.join(KINDS)}, with FILE.py:NAME; got {kind}")
+    if sizes[0] % sizes[1]:
+        raise InputError(f"--width must be a multiple of --heads; got {sizes[0]} and {sizes[1]}")
+    reports = compare_file(path, name, kind=kind, width=sizes[0], heads=sizes[1], seconds=seconds)
+    record = {"ok": all(report.ok for report in reports), "reports": [report.record(hint) for report in reports]}
+    print_either(as_json, record, *(line for report in reports for line in report.lines(hint)))
+    verdicts = {report.verdict for report in reports}
+    if verdicts & {"wrong", "not written yet"}:
+        raise typer.Exit(1)
+    if verdicts != {"right"}:
+        raise typer.Exit(2)
 
 
 @contextmanager

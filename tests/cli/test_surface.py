@@ -101,7 +101,17 @@ SURFACE = {
     "compare": {"--output", "-o", "--force", "--json"},
     "average": {"--last", "--json"},
     "convert": {"--to", "--from-bin", "--precision", "--max-shard-size", "--json"},
-    "check": {"--against", "--reference", "--tolerance", "--json"},
+    "check": {
+        "--against",
+        "--reference",
+        "--tolerance",
+        "--hint",
+        "--width",
+        "--heads",
+        "--as",
+        "--time-limit",
+        "--json",
+    },
     "bench": {"--json"} | MACHINE,
     "inspect": {"--addresses", "--svg", "--force", "--length", "--json"},
 }

@@ -17,9 +17,10 @@ from tests.house.source import package_sources
 NAMES = {
     "clearhead": """
         Answer AttentionMaps Cache Classification Entity Filled Generation HeadStatistics Hypothesis InputError Model
-        MultiHeadAttention Output PairScore RunFailure TrainResult Transformer __version__ build capture edit load
-        presets spec surgery train
+        MultiHeadAttention Output PairScore RunFailure TrainResult Transformer __version__ build capture check edit load
+        presets spec surgery train view_attention
     """,
+    "clearhead.check": "Finding Report attention layer loss module norm positions rope transformer",
     "clearhead.core": "Attention Cache MultiHeadAttention Output Sequence Transformer build",
     "clearhead.presets": "bert_base gpt2 llama_tiny t5_small transformer_base transformer_big",
     "clearhead.spec": """

@@ -1,0 +1,166 @@
+"""The process that imports a user's file and compares what is in it: python -m ...child FILE NAME KIND WIDTH HEADS OUT.
+
+Its answer is a file, because what the user's code prints is not an answer. NAME and KIND may be empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from torch import nn
+
+from clearhead.check.handwritten.adapters import ADAPTERS
+from clearhead.check.handwritten.attentions import attention
+from clearhead.check.handwritten.layers import layer, transformer
+from clearhead.check.handwritten.modules import module
+from clearhead.check.handwritten.report import CannotCompare, Report
+from clearhead.check.handwritten.running import shown_error
+from clearhead.check.handwritten.small_parts import loss, norm, positions, rope
+from clearhead.errors import InputError, nearest
+
+Check = Callable[[Any, int, int], Report]
+CHECKS: Final[Mapping[str, tuple[str, Check]]] = {
+    "rope": ("rope|rotary", lambda part, width, heads: rope(part, head_size=width // heads)),
+    "positions": ("pos(?!t)|sinus", lambda part, width, heads: positions(part, width=width)),
+    "attention": ("att|mha|multi_?head", lambda part, width, heads: attention(part, width=width, heads=heads)),
+    "norm": ("norm", lambda part, width, heads: norm(part, width=width)),
+    "loss": ("loss|entropy", lambda part, width, heads: loss(part)),
+    "layer": ("layer|block", lambda part, width, heads: layer(part, width=width, heads=heads)),
+    "transformer": (
+        "transformer|lm$|language|model|decoder|encoder",
+        lambda part, width, heads: transformer(part, width=width, heads=heads),
+    ),
+    "module": ("$^", lambda part, width, heads: module(part)),
+}
+"""The kinds of parts: the names that say so, and their comparison."""
+_SIZES: Mapping[str, str] = {
+    "width": r"^(width|d_model|dim|embed_dim|hidden(_size|_dim)?|n_embd|embed(_size)?|emb(_dim|_size)?|model_dim|d|c|"
+    r"features|normalized_shape|size)$",
+    "heads": r"^(n|num)?_?(attention_)?heads?$|^h$|^nhead$|^n_head$",
+    "head_size": r"^(head_size|head_dim|d_k|d_head)$",
+    "inner": r"d_ff|ff|inner|hidden|mlp|intermediate",
+    "vocabulary": r"voc",
+    "length": r"len|ctx|context|block_size|seq|positions",
+    "layers": r"layers|depth|blocks|^n$",
+    "dropout": r"drop|^p$",
+    "theta": r"theta|base",
+}
+
+
+def build(cls: type[Any], width: int, heads: int) -> Any:
+    """Return a module of a user's class, its sizes known by the names of the constructor.
+
+    Raises:
+        CannotCompare: an argument is not known.
+    """
+    values = {"width": width, "heads": heads, "head_size": width // heads, "inner": 2 * width, "vocabulary": 29,
+              "length": 64, "layers": 2, "dropout": 0.1, "theta": 10000.0}  # fmt: skip
+    given = {}
+    for one in inspect.signature(cls).parameters.values():
+        if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+            continue
+        role = next((role for role, names in _SIZES.items() if re.search(names, one.name.lower())), None)
+        if role in ("width", "heads", "head_size") or (one.default is one.empty and role is not None):
+            given[one.name] = values[role]
+        elif one.default is one.empty:
+            raise CannotCompare(f"what to pass for '{one.name}' of its constructor is not known; give it a default")
+    return cls(**given)
+
+
+def kind_of(name: str) -> str | None:
+    """Return the kind of a part by its name."""
+    low = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    return next((kind for kind, (names, _) in CHECKS.items() if re.search(names, low)), None)
+
+
+def imported(path: Path) -> ModuleType:
+    """Import a file that a user names."""
+    sys.path.insert(0, str(Path.cwd()))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} cannot be imported")
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = found
+    spec.loader.exec_module(found)
+    return found
+
+
+def _parts(found: ModuleType, name: str, kind: str) -> dict[str, str]:
+    """Return the parts to compare by their names, each with its kind.
+
+    Raises:
+        InputError: there is none, or what it is does not show.
+    """
+    own = {
+        each: value
+        for each, value in vars(found).items()
+        if not each.startswith("_")
+        and callable(value)
+        and (value.__module__ == found.__name__ or each in ADAPTERS or each == name)
+    }
+    if name:
+        if name not in own:
+            raise InputError(f"there is no class or function '{name}' in it{nearest(name, own)}")
+        known = kind or ("adapter" if name in ADAPTERS else kind_of(name))
+        if known is None:
+            raise InputError(f"what '{name}' is does not show in its name: say it by --as, one of {', '.join(CHECKS)}")
+        return {name: known}
+    adapters = dict.fromkeys((each for each in own if each in ADAPTERS), "adapter")
+    if adapters:
+        return adapters
+    parts = {each: kind or kind_of(each) for each in own if inspect.isclass(own[each]) or kind_of(each)}
+    usual = {each: known for each, known in parts.items() if known is not None}
+    if not usual:
+        raise InputError(
+            "it has no class or function whose name says what it is (such as MyAttention): name one, FILE.py:NAME"
+        )
+    return usual
+
+
+def _compared(part: Any, name: str, kind: str, width: int, heads: int) -> Report:
+    try:
+        if kind == "adapter":
+            return ADAPTERS[name](part, width, heads)
+        if inspect.isclass(part):
+            if not issubclass(part, nn.Module):
+                raise CannotCompare("it is a class, but not an nn.Module")
+            part = build(part, width, heads)
+        return CHECKS[kind][1](part, width, heads)
+    except NotImplementedError:
+        return Report(name, "not written yet")
+    except (CannotCompare, InputError) as reason:
+        return Report(name, "cannot compare", reason=f"{reason}")
+    except Exception as error:  # noqa: BLE001 a stranger's code raises anything
+        return Report(name, "cannot compare", reason=f"it raises {shown_error(error)}")
+
+
+def main(words: list[str]) -> None:
+    """Compare, and write the reports, or why there are none, as JSON."""
+    path, name, kind, width, heads, out = words
+    answer: dict[str, Any] = {}
+    try:
+        found = imported(Path(path))
+        parts = _parts(found, name, kind)
+        answer["reports"] = [
+            _compared(getattr(found, each), each, known, int(width), int(heads)).record()
+            for each, known in parts.items()
+        ]
+    except InputError as error:
+        answer["fault"] = f"{error}"
+    except Exception as error:  # noqa: BLE001 a stranger's code raises anything
+        answer["fault"] = f"importing it raises {shown_error(error)}"
+    Path(out).write_text(json.dumps(answer), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main(sys.argv[1:])

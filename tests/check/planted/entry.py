@@ -1,0 +1,83 @@
+"""What an entry of a table of planted mistakes says, and how weights of each layout are read from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Weights = dict[str, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A student's part: `make(width, heads)` builds it and `cause` names its mistake (None: it is correct).
+
+    `inputs` are its arguments: x, or q k v, then perhaps mask; `mask` says what the mask means: attend (True = attend),
+    block (True = block), additive (0 and -inf), ones (int 1 = attend) or causal (the part masks by itself).
+    `weights` reads q, k, v, o (out, in) and the biases qb, kb, vb, ob.
+    None: the part is a function of x, wq, wk, wv, wo (in, out) and heads.
+    `mask` "causal attend" is a causal part that also takes a mask; "float ones" is ones as floats.
+    `shows` is what reveals the mistake: output, empty_row (a row that attends to nothing), half (float16),
+    caller (the mask is changed) or long (one head and more steps than the width).
+    """
+
+    name: str
+    make: Callable[[int, int], Any]
+    cause: str | None = None
+    inputs: str = "x"
+    mask: str = "none"
+    weights: Callable[[Any], Weights] | None = None
+    time_first: bool = False
+    shows: str = "output"
+
+
+def separate(*names: str) -> Callable[[nn.Module], Weights]:
+    """Weights of four linear layers by their names: query, key, value and perhaps the output."""
+
+    def read(part: nn.Module) -> Weights:
+        found: Weights = {}
+        for letter, name in zip("qkvo", names, strict=False):
+            layer = getattr(part, name)
+            found |= {letter: layer.weight, letter + "b": layer.bias}
+        return found
+
+    return read
+
+
+def fused(name: str, out: str, heads: str | None = None) -> Callable[[nn.Module], Weights]:
+    """Weights of one linear layer [q|k|v], or [h][q, k, v] where `heads` names the number of heads."""
+
+    def read(part: nn.Module) -> Weights:
+        layer, last = getattr(part, name), getattr(part, out)
+        found: Weights = {"o": last.weight, "ob": last.bias}
+        for suffix, tensor in (("", layer.weight), ("b", layer.bias)):
+            if tensor is None:
+                continue
+            if heads is None:
+                thirds = tensor.chunk(3)
+            else:
+                grouped = tensor.unflatten(0, (getattr(part, heads), 3, -1))
+                thirds = [grouped[:, i].flatten(0, 1) for i in range(3)]
+            found |= {letter + suffix: third for letter, third in zip("qkv", thirds, strict=True)}
+        return found
+
+    return read
+
+
+def stacked(part: nn.Module) -> Weights:
+    """Weights of raw parameters (heads, width, head) and (heads, head, width)."""
+    found: Weights = {a: getattr(part, "W_" + a.upper()).transpose(1, 2).flatten(0, 1) for a in "qkv"}
+    return {**found, "o": part.W_O.flatten(0, 1).T}
+
+
+def per_head(part: nn.Module) -> Weights:
+    """Weights of lists of one linear layer a head."""
+    found: Weights = {a: torch.cat([m.weight for m in getattr(part, n)]) for a, n in zip("qkv", NAMES, strict=True)}
+    return {**found, "o": part.proj.weight, "ob": part.proj.bias}
+
+
+NAMES = ("queries", "keys", "values")
