@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
+from clearhead.cli.check_job import Kills, Steps, check_run_file, is_run_file
 from clearhead.cli.console import print_either, print_message
-from clearhead.cli.options import Json, located
+from clearhead.cli.options import Json, Seed, located
 from clearhead.errors import InputError
 
 Against = Annotated[
@@ -26,10 +27,13 @@ Tolerance = Annotated[
 
 
 def check(
-    ref: Annotated[str, typer.Argument(metavar="REF", help="A Hugging Face checkpoint or a run directory.")],
+    ref: Annotated[str, typer.Argument(metavar="REF", help="A checkpoint, a run directory or a run file.")],
     against: Against = None,
     reference: Reference = None,
     tolerance: Tolerance = 1e-4,
+    steps: Steps = None,
+    kills: Kills = None,
+    seed: Seed = None,
     as_json: Json = False,
 ) -> None:
     """Compare the outputs of a checkpoint with those in another library, layer by layer.
@@ -38,15 +42,24 @@ def check(
     Example:
       clearhead check bert-base-uncased-folder --against transformers
       clearhead check converted --against transformers --reference original
+      clearhead check run.toml
 
     Both models read random tokens, padded tokens and, if there is a tokenizer, real text; the tokenizers read hard
     strings. If they differ, the first differing submodule is named with the likely cause, found by experiment: one
     setting after another is changed here until the outputs agree. A run directory is first saved as a Hugging Face
     checkpoint. The exit code is 1 if they differ. --json ends with {"same", "largest", "layers", "divergence",
     "causes"} and more.
+
+    A run file (.toml) is checked as a job: its first steps are trained undisturbed, and again with SIGKILL at random
+    moments, inside saving and inside validation, each time resumed; every bit must be the same. Without dropout, halves
+    of batches accumulated, and two processes, must give the gradients of whole batches in one. Nothing is left behind.
     """
     from clearhead.files import absent
 
+    if is_run_file(ref):
+        return check_run_file(ref, steps=steps, kills=kills, seed=seed, as_json=as_json, against=against)
+    if (steps, kills, seed) != (None, None, None):
+        raise InputError("--steps, --kills and --seed are for a run file (.toml)")
     if against is None:
         raise InputError("name the library to compare with: --against transformers")
     if against != "transformers":

@@ -101,7 +101,7 @@ SURFACE = {
     "compare": {"--output", "-o", "--force", "--json"},
     "average": {"--last", "--json"},
     "convert": {"--to", "--from-bin", "--precision", "--max-shard-size", "--json"},
-    "check": {"--against", "--reference", "--tolerance", "--json"},
+    "check": {"--against", "--reference", "--tolerance", "--steps", "--kills", "--seed", "--json"},
     "bench": {"--json"} | MACHINE,
     "inspect": {"--addresses", "--plan", "--svg", "--force", "--length", "--json"},
 }
