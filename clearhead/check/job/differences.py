@@ -75,8 +75,8 @@ def _of_checkpoints(folder: Path, other: Path, step: int, names: Sequence[str]) 
     for file, what in _FILES.items():
         if (folder / file).exists() or (other / file).exists():
             yield from (Difference(step, text) for text in _of_tensors(folder / file, other / file, what, names))
-    states = [_timeless(read_state(path)) for path in (folder, other)]
-    yield from (Difference(step, text) for text in _of_values(*states, "state"))
+    first, second = (_timeless(read_state(path)) for path in (folder, other))
+    yield from (Difference(step, text) for text in _of_values(first, second, "state"))
 
 
 def _of_tensors(path: Path, other: Path, what: str, names: Sequence[str]) -> Iterator[str]:

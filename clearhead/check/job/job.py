@@ -63,17 +63,18 @@ class JobReport:
         shown = [f"              {fault}" for fault in self.faults[:_MOST_SHOWN]]
         if len(self.faults) > _MOST_SHOWN:
             shown.append(f"              and {len(self.faults) - _MOST_SHOWN} more")
-        verdict = "DIFFERENT from the undisturbed run" if self.faults else "equal to the undisturbed run in every bit"
-        what = "weights, optimizer, losses, order of the data, random states" if not self.faults else "first"
-        return [
-            f"job           {self.job.describe()}",
-            f"killed        {len(self.kills)} times: {came} (--seed {self.seed})",
-            f"resumed       {verdict}: {what}",
-            *shown,
-            f"accumulated   halves of each batch against whole ones, fp32, no dropout: {self.halves}",
-            f"two processes against one, fp32, no dropout: {self.processes}",
-            *(f"{name:<13} {value}" for name, value in self.certificate.items()),
-        ]
+        verdict = "equal to the undisturbed run in every bit: weights, optimizer, losses, order of the data"
+        if self.faults:
+            verdict = "DIFFERENT from the undisturbed run, the first difference first"
+        values = {
+            "job": self.job.describe(),
+            "killed": f"{len(self.kills)} times: {came} (--seed {self.seed})",
+            "resumed": "\n".join([verdict, *shown]),
+            "accumulated": f"halves of each batch against whole ones, in fp32 without dropout: {self.halves}",
+            "two processes": f"against one, in fp32 without dropout: {self.processes}",
+            **self.certificate,
+        }
+        return [line for name, value in values.items() for line in f"{name:<14}{value}".split("\n")]
 
     def record(self) -> dict[str, Any]:
         """Return the report as JSON values."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -75,14 +76,14 @@ def killed_runs(job: Job, kills: int, draw: random.Random, seconds: float) -> li
         draw: of the moments and their order.
         seconds: that an undisturbed run took.
     """
-    moments: list[Moment] = [*FORCED[:kills], *("random" for _ in range(kills - len(FORCED)))]
+    moments: list[Moment] = [FORCED[number] if number < len(FORCED) else "random" for number in range(kills)]
     draw.shuffle(moments)
     runs: list[KilledRun] = []
     # A save that is over in a moment can be missed: so many attempts at most.
     while moments and len(runs) < kills + 3:
         runs.append(KilledRun(job.folder / f"killed-{len(runs) + 1}"))
         try:
-            while moments and _killed(job, runs[-1], moments[0], draw, seconds):
+            while moments and _killed(job, runs[-1], moments, draw, seconds):
                 moments.pop(0)
             with training(job.file, runs[-1].run, job.overrides, limit=job.limit) as process:
                 _reach_the_end(job, process)
@@ -104,14 +105,16 @@ def _reach_the_end(job: Job, process: TrainProcess) -> None:
         raise RunFailure(f"clearhead train ended before step {job.steps}: {process.last_words()}")
 
 
-def _killed(job: Job, killed: KilledRun, moment: Moment, draw: random.Random, seconds: float) -> bool:
-    """Continue a run and kill it; return whether that came before its last step."""
-    newest = max(checkpoint_steps(killed.run), default=-1)
+def _killed(job: Job, killed: KilledRun, moments: Sequence[Moment], draw: random.Random, seconds: float) -> bool:
+    """Continue a run and kill it at the first of the moments to come; return whether that was before its last step."""
+    newest, moment = max(checkpoint_steps(killed.run), default=-1), moments[0]
     if newest >= job.steps:
         return False
-    rest = seconds * (job.steps - max(0, newest)) / job.steps
+    # Of what is left of the run so much that the later kills fall on the rest of it.
+    rest = seconds * (1 - max(0, newest) / job.steps) * 2 / (len(moments) + 1)
+    steps = [step for step in job.moments(moment) if step > newest]
     # One that cannot be reached lies behind the last step.
-    step = draw.choice([step for step in job.moments(moment) if step > newest] or [job.steps + 1])
+    step = draw.choice(steps[: -(-len(steps) // len(moments))] or [job.steps + 1])
     pause = draw.random() * {"saving": job.save_seconds, "validation": job.validation_seconds, "random": rest}[moment]
     with training(job.file, killed.run, job.overrides, limit=job.limit) as process:
 
@@ -128,8 +131,7 @@ def _killed(job: Job, killed: KilledRun, moment: Moment, draw: random.Random, se
                     return process.has_started()
 
         while process.until(lambda: is_inside() or is_over()) and not is_over():
-            end = time.monotonic() + pause
-            process.until(lambda end=end: time.monotonic() > end or is_over())
+            _wait(process, pause, is_over)
             if process.killed_inside(lambda: is_inside() and not is_over()):
                 newest = max(checkpoint_steps(killed.run), default=-1)
                 killed.kills.append(Kill(moment, newest if newest >= 0 else None))
@@ -138,3 +140,8 @@ def _killed(job: Job, killed: KilledRun, moment: Moment, draw: random.Random, se
             # Too late for this one: the next one from its beginning.
             pause = 0.0
     return False
+
+
+def _wait(process: TrainProcess, seconds: float, is_over: Callable[[], bool]) -> None:
+    end = time.monotonic() + seconds
+    process.until(lambda: time.monotonic() > end or is_over())

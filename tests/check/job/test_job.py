@@ -13,9 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clearhead.check.job import kills as killing
 from clearhead.check.job.division import compare_divisions
-from clearhead.check.job.forecast import Job, examine
+from clearhead.check.job.forecast import examine
 from clearhead.cli.main import main
 from clearhead.training.parallel.sums import Sums
 from tests.cli.tiny_run import write_run_file
@@ -74,19 +73,22 @@ def test_a_resume_that_forgets_the_order_of_the_data_is_found(
     assert next(line for line in lines if line.startswith("accumulated")).partition("not checked: ")[2]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code", "place"),
+    [(signal.SIGINT, 130, "job.job.undisturbed_run"), (signal.SIGTERM, 143, "job.kills._reach_the_end")],
+)
 def test_a_check_that_is_stopped_leaves_nothing_behind(
-    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int, place: str
 ) -> None:
-    def stop(job: Job, process: object) -> None:
-        assert psutil.Process().children()
+    def stop(*arguments: object) -> None:
+        assert list(temporary.iterdir()) and ("kills" not in place or psutil.Process().children())
         os.kill(os.getpid(), number)
         raise AssertionError("the signal did not arrive")
 
     # On a busy machine the check may take longer to end, and the process that would be ended is that of the tests.
     monkeypatch.setattr("clearhead.cli.stopping.GRACE", 60)
-    monkeypatch.setattr(killing, "_reach_the_end", stop)
     monkeypatch.setattr("clearhead.check.job.job.compare_divisions", lambda job: (None, None))
+    monkeypatch.setattr(f"clearhead.check.{place}", stop)
     before = signal.signal(number, signal.default_int_handler)
     try:
         assert main(["check", str(write_run_file(tmp_path, train=LENGTH))]) == code
