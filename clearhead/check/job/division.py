@@ -88,7 +88,7 @@ def compare_divisions(job: Job) -> tuple[Division, Division]:
     """
     if job.undivided:
         return Division(reason=job.undivided), Division(reason=job.undivided)
-    overrides = _without_dropout(job)
+    overrides = without_dropout(job)
     whole = _one_update(job, "whole", overrides, in_halves=False)
     halves = _distance(job, _one_update(job, "halves", overrides, in_halves=True), whole)
     if job.one_process:
@@ -109,7 +109,7 @@ def _distance(job: Job, run: Path, whole: Path) -> Division:
     return Division(distance, where, is_wrong=not distance <= TOLERANCE)
 
 
-def _without_dropout(job: Job) -> list[str]:
+def without_dropout(job: Job) -> list[str]:
     """Return the changes to the run file that turn dropout off, and compute in fp32."""
     run_file = load_run_file(job.file)
     changes = ["train.precision=fp32"]

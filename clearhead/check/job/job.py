@@ -141,13 +141,13 @@ def _check(file: Path, folder: Path, steps: int | None, kills: int, seed: int) -
     message("trained undisturbed, then killed and resumed")
     whole, seconds = undisturbed_run(job)
     runs = killed_runs(job, kills, random.Random(seed), seconds)
-    faults = [fault for run in runs for fault in _faults(job, whole, run)]
+    faults = [fault for run in runs for fault in faults_of(job, whole, run)]
     came = [kill for run in runs for kill in run.kills]
     missed = 0 if any(run.failure for run in runs) else kills - len(came)
     return JobReport(job, seed, came, missed, faults, halves, processes, _certificate(job, whole))
 
 
-def _faults(job: Job, whole: Path, killed: KilledRun) -> list[str]:
+def faults_of(job: Job, whole: Path, killed: KilledRun) -> list[str]:
     """Return what is wrong with a killed run: it did not go on, it differs, or it differed before it was killed."""
     if killed.failure:
         return [f"after the kill {killed.kills[-1]}, --resume: {killed.failure}"]

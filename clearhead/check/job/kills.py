@@ -58,13 +58,12 @@ def undisturbed_run(job: Job) -> tuple[Path, float]:
     Raises:
         RunFailure: training failed.
     """
-    run, seconds = job.folder / "undisturbed", 0.0
+    run = job.folder / "undisturbed"
     with training(job.file, run, job.overrides, limit=job.limit) as process:
-        if process.until(process.has_started):
-            began = time.monotonic()
-            _reach_the_end(job, process)
-            seconds = time.monotonic() - began
-    return run, seconds
+        process.until(process.has_started)
+        began = time.monotonic()
+        _reach_the_end(job, process)
+        return run, time.monotonic() - began
 
 
 def killed_runs(job: Job, kills: int, draw: random.Random, seconds: float) -> list[KilledRun]:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from clearhead.check.job.division import compare_divisions
+from clearhead.check.job import forecast, kills
+from clearhead.check.job.differences import Difference
+from clearhead.check.job.division import compare_divisions, without_dropout
 from clearhead.check.job.forecast import examine
+from clearhead.check.job.job import faults_of
+from clearhead.check.job.kills import Kill, KilledRun
 from clearhead.cli.main import main
+from clearhead.errors import InputError, RunFailure
 from clearhead.training.parallel.sums import Sums
-from tests.cli.tiny_run import write_run_file
+from clearhead.training.preflight import Preflight
+from clearhead.training.runfile.read import load_run_file
+from tests.cli.tiny_run import SIZES, write_run_file
 
 LENGTH = "steps = 40\nvalidate_every = 50\n"
 # A resumed training begins the epoch anew: the order of the data is forgotten.
@@ -115,6 +125,62 @@ def test_a_job_of_few_steps_is_checked_whole(tmp_path: Path) -> None:
     job = examine(write_run_file(tmp_path, train="steps = 3\n"), tmp_path / "folder", steps=None, kills=1)
     assert (job.steps, job.planned, job.save_every, job.validate_every) == (3, 3, 1, 1)
     assert job.moments("saving") == job.moments("validation") == [1, 2, 3]
+
+
+def test_a_disk_without_room_for_both_runs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = forecast.forecast
+
+    def full(*arguments: Any) -> Preflight:
+        report = measured(*arguments)
+        return replace(report, disk_free=2 * report.disk_bytes - 1)
+
+    monkeypatch.setattr(forecast, "forecast", full)
+    with pytest.raises(InputError, match="set TMPDIR to a folder on a larger one"):
+        examine(write_run_file(tmp_path, train=LENGTH), tmp_path / "folder", steps=None, kills=1)
+
+
+def test_dropout_of_a_spec_file_is_turned_off(tmp_path: Path) -> None:
+    job = examine(write_run_file(tmp_path, train=LENGTH), tmp_path, steps=4, kills=1)
+    tables = job.file.read_text("utf-8").replace(SIZES, f'[model]\nspec = "{tmp_path}/forecast/spec.json"\n')
+    job.file.write_text(tables, encoding="utf-8")
+    assert '"dropout": 0.1' in (tmp_path / "forecast" / "spec.json").read_text("utf-8")
+    changed = load_run_file(job.file, without_dropout(job))
+    assert changed.model.spec is not None and '"dropout": 0.1' not in Path(changed.model.spec).read_text("utf-8")
+
+
+def test_a_job_that_cannot_go_on_is_a_fault_and_one_that_never_began_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came = [Kill("random", 2)]
+
+    def killed(job: object, run: KilledRun, *others: object) -> bool:
+        run.kills += came
+        return True
+
+    def reach(job: object, process: object) -> None:
+        raise RunFailure("the checkpoint is gone")
+
+    monkeypatch.setattr(kills, "training", lambda *arguments, **options: contextlib.nullcontext())
+    monkeypatch.setattr(kills, "_reach_the_end", reach)
+    monkeypatch.setattr(kills, "_killed", killed)
+    job = examine(write_run_file(tmp_path, train=LENGTH), tmp_path, steps=4, kills=1)
+    (run,) = kills.killed_runs(job, 1, random.Random(1), 1.0)
+    assert faults_of(job, tmp_path, run) == [
+        "after the kill at a random moment after step 2, --resume: the checkpoint is gone"
+    ]
+    came.clear()
+    with pytest.raises(RunFailure, match="the checkpoint is gone"):
+        kills.killed_runs(job, 1, random.Random(1), 1.0)
+
+
+def test_what_differs_before_the_first_kill_is_not_blamed_on_resuming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = examine(write_run_file(tmp_path, train=LENGTH), tmp_path, steps=4, kills=1)
+    monkeypatch.setattr("clearhead.check.job.job.differences", lambda *arguments: [Difference(2, "weights of a")])
+    run = KilledRun(tmp_path, [Kill("saving", 2)])
+    assert "step 2: weights of a; before the first kill, so the training itself" in faults_of(job, tmp_path, run)[0]
+    assert faults_of(job, tmp_path, KilledRun(tmp_path, [Kill("saving", 1)])) == ["step 2: weights of a"]
 
 
 @pytest.mark.parametrize(
