@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,9 +26,10 @@ from clearhead.weights.files import load_tensors
 
 _FILES: Final = {WEIGHTS: "weights", OPTIMIZER: "optimizer state", AVERAGED_WEIGHTS: "averaged weights"}
 # Sums of gradients, as the first update leaves them.
-_GRADIENTS: Final = ("exp_avg", "momentum")
+_GRADIENTS: Final = (".exp_avg", ".momentum")
 _FLOOR: Final = 1e-3
 """The gradient of a tensor counts as no smaller than this share of the largest: what is zero is rounding alone."""
+_TINY: Final = 1e-30
 
 
 @dataclass(frozen=True)
@@ -146,14 +148,15 @@ def gradient_distance(run: Path, other: Path, names: Sequence[str]) -> tuple[flo
     """
     folders = [checkpoint_folder(path, 1) for path in (run, other)]
     first, second = (load_tensors(folder / OPTIMIZER) for folder in folders)
-    gradients = [name for name in second if name.rpartition(".")[2] in _GRADIENTS]
+    gradients = [name for name in second if name.endswith(_GRADIENTS)]
     largest = max((second[name].abs().max().item() for name in gradients), default=0.0)
     losses = [_loss(path, folder) for path, folder in zip((run, other), folders, strict=True)]
-    found = [(abs(losses[0] - losses[1]) / max(abs(losses[1]), 1e-30), "the loss")]
+    found = [(abs(losses[0] - losses[1]) / max(abs(losses[1]), _TINY), "the loss")]
     for name in gradients:
-        scale = max(second[name].abs().max().item(), _FLOOR * largest, 1e-30)
-        apart = (first[name] - second[name]).abs().max().item() if name in first else float("inf")
-        found.append((apart / scale, f"the gradient of {_address(name, names).partition(' ')[0]}"))
+        scale = max(second[name].abs().max().item(), _FLOOR * largest, _TINY)
+        apart = (first[name] - second[name]).abs().max().item() if name in first else math.inf
+        weight, _, _ = _address(name, names).partition(" ")
+        found.append((apart / scale, f"the gradient of {weight}"))
     return max(found)
 
 

@@ -16,6 +16,7 @@ import torch
 from clearhead.errors import InputError
 from clearhead.machine import size
 from clearhead.progress import message
+from clearhead.runs.manifest import sha256_of
 from clearhead.training.data_files import describe_files
 from clearhead.training.loop import Trainer
 from clearhead.training.parallel.agreement import check_divisible
@@ -157,7 +158,7 @@ def examine(file: Path, folder: Path, *, steps: int | None, kills: int) -> Job:
             file, folder, number, report.steps, validate_every, usual, save_every, overrides,
             save_seconds=saving, validation_seconds=report.cost.validation_seconds, seconds=seconds,
             limit=600 + 20 * (one_run + start_seconds),
-            digests={"run file": hashlib.sha256(file.read_bytes()).hexdigest(), "data": _digest_of_data(job)},
+            digests={"run file": sha256_of(file), "data": _digest_of_data(job)},
             names=_names(job.trainer), undivided=undivided, one_process=undivided or _one_process(job, report),
         )  # fmt: skip
 

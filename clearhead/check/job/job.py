@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import random
@@ -21,6 +20,7 @@ from clearhead.check.job.forecast import Job, examine
 from clearhead.check.job.kills import Kill, KilledRun, killed_runs, undisturbed_run
 from clearhead.progress import message
 from clearhead.runs.checkpoint import WEIGHTS, checkpoint_folder, read_state
+from clearhead.runs.manifest import sha256_of
 from clearhead.training.signals import StopRequested, StopSignals
 from clearhead.version import __version__
 
@@ -162,8 +162,6 @@ def faults_of(job: Job, whole: Path, killed: KilledRun) -> list[str]:
 def _certificate(job: Job, whole: Path) -> dict[str, str]:
     """Return what the result holds for."""
     checkpoint = checkpoint_folder(whole, job.steps)
-    with (checkpoint / WEIGHTS).open("rb") as weights:
-        digest = hashlib.file_digest(weights, "sha256").hexdigest()
     state = read_state(checkpoint)
     environment, choices = state["environment"], state["choices"]
     accelerator = "" if environment["accelerator"] == "none" else f", {environment['accelerator']}"
@@ -176,5 +174,5 @@ def _certificate(job: Job, whole: Path) -> dict[str, str]:
         ),
         "run file": f"sha256 {job.digests['run file']}",
         "data": f"sha256 {job.digests['data']}",
-        "weights": f"sha256 {digest} of step {job.steps}",
+        "weights": f"sha256 {sha256_of(checkpoint / WEIGHTS)} of step {job.steps}",
     }

@@ -82,9 +82,12 @@ class TrainProcess:
 
     def last_words(self) -> str:
         """Return the last line that it said, shortened."""
-        lines = self.said.read_text(encoding="utf-8", errors="replace").split("\n")
+        lines = self._messages().split("\n")
         spoken = [line for line in lines if line.startswith("clearhead: ")] or [line for line in lines if line.strip()]
         return shortened(spoken[-1].removeprefix("clearhead: "), 400) if spoken else "it said nothing"
+
+    def _messages(self) -> str:
+        return self.said.read_text(encoding="utf-8", errors="replace")
 
     # Moments
 
@@ -106,7 +109,7 @@ class TrainProcess:
 
     def is_validating(self, step: int) -> bool:
         """Whether it validates a step, or a later one."""
-        steps = _VALIDATING.findall(self.said.read_text(encoding="utf-8", errors="replace"))
+        steps = _VALIDATING.findall(self._messages())
         if not steps or int(steps[-1]) < step:
             return False
         return not any(row.step == int(steps[-1]) for row in read_metrics(self.run / FILE_NAME)[-1:])
