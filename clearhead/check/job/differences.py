@@ -26,7 +26,7 @@ from clearhead.weights.files import load_tensors
 
 _FILES: Final = {WEIGHTS: "weights", OPTIMIZER: "optimizer state", AVERAGED_WEIGHTS: "averaged weights"}
 # Sums of gradients, as the first update leaves them.
-_GRADIENTS: Final = (".exp_avg", ".momentum")
+_GRADIENTS: Final = ("exp_avg", "momentum")
 _FLOOR: Final = 1e-3
 """The gradient of a tensor counts as no smaller than this share of the largest: what is zero is rounding alone."""
 _TINY: Final = 1e-30
@@ -146,22 +146,25 @@ def gradient_distance(run: Path, other: Path, names: Sequence[str]) -> tuple[flo
         run, other: run directories with a checkpoint of step 1.
         names: addresses of the weights, in the order of the optimizer.
     """
-    folders = [checkpoint_folder(path, 1) for path in (run, other)]
-    first, second = (load_tensors(folder / OPTIMIZER) for folder in folders)
-    gradients = [name for name in second if name.endswith(_GRADIENTS)]
-    largest = max((second[name].abs().max().item() for name in gradients), default=0.0)
-    losses = [_loss(path, folder) for path, folder in zip((run, other), folders, strict=True)]
-    found = [(abs(losses[0] - losses[1]) / max(abs(losses[1]), _TINY), "the loss")]
-    for name in gradients:
-        scale = max(second[name].abs().max().item(), _FLOOR * largest, _TINY)
-        apart = (first[name] - second[name]).abs().max().item() if name in first else math.inf
-        weight, _, _ = _address(name, names).partition(" ")
-        found.append((apart / scale, f"the gradient of {weight}"))
-    return max(found)
+    (ours, our_loss), (theirs, their_loss) = (_first_update(path, names) for path in (run, other))
+    floor = _FLOOR * max(map(_largest, theirs.values()), default=0.0)
+    distances = {"the loss": abs(our_loss - their_loss) / max(abs(their_loss), _TINY)}
+    for weight, gradient in theirs.items():
+        apart = _largest(ours[weight] - gradient) if weight in ours else math.inf
+        distances[f"the gradient of {weight}"] = apart / max(_largest(gradient), floor, _TINY)
+    where = max(distances, key=distances.__getitem__)
+    return distances[where], where
 
 
-def _loss(run: Path, folder: Path) -> float:
-    """Return the mean loss of the first step."""
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.abs().max())
+
+
+def _first_update(run: Path, names: Sequence[str]) -> tuple[dict[str, Tensor], float]:
+    """Return the gradients of the first update by the address of the weight, and its mean loss."""
+    folder = checkpoint_folder(run, 1)
+    tensors = {name.rpartition("."): tensor for name, tensor in load_tensors(folder / OPTIMIZER).items()}
+    gradients = {names[int(index)]: tensor for (index, _, key), tensor in tensors.items() if key in _GRADIENTS}
     rows = [row for row in read_metrics(run / FILE_NAME) if row.step == 1]
     tally = read_state(folder)["tally"]
-    return rows[0].loss if rows else float(tally["loss_sum"]) / max(1, int(tally["loss_count"]))
+    return gradients, rows[0].loss if rows else tally["loss_sum"] / max(1, tally["loss_count"])
