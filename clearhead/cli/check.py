@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
+from clearhead.cli.check_job import Kills, Steps, check_run_file, is_run_file
 from clearhead.cli.console import print_either, print_message
-from clearhead.cli.options import Json, located
+from clearhead.cli.options import Json, Seed, located
 from clearhead.errors import InputError
 
 Against = Annotated[
@@ -43,7 +44,7 @@ TimeLimit = Annotated[
 
 
 def check(
-    ref: Annotated[str, typer.Argument(metavar="REF", help="A checkpoint, a run directory, or FILE.py[:NAME].")],
+    ref: Annotated[str, typer.Argument(metavar="REF", help="A checkpoint, a run, a run file, FILE.py[:NAME].")],
     against: Against = None,
     reference: Reference = None,
     tolerance: Tolerance = 1e-4,
@@ -52,6 +53,9 @@ def check(
     heads: Heads = None,
     kind: As = None,
     time_limit: TimeLimit = None,
+    steps: Steps = None,
+    kills: Kills = None,
+    seed: Seed = None,
     as_json: Json = False,
 ) -> None:
     """Compare a checkpoint with another library, layer by layer, or your own Transformer with the mathematics.
@@ -62,6 +66,7 @@ def check(
       clearhead check converted --against transformers --reference original
       clearhead check mine.py:MyAttention --hint 1
       clearhead check tests/adapters.py
+      clearhead check run.toml
 
     Both models read random tokens, padded tokens and, if there is a tokenizer, real text; the tokenizers read hard
     strings. If they differ, the first differing submodule is named with the likely cause, found by experiment: one
@@ -73,11 +78,17 @@ def check(
     norm, positions, rope, loss, layer, transformer) is compared with the mathematics on the same weights, and where it
     differs, the known mistake that gives the same numbers is named. The exit code is 1 if a part is wrong or not
     written yet, and 2 if it cannot be compared. --json ends with {"ok", "reports"}.
+
+    A run file (.toml) is checked as a job: its first steps are trained undisturbed, and again with SIGKILL at random
+    moments, inside saving and inside validation, each time resumed; every bit must be the same. Without dropout, halves
+    of batches accumulated, and two processes, must give the gradients of whole batches in one. Nothing is left behind.
     """
     from clearhead.check.handwritten.files import python_file
 
     own = {"--hint": hint, "--width": width, "--heads": heads, "--as": kind, "--time-limit": time_limit}
     file = python_file(ref)
+    if not is_run_file(ref) and (steps, kills, seed) != (None, None, None):
+        raise InputError("--steps, --kills and --seed are for a run file (.toml)")
     if file is not None:
         if against is not None or reference is not None:
             raise InputError("--against and --reference have no effect on a Python file")
@@ -85,7 +96,10 @@ def check(
         return
     if useless := [name for name, value in own.items() if value is not None]:
         raise InputError(f"{useless[0]} has an effect on FILE.py alone; got {ref}")
-    _check_checkpoint(ref, against, reference, tolerance, as_json)
+    if is_run_file(ref):
+        check_run_file(ref, steps=steps, kills=kills, seed=seed, as_json=as_json, against=against)
+    else:
+        _check_checkpoint(ref, against, reference, tolerance, as_json)
 
 
 def _check_checkpoint(ref: str, against: str | None, reference: Path | None, tolerance: float, as_json: bool) -> None:

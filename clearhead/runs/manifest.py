@@ -39,7 +39,7 @@ def seal(folder: Path, name: str, files: Iterable[Path]) -> None:
     """
     found = {}
     for path in sorted(files):
-        found[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": _sha256(path)}
+        found[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
         sync(path)
     (folder / MANIFEST).write_text(json.dumps({"name": name, "files": found}, indent=2), encoding="utf-8")
     sync(folder / MANIFEST)
@@ -93,7 +93,7 @@ def _difference(folder: Path, file: str, entry: _File, *, is_read: bool) -> str 
         if found != entry.size:
             verb = "cut off" if found < entry.size else "too long"
             return f"{file} is {verb} ({found} bytes where {entry.size} were written)."
-        if is_read and _sha256(path) != entry.sha256:
+        if is_read and sha256_of(path) != entry.sha256:
             return f"{file} was altered after it was written."
     except OSError as error:
         return f"{file} cannot be read ({error.strerror})."
@@ -102,6 +102,7 @@ def _difference(folder: Path, file: str, entry: _File, *, is_read: bool) -> str 
     return None
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with open_model_file(path, what="a file of the manifest") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

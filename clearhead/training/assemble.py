@@ -43,5 +43,5 @@ def _train(run: OpenedRun) -> TrainResult:
     if run.is_resumed:
         warn_of_new_schedule(run, trainer)
     else:
-        trainer = forecast(run, data, model, trainer)
+        trainer.validation_seconds = forecast(run, data, model, trainer).cost.validation_seconds
     return trainer.run(resume=run.is_resumed)

@@ -53,6 +53,10 @@ class LineProgress(Progress):
             + (f"  {duration(left)} left" if left is not None else "")
         )
 
+    def validating(self, step: int) -> None:
+        """Write that a validation begins."""
+        self.message(f"step {step}  validating")
+
     def validated(self, report: ValidationReport) -> None:
         """Write the result of a validation."""
         assert self._pace is not None, "begin comes before validated"

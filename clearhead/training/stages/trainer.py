@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Final
 
 from clearhead.core import Transformer
@@ -14,7 +13,7 @@ from clearhead.training.optim.optimizers import build_optimizer
 from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, SCHEDULES_WITH_WARMUP, build_schedule
 from clearhead.training.parallel.choice import build_engine, work_of_one
 from clearhead.training.parallel.shares import SharedBatches
-from clearhead.training.preflight import TokenSide, preflight
+from clearhead.training.preflight import Preflight, TokenSide, preflight
 from clearhead.training.settings import TrainSettings, in_steps, planned_steps
 from clearhead.training.stages.data import PreparedData
 from clearhead.training.stages.model import NEW_TENSORS, BuiltModel
@@ -91,11 +90,8 @@ def _settings(run: OpenedRun, data: PreparedData, model: BuiltModel, steps: int 
     return TrainSettings(**table, best_by=parts.best_by, score_name=parts.score_name, choices=choices)
 
 
-def forecast(run: OpenedRun, data: PreparedData, model: BuiltModel, trainer: Trainer[Any]) -> Trainer[Any]:
-    """Check the data of a new run against the model, and report the forecast of its cost.
-
-    Returns:
-        the trainer, which knows what a validation costs.
+def forecast(run: OpenedRun, data: PreparedData, model: BuiltModel, trainer: Trainer[Any]) -> Preflight:
+    """Check the data of a new run against the model, and report and return the forecast of its cost.
 
     Raises:
         InputError: ids, lengths, memory or disk do not suffice, in one report.
@@ -114,7 +110,7 @@ def forecast(run: OpenedRun, data: PreparedData, model: BuiltModel, trainer: Tra
     )
     for line in report.lines():
         run.progress.message(line)
-    return replace(trainer, validation_seconds=report.cost.validation_seconds)
+    return report
 
 
 def _token_side(side: DataSide, module: Transformer, init: str) -> TokenSide:

@@ -44,6 +44,7 @@ def test_a_log_gets_plain_lines() -> None:
     assert stream.getvalue().splitlines() == [
         "training de-[en]: 2,600,000 parameters, 200 steps",
         "step 1/200  loss 3.2500  learning rate 5.00e-03  8,000 tokens/s  1 min 40 s left",
+        "step 20  validating",
         "step 20  validation loss 2.5000  BLEU 31.50  (best so far)  in 4.0 s",
         "The disk is [nearly] full.",
     ]
@@ -55,7 +56,7 @@ def test_a_log_gets_no_more_lines_than_asked_for() -> None:
         stream = io.StringIO()
         run_through(LineProgress(Console(file=stream), every_seconds=every_seconds))
         counts.append(len(stream.getvalue().splitlines()))
-    assert counts == [1 + 20 + 2, 1 + 1 + 2]
+    assert counts == [1 + 20 + 3, 1 + 1 + 3]
 
 
 def shown(progress: LiveProgress) -> str:

@@ -1,0 +1,170 @@
+"""What differs between two runs of one job: bit by bit, or by how much."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from clearhead.runs.checkpoint import (
+    AVERAGED_WEIGHTS,
+    OPTIMIZER,
+    WEIGHTS,
+    checkpoint_folder,
+    checkpoint_steps,
+    read_state,
+)
+from clearhead.runs.directory import dotted
+from clearhead.runs.metrics import FILE_NAME, read_metrics
+from clearhead.weights.files import load_tensors
+
+_FILES: Final = {WEIGHTS: "weights", OPTIMIZER: "optimizer state", AVERAGED_WEIGHTS: "averaged weights"}
+# Sums of gradients, as the first update leaves them.
+_GRADIENTS: Final = ("exp_avg", "momentum")
+_FLOOR: Final = 1e-3
+"""The gradient of a tensor counts as no smaller than this share of the largest: what is zero is rounding alone."""
+_TINY: Final = 1e-30
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that is not the same bit by bit.
+
+    Attributes:
+        step: of the checkpoint or the line of metrics.
+        what: differs, in words.
+    """
+
+    step: int
+    what: str
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        return f"step {self.step}: {self.what}"
+
+
+def differences(run: Path, other: Path, last: int, names: Sequence[str]) -> list[Difference]:
+    """Return what differs between two runs up to a step, but for times; the first difference first.
+
+    Args:
+        run, other: run directories.
+        last: the step.
+        names: addresses of the weights, in the order of the optimizer.
+    """
+    found = list(_of_metrics(run, other, last))
+    for step in sorted({*checkpoint_steps(run)} & {*checkpoint_steps(other)}):
+        if step <= last:
+            found += _of_checkpoints(checkpoint_folder(run, step), checkpoint_folder(other, step), step, names)
+    return sorted(found, key=lambda difference: difference.step)
+
+
+def _of_metrics(run: Path, other: Path, last: int) -> Iterator[Difference]:
+    lines = [
+        {row.step: _timeless(asdict(row)) for row in read_metrics(path / FILE_NAME) if row.step <= last}
+        for path in (run, other)
+    ]
+    for step in sorted(lines[0].keys() | lines[1].keys()):
+        yield from (Difference(step, text) for text in _of_values(lines[0].get(step), lines[1].get(step), "metrics"))
+
+
+def _of_checkpoints(folder: Path, other: Path, step: int, names: Sequence[str]) -> Iterator[Difference]:
+    for file, what in _FILES.items():
+        if (folder / file).exists() or (other / file).exists():
+            yield from (Difference(step, text) for text in _of_tensors(folder / file, other / file, what, names))
+    first, second = (_timeless(read_state(path)) for path in (folder, other))
+    yield from (Difference(step, text) for text in _of_values(first, second, "state"))
+
+
+def _of_tensors(path: Path, other: Path, what: str, names: Sequence[str]) -> Iterator[str]:
+    if not (path.exists() and other.exists()):
+        yield f"the {what} are saved in one of the runs only"
+        return
+    first, second = load_tensors(path), load_tensors(other)
+    different = [
+        name for name in sorted(first.keys() | second.keys()) if not _is_same(first.get(name), second.get(name))
+    ]
+    if different:
+        name, more = different[0], len(different) - 1
+        shown = _address(name, names) if path.name == OPTIMIZER else name
+        yield f"{what} of {shown}{f' and of {more} other tensors' if more else ''}{_apart(first, second, name)}"
+
+
+def _is_same(first: Tensor | None, second: Tensor | None) -> bool:
+    if first is None or second is None or (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    return torch.equal(*(tensor.contiguous().flatten().view(torch.uint8) for tensor in (first, second)))
+
+
+def _apart(first: Mapping[str, Tensor], second: Mapping[str, Tensor], name: str) -> str:
+    if name not in first or name not in second or first[name].shape != second[name].shape:
+        return ""
+    return f", by up to {(first[name].double() - second[name].double()).abs().max().item():.2g}"
+
+
+def _of_values(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None, what: str) -> Iterator[str]:
+    """Name the values that differ, the first with both values."""
+    if first is None or second is None:
+        yield f"{what} are in one of the runs only"
+        return
+    ours, theirs = dotted(first), dotted(second)
+    different = [key for key in sorted(ours | theirs) if ours.get(key) != theirs.get(key)]
+    if different:
+        key, more = different[0], len(different) - 1
+        values = [json.dumps(tree.get(key)) for tree in (ours, theirs)]
+        # Random states are long, and what they hold is no help.
+        shown = f", {values[0]} undisturbed and {values[1]} after the kills" if max(map(len, values)) <= 60 else ""
+        yield f"{what}: {key}{f' and {more} more' if more else ''}{shown}"
+
+
+def _timeless(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _timeless(value) if isinstance(value, Mapping) else value
+        for key, value in values.items()
+        if "second" not in key
+    }
+
+
+def _address(name: str, names: Sequence[str]) -> str:
+    """Return the name of a tensor of an optimizer with the address of its weight."""
+    index, _, key = name.partition(".")
+    return f"{names[int(index)]} ({key})" if index.isdecimal() and int(index) < len(names) else name
+
+
+def gradient_distance(run: Path, other: Path, names: Sequence[str]) -> tuple[float, str]:
+    """Return the largest relative distance of the gradients of two runs after one update, and whose it is.
+
+    That of a tensor is max|a-b| / max|b|, and that of the losses |a-b| / |b|. A tensor whose gradient is below a
+    thousandth of the largest one counts as if it were as large as that.
+
+    Args:
+        run, other: run directories with a checkpoint of step 1.
+        names: addresses of the weights, in the order of the optimizer.
+    """
+    (ours, our_loss), (theirs, their_loss) = (_first_update(path, names) for path in (run, other))
+    floor = _FLOOR * max(map(_largest, theirs.values()), default=0.0)
+    distances = {"the loss": abs(our_loss - their_loss) / max(abs(their_loss), _TINY)}
+    for weight, gradient in theirs.items():
+        apart = _largest(ours[weight] - gradient) if weight in ours else math.inf
+        distances[f"the gradient of {weight}"] = apart / max(_largest(gradient), floor, _TINY)
+    where = max(distances, key=distances.__getitem__)
+    return distances[where], where
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.abs().max())
+
+
+def _first_update(run: Path, names: Sequence[str]) -> tuple[dict[str, Tensor], float]:
+    """Return the gradients of the first update by the address of the weight, and its mean loss."""
+    folder = checkpoint_folder(run, 1)
+    tensors = {name.rpartition("."): tensor for name, tensor in load_tensors(folder / OPTIMIZER).items()}
+    gradients = {names[int(index)]: tensor for (index, _, key), tensor in tensors.items() if key in _GRADIENTS}
+    rows = [row for row in read_metrics(run / FILE_NAME) if row.step == 1]
+    tally = read_state(folder)["tally"]
+    return gradients, rows[0].loss if rows else tally["loss_sum"] / max(1, tally["loss_count"])

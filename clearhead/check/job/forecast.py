@@ -1,0 +1,221 @@
+"""What of a job is checked: how many steps, where they are validated and saved, and how long that takes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from clearhead.errors import InputError
+from clearhead.machine import size
+from clearhead.progress import message
+from clearhead.runs.manifest import sha256_of
+from clearhead.training.data_files import describe_files
+from clearhead.training.loop import Trainer
+from clearhead.training.parallel.agreement import check_divisible
+from clearhead.training.preflight import CHECKPOINT_SPEED, Preflight
+from clearhead.training.progress.reports import Progress, duration
+from clearhead.training.runfile.read import load_run_file
+from clearhead.training.runfile.sections import RunFile
+from clearhead.training.stages.data import PreparedData, prepare_data
+from clearhead.training.stages.model import BuiltModel, build_model, describe_model
+from clearhead.training.stages.opening import OpenedRun, opened
+from clearhead.training.stages.trainer import build_trainer, forecast
+
+STEPS_SECONDS: Final = 10.0
+"""What the steps of one run may take where their number is not given."""
+LEAST_STEPS: Final = 8
+MOST_STEPS: Final = 40
+SAVES: Final = 4
+"""So many checkpoints divide the steps, which are a multiple of it."""
+_PATIENCE: Final = 10**6
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A job as it stands before its first step, in this process.
+
+    Attributes:
+        run: the open run directory.
+        data: tokenizers, batches, loss.
+        model: with its first weights.
+        trainer: of them.
+    """
+
+    run: OpenedRun
+    data: PreparedData
+    model: BuiltModel
+    trainer: Trainer[Any]
+
+
+@contextlib.contextmanager
+def assembled(run_file: RunFile) -> Iterator[Assembled]:
+    """Assemble a job as `clearhead train` does, for the length of a with block.
+
+    Raises:
+        InputError: the data, the sizes or the run directory cannot be used.
+    """
+    with opened(run_file, resume=False, progress=Progress()) as run:
+        data = prepare_data(run)
+        model = build_model(run, data)
+        describe_model(run, data, model)
+        yield Assembled(run, data, model, build_trainer(run, data, model))
+
+
+@dataclass(frozen=True)
+class Job:
+    """The job under check.
+
+    Attributes:
+        file: the run file.
+        folder: the temporary folder.
+        steps: the last step that is trained.
+        planned: steps of the whole job; None: only time ends it.
+        validate_every, validate_every_before: steps, here and in the run file.
+        save_every: steps.
+        overrides: of the run file, for every process.
+        save_seconds, validation_seconds, seconds: forecasts of one save, one validation, and the whole check.
+        limit: seconds after which a process is taken for stuck.
+        digests: SHA-256 of "run file" and "data".
+        names: address of each weight, in the order of the optimizer.
+        undivided: why a batch cannot be divided; empty: it can.
+        one_process: why two processes cannot train; empty: they can.
+    """
+
+    file: Path
+    folder: Path
+    steps: int
+    planned: int | None
+    validate_every: int
+    validate_every_before: int
+    save_every: int
+    overrides: Sequence[str]
+    save_seconds: float
+    validation_seconds: float
+    seconds: float
+    limit: float
+    digests: Mapping[str, str]
+    names: Sequence[str]
+    undivided: str
+    one_process: str
+
+    def moments(self, moment: str) -> list[int]:
+        """Return the steps of the saves or of the validations."""
+        validated = range(self.validate_every, self.steps + 1, self.validate_every)
+        saved = {*range(self.save_every, self.steps + 1, self.save_every), *validated}
+        return sorted(saved) if moment == "saving" else list(validated)
+
+    def describe(self) -> str:
+        """Say in one sentence what is checked."""
+        of = f"of {self.planned:,}" if self.planned is not None else "of the job"
+        usual = self.validate_every_before
+        instead = f" instead of {usual:,}" if usual != self.validate_every else ""
+        return (
+            f"{self.file}: the first {self.steps} steps {of}, with the learning rates of the whole job, validated "
+            f"every {self.validate_every}{instead}, saved every {self.save_every}; about {duration(self.seconds)}"
+        )
+
+
+def examine(file: Path, folder: Path, *, steps: int | None, kills: int) -> Job:
+    """Assemble a job, measure it by a few steps without effect, and decide what of it is checked.
+
+    Args:
+        file: the run file.
+        folder: the temporary folder.
+        steps: how many are asked for; None: as many as take some seconds.
+        kills: how many.
+
+    Raises:
+        InputError: the job cannot be trained, or there is no room for its checkpoints.
+    """
+    run_file, began = load_run_file(file, [f"train.run={folder / 'forecast'}"]), time.monotonic()
+    with assembled(run_file) as job:
+        report = forecast(job.run, job.data, job.model, job.trainer)
+        start_seconds = time.monotonic() - began + 3.0
+        usual = job.trainer.settings.validate_every
+        number, save_every = _steps(steps, report)
+        validate_every = usual if usual <= number // 2 else max(1, number // 2)
+        validations, saving = number // validate_every, report.checkpoint_bytes / CHECKPOINT_SPEED
+        one_run = number * report.cost.step_seconds + validations * report.cost.validation_seconds + SAVES * saving
+        seconds = (kills + 7) * start_seconds + 3 * one_run
+        overrides = _overrides(run_file, job.model.precision, save_every, seconds)
+        if validate_every != usual:
+            overrides.append(f"train.validate_every={validate_every}")
+        if 2 * report.disk_bytes > report.disk_free:
+            raise InputError(
+                f"the check needs up to {size(2 * report.disk_bytes)} for checkpoints, but the disk of {folder.parent} "
+                f"has {size(report.disk_free)} free: set TMPDIR to a folder on a larger one"
+            )
+        undivided = _undivided(job)
+        return Job(
+            file, folder, number, report.steps, validate_every, usual, save_every, overrides,
+            save_seconds=saving, validation_seconds=report.cost.validation_seconds, seconds=seconds,
+            limit=600 + 20 * (one_run + start_seconds),
+            digests={"run file": sha256_of(file), "data": _digest_of_data(job)},
+            names=_names(job.trainer), undivided=undivided, one_process=undivided or _one_process(job, report),
+        )  # fmt: skip
+
+
+def _steps(asked: int | None, report: Preflight) -> tuple[int, int]:
+    """Return how many steps are trained, and every how many of them are saved."""
+    by_time = round(STEPS_SECONDS / max(1e-9, report.cost.step_seconds))
+    wanted = asked if asked is not None else max(LEAST_STEPS, min(MOST_STEPS, by_time))
+    save_every = -(-wanted // SAVES)
+    if report.steps is not None:
+        save_every = min(save_every, report.steps // SAVES)
+    # A job of fewer steps than that is trained whole.
+    number = SAVES * save_every or report.steps or SAVES
+    if asked is not None and number != asked:
+        message(f"{number} steps and not {asked}: a multiple of {SAVES}, and no more than the job has")
+    return number, max(1, save_every)
+
+
+def _overrides(run_file: RunFile, precision: str, save_every: int, seconds: float) -> list[str]:
+    """Return the changes to a run file: nothing of what a step computes, and no choice by a measurement."""
+    train = run_file.train
+    changes = [f"train.save_every={save_every}", f"train.keep={max(train.keep, SAVES + 2)}"]
+    if train.precision == "auto":
+        changes.append(f"train.precision={precision}")
+    if train.early_stop is not None:
+        changes.append(f"train.early_stop.patience={_PATIENCE}")
+    # So that a process ends by itself where the check was killed and could not end it.
+    return [*changes, f"train.seconds={3600 + 20 * seconds:.1f}"]
+
+
+def _undivided(job: Assembled) -> str:
+    """Say why a batch cannot be divided between two; empty: it can."""
+    try:
+        check_divisible(job.data.parts, job.run.run_file.train.batch_tokens, 2)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def _one_process(job: Assembled, report: Preflight) -> str:
+    """Say why two processes cannot train on this machine; empty: they can."""
+    device = job.run.device
+    if device.type == "cuda":
+        return "this machine has one GPU" if torch.cuda.device_count() < 2 else ""
+    if device.type != "cpu":
+        return f"several processes train on CPUs and CUDA devices, not on {device.type}"
+    if 2 * report.memory_bytes > report.memory_free:
+        return f"two processes need {size(2 * report.memory_bytes)} of memory, and {size(report.memory_free)} are free"
+    return ""
+
+
+def _digest_of_data(job: Assembled) -> str:
+    parts = job.data.parts
+    identity = [describe_files(job.run.run_file), parts.valid_data, parts.batches.state()]
+    return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _names(trainer: Trainer[Any]) -> list[str]:
+    names = {id(parameter): name for name, parameter in trainer.module.named_parameters()}
+    return [names[id(parameter)] for group in trainer.optimizer.param_groups for parameter in group["params"]]
