@@ -80,7 +80,8 @@ FIELD(int64_t, appends) END  // new keys and values to a cache
 
 // x [M, D] is changed in place; there are keys for each branch, those of feed-forward networks unused.
 STRUCT(StackCall) FIELD(float*, x) FIELD(const Branch*, branches) FIELD(const Keys*, keys) FIELD(int64_t, count)
-FIELD(int64_t, M) FIELD(int64_t, D) FIELD(int64_t, weight_kind) END
+FIELD(int64_t, M) FIELD(int64_t, D) FIELD(int64_t, weight_kind)
+FIELD(int64_t, most_threads) END  // rows are divided among so many, however many run: results depend on how
 
 // --- training ---
 

@@ -1,4 +1,4 @@
-"""The compiled kernels, loaded when they are first needed; calls take turns."""
+"""The compiled kernels, loaded when they are first needed; threads that call them share the processors."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def has_gemm(kernels: str = INFERENCE) -> bool:
 def function(name: str, *, pointers: int, numbers: int = 0, kernels: str = INFERENCE) -> Callable[..., None] | None:
     """Return a kernel, which takes addresses and then whole numbers.
 
-    It runs with as many threads as PyTorch is set to use, alone in this process.
+    It runs with as many threads as PyTorch is set to use, or with a share of them beside calls of other threads; those
+    for training take turns.
 
     Args:
         name: of the kernel.

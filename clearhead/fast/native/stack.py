@@ -41,7 +41,7 @@ def stack_runner(weights: Weights, branches: Sequence[Branch], width: int) -> Ru
         listed = (Keys * count)(*keys)
         x = address(x_MD, torch.float32, len(x_MD), width)
         call = StackCall(x, ctypes.addressof(of_branches), ctypes.addressof(listed), count)
-        call.M, call.D, call.weight_kind = len(x_MD), width, kind
+        call.M, call.D, call.weight_kind, call.most_threads = len(x_MD), width, kind, torch.get_num_threads()
         kernel(ctypes.addressof(call))
 
     return run

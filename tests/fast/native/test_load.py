@@ -6,11 +6,18 @@ import ctypes
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
+from clearhead import presets
+from clearhead.core import build
+from clearhead.fast.cache import IndexedCache
+from clearhead.fast.int8 import to_int8
 from clearhead.fast.native import load
+from clearhead.fast.runner import Runner
 
 FORKED = """
 import os, torch
@@ -67,6 +74,38 @@ def test_a_call_in_a_new_thread_keeps_to_the_number_of_threads(monkeypatch: pyte
         torch.set_num_threads(before)
         load._kernel.cache_clear()
     assert given == [1, 2]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="kernels are for Linux")
+@pytest.mark.parametrize("precision", ["bf16 products", "int8"])
+@pytest.mark.parametrize("length", [130, 137, 260])
+def test_a_prompt_beside_other_callers_has_the_bits_that_it_has_alone(
+    precision: str, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    module = build(presets.llama_tiny(60, layers=2)).eval()
+    runner = Runner(to_int8(module) if precision == "int8" else module, in_bf16=precision != "int8")
+    assert {served.by for served in runner.report()} == {"kernels"}
+    ids = torch.arange(length)[None] % 60
+    before, outputs = torch.get_num_threads(), []
+    torch.set_num_threads(8)
+    try:
+        for share in (8, 4, 3, 1):
+
+            @contextmanager
+            def shared(threads: int, share: int = share) -> Iterator[int]:
+                assert threads == 8
+                yield share
+
+            monkeypatch.setattr(load._TURNS, "shared", shared)
+            load._kernel.cache_clear()
+            with torch.inference_mode():
+                outputs.append(runner.tree().decode(ids, cache=IndexedCache()).logits)
+            runner = Runner(runner.module, in_bf16=precision != "int8")
+    finally:
+        torch.set_num_threads(before)
+        load._kernel.cache_clear()
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="kernels are for Linux")

@@ -62,7 +62,7 @@ std::vector<Chunk> chunks_of_groups(const Keys* keys, int64_t count, const Keys&
 }
 
 // The rows of a call in chunks; none where a row sees what is none of its own chunk's, nor before it.
-std::vector<Chunk> chunks_of(const StackCall& call, int64_t threads) {
+std::vector<Chunk> chunks_of(const StackCall& call) {
   const Branch* branches = call.branches;
   const Keys *keys = call.keys, *first = nullptr;
   if (call.M < LEAST_ROWS) return {};
@@ -73,8 +73,8 @@ std::vector<Chunk> chunks_of(const StackCall& call, int64_t threads) {
     if (!first) first = keys + b;
   }
   if (!first) return {};
-  std::vector<Chunk> chunks = first->cu_seqlens ? chunks_of_texts(keys, call.count, *first, threads)
-                                            : chunks_of_groups(keys, call.count, *first, threads);
+  std::vector<Chunk> chunks = first->cu_seqlens ? chunks_of_texts(keys, call.count, *first, call.most_threads)
+                                            : chunks_of_groups(keys, call.count, *first, call.most_threads);
   for (Chunk& chunk : chunks)
     for (Keys& one : chunk.keys) {
       if (one.cos) one.cos += chunk.first * one.angle_stride;

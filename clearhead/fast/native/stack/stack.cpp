@@ -26,8 +26,8 @@ void run_stack(const StackCall& call, int64_t threads) {
     if (call.branches[b].function != Function::FEED_FORWARD) widest = std::max(widest, call.branches[b].first.outputs);
   const Rows rows{
       call.x, workspace[0].take<float>(call.M * call.D), workspace[0].take<float>(call.M * widest), call.M, call.D};
-  const std::vector<Chunk> chunks = chunks_of(call, threads);
-  if (int64_t(chunks.size()) < threads) {
+  const std::vector<Chunk> chunks = chunks_of(call);
+  if (int64_t(chunks.size()) < call.most_threads) {
     const auto arena_of = [&](int thread) -> Arena& { return workspace[thread]; };
     return run_by_team<Traits>(rows, call, call.keys, -1, call.count, int(threads), arena_of);
   }

@@ -38,7 +38,10 @@ Matrix matrix(const std::vector<float>& weights, const std::vector<float>& bias,
   return {weights.data(), bias.data(), bias.data(), outputs, inputs, 0};
 }
 
-void stack_of(const StackCall& call) { stack(&call, THREADS); }
+void stack_of(StackCall call) {
+  call.most_threads = THREADS;
+  stack(&call, THREADS);
+}
 
 // A layer of self-attention, one of attention to a memory, and a feed-forward network with a gate.
 void run_stack(
