@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +22,10 @@ Reference = Annotated[
     Path | None, typer.Option("--reference", metavar="FOLDER", help="What the library loads; by default the same REF.")
 ]
 Tolerance = Annotated[
-    float, typer.Option("--tolerance", min=0.0, help="The largest relative difference that counts as the same.")
+    float | None,
+    typer.Option(
+        "--tolerance", min=0.0, help="The largest relative difference that counts as the same; by default 1e-4."
+    ),
 ]
 Hint = Annotated[
     int | None,
@@ -47,7 +50,7 @@ def check(
     ref: Annotated[str, typer.Argument(metavar="REF", help="A checkpoint, a run, a run file, FILE.py[:NAME].")],
     against: Against = None,
     reference: Reference = None,
-    tolerance: Tolerance = 1e-4,
+    tolerance: Tolerance = None,
     hint: Hint = None,
     width: Width = None,
     heads: Heads = None,
@@ -85,21 +88,37 @@ def check(
     """
     from clearhead.check.handwritten.files import python_file
 
-    own = {"--hint": hint, "--width": width, "--heads": heads, "--as": kind, "--time-limit": time_limit}
     file = python_file(ref)
-    if not is_run_file(ref) and (steps, kills, seed) != (None, None, None):
-        raise InputError("--steps, --kills and --seed are for a run file (.toml)")
+    options = {
+        "a Python file": {"--hint": hint, "--width": width, "--heads": heads, "--as": kind, "--time-limit": time_limit},
+        "a run file (.toml)": {"--steps": steps, "--kills": kills, "--seed": seed},
+        "a checkpoint or a run": {"--against": against, "--reference": reference, "--tolerance": tolerance},
+    }
     if file is not None:
-        if against is not None or reference is not None:
-            raise InputError("--against and --reference have no effect on a Python file")
+        _refuse_others(options, f"{file[0]}", "a Python file")
         _check_file(*file, hint or 3, kind, (width or 24, heads or 3), time_limit or 120.0, as_json)
-        return
-    if useless := [name for name, value in own.items() if value is not None]:
-        raise InputError(f"{useless[0]} has an effect on FILE.py alone; got {ref}")
-    if is_run_file(ref):
-        check_run_file(ref, steps=steps, kills=kills, seed=seed, as_json=as_json, against=against)
+    elif is_run_file(ref):
+        _refuse_others(options, ref, "a run file (.toml)")
+        check_run_file(ref, steps=steps, kills=kills, seed=seed, as_json=as_json)
     else:
-        _check_checkpoint(ref, against, reference, tolerance, as_json)
+        _refuse_others(options, ref, "a checkpoint or a run")
+        _check_checkpoint(ref, against, reference, 1e-4 if tolerance is None else tolerance, as_json)
+
+
+def _refuse_others(options: Mapping[str, Mapping[str, object]], ref: str, subject: str) -> None:
+    """Refuse options that are for something else.
+
+    Args:
+        options: their values by their names, None where one is not given, for each thing that can be checked.
+        ref, subject: what is checked, and which of these it is.
+
+    Raises:
+        InputError: one is given.
+    """
+    for other, values in options.items():
+        if other != subject and any(value is not None for value in values.values()):
+            *names, last = values
+            raise InputError(f"{', '.join(names)} and {last} are for {other}; {ref} is {subject}")
 
 
 def _check_checkpoint(ref: str, against: str | None, reference: Path | None, tolerance: float, as_json: bool) -> None:

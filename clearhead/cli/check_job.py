@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from clearhead.cli.console import print_either
-from clearhead.errors import InputError
 
 Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Of a run file: how many steps to train.")]
 Kills = Annotated[int | None, typer.Option("--kills", min=1, help="Of a run file: how often to kill; by default 5.")]
@@ -19,16 +18,12 @@ def is_run_file(ref: str) -> bool:
     return ref.endswith(".toml") and not Path(ref).is_dir()
 
 
-def check_run_file(
-    file: str, *, steps: int | None, kills: int | None, seed: int | None, as_json: bool, against: str | None
-) -> None:
+def check_run_file(file: str, *, steps: int | None, kills: int | None, seed: int | None, as_json: bool) -> None:
     """Check a job, print the certificate, and exit with 1 where something is wrong.
 
     Raises:
         InputError: the job cannot be trained.
     """
-    if against is not None:
-        raise InputError(f"--against compares a model with a library; {file} is a run file")
     # Only now: the libraries for training take seconds to load, and a fault in the run file should not wait for them.
     from clearhead.training.runfile.read import load_run_file
 
