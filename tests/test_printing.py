@@ -43,7 +43,7 @@ def check_readable(thing: object) -> str:
     lines = text.splitlines()
     assert 1 <= len(lines) <= MOST_LINES and max(map(len, lines)) <= WIDTH, text
     assert " at 0x" not in text
-    assert str(thing) == text or isinstance(thing, ch.surgery.SurgeryReport | Exception)
+    assert str(thing) == text or isinstance(thing, ch.surgery.SurgeryReport | ch.check.Report | Exception)
     return text
 
 
@@ -66,7 +66,12 @@ def things(model: ch.Model) -> dict[type, Any]:
     cache = ch.Cache()
     output = model.module.run(ch.core.Sequence(ids), ch.core.Sequence(ids), cache)
     edited = ch.surgery.keep_layers(model, [1], stack="encoder")
+    finding = ch.check.Finding(text, text, mathematics=text, mend=text, alternatives=("no_scaling",))
     found = [
+        ch.check.Report(
+            text, "wrong", (finding, *[ch.check.Finding("a", "b")] * MANY), compared=tuple(words), notes=tuple(words)
+        ),
+        finding,
         ch.Answer(text, 0.5, 3, 7),
         ch.Classification("a", 0.9, dict.fromkeys(map(str, range(MANY)), 0.1), labels=tuple(words)),
         ch.Entity("PER", text, 0, 5, 0.25),

@@ -89,7 +89,7 @@ def check(
     from clearhead.check.handwritten.files import python_file
 
     file = python_file(ref)
-    options = {
+    options: Mapping[str, Mapping[str, object]] = {
         "a Python file": {"--hint": hint, "--width": width, "--heads": heads, "--as": kind, "--time-limit": time_limit},
         "a run file (.toml)": {"--steps": steps, "--kills": kills, "--seed": seed},
         "a checkpoint or a run": {"--against": against, "--reference": reference, "--tolerance": tolerance},

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from clearhead.check.handwritten.mistakes import MISTAKES
-from clearhead.printing import Printed
+from clearhead.printing import Printed, block
 
 Verdict = Literal["right", "wrong", "cannot compare", "not written yet"]
 FULL_HINT = 3
@@ -77,7 +77,7 @@ def _amount(difference: float) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class Report(Printed):
+class Report:
     """What the comparison of a hand-written part with the mathematics found.
 
     Args:
@@ -137,8 +137,11 @@ class Report(Printed):
         for finding in self.findings:
             yield from finding.lines(hint)
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return "\n".join(self.lines())
+
+    def __repr__(self) -> str:
+        return block([*self.lines()], more="print() shows all")
 
 
 def judged(
