@@ -422,4 +422,7 @@ def _likely(readings: Sequence[Reading]) -> list[Reading]:
 def _usual(found: Iterator[tuple[str, Steps]]) -> Iterator[tuple[str, Steps]]:
     """Return the first form of each mistake."""
     seen: set[str] = set()
-    return ((cause, steps) for cause, steps in found if not (cause in seen or seen.add(cause)))  # type: ignore[func-returns-value]
+    for cause, steps in found:
+        if cause not in seen:
+            seen.add(cause)
+            yield cause, steps
