@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from clearhead.compare.fairness import Fairness, judge_fairness
+from clearhead.compare.fairness import Amount, Fairness, judge_fairness
 from clearhead.compare.intervals import LEVEL, Difference, differences_of
 from clearhead.compare.picture import draw_curves
 from clearhead.compare.runs import Quality
@@ -96,17 +96,18 @@ class Comparison(Printed):
         return path
 
 
-def compare_runs(paths: Sequence[Path]) -> Comparison:
+def compare_runs(paths: Sequence[Path], *, equal: Amount = "steps", beside: bool = False) -> Comparison:
     """Compare runs.
 
     Args:
         paths: run directories, at least one.
+        equal, beside: as of `judge_fairness`.
 
     Raises:
         InputError: a run cannot be read or is named twice, or the tasks differ; all faults in one report.
     """
     rows = tuple(read_rows(paths))
-    return Comparison(rows, judge_fairness(rows))
+    return Comparison(rows, judge_fairness(rows, equal=equal, beside=beside))
 
 
 # --- the table ------------------------------------------------------------------------------------------------
@@ -195,14 +196,15 @@ def _verdict(rows: Sequence[Row], fairness: Fairness) -> Iterator[str]:
 def _apart(comparison: Comparison) -> Iterator[str]:
     """Yield a line for each difference from the first row; without intervals there is none."""
     if any(len(row.runs) > 1 for row in comparison.rows):
-        yield from map(_sentence, comparison.differences)
+        name = comparison.rows[0].first.score_name
+        yield from (_sentence(each, "loss" if each.quality == "loss" else name) for each in comparison.differences)
     elif comparison.differences:
         yield "no intervals of differences: each row has one seed, and they need two at least (train.seed)"
 
 
-def _sentence(difference: Difference) -> str:
+def _sentence(difference: Difference, name: str) -> str:
     places = 4 if difference.quality == "loss" or abs(difference.mean) <= 0.01 else 2
-    start = f"{difference.row} - {difference.reference}: best {difference.quality} {difference.mean:+,.{places}f}"
+    start = f"{difference.row} against {difference.reference}: best {name} {difference.mean:+,.{places}f}"
     if difference.low is None or difference.high is None:
         return f"{start}, without an interval: two seeds of each are needed"
     seeds = f"{len(difference.seeds)} paired seeds"

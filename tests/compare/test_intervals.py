@@ -91,15 +91,18 @@ def test_what_cannot_be_compared_has_no_difference(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bests", "expected"),
     [
-        ((2.1, 3.2, 4.3), "b - a: best loss +0.2000 (95% interval -0.0484 to +0.4484, 3 paired seeds): cannot be told"),
-        ((2.1, 3.1, 4.11), "b - a: best loss +0.1033 (95% interval +0.0890 to +0.1177, 3 paired seeds)"),
+        (
+            (2.1, 3.2, 4.3),
+            "best loss +0.2000 (95% interval -0.0484 to +0.4484, 3 paired seeds): cannot be told",
+        ),
+        ((2.1, 3.1, 4.11), "best loss +0.1033 (95% interval +0.0890 to +0.1177, 3 paired seeds)"),
     ],
 )
 def test_the_comparison_says_it_in_a_sentence(tmp_path: Path, bests: tuple[float, ...], expected: str) -> None:
     rows = made_rows(tmp_path, {1: 2.0, 2: 3.0, 3: 4.0}, dict(zip((1, 2, 3), bests, strict=True)))
     compared = compare_runs([run.path for row in rows for run in row.runs])
-    (line,) = [line for line in compared.lines() if line.startswith("b - a")]
-    assert line.startswith(expected) and line.endswith("seeds" if "told" in expected else "seeds)")
+    (line,) = [line for line in compared.lines() if line.startswith("b against a")]
+    assert line.startswith(f"b against a: {expected}") and line.endswith("seeds" if "told" in expected else "seeds)")
     assert str(compared).split("\n") == compared.lines()
     (record,) = compared.record()["differences"]
     assert record["told_apart"] is ("told" not in expected) and record["seeds"] == (1, 2, 3)

@@ -46,7 +46,7 @@ ORDER = (
     ("model",),
     ("training",),
     ("tasks/train",),
-    ("check", "bench", "compare", "surgery", "recipes"),
+    ("check", "bench", "compare", "surgery", "recipes", "sweeps"),
     ("demo",),
     ("cli",),
     ("__main__",),
