@@ -114,8 +114,8 @@ def _as_json(explained: Explanation) -> dict[str, Any]:
     values = []
     for section in explained.sections:
         if section.layer in (None, choice.layer) and section.stack in (choice.stack, "head"):
-            row = min(choice.token, len(section.rows) - 1)
             for value in section.values:
+                _, row = explained.rows(section, value)
                 values.append(
                     {
                         "section": section.title,

@@ -9,7 +9,7 @@ from functools import cached_property
 from clearhead.errors import InputError, argument
 from clearhead.explain.forward import Forward, sections
 from clearhead.explain.score import ScoreTerms, score_terms
-from clearhead.explain.values import Section
+from clearhead.explain.values import Section, Value
 from clearhead.maps.attention_maps import AttentionMaps
 
 LONGEST = 512
@@ -61,6 +61,22 @@ class Explanation:
                 place = (choice.stack, source, choice.layer)
                 found[section.address] = key, score_terms(self.forward, place, choice.head, choice.token, key)
         return found
+
+    def rows(self, section: Section, value: Value) -> tuple[tuple[str, ...], int]:
+        """Return the tokens that the rows of a value belong to, and which of them is looked at.
+
+        Args:
+            section: the part of the model.
+            value: of the part.
+
+        Returns:
+            for keys and values of the layer that is looked at, the one with the largest weight.
+        """
+        if value.is_of_keys and section.keys is not None:
+            key, _ = self.scores.get(section.address, (0, None))
+            return self.forward.tokens[section.keys], key
+        is_shown = section.stack in (self.choice.stack, "head") and self.choice.token < len(section.rows)
+        return section.rows, self.choice.token if is_shown else len(section.rows) - 1
 
     @property
     def chosen(self) -> list[Section]:

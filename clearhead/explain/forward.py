@@ -239,7 +239,8 @@ def _attention(
         source = "memory" if is_memory and name != "query" else read
         projected_HTE = _by_head(heads_first(forward.at(f"{address}.{name}", depth), size), heads)
         formula = _linear_formula(source, name[0], linear) + f", {heads} heads of {size}"
-        yield Value(name, formula, projected_HTE, f"{address}.{name}", code_of(type(attention).project))
+        code = code_of(type(attention).project)
+        yield Value(name, formula, projected_HTE, f"{address}.{name}", code, is_of_keys=name != "query")
         yield from _prepared(record, name)
     mask, bias = record.mask(), record.bias()
     formula = f"s = q . k * {attention.scale:.6g}"
@@ -283,7 +284,14 @@ def _prepared(record: AttentionRecord, name: str) -> Iterator[Value]:
     point, numbers = points[name]
     if changes:
         numbers_HTE = _by_head(numbers[0], record.num_heads)
-        yield Value(f"prepared {name}", " and ".join(changes), numbers_HTE, f"{record.address}.{point}", code)
+        yield Value(
+            f"prepared {name}",
+            " and ".join(changes),
+            numbers_HTE,
+            f"{record.address}.{point}",
+            code,
+            is_of_keys=name != "query",
+        )
 
 
 def _feed_forward(forward: Forward, address: str, reads: tuple[nn.Module, str], depth: int) -> Iterator[Value]:

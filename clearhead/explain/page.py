@@ -128,16 +128,15 @@ def _code(code: Code) -> Iterator[str]:
 
 
 def _table(explanation: Explanation, section: Section, value: Value, numbers_TC: Tensor) -> Iterator[str]:
-    choice = explanation.choice
-    token = choice.token if section.stack == choice.stack else 0
-    rows = _window(len(numbers_TC), token)
+    tokens, chosen = explanation.rows(section, value)
+    rows = _window(len(numbers_TC), chosen)
     columns = range(min(COMPONENTS, numbers_TC.shape[1]))
     if value.columns is not None:
-        columns = _window(numbers_TC.shape[1], token)
+        columns = _window(numbers_TC.shape[1], chosen)
     yield f"<table>{_header(value, columns)}\n"
     for row in rows:
-        marks = ' class="chosen"' if section.stack == choice.stack and row == choice.token else ""
-        yield f"<tr{marks}><th>{html.escape(section.rows[row])}</th>"
+        marks = ' class="chosen"' if section in explanation.chosen and row == chosen else ""
+        yield f"<tr{marks}><th>{html.escape(tokens[row])}</th>"
         yield f'<td class="text">{html.escape(value.notes[row])}</td>' if value.notes else ""
         yield from [] if value.notes else _cells_of(value, numbers_TC[row], columns)
         yield "</tr>\n"

@@ -41,13 +41,13 @@ def text_lines(explanation: Explanation) -> Iterator[str]:
 
 def _section(explanation: Explanation, section: Section) -> Iterator[str]:
     choice = explanation.choice
-    row = 0 if len(section.rows) == 1 else choice.token
-    if section.stack == "head" and row >= len(section.rows):
-        row = len(section.rows) - 1
     yield ""
     yield f"{section.title} {'─' * max(2, WIDTH - 1 - len(section.title))}"
     for value in section.values:
+        rows, row = explanation.rows(section, value)
         head = f", head {choice.head}" if value.has_heads else ""
+        if value.is_of_keys:
+            head += f", {rows[row]}"
         yield from textwrap.wrap(f"{value.name}{head}: {value.formula}", WIDTH, subsequent_indent="    ")
         place = "" if value.code is None else f"  {value.code.place}"
         yield f"    [{value.shape}]{place}"
@@ -56,7 +56,7 @@ def _section(explanation: Explanation, section: Section) -> Iterator[str]:
         key, terms = explanation.scores[section.address]
         keys = explanation.forward.tokens[section.keys or section.stack]
         yield ""
-        yield from _score(section.rows[row], keys[key], terms)
+        yield from _score(section.rows[choice.token], keys[key], terms)
 
 
 def _numbers(value: Value, numbers: Tensor, row: int) -> Iterator[str]:

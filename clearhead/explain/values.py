@@ -63,6 +63,7 @@ class Value:
         code: what computes it.
         columns: the names of the columns; None: they are the components of vectors.
         notes: a text for each row, in place of numbers that are too many.
+        is_of_keys: its rows are the tokens that are looked at, not those that look.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Value:
     code: Code | None = None
     columns: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
+    is_of_keys: bool = False
 
     @property
     def has_heads(self) -> bool:
