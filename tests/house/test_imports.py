@@ -46,7 +46,7 @@ ORDER = (
     ("model",),
     ("training",),
     ("tasks/train",),
-    ("check", "bench", "compare", "surgery", "recipes", "sweeps"),
+    ("bench", "check", "compare", "explain", "recipes", "surgery", "sweeps"),
     ("demo",),
     ("cli",),
     ("__main__",),
