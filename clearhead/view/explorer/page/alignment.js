@@ -68,13 +68,14 @@ class Alignment {
     const shown = JSON.stringify([pane.name, heads, state.join]);
     if (shown !== this.shown) {
       this.shown = shown;
-      const grid = await paneGrid(this.app.page, pane, state, heads);
-      if (shown !== this.shown) return;
+      this.made = paneGrid(this.app.page, pane, state, heads);
+    }
+    const grid = await this.made;
+    if (!grid || shown !== this.shown || outer !== this.app.store.state) return;
+    if (grid !== this.grid) {
       this.grid = grid;
       this.list();
     }
-    const { grid } = this;
-    if (!grid) return;
     const [query, key] = [labelOf(grid.queries, state.query), labelOf(grid.keys, state.key)];
     this.heat.show(grid, state.scale, query >= 0 && key >= 0 ? { query, key } : null, state.box);
   }

@@ -122,14 +122,15 @@ class Matrix {
     const shown = [pane.name, stack.stack, stack.measure, layer.layer, head, state.join].join();
     if (shown !== this.shown) {
       this.shown = shown;
-      const grid = await paneGrid(this.app.page, this.pane, state, [{ layer: layer.layer, head }]);
-      const above = await keyEffects(layer, head, grid, pane);
-      if (shown !== this.shown) return;
-      this.grid = grid;
-      this.heat.above = above;
+      this.made = paneGrid(this.app.page, this.pane, state, [{ layer: layer.layer, head }])
+        .then(async (grid) => ({ grid, above: await keyEffects(layer, head, grid, pane) }));
     }
-    const { grid } = this;
-    if (!grid) return;
+    // Also where an update before this one asked for it: whoever awaits this one may count on what it shows.
+    const made = await this.made;
+    if (!made || shown !== this.shown || state !== this.app.store.state) return;
+    const { grid } = made;
+    this.grid = grid;
+    this.heat.above = made.above;
     this.facts = headFacts(layer, head);
     const query = labelOf(grid.queries, state.query);
     const key = labelOf(grid.keys, state.key);

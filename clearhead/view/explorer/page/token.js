@@ -162,14 +162,14 @@ class TokenView {
     const shown = [pane.name, stack.stack, stack.measure, state.join, state.over, state.over === "head" ? state.head : ""].join();
     if (shown !== this.shown) {
       this.shown = shown;
-      const grids = await Promise.all(stack.layers.map((layer) => {
+      this.made = Promise.all(stack.layers.map((layer) => {
         const heads = state.over === "head" ? [headOf(layer, state)] : layer.heads;
         return paneGrid(this.app.page, pane, state, heads.map((head) => ({ layer: layer.layer, head })), state.over === "max" ? "max" : "mean");
       }));
-      if (shown !== this.shown) return;
-      this.grids = grids;
     }
-    if (!this.grids) return;
+    const grids = await this.made;
+    if (!grids || shown !== this.shown || state !== this.app.store.state) return;
+    this.grids = grids;
     const [{ queries, keys }] = this.grids;
     const isCross = stack.queries !== stack.keys;
     const query = Math.max(labelOf(queries, state.query), state.query < 0 ? queries.length - 1 : 0);
