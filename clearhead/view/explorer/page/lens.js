@@ -46,7 +46,7 @@ class LensView {
     board.addEventListener("pointerleave", () => this.list(this.depth, this.position));
     board.addEventListener("click", (event) => {
       const cell = at(event);
-      if (cell) app.store.set({ layer: Number(cell.dataset.depth), query: Number(cell.dataset.position) });
+      if (cell) app.store.set({ layer: Number(cell.dataset.depth) - 1, query: Number(cell.dataset.position) });
     });
   }
 
@@ -69,7 +69,8 @@ class LensView {
     const count = this.entries.length / (made.top * made.layers.length);
     this.row = count === row.length ? row : [{ text: "(the whole text)", members: [0], generated: false, rtl: false }];
     this.targets = made.targetProbabilities === null ? null : await array(made.targetProbabilities, Float32Array);
-    this.depth = Math.min(state.layer, made.layers.length - 1);
+    // Layers count as everywhere, from 0; below them is the embedding.
+    this.depth = Math.max(0, Math.min(state.layer + 1, made.layers.length - 1));
     this.position = state.query < 0 ? 0 : Math.min(state.query, this.row.length - 1);
     this.columns.resize(this.row.length, WIDTH, LEFT);
     this.list(this.depth, this.position);
@@ -143,7 +144,8 @@ class LensView {
       el("h3", {}, `After ${made.layers[depth] === "embedding" ? "the embedding" : `layer ${made.layers[depth]}`}`),
       el("p", {}, "position ", String(position), ", reading ", tokenNode(row[position].text)),
       el("table", { class: "keys" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "prediction"), el("th", { scope: "col", class: "number" }, "probability"))), el("tbody", {}, ...rows)),
-      curve ? el("div", {}, el("h4", {}, "Probability of ", tokenNode(made.vocabulary[target]), ", which follows"), canvas,
+      curve ? el("div", {}, el("p", {}, "What really follows is ", tokenNode(made.vocabulary[target]), `: the model gives it ${percent(curve[depth])} here, and ${percent(curve.at(-1) ?? NaN)} after its last layer.`),
+        el("h4", {}, "Probability of ", tokenNode(made.vocabulary[target]), " by layer"), canvas,
         el("div", { class: "curve-ends" }, el("span", {}, made.layers[0]), el("span", {}, `layer ${made.layers.at(-1)}: ${fixed(curve.at(-1) ?? NaN)}`))) : null,
     );
     if (curve) paintCurve(canvas, curve, depth);
@@ -158,9 +160,14 @@ class LensView {
     this.columns.reveal(position);
     const { text, probability } = this.at(depth, position, 0);
     this.app.announce(`${this.lens.layers[depth]}, after ${this.row[position].text}: ${text}, ${fixed(probability)}`);
-    this.app.store.set({ layer: depth, query: position });
+    this.app.store.set({ layer: depth - 1, query: position });
     return true;
   }
+}
+
+/** @param {number} share */
+function percent(share) {
+  return `${share >= 0.0995 ? fixed(100 * share, 0) : fixed(100 * share, 1)} %`;
 }
 
 /**

@@ -3,7 +3,7 @@
 import { array } from "./arrays.js";
 import { headFacts } from "./facts.js";
 import { el, fill, fixed, withSign } from "./dom.js";
-import { headOf, layerOf, paneGrid, stackOf, strongest } from "./grids.js";
+import { headOf, lastOfText, layerOf, paneGrid, rowOf, stackOf, strongest } from "./grids.js";
 import { HeatMap, zoomButtons } from "./heat.js";
 import { labelOf, tokenNode } from "./labels.js";
 
@@ -131,6 +131,7 @@ class Matrix {
     const { grid } = made;
     this.grid = grid;
     this.heat.above = made.above;
+    this.first = lastOfText(rowOf(pane.sample, stack.queries), grid.queries);
     this.facts = headFacts(layer, head);
     const query = labelOf(grid.queries, state.query);
     const key = labelOf(grid.keys, state.key);
@@ -160,7 +161,7 @@ class Matrix {
   list(cell) {
     const { grid } = this;
     if (!grid) return;
-    const query = cell?.query ?? grid.queries.length - 1;
+    const query = cell?.query ?? this.first ?? 0;
     const value = cell ? this.heat.value(cell) : NaN;
     fill(this.panel,
       el("h3", {}, this.title ?? ""),
