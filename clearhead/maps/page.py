@@ -213,8 +213,8 @@ class _SampleBuilder:
                 raise
             return
         where = "" if outcome.position is None else f" at position {outcome.position}"
-        written = f"'{run.output_names.written(outcome.id)}'"
-        self.facts.append(("followed output", f"{written}{where}"))
+        self.facts.append(("followed output", f"{run.output_names.difference(outcome, ' rather than ')}{where}"))
+        written = run.output_names.difference(outcome, " less that of ")
         self.columns.append(
             Column(CONTRIBUTION, "contribution", f"What it adds to the logit of {written}.", CONTRIBUTION)
         )
@@ -326,10 +326,15 @@ class _SampleBuilder:
         return "encoder" if self.run.module.decoder is None else "decoder"
 
     def _lens(self) -> Lens | None:
+        run, followed = self.run, ""
         try:
-            lens = self.run.lens(min(self.options.top_k, len(self.run.output_names.names)))
+            top_k = min(self.options.top_k, len(run.output_names.names))
         except InputError:
             return None
+        # One output alone is in the columns of the heads; two are compared at every depth, too.
+        if isinstance(self.options.of, tuple) and (outcome := run.outcome(self.options.of)).other is not None:
+            followed = run.output_names.difference(outcome, " rather than ")
+        lens = run.lens(top_k, self.options.of if followed else None)
         tokenizer = self.run.tokenizers.source if self.top == "encoder" else self.run.tokenizers.target
         places = {index: place for place, index in enumerate(lens.names)}
         is_label = bool(self.run.task.labels)
@@ -347,6 +352,8 @@ class _SampleBuilder:
             lens.probabilities.numpy(),
             find(lens.target_ids.numpy()),
             lens.target_probabilities.numpy(),
+            None if lens.followed is None else lens.followed.numpy(),
+            followed,
         )
 
 
