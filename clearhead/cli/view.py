@@ -109,13 +109,11 @@ def view(
     Heads chosen by --layers and --heads are stored with all digits and the numbers behind their weights, and --effects
     measures each token that they look at, too. --checkpoints shows the steps whose weights a run kept: the untrained
     model, a few more spaced like a logarithm (train.snapshots), the last checkpoints and the best. The output followed
-    is by default the last token, the first blank or the predicted label. --of Mary --of John asks why one and not the
-    other; with --of 5 in front, at position 5. --json ends with {"path", "tokens", ...}.
+    is by default the last token, the first blank or the predicted label; --of Mary --of John asks why the first.
     """
     path = output or Path(re.sub(r"[^\w.-]+", "-", Path(ref).name or "attention") + PAGE)
     together = {"--checkpoints": checkpoints, "--compare": compare, "--compare-with": compare_with}
     _check_options(path, force, [name for name, given in together.items() if given], effects or bool(of))
-    outcome = _outcome(of or [])
     chosen = _numbers(layers, "--layers"), _numbers(heads, "--heads")
     _check_picture(path, picture, stack, *chosen)
     place = located(ref)
@@ -125,7 +123,7 @@ def view(
     maps = attend(place, text, target)
     if path.suffix == PAGE:
         runs = _runs(attend, maps, (ref, text, target), checkpoints, compare, compare_with)
-        _write_page(path, Path(ref).name or ref, runs, (*chosen, effects, outcome), is_timeline=checkpoints)
+        _write_page(path, Path(ref).name or ref, runs, (*chosen, effects, _outcome(of or [])), is_timeline=checkpoints)
     elif path.suffix == ARRAYS:
         maps.save(path, layers=chosen[0], heads=chosen[1], force=force)
     else:

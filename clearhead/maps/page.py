@@ -325,16 +325,24 @@ class _SampleBuilder:
         """The stack below the head."""
         return "encoder" if self.run.module.decoder is None else "decoder"
 
+    def _compared(self) -> tuple[str, Chosen]:
+        """Return the two outputs that are compared at every depth, in words and as chosen; or nothing.
+
+        A single output is not shown there: its effects and contributions are numbers of the heads.
+        """
+        of = self.options.of
+        if isinstance(of, tuple) and (outcome := self.run.outcome(of)).other is not None:
+            return self.run.output_names.difference(outcome, " rather than "), of
+        return "", None
+
     def _lens(self) -> Lens | None:
-        run, followed = self.run, ""
         try:
-            top_k = min(self.options.top_k, len(run.output_names.names))
+            top_k = min(self.options.top_k, len(self.run.output_names.names))
         except InputError:
             return None
-        # One output alone is in the columns of the heads; two are compared at every depth, too.
-        if isinstance(self.options.of, tuple) and (outcome := run.outcome(self.options.of)).other is not None:
-            followed = run.output_names.difference(outcome, " rather than ")
-        lens = run.lens(top_k, self.options.of if followed else None)
+        compared, of = self._compared()
+        lens = self.run.lens(top_k, of)
+        followed = lens.followed if lens.followed is None else lens.followed.numpy()
         tokenizer = self.run.tokenizers.source if self.top == "encoder" else self.run.tokenizers.target
         places = {index: place for place, index in enumerate(lens.names)}
         is_label = bool(self.run.task.labels)
@@ -343,17 +351,16 @@ class _SampleBuilder:
         )
         find = np.vectorize(places.__getitem__, otypes=[np.int64])
         depths = len(lens.ids)
-        row: RowName = "encoder" if lens.stack == "encoder" else "decoder"
         return Lens(
-            row,
+            self.top,
             ("embedding", *map(str, range(depths - 1))),
             vocabulary,
             find(lens.ids.numpy()),
             lens.probabilities.numpy(),
             find(lens.target_ids.numpy()),
             lens.target_probabilities.numpy(),
-            None if lens.followed is None else lens.followed.numpy(),
             followed,
+            compared,
         )
 
 
