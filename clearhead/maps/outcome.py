@@ -153,7 +153,7 @@ def predicts_next(streams: Streams, names: OutputNames) -> bool:
 
 
 def _position_and_tokens(of: Chosen) -> tuple[int | None, list[str]]:
-    parts = of if isinstance(of, tuple) else () if of is None else (of,)
+    parts = of if isinstance(of, tuple) else (of,)
     position = next((part for part in parts if not isinstance(part, str)), None)
     return position, [part for part in parts if isinstance(part, str)]
 
