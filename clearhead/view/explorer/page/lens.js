@@ -37,6 +37,8 @@ class LensView {
     this.columns = new Columns(stage, "predictions by layer and position: arrow keys walk", (first, last) => this.draw(first, last));
     this.depth = 0;
     this.position = 0;
+    this.largest = 1;
+    this.showsFollowed = false;
     const { board } = this.columns;
     const at = (/** @type {Event} */ event) => /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("td"));
     board.addEventListener("pointerover", (event) => {
