@@ -174,7 +174,6 @@ class _SampleBuilder:
         self.key_effects: dict[tuple[str, int, int], Float32[np.ndarray, " keys"]] = {}
         self.columns = list(STATISTIC_COLUMNS)
         self.facts: list[tuple[str, str]] = []
-        self.written = ""
         for row in run.heads():
             place = (row.stack, row.layer, row.head)
             found = {column.name: getattr(row, column.name) for column in STATISTIC_COLUMNS}
@@ -212,7 +211,7 @@ class _SampleBuilder:
         reading, tokenizers = self.run.reading, self.run.tokenizers
         ids, given = reading.source.ids[0].tolist(), reading.num_given
         if self.top == "encoder":
-            read, written = tokenizers.source.decode(ids), self.written
+            read, written = tokenizers.source.decode(ids), self._predicted()
         elif reading.target is not None:
             read, written = tokenizers.source.decode(ids), tokenizers.target.decode(list(reading.labels))
         else:
@@ -221,6 +220,13 @@ class _SampleBuilder:
             )
         texts = (("reads", read.strip()), ("writes", written.strip()))
         return tuple((name, text[:MOST_TEXT]) for name, text in texts if text)
+
+    def _predicted(self) -> str:
+        """Return what a model without a decoder predicts; empty: it predicts no word and no label."""
+        try:
+            return self.run.output_names.difference(self.run.outcome(None), "")
+        except InputError:
+            return ""
 
     def _add_outcome(self, notify: Notify | None) -> None:
         """Add contributions and effects, where the model has an outcome that they can be measured on."""
@@ -232,9 +238,8 @@ class _SampleBuilder:
                 raise
             return
         where = "" if outcome.position is None else f" at position {outcome.position}"
-        self.written = run.output_names.written(outcome.id)
-        written = f"'{self.written}'"
-        self.facts.append(("followed output", f"{written}{where}"))
+        self.facts.append(("followed output", f"{run.output_names.difference(outcome, ' rather than ')}{where}"))
+        written = run.output_names.difference(outcome, " less that of ")
         self.columns.append(
             Column(CONTRIBUTION, "contribution", f"What it adds to the logit of {written}.", CONTRIBUTION)
         )
@@ -345,11 +350,24 @@ class _SampleBuilder:
         """The stack below the head."""
         return "encoder" if self.run.module.decoder is None else "decoder"
 
+    def _compared(self) -> tuple[str, Chosen]:
+        """Return the two outputs that are compared at every depth, in words and as chosen; or nothing.
+
+        A single output is not shown there: its effects and contributions are numbers of the heads.
+        """
+        of = self.options.of
+        if isinstance(of, tuple) and (outcome := self.run.outcome(of)).other is not None:
+            return self.run.output_names.difference(outcome, " rather than "), of
+        return "", None
+
     def _lens(self) -> Lens | None:
         try:
-            lens = self.run.lens(min(self.options.top_k, len(self.run.output_names.names)))
+            top_k = min(self.options.top_k, len(self.run.output_names.names))
         except InputError:
             return None
+        compared, of = self._compared()
+        lens = self.run.lens(top_k, of)
+        followed = lens.followed if lens.followed is None else lens.followed.numpy()
         tokenizer = self.run.tokenizers.source if self.top == "encoder" else self.run.tokenizers.target
         places = {index: place for place, index in enumerate(lens.names)}
         is_label = bool(self.run.task.labels)
@@ -358,15 +376,16 @@ class _SampleBuilder:
         )
         find = np.vectorize(places.__getitem__, otypes=[np.int64])
         depths = len(lens.ids)
-        row: RowName = "encoder" if lens.stack == "encoder" else "decoder"
         return Lens(
-            row,
+            self.top,
             ("embedding", *map(str, range(depths - 1))),
             vocabulary,
             find(lens.ids.numpy()),
             lens.probabilities.numpy(),
             find(lens.target_ids.numpy()),
             lens.target_probabilities.numpy(),
+            followed,
+            compared,
         )
 
 
