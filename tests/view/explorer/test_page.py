@@ -311,7 +311,7 @@ def test_a_state_that_the_page_does_not_have_shows_the_nearest(decoder: Tab) -> 
     tab = decoder.go("view=nothing&layer=99&head=77&stack=encoder.self&query=9999&other=5&sort=none&box=x")
     assert tab.locator("nav [aria-current]").inner_text() == "Overview"
     assert decoder.go("view=matrix&layer=99&head=-1&query=9999&key=2").locator(".heat").count() == 1
-    first = decoder.go("view=lens&layer=0&query=0").locator(".panel").inner_text()
+    first = decoder.go("view=lens&layer=-1&query=0").locator(".panel").inner_text()
     assert decoder.go("view=lens&layer=-3&query=-3").locator(".panel").inner_text() == first
 
 
