@@ -2,8 +2,10 @@
 
     weights = softmax(scores_1) - share * softmax(scores_2),  share = exp(a . b) - exp(c . d) + first_share
 
-Two neighbouring heads make one: both mix their values by the difference, so that together they are the head of twice the
-size of the paper. Its norm of each head is left out. Source: arXiv 2410.05258, eq. 1 to 3. Legend: H pairs, R rank.
+Two neighbouring heads make one: both mix their values by the difference, so that together they are the head of twice
+the size of the paper. Its norm of each head is left out. Source: arXiv 2410.05258, eq. 1 to 3.
+
+Legend: B batch, H heads or pairs, Q queries, K keys, R rank.
 """
 
 from __future__ import annotations

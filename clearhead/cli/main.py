@@ -40,7 +40,6 @@ from clearhead.cli.translate import translate
 from clearhead.cli.view import view
 from clearhead.cli.waiting import signs_of_life
 from clearhead.errors import InputError, Reference, RunFailure, nearest_name, renaming
-from clearhead.parts.files import load_parts
 from clearhead.tasks.registry import every, kinds
 from clearhead.training.signals import Interrupted
 from clearhead.version import __version__
@@ -69,7 +68,7 @@ def _start(
     ] = False,
     parts: Annotated[
         list[Path] | None,
-        typer.Option("--parts", metavar="FILE", help="Import your own parts from a Python file; works after any command."),
+        typer.Option("--parts", metavar="FILE", help="Import your own parts from this file; works after any command."),
     ] = None,
 ) -> None:
     """Train a Transformer on your own text, use it, and look inside it.
@@ -172,7 +171,10 @@ def _without_parts(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def _run(words: Sequence[str], parts: Sequence[str], debug: bool, signals: StopOnSignal) -> int:
     """Run a command and return its exit code; every error becomes one message."""
     try:
-        load_parts(parts)
+        if parts:
+            from clearhead.parts.files import load_parts
+
+            load_parts(parts)
         program = typer.main.get_command(make_app())
         with renaming(partial(_as_option, program, words)):
             _refuse_empty_paths(program, words)

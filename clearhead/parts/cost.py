@@ -61,7 +61,7 @@ def flops(build: Build, role: Role, node: Part, size: int) -> tuple[int, int]:
 def _measured(build: Build, role: Role, node: Part, size: int) -> tuple[int, int]:
     short, long = _LENGTHS
     counts = [_count(build, role, node, size, length) for length in _LENGTHS]
-    # count = for_token * length + for_pair * length ** 2
+    # A count is the sum of what grows with the length and what grows with its square.
     for_pair = (counts[1] * short - counts[0] * long) / (short * long * (long - short))
     for_token = counts[0] / short - for_pair * short
     return max(0, round(for_token)), max(0, round(for_pair))

@@ -8,23 +8,21 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from clearhead.arguments import checked
 from clearhead.core.attention import Attention
-from clearhead.core.context import Context
-from clearhead.core.shapes import Ids, States
-from clearhead.errors import InputError
 from clearhead.parts.cost import cache_numbers, flops
 from clearhead.parts.recomputing import Recomputed
 from clearhead.spec.registry import Role, Source, add_kind
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
-ROLES: Final[tuple[Role, ...]] = ("function", "norm", "position", "scores", "weights")
 
 
+@checked
 def register(described_by: type, role: Role = "function") -> Callable[[type[ModuleT]], type[ModuleT]]:
     """Return a decorator for the module of a part of your own.
 
@@ -50,8 +48,6 @@ def register(described_by: type, role: Role = "function") -> Callable[[type[Modu
     Raises:
         InputError: the dataclass is not frozen, cannot be written as JSON, or its name is taken.
     """
-    if role not in ROLES:
-        raise InputError(f"a part stands as one of {', '.join(ROLES)}; got '{role}'")
 
     def add(module_type: type[ModuleT]) -> type[ModuleT]:
         built_type = _built_type(module_type, role)
@@ -66,10 +62,9 @@ def register(described_by: type, role: Role = "function") -> Callable[[type[Modu
 class WithoutContext(nn.Module):
     """A norm or the positions of an embedding, which the plain core calls without a context."""
 
-    def forward(self, x: Tensor, limit: int | None = None) -> Tensor:
+    def forward(self, x: Tensor, limit: int | None = None) -> Any:
         """Compute what the part does."""
-        computed: Tensor = super().forward(x, None)
-        return computed
+        return super().forward(x, None)
 
 
 def keeps_nothing(module_type: type[nn.Module]) -> bool:

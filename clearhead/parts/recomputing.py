@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from clearhead.core.context import Context
 from clearhead.core.shapes import States
 
 
 class Recomputed(nn.Module):
-    """The function of a branch that is called with all tokens again in each call with a cache, which keeps its inputs."""
+    """The function of a branch that reads all tokens again in each call with a cache, which keeps its inputs."""
 
-    def forward(self, x_BTD: States, context: Context) -> States:
+    def forward(self, x_BTD: States, context: Context) -> Any:
         """Compute what the part does for the tokens of this call."""
         if context.cache is None:
-            computed: Tensor = super().forward(x_BTD, context)
-            return computed
+            return super().forward(x_BTD, context)
         kept, count = context.kept(self), x_BTD.shape[1]
         kept["inputs"] = torch.cat([kept["inputs"], x_BTD], dim=1) if "inputs" in kept else x_BTD
         whole = context.once("all tokens", lambda: _with_all_tokens(context))
         whole.depth = context.depth
-        computed = super().forward(kept["inputs"], whole)
-        return computed[:, -count:]
+        return super().forward(kept["inputs"], whole)[:, -count:]
 
 
 def _with_all_tokens(context: Context) -> Context:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +25,8 @@ def try_parts(model: spec.Model) -> None:
     """Build each own part of a model and call it with few tokens.
 
     Raises:
-        InputError: one cannot be built or called, returns something else than a tensor of the shape that its role needs,
-            or draws random numbers from which a resumed run would not continue exactly.
+        InputError: one cannot be built or called, returns something else than a tensor of the shape that its role
+            needs, or draws random numbers from which a resumed run would not continue exactly.
     """
     nodes = list(spec.own_parts(model))
     if not nodes:
@@ -48,10 +49,9 @@ def _try(kind: Kind, node: spec.Part, size: int, memory: Tensor | None) -> None:
     x = sample(kind.role, size, TOKENS, batch=BATCH)
     arguments = f" of x {list(x.shape)}"
 
-    def call() -> Tensor:
+    def call() -> Any:
         with _explained("its forward fails", kind.name, arguments), torch.no_grad():
-            y: Tensor = module(x.clone(), *_further(kind.role, x, memory))
-        return y
+            return module(x.clone(), *_further(kind.role, x, memory))
 
     module.eval()
     _refuse_other_shape(kind, x, call(), size)
@@ -65,8 +65,8 @@ def _try(kind: Kind, node: spec.Part, size: int, memory: Tensor | None) -> None:
     module.train()
     if not _same(*_seeded(call)):
         raise InputError(
-            f"the part '{kind.name}' draws its own random numbers in training, so that a resumed run would not be exact: "
-            "draw by nn.Dropout or from torch's global generator, whose state a checkpoint holds"
+            f"the part '{kind.name}' draws its own random numbers in training, so that a resumed run would not be "
+            "exact: draw by nn.Dropout or from torch's global generator, whose state a checkpoint holds"
         )
 
 
@@ -110,7 +110,8 @@ def _seeded(call: Callable[[], Tensor]) -> Iterator[Tensor]:
 
 def _states() -> tuple[object, ...]:
     numpy = np.random.get_state(legacy=False)
-    return bytes(torch.get_rng_state().numpy()), random.getstate(), repr(numpy)
+    # Python's own is left out: what checks types at runtime draws from it.
+    return bytes(torch.get_rng_state().numpy()), repr(numpy)
 
 
 @contextmanager

@@ -187,7 +187,7 @@ def _node_type(described_by: type, name: str) -> type[Part]:
         raise InputError(f"the spec of a part is a frozen dataclass: put @dataclass(frozen=True) over {name}")
     hints = get_type_hints(described_by, include_extras=True)
     fields: dict[str, Any] = {}
-    for field in dataclasses.fields(described_by):  # type: ignore[arg-type]
+    for field in dataclasses.fields(described_by):
         default = ... if field.default is dataclasses.MISSING else field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
@@ -196,7 +196,7 @@ def _node_type(described_by: type, name: str) -> type[Part]:
     if "kind" in fields:
         raise InputError(f"the dataclass {described_by.__name__} has a field 'kind', which names the part: rename it")
     try:
-        kind: Any = (Literal[name], name)  # type: ignore[valid-type]
+        kind: Any = (Literal[name], name)
         node = create_model(described_by.__name__, __base__=Part, kind=kind, **fields)
         node.model_json_schema()
     except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema) as error:

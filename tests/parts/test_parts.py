@@ -78,11 +78,11 @@ def test_a_dataclass_stands_in_a_spec_as_itself() -> None:
 
 
 def test_its_faults_stand_in_the_report_with_others() -> None:
-    text = model("everywhere").to_json().replace('"count": 3', '"count": 9').replace('"slope": 0.3', '"slop": 0.3')
+    text = model("everywhere").to_json().replace('"count": 3', '"count": 9').replace('"start": 1.5', '"stat": 1.5')
     with pytest.raises(InputError) as error:
         spec.Model.from_json(text.replace('"num_kv_heads": 2', '"num_kv_heads": 4'))
     report = str(error.value)
-    for fault in ("count is at most 7, got 9", "unknown key 'slop' (did you mean 'slope'?)", "is not a multiple"):
+    for fault in ("count is at most 7, got 9", "stat: unknown key (did you mean 'start'?)", "is not a multiple"):
         assert fault in report
     with pytest.raises(InputError, match=r"function: kind must be one of .*'last_tokens'.*did you mean 'last_tokens'"):
         spec.Branch(function={"kind": "last_token", "count": 2})

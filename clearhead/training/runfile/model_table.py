@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from clearhead.errors import InputError, nearest, within
 from clearhead.machine import size, total_memory
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.named import PRESETS
 from clearhead.presets.task_heads import with_head
-from clearhead.spec import Attention, Branch, Embedding, FeedForward, Head, Model, Node, Stack, Step, map_nodes, own_parts
+from clearhead.spec import (
+    Attention,
+    Branch,
+    Embedding,
+    FeedForward,
+    Head,
+    Model,
+    Node,
+    Stack,
+    Step,
+    map_nodes,
+    own_parts,
+)
 from clearhead.spec.cost import TRAINING_BYTES
 from clearhead.training.runfile.sections import ModelSection
 
@@ -131,31 +144,28 @@ def with_own_parts(model: Model, section: ModelSection) -> Model:
     Raises:
         InputError: a part is not there, stands where it has no place, or its values are faulty.
     """
-    given = {key: table for key in OWN_PARTS if (table := getattr(section, key)) is not None}
-    holders = {
-        "mixer": (Branch, "function", _is_self_attention),
-        "network": (Branch, "function", lambda node: isinstance(node.function, FeedForward)),
-        "own_position": (Embedding, "position", lambda node: True),
-        "score_step": (Attention, "score_step", lambda node: node.source == "self"),
-        "weight_step": (Attention, "weight_step", lambda node: node.source == "self"),
-    }
+    tables = {key: table for key in OWN_PARTS if (table := getattr(section, key)) is not None}
 
     def change(path: str, node: Node) -> Node:
-        values = {}
-        for key, table in given.items():
-            if key == "own_norm" and isinstance(node, Branch | Step | Stack):
-                values |= {name: table for name in _NORMS if getattr(node, name, None) is not None}
-            holder, field, is_meant = holders.get(key, (Model, "", None))
-            if isinstance(node, holder) and is_meant is not None and is_meant(node):
-                values[field] = table
+        fields = {field: tables[key] for key, field in _fields_of_parts(node) if key in tables}
         with within(path.rpartition(".")[2]):
-            return type(node)(**{**dict(node), **values}) if values else node
+            return type(node)(**{**dict(node), **fields}) if fields else node
 
-    return map_nodes(model, change) if given else model
+    return map_nodes(model, change) if tables else model
 
 
-def _is_self_attention(node: Any) -> bool:
-    return isinstance(node.function, Attention) and node.function.source == "self"
+def _fields_of_parts(node: Node) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a [model] table whose own parts stand in fields of a node, and these fields."""
+    if isinstance(node, Branch) and isinstance(node.function, FeedForward):
+        yield "network", "function"
+    if isinstance(node, Branch) and isinstance(node.function, Attention) and node.function.source == "self":
+        yield "mixer", "function"
+    if isinstance(node, Branch | Step | Stack):
+        yield from (("own_norm", field) for field in _NORMS if getattr(node, field, None) is not None)
+    if isinstance(node, Embedding):
+        yield "own_position", "position"
+    if isinstance(node, Attention) and node.source == "self":
+        yield from (("score_step", "score_step"), ("weight_step", "weight_step"))
 
 
 def with_dropout(model: Model, section: ModelSection) -> Model:

@@ -33,7 +33,7 @@ class TokenizerSection(Section):
     joint: bool | None = None
 
 
-_OWN = Field(default=None, description='a table of an own part with its kind, such as { kind = "gated_recurrence" }')
+_OWN = Field(description='a table of an own part with its kind, such as { kind = "gated_recurrence" }')
 OwnPart = Annotated[dict[str, Any] | None, _OWN]
 
 
@@ -71,12 +71,12 @@ class ModelSection(Section):
     tie: Literal["all", "decoder", "none"] | None = None
     initialization: Literal["xavier", "normal"] | None = None
     parts: str | None = None
-    mixer: OwnPart
-    network: OwnPart
-    own_norm: OwnPart
-    own_position: OwnPart
-    score_step: OwnPart
-    weight_step: OwnPart
+    mixer: OwnPart = None
+    network: OwnPart = None
+    own_norm: OwnPart = None
+    own_position: OwnPart = None
+    score_step: OwnPart = None
+    weight_step: OwnPart = None
 
 
 class Lora(Section):
