@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from clearhead.arguments import checked
 from clearhead.core.attention import Attention
+from clearhead.core.model import Transformer
 from clearhead.parts.cost import cache_numbers, flops
 from clearhead.parts.recomputing import Recomputed
-from clearhead.spec.registry import Role, Source, add_kind
+from clearhead.spec.describe import number_of
+from clearhead.spec.registry import Role, Source, add_kind, find_kind, own_parts
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -80,6 +82,27 @@ def recomputed_parts(module: nn.Module) -> list[str]:
         f"{name} keeps nothing between tokens, so that each step of generation computes it for all tokens again"
         for name in sorted(names)
     ]
+
+
+def part_lines(module: Transformer) -> list[str]:
+    """Return a line about each kind of part in a model: its file, how often it is there, and what it keeps."""
+    modules: dict[str, list[nn.Module]] = {}
+    for path, node in own_parts(module.spec):
+        modules.setdefault(node.kind, []).append(module.get_submodule(path))
+    lines = []
+    for name, inner in modules.items():
+        kind = find_kind(name)
+        assert kind is not None, "the model has it"
+        kept = f"; {_what_is_kept(inner[0])}" if kind.role == "function" else ""
+        lines.append(f"{name} of {kind.source}, {number_of(len(inner), 'time')}{kept}")
+    return lines
+
+
+def _what_is_kept(module: nn.Module) -> str:
+    if isinstance(module, Recomputed):
+        return "keeps nothing while decoding, and is computed again for all tokens"
+    keeps = getattr(module, "keeps", ("keys", "values"))
+    return f"keeps {' and '.join(keeps)} while decoding" if keeps else "each token is by itself"
 
 
 def _built_type(module_type: type[nn.Module], role: Role) -> type[nn.Module]:
