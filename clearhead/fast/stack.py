@@ -29,14 +29,13 @@ from clearhead.fast.native.abi import ACTIVATIONS, Branch, Keys, Matrix, Norm, v
 from clearhead.fast.native.addresses import Unfit, address
 from clearhead.fast.native.load import has_gemm
 from clearhead.fast.native.stack import RunStack, Weights, stack_runner
+from clearhead.fast.pieces import NewTokens, Piece
 from clearhead.fast.plan import PlannedBranch, planned_branches
 
 # In fp32, above so many rows the products of PyTorch are as fast, or faster.
 MOST_FP32_ROWS: Final = 16
 # Without a GEMM in blocks: scores of longer texts are matrix products, which PyTorch computes faster.
 MOST_TOKENS: Final = 128
-# That run through all layers before the next ones do, so that what is computed of them stays small.
-PIECE_TOKENS: Final = 2048
 LONGEST_TEXT: Final = 8192
 EVERYWHERE: Final = 2**40
 Heads = Num[Tensor, "rows heads keys head_size"]
@@ -47,7 +46,6 @@ KEPT: Final = {"float32": torch.float32, "mixed": torch.bfloat16, "int8": torch.
 KEY_KINDS: Final = [getattr(torch, name) for name in values("KeyKind")]
 FEED_FORWARD, SELF_ATTENTION, MEMORY_ATTENTION = values("Function").values()
 NORM_KINDS: Final = values("NormKind")
-Piece = tuple[slice, slice]  # of the rows and of the new tokens of a call
 
 
 class NotServed(Exception):
@@ -86,15 +84,16 @@ class StackPlan:
         self._run: RunStack = run
         attentions = [entry[0] for entry in self._attentions if entry is not None]
         # In fp32 PyTorch reads several tokens as fast.
-        self.reads_texts = self.kind != "float32" and all(type(attention) is Attention for attention in attentions)
+        self.reads_texts = self.kind != "float32"
+        self.has_bias = any(attention.spec.score_bias is not None for attention in attentions)
         self._has_window = any(isinstance(attention.spec.mask, spec.Window) for attention in attentions)
         self._has_gemm = has_gemm()
 
     def serves(self, context: Context, batch: int, length: int) -> bool:
         """Return whether the kernels compute a call with so many rows and tokens, without gradients.
 
-        They do not: several new tokens where scores have a bias or a memory is read, masks of the caller, many rows in
-        fp32, long texts where there are no products of blocks.
+        They do not: masks of the caller, many rows in fp32, long texts where there are no products of blocks, several
+        tokens with padding elsewhere than in front of them where the distance to it counts.
         """
         masking, cache = context.masking, context.cache
         hides_more = not masking.documents is masking.allowed is masking.prefix is None
@@ -102,8 +101,9 @@ class StackPlan:
             return False
         if cache is not None and length == 1:
             return self.kind != "float32" or batch <= MOST_FP32_ROWS
-        # Padding between two tokens is no distance; texts are read without it.
-        is_by_place = cache is None or masking.key_mask is None or not self._has_window
+        # Texts without a cache are read without their padding.
+        by_distance = self._has_window or self.has_bias
+        is_by_place = cache is None or not by_distance or _new_tokens(context, batch).mask is None
         most = MOST_TOKENS
         if self._has_gemm:
             most = LONGEST_TEXT if cache is None else EVERYWHERE
@@ -121,13 +121,14 @@ class StackPlan:
         dtype = KEPT[self.kind]
         cache.convert(dtype)
         buffers = list(self._buffers(x_BTD, dtype, context, cache))
-        y_BTD = x_BTD.new_empty(x_BTD.shape)
-        for piece in _pieces(batch, length):
-            x_MD = x_BTD[piece].flatten(0, 1).float().clone(memory_format=torch.contiguous_format)
+        new = _new_tokens(context, batch)
+        y_MD = x_BTD.new_zeros(batch * length, x_BTD.shape[2])
+        for piece in new.pieces(cache.length):
+            x_MD = x_BTD.flatten(0, 1)[piece.places].float().clone(memory_format=torch.contiguous_format)
             used: list[Tensor] = []
-            self._run(x_MD, self._cached_keys(piece, buffers, context, cache, used))
-            y_BTD[piece] = x_MD.view_as(y_BTD[piece])
-        return y_BTD
+            self._run(x_MD, self._cached_keys(piece, new, buffers, context, cache, used))
+            y_MD[piece.places] = x_MD.to(y_MD.dtype)
+        return y_MD.view(x_BTD.shape)
 
     def _buffers(
         self, x_BTD: States, dtype: torch.dtype, context: Context, cache: IndexedCache
@@ -150,46 +151,39 @@ class StackPlan:
     def _cached_keys(
         self,
         piece: Piece,
+        new: NewTokens,
         buffers: list[tuple[Tensor, ...] | None],
         context: Context,
         cache: IndexedCache,
         used: list[Tensor],
     ) -> list[Keys]:
         """Return the keys of each branch for a piece of the new tokens; the tensors that these name go into `used`."""
-        rows, tokens = piece
         keys = cache.keys.setdefault(self, [Keys() for _ in self._attentions])
         for one, entry, kept in zip(keys, self._attentions, buffers, strict=True):
             if entry is None or kept is None:
                 continue
             attention, context.depth = entry
             if isinstance(attention, MemoryAttention):
-                one.count, one.groups = kept[0].shape[2], len(kept[0])
-                if cache.memory_row_index is not None:
-                    one.groups = len(cache.memory_row_index)
-                    one.row_index = address(cache.memory_row_index, torch.int32, one.groups)
-                one.rows_per_group = rows.stop // one.groups
-                one.window_before = one.window_after = EVERYWHERE
-                _set_mask(one, attention.mask(context), 0, used)
-                _set_places(one, attention.spec, *kept)
+                _set_memory(one, piece, new.batch, cache.memory_row_index, attention, context, used)
                 continue
-            one.count = cache.length - context.masking.num_queries + tokens.stop
-            one.groups, one.rows_per_group = rows.stop - rows.start, tokens.stop - tokens.start
-            one.appends = True
+            one.count, one.appends = cache.length - piece.left, True
+            _set_groups(one, piece, new.first_keys, used)
+            one.row_index = None
             if cache.row_index is not None:
-                one.row_index = address(cache.row_index, torch.int32, rows.stop, cache.length, by_row=True)
+                one.row_index = address(cache.row_index, torch.int32, new.batch, cache.length, by_row=True)
                 one.row_index_stride = cache.row_index.stride(0)
+            _set_angles(one, [angle[piece.places] for angle in _angles(attention, context, new.batch)], used)
+            if piece.cu_seqlens is None:
+                _set_bias(one, attention, new.batch, context, used)
             else:
-                one.row_index = None
-            _set_angles(one, _angles(attention, context, piece), used)
-            _set_bias(one, attention, rows.stop - rows.start, context, used)
-            key_mask = context.masking.key_mask
-            if self._has_window and key_mask is not None:
-                one.window_before, one.window_after = EVERYWHERE, EVERYWHERE
-                _set_mask(one, attention.mask(context), 0, used)
-            else:
-                one.window_before, one.window_after = _sight(attention.spec.mask)
-                _set_mask(one, None if key_mask is None else key_mask[:, None, None], rows.start, used)
-            _set_buffers(one, attention.spec, rows.start, *kept)
+                _set_bias_by_place(one, attention, context, used)
+            one.window_before, one.window_after = _sight(attention.spec.mask)
+            mask_BS = new.mask
+            if self._has_window and mask_BS is not None and (mask := attention.mask(context)) is not None:
+                one.window_before = one.window_after = EVERYWHERE
+                mask_BS = mask[:, 0, 0]
+            _set_mask(one, None if mask_BS is None else mask_BS[piece.rows], used)
+            _set_buffers(one, attention.spec, piece.rows.start, *kept)
         return keys
 
     def read(self, stack: Stack, sequence: Sequence, context: Context) -> States:
@@ -200,19 +194,22 @@ class StackPlan:
         cu_seqlens = F.pad(lengths.cumsum(0), (1, 0))
         embedded_MD = _embedded(stack, sequence, context, places)
         x_MD = embedded_MD.float().contiguous()
-        keys, used, whole = [], [cu_seqlens], (slice(0, batch), slice(0, length))
+        keys, used = [], [cu_seqlens]
+        piece = Piece(slice(0, batch), slice(None) if places is None else places, cu_seqlens)
         for entry in self._attentions:
+            keys.append(one := Keys())
             if entry is None:
-                keys.append(Keys())
                 continue
             attention, context.depth = entry
-            one, size, heads = Keys(), attention.spec.head_size, attention.spec.num_kv_heads
-            one.cu_seqlens, one.groups, one.count = address(cu_seqlens, torch.int64, batch + 1), batch, length
-            one.key_stride, one.head_stride = heads * size, size
+            if isinstance(attention, MemoryAttention):
+                _set_memory(one, piece, batch, None, attention, context, used)
+                continue
+            size, heads = attention.spec.head_size, attention.spec.num_kv_heads
+            _set_groups(one, piece, None, used)
+            one.count, one.key_stride, one.head_stride = length, heads * size, size
             one.window_before, one.window_after = _sight(attention.spec.mask)
-            angles = _angles(attention, context, whole)
-            _set_angles(one, [rows if places is None else rows[places] for rows in angles], used)
-            keys.append(one)
+            _set_angles(one, [angle[piece.places] for angle in _angles(attention, context, batch)], used)
+            _set_bias_by_place(one, attention, context, used)
         self._run(x_MD, keys)
         out_MD: Tensor = stack.finish(x_MD.to(embedded_MD.dtype))
         if mask_BT is None or places is None:
@@ -328,7 +325,8 @@ class PlannedStack(Stack):
         # start from, which vectors of the caller may be.
         if cache is None and sequence.embeddings is None and not torch.is_grad_enabled():
             context = Context.of(sequence, memory, memory_mask, None)
-            if self.plan.serves(context, *sequence.ids.shape):
+            is_by_place = sequence.positions is None or not self.plan.has_bias
+            if is_by_place and self.plan.serves(context, *sequence.ids.shape):
                 return self.plan.read(self, sequence, context)
         return super().forward(sequence, memory, memory_mask, cache)
 
@@ -375,12 +373,51 @@ def _embedded(stack: Stack, sequence: Sequence, context: Context, places: Places
     return x_BTD.flatten(0, 1)
 
 
-def _pieces(batch: int, length: int) -> Iterator[Piece]:
-    """Give the pieces that the new tokens of a call are read in: those of a row one after the other."""
-    rows = batch if length == 1 else max(1, PIECE_TOKENS // length)
-    for row in range(0, batch, rows):
-        for token in range(0, length, PIECE_TOKENS):
-            yield slice(row, min(batch, row + rows)), slice(token, min(length, token + PIECE_TOKENS))
+def _new_tokens(context: Context, batch: int) -> NewTokens:
+    found: NewTokens = context.once("new tokens", lambda: NewTokens.of(context.masking, batch))
+    return found
+
+
+def _set_groups(keys: Keys, piece: Piece, first_keys: Tensor | None, used: list[Tensor]) -> None:
+    """Set which rows have the same keys, and where these begin."""
+    keys.groups, keys.rows_per_group, keys.cu_seqlens, keys.first_keys = piece.count, 1, None, None
+    if piece.cu_seqlens is not None:
+        used.append(piece.cu_seqlens)
+        keys.cu_seqlens = address(piece.cu_seqlens, torch.int64, piece.count + 1)
+    if first_keys is not None:
+        used.append(some := first_keys[piece.rows].contiguous())
+        keys.first_keys = address(some, torch.int64, piece.count)
+
+
+def _set_memory(
+    keys: Keys,
+    piece: Piece,
+    batch: int,
+    row_index: Tensor | None,
+    attention: MemoryAttention,
+    context: Context,
+    used: list[Tensor],
+) -> None:
+    """Set the keys of a memory, and which rows read a sentence: all beams of it, or of several tokens those of one."""
+    choice, kept, mask = attention.spec, attention.remembered(context), attention.mask(context)
+    used += kept  # without a cache nothing else holds them
+    keys.window_before = keys.window_after = EVERYWHERE
+    keys.mask, keys.row_index = None, None
+    mask_NS, (key, value) = None if mask is None else mask[:, 0, 0], kept
+    sentences = len(key) if row_index is None else len(row_index)
+    _set_groups(keys, piece, None, used)
+    keys.count = key.shape[2]
+    if piece.cu_seqlens is None:
+        keys.groups, keys.rows_per_group = sentences, batch // sentences
+    else:
+        of_rows = torch.arange(piece.rows.start, piece.rows.stop) // (batch // sentences)
+        row_index = of_rows.int() if row_index is None else row_index[of_rows]
+        mask_NS = None if mask_NS is None else mask_NS[of_rows]
+    if row_index is not None:
+        used.append(row_index)
+        keys.row_index, keys.row_index_stride = address(row_index, torch.int32, keys.groups), 0
+    _set_mask(keys, mask_NS, used)
+    _set_places(keys, choice, key, value)
 
 
 def _sight(mask: spec.Mask) -> tuple[int, int]:
@@ -403,6 +440,25 @@ def _set_bias(keys: Keys, attention: Attention, rows: int, context: Context, use
         keys.bias = address(bias_BHS.expand(shape), torch.float32, *shape, by_row=True)
         keys.bias_head_stride = bias_BHS.stride(1) if bias_BHS.shape[1] > 1 else 0
         keys.bias_row_stride = bias_BHS.stride(0) if len(bias_BHS) > 1 else 0
+        keys.is_bias_by_place = False
+
+
+def _set_bias_by_place(keys: Keys, attention: Attention, context: Context, used: list[Tensor]) -> None:
+    """Set the bias on the scores of texts, which depends on places in the own text alone: one for all texts."""
+    if attention.spec.score_bias is not None:
+        shape = 1, attention.spec.num_heads, keys.count, keys.count
+        by_place = context.once(("by place", keys.count), lambda: _by_place(context, keys.count))
+        nothing = torch.empty(*shape[:3], 0)
+        bias = attention.bias(nothing, nothing, by_place)
+        assert bias is not None
+        used.append(bias_1HSS := bias.float().contiguous())
+        keys.bias, keys.is_bias_by_place = address(bias_1HSS, torch.float32, *shape), True
+        keys.bias_head_stride, keys.bias_row_stride = bias_1HSS.stride()[1:3]
+
+
+def _by_place(context: Context, count: int) -> Context:
+    places = torch.arange(count)[None]
+    return replace(context, query_position=places, key_position=places, shared={})
 
 
 def _set_buffers(keys: Keys, choice: spec.Attention, first: int, buffer: Tensor, scales: Tensor | None = None) -> None:
@@ -428,30 +484,28 @@ def _set_places(keys: Keys, choice: spec.Attention, key: Heads, value: Heads) ->
     keys.kind = KEY_KINDS.index(key.dtype)
 
 
-def _set_mask(keys: Keys, mask: Tensor | None, first: int, used: list[Tensor]) -> None:
-    """Set which keys each group of rows may attend to, from the first of its groups on."""
+def _set_mask(keys: Keys, mask_GS: Tensor | None, used: list[Tensor]) -> None:
+    """Set which keys each group of rows may attend to."""
     keys.mask = None
-    if mask is not None:
-        mask_GS = mask[:, 0, 0].contiguous()
+    if mask_GS is not None:
+        used.append(mask_GS := mask_GS.contiguous())
         assert mask_GS.shape[1] >= keys.count
-        used.append(mask_GS)
         keys.mask_stride = mask_GS.stride(0) if len(mask_GS) > 1 else 0
-        keys.mask = address(mask_GS, torch.bool, len(mask_GS), mask_GS.shape[1]) + first * keys.mask_stride
+        keys.mask = address(mask_GS, torch.bool, len(mask_GS), mask_GS.shape[1])
 
 
-def _angles(attention: Attention, context: Context, piece: Piece) -> list[Float[Tensor, "rows half"]]:
-    """Return cosines and sines for the rows of a piece; none where nothing is rotated."""
-    rotary, (rows, tokens) = attention.spec.position, piece
+def _angles(attention: Attention, context: Context, batch: int) -> list[Float[Tensor, "rows half"]]:
+    """Return cosines and sines for the new tokens of the flattened batch; none where nothing is rotated."""
+    rotary = attention.spec.position
     if rotary is None:
         return []
 
     def of_rows(angle_B1TE: Tensor) -> Tensor:
-        angle_BTE = angle_B1TE[rows if len(angle_B1TE) > 1 else slice(1), 0, tokens].float()
-        return angle_BTE.expand(rows.stop - rows.start, -1, -1).flatten(0, 1).contiguous()
+        return angle_B1TE[:, 0].float().expand(batch, -1, -1).flatten(0, 1).contiguous()
 
     key = attention.rotation_key
     whole = context.once(key, lambda: attention.angles(rotary, context))
-    found: list[Tensor] = context.once((key, str(piece)), lambda: [of_rows(angle) for angle in whole])
+    found: list[Tensor] = context.once((key, "by row"), lambda: [of_rows(angle) for angle in whole])
     return found
 
 
