@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import torch
-from jaxtyping import Float, Int, Num
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,6 +25,18 @@ from clearhead.core.shapes import Ids, Memory, RealMemory, States
 from clearhead.core.stack import Stack
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.int8 import Int8Linear
+from clearhead.fast.keys import (
+    EVERYWHERE,
+    new_tokens,
+    set_angles,
+    set_bias,
+    set_bias_by_place,
+    set_buffers,
+    set_groups,
+    set_mask,
+    set_memory,
+    sight,
+)
 from clearhead.fast.native.abi import ACTIVATIONS, Branch, Keys, Matrix, Norm, values
 from clearhead.fast.native.addresses import Unfit, address
 from clearhead.fast.native.load import has_gemm
@@ -37,13 +49,10 @@ MOST_FP32_ROWS: Final = 16
 # Without a GEMM in blocks: scores of longer texts are matrix products, which PyTorch computes faster.
 MOST_TOKENS: Final = 128
 LONGEST_TEXT: Final = 8192
-EVERYWHERE: Final = 2**40
-Heads = Num[Tensor, "rows heads keys head_size"]
 Rows = Float[Tensor, "rows width"]
 Places = Int[Tensor, " rows"]
 KEPT: Final = {"float32": torch.float32, "mixed": torch.bfloat16, "int8": torch.int8}
 """What keys and values are kept in, by the weights."""
-KEY_KINDS: Final = [getattr(torch, name) for name in values("KeyKind")]
 FEED_FORWARD, SELF_ATTENTION, MEMORY_ATTENTION = values("Function").values()
 NORM_KINDS: Final = values("NormKind")
 
@@ -103,7 +112,7 @@ class StackPlan:
             return self.kind != "float32" or batch <= MOST_FP32_ROWS
         # Texts without a cache are read without their padding.
         by_distance = self._has_window or self.has_bias
-        is_by_place = cache is None or not by_distance or _new_tokens(context, batch).mask is None
+        is_by_place = cache is None or not by_distance or new_tokens(context, batch).mask is None
         most = MOST_TOKENS
         if self._has_gemm:
             most = LONGEST_TEXT if cache is None else EVERYWHERE
@@ -121,7 +130,7 @@ class StackPlan:
         dtype = KEPT[self.kind]
         cache.convert(dtype)
         buffers = list(self._buffers(x_BTD, dtype, context, cache))
-        new = _new_tokens(context, batch)
+        new = new_tokens(context, batch)
         y_MD = x_BTD.new_zeros(batch * length, x_BTD.shape[2])
         for piece in new.pieces(cache.length):
             x_MD = x_BTD.flatten(0, 1)[piece.places].float().clone(memory_format=torch.contiguous_format)
@@ -164,26 +173,26 @@ class StackPlan:
                 continue
             attention, context.depth = entry
             if isinstance(attention, MemoryAttention):
-                _set_memory(one, piece, new.batch, cache.memory_row_index, attention, context, used)
+                set_memory(one, piece, new.batch, cache.memory_row_index, attention, context, used)
                 continue
             one.count, one.appends = cache.length - piece.left, True
-            _set_groups(one, piece, new.first_keys, used)
+            set_groups(one, piece, new.first_keys, used)
             one.row_index = None
             if cache.row_index is not None:
                 one.row_index = address(cache.row_index, torch.int32, new.batch, cache.length, by_row=True)
                 one.row_index_stride = cache.row_index.stride(0)
-            _set_angles(one, [angle[piece.places] for angle in _angles(attention, context, new.batch)], used)
+            set_angles(one, attention, piece, new.batch, context, used)
             if piece.cu_seqlens is None:
-                _set_bias(one, attention, new.batch, context, used)
+                set_bias(one, attention, new.batch, context, used)
             else:
-                _set_bias_by_place(one, attention, context, used)
-            one.window_before, one.window_after = _sight(attention.spec.mask)
+                set_bias_by_place(one, attention, context, used)
+            one.window_before, one.window_after = sight(attention.spec.mask)
             mask_BS = new.mask
             if self._has_window and mask_BS is not None and (mask := attention.mask(context)) is not None:
                 one.window_before = one.window_after = EVERYWHERE
                 mask_BS = mask[:, 0, 0]
-            _set_mask(one, None if mask_BS is None else mask_BS[piece.rows], used)
-            _set_buffers(one, attention.spec, piece.rows.start, *kept)
+            set_mask(one, None if mask_BS is None else mask_BS[piece.rows], used)
+            set_buffers(one, attention.spec, piece.rows.start, *kept)
         return keys
 
     def read(self, stack: Stack, sequence: Sequence, context: Context) -> States:
@@ -202,14 +211,14 @@ class StackPlan:
                 continue
             attention, context.depth = entry
             if isinstance(attention, MemoryAttention):
-                _set_memory(one, piece, batch, None, attention, context, used)
+                set_memory(one, piece, batch, None, attention, context, used)
                 continue
             size, heads = attention.spec.head_size, attention.spec.num_kv_heads
-            _set_groups(one, piece, None, used)
+            set_groups(one, piece, None, used)
             one.count, one.key_stride, one.head_stride = length, heads * size, size
-            one.window_before, one.window_after = _sight(attention.spec.mask)
-            _set_angles(one, [angle[piece.places] for angle in _angles(attention, context, batch)], used)
-            _set_bias_by_place(one, attention, context, used)
+            one.window_before, one.window_after = sight(attention.spec.mask)
+            set_angles(one, attention, piece, batch, context, used)
+            set_bias_by_place(one, attention, context, used)
         self._run(x_MD, keys)
         out_MD: Tensor = stack.finish(x_MD.to(embedded_MD.dtype))
         if mask_BT is None or places is None:
@@ -371,147 +380,3 @@ def _embedded(stack: Stack, sequence: Sequence, context: Context, places: Places
         context = replace(context, query_position=position, key_position=position)
     x_BTD: Tensor = stack.embed(sequence, context)
     return x_BTD.flatten(0, 1)
-
-
-def _new_tokens(context: Context, batch: int) -> NewTokens:
-    found: NewTokens = context.once("new tokens", lambda: NewTokens.of(context.masking, batch))
-    return found
-
-
-def _set_groups(keys: Keys, piece: Piece, first_keys: Tensor | None, used: list[Tensor]) -> None:
-    """Set which rows have the same keys, and where these begin."""
-    keys.groups, keys.rows_per_group, keys.cu_seqlens, keys.first_keys = piece.count, 1, None, None
-    if piece.cu_seqlens is not None:
-        used.append(piece.cu_seqlens)
-        keys.cu_seqlens = address(piece.cu_seqlens, torch.int64, piece.count + 1)
-    if first_keys is not None:
-        used.append(some := first_keys[piece.rows].contiguous())
-        keys.first_keys = address(some, torch.int64, piece.count)
-
-
-def _set_memory(
-    keys: Keys,
-    piece: Piece,
-    batch: int,
-    row_index: Tensor | None,
-    attention: MemoryAttention,
-    context: Context,
-    used: list[Tensor],
-) -> None:
-    """Set the keys of a memory, and which rows read a sentence: all beams of it, or of several tokens those of one."""
-    choice, kept, mask = attention.spec, attention.remembered(context), attention.mask(context)
-    used += kept  # without a cache nothing else holds them
-    keys.window_before = keys.window_after = EVERYWHERE
-    keys.mask, keys.row_index = None, None
-    mask_NS, (key, value) = None if mask is None else mask[:, 0, 0], kept
-    sentences = len(key) if row_index is None else len(row_index)
-    _set_groups(keys, piece, None, used)
-    keys.count = key.shape[2]
-    if piece.cu_seqlens is None:
-        keys.groups, keys.rows_per_group = sentences, batch // sentences
-    else:
-        of_rows = torch.arange(piece.rows.start, piece.rows.stop) // (batch // sentences)
-        row_index = of_rows.int() if row_index is None else row_index[of_rows]
-        mask_NS = None if mask_NS is None else mask_NS[of_rows]
-    if row_index is not None:
-        used.append(row_index)
-        keys.row_index, keys.row_index_stride = address(row_index, torch.int32, keys.groups), 0
-    _set_mask(keys, mask_NS, used)
-    _set_places(keys, choice, key, value)
-
-
-def _sight(mask: spec.Mask) -> tuple[int, int]:
-    """Return how many keys before and behind its own place a row sees."""
-    if isinstance(mask, spec.Window):
-        return mask.before, mask.after
-    return EVERYWHERE, EVERYWHERE if isinstance(mask, spec.Full) else 0
-
-
-def _set_bias(keys: Keys, attention: Attention, rows: int, context: Context, used: list[Tensor]) -> None:
-    """Set the bias on the scores of one new token of each row, which depends on positions alone."""
-    choice = attention.spec
-    if choice.score_bias is not None:
-        key_BKSE = torch.empty(rows, choice.num_kv_heads, keys.count, choice.head_size)
-        bias = attention.bias(torch.empty(rows, choice.num_heads, 1, choice.head_size), key_BKSE, context)
-        assert bias is not None
-        bias_BHS = bias[:, :, 0].float().contiguous()
-        used.append(bias_BHS)
-        shape = rows, choice.num_heads, keys.count
-        keys.bias = address(bias_BHS.expand(shape), torch.float32, *shape, by_row=True)
-        keys.bias_head_stride = bias_BHS.stride(1) if bias_BHS.shape[1] > 1 else 0
-        keys.bias_row_stride = bias_BHS.stride(0) if len(bias_BHS) > 1 else 0
-        keys.is_bias_by_place = False
-
-
-def _set_bias_by_place(keys: Keys, attention: Attention, context: Context, used: list[Tensor]) -> None:
-    """Set the bias on the scores of texts, which depends on places in the own text alone: one for all texts."""
-    if attention.spec.score_bias is not None:
-        shape = 1, attention.spec.num_heads, keys.count, keys.count
-        by_place = context.once(("by place", keys.count), lambda: _by_place(context, keys.count))
-        nothing = torch.empty(*shape[:3], 0)
-        bias = attention.bias(nothing, nothing, by_place)
-        assert bias is not None
-        used.append(bias_1HSS := bias.float().contiguous())
-        keys.bias, keys.is_bias_by_place = address(bias_1HSS, torch.float32, *shape), True
-        keys.bias_head_stride, keys.bias_row_stride = bias_1HSS.stride()[1:3]
-
-
-def _by_place(context: Context, count: int) -> Context:
-    places = torch.arange(count)[None]
-    return replace(context, query_position=places, key_position=places, shared={})
-
-
-def _set_buffers(keys: Keys, choice: spec.Attention, first: int, buffer: Tensor, scales: Tensor | None = None) -> None:
-    """Set where keys and values of the rows from the first one on lie, unless they lay there in the last step."""
-    if keys.place is not None and keys.place[0] == first and keys.place[1] is buffer and keys.place[2] is scales:
-        return
-    keys.place = first, buffer, scales
-    key, value = buffer[:, first:]
-    _set_places(keys, choice, key, value)
-    if scales is not None:
-        # As many rows, heads and keys.
-        assert [size * key.shape[3] for size in scales.stride()[1:4]] == [*key.stride()[:3]]
-        keys.key_scales, keys.value_scales = (
-            address(one, torch.float32, *key.shape[:3], 1, by_row=True) for one in scales[:, first:]
-        )
-
-
-def _set_places(keys: Keys, choice: spec.Attention, key: Heads, value: Heads) -> None:
-    assert key.stride() == value.stride() and key.shape[2] >= keys.count and key.dtype in KEY_KINDS
-    shape = len(key), choice.num_kv_heads, key.shape[2], choice.head_size
-    keys.key, keys.value = (address(one, key.dtype, *shape, by_row=True) for one in (key, value))
-    keys.row_stride, keys.head_stride, keys.key_stride, _ = key.stride()
-    keys.kind = KEY_KINDS.index(key.dtype)
-
-
-def _set_mask(keys: Keys, mask_GS: Tensor | None, used: list[Tensor]) -> None:
-    """Set which keys each group of rows may attend to."""
-    keys.mask = None
-    if mask_GS is not None:
-        used.append(mask_GS := mask_GS.contiguous())
-        assert mask_GS.shape[1] >= keys.count
-        keys.mask_stride = mask_GS.stride(0) if len(mask_GS) > 1 else 0
-        keys.mask = address(mask_GS, torch.bool, len(mask_GS), mask_GS.shape[1])
-
-
-def _angles(attention: Attention, context: Context, batch: int) -> list[Float[Tensor, "rows half"]]:
-    """Return cosines and sines for the new tokens of the flattened batch; none where nothing is rotated."""
-    rotary = attention.spec.position
-    if rotary is None:
-        return []
-
-    def of_rows(angle_B1TE: Tensor) -> Tensor:
-        return angle_B1TE[:, 0].float().expand(batch, -1, -1).flatten(0, 1).contiguous()
-
-    key = attention.rotation_key
-    whole = context.once(key, lambda: attention.angles(rotary, context))
-    found: list[Tensor] = context.once((key, "by row"), lambda: [of_rows(angle) for angle in whole])
-    return found
-
-
-def _set_angles(keys: Keys, angles: list[Tensor], used: list[Tensor]) -> None:
-    if angles:
-        cos, sin = angles
-        used += [cos, sin]
-        keys.cos, keys.sin = (address(one, torch.float32, *cos.shape) for one in (cos, sin))
-        keys.half, keys.angle_stride = cos.shape[1], cos.stride(0)

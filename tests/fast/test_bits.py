@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead import presets, spec
+from clearhead import spec
 from clearhead.core import Transformer, build
 from clearhead.fast.int8 import to_int8
 from clearhead.fast.runner import Runner
