@@ -15,8 +15,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from clearhead.core.attention import Attention
+from clearhead.core.feedforward import FeedForward
 from clearhead.core.head import Linear, Pool
 from clearhead.core.norm import LayerNorm, Norm
+from clearhead.core.rare.mixture_of_experts import MixtureOfExperts
 from clearhead.core.stack import Branch, Layer, Stack, Step
 from clearhead.maps.hook_points import Place, edit
 from clearhead.maps.outcome import Outcome
@@ -26,10 +28,11 @@ from clearhead.printing import Printed
 
 @dataclass(frozen=True, repr=False)
 class Contribution(Printed):
-    """A term of the logit.
+    """A term of the logit, or of the difference of two logits.
 
     Args:
-        part: "embedding"; the stack of an attention, such as "decoder.self"; "feed-forward"; or "bias": of projections
+        part: "embedding"; the stack of an attention, such as "decoder.self"; "feed-forward", or the class of a part of
+            the user's own; or "bias": of projections
             and norms behind the branches of a layer, or, without a layer, behind the last one.
         layer: its number; None: below or behind the layers.
         head: its number; None where the part has no heads.
@@ -44,6 +47,8 @@ class Contribution(Printed):
 
 def contributions(streams: Streams, outcome: Outcome) -> list[Contribution]:
     """Return the terms whose sum is the logit of an outcome, before a soft cap of the head, from one run.
+
+    Of two outputs it is the difference of their logits, which without a cap is that of their log-probabilities.
 
     Norms are linear with their statistics held fixed. A nonlinear layer of the head below its last map (an activation,
     the scaling to length 1) is replaced by its tangent at this point, whose constant part is a bias. The encoder of a
@@ -114,9 +119,10 @@ class _Path:
         for part in parts:
             inputs.append(x_TD)
             x_TD = self._run(part, x_TD)
-        gradient = (projection.weight_VD[outcome.id].double() * projection.scale).expand_as(x_TD)
+        ids, signs = list(outcome.signs), x_TD.new_tensor(list(outcome.signs.values()))
+        gradient = (signs @ projection.weight_VD[ids].double() * projection.scale).expand_as(x_TD)
         if projection.bias_V is not None:
-            self.bias += float(projection.bias_V[outcome.id])
+            self.bias += float(signs @ projection.bias_V[ids].double())
         for part, x in zip(reversed(parts), reversed(inputs), strict=True):
             gradient = self._back(part, x, gradient)
         return gradient
@@ -136,7 +142,9 @@ class _Path:
             if isinstance(branch.function, Attention):
                 self._add_heads(branch.function, self.seen[f"{function}.mixed", depth], inner_TD, depth)
             else:
-                self.terms.append(Contribution("feed-forward", depth, None, float((inner_TD * output_TD).sum())))
+                name = getattr(type(branch.function), "plain", type(branch.function)).__name__
+                name = "feed-forward" if isinstance(branch.function, FeedForward | MixtureOfExperts) else name
+                self.terms.append(Contribution(name, depth, None, float((inner_TD * output_TD).sum())))
         return gradient_TD
 
     def _add_heads(self, attention: Attention, mixed_THE: Tensor, gradient_TD: Tensor, depth: int) -> None:
