@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Final
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from clearhead.core import Cache
 from clearhead.fast.int8 import LARGEST
@@ -15,6 +17,8 @@ from clearhead.fast.native.abi import Keys
 from clearhead.kernels.key_values import KeyValues
 
 TINY: Final = torch.finfo(torch.float32).tiny
+ROOM: Final = 64
+"""Keys that fit behind those of joined caches before a buffer grows."""
 
 
 class IndexedCache(Cache):
@@ -95,7 +99,98 @@ class IndexedCache(Cache):
         for place, (key, value) in self.memory_attention.items():
             self.memory_attention[place] = (key.to(of_memory), value.to(of_memory))
 
+    @property
+    def num_rows(self) -> int:
+        """How many rows it has; none of them is out of order."""
+        assert not self.is_by_index, "gather comes first"
+        return self.buffer_rows(0)
+
+    @property
+    def padding(self) -> int:
+        """How many keys stand in front of the first token of every row."""
+        return 0 if self.mask is None else int(self.mask.any(dim=0).int().argmax())
+
+    @property
+    def memory_masks(self) -> Bool[Tensor, "sentences keys"]:
+        """Which keys of the memory are real."""
+        if self.memory_mask is not None:
+            return self.memory_mask
+        key, _ = next(iter(self.memory_attention.values()))
+        return torch.ones(key.shape[0], key.shape[2], dtype=torch.bool, device=key.device)
+
     def buffer_rows(self, rows: int) -> int:
         """Return how many rows the buffers have, or will have when this many rows come first."""
         buffer = next((entry.buffer for entry in self.self_attention.values()), None)
         return rows if buffer is None else buffer.shape[1]
+
+
+def joined(caches: Sequence[IndexedCache]) -> IndexedCache:
+    """Return one cache with the rows of several, which are no longer used; every row ends at its newest key.
+
+    Keys in front of the first token of every row are left out; padding is masked, in front of the tokens of a row and
+    behind those of a memory. Keys and values have the dtype of the first cache.
+
+    Args:
+        caches: of one model, each with rows that have been read.
+    """
+    first, *others = caches
+    for cache in caches:
+        cache.gather()
+    kept = next(iter(first.self_attention.values())).buffer
+    assert kept is not None
+    for cache in others:
+        cache.convert(kept.dtype)
+    rows = [cache.num_rows for cache in caches]
+    skipped = [cache.padding for cache in caches]
+    length = max(cache.length - left_out for cache, left_out in zip(caches, skipped, strict=True))
+    made = IndexedCache(_joined_lengths(caches, rows))
+    made.length = length
+    masks = [_mask(cache, count, length) for cache, count in zip(caches, rows, strict=True)]
+    made.mask = None if all(bool(mask.all()) for mask in masks) else torch.cat(masks)
+    for name in ("self_attention", "scales"):
+        for place in getattr(first, name):
+            entries = [getattr(cache, name)[place] for cache in caches]
+            getattr(made, name)[place] = _joined_keys(entries, sum(rows), length)
+    if first.memory_attention:
+        memory_masks = [cache.memory_masks for cache in caches]
+        longest = max(mask.shape[1] for mask in memory_masks)
+        made.memory_mask = torch.cat([F.pad(mask, (0, longest - mask.shape[1])) for mask in memory_masks])
+        for place in first.memory_attention:
+            pairs = zip(*(cache.memory_attention[place] for cache in caches), strict=True)
+            key, value = (torch.cat([_padded(one, longest) for one in side]) for side in pairs)
+            made.memory_attention[place] = (key, value)
+    return made
+
+
+def _joined_lengths(caches: Sequence[IndexedCache], rows: Sequence[int]) -> Int[Tensor, " rows"] | None:
+    lengths = []
+    for cache, count in zip(caches, rows, strict=True):
+        if cache.total_length is None:
+            return None
+        lengths.append(torch.as_tensor(cache.total_length).expand(count))
+    return torch.cat(lengths)
+
+
+def _mask(cache: IndexedCache, rows: int, length: int) -> Bool[Tensor, "rows keys"]:
+    """Return which of the last keys of a cache are real; those in front of its first one are not."""
+    mask = torch.ones(rows, cache.length, dtype=torch.bool) if cache.mask is None else cache.mask
+    return F.pad(mask, (length - cache.length, 0))
+
+
+def _joined_keys(entries: Sequence[KeyValues], rows: int, length: int) -> KeyValues:
+    made, start = KeyValues(), 0
+    for entry in entries:
+        buffer, kept = entry.buffer, min(entry.length, length)
+        assert buffer is not None
+        if made.buffer is None:
+            shape = (2, rows, buffer.shape[2], length + ROOM, buffer.shape[4])
+            made.buffer = buffer.new_zeros(shape)
+        stop = start + buffer.shape[1]
+        made.buffer[:, start:stop, :, length - kept : length] = buffer[:, :, :, entry.length - kept : entry.length]
+        start = stop
+    made.length = length
+    return made
+
+
+def _padded(x_NKSE: Tensor, length: int) -> Tensor:
+    return F.pad(x_NKSE, (0, 0, 0, length - x_NKSE.shape[2]))

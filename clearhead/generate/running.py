@@ -1,0 +1,257 @@
+"""A running batch: sequences of any length join it and leave it between two steps of the decoder.
+
+What decodes together is a member: sequences that choose their tokens alike, or a beam search over some sentences. All
+members share one cache, in which every row ends at the newest key, and each step of the decoder reads the newest token
+of all rows. A row counts its keys and positions from its own first token, so that its result is that of the row alone:
+exactly, where kernels serve that keep the law of bits, else up to rounding.
+
+Shapes: R rows of a member, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.core import Transformer
+from clearhead.fast.cache import IndexedCache, joined
+from clearhead.generate.rows import Row, Sentence
+from clearhead.progress import update
+
+Generated = Row | Sentence
+"""A sequence that is generated, or a sentence that is searched for."""
+JOINING_SHARE: Final = 0.25
+"""Of a batch that must be free before others join, since joining copies all keys and values."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The rows of a member after a step.
+
+    Args:
+        rows: for each row, which row of before it continues; None: each its own.
+        sentences: of a memory, those that still have rows; None: all.
+    """
+
+    rows: Int[Tensor, " rows"] | None = None
+    sentences: Int[Tensor, " sentences"] | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a step did to a sequence.
+
+    Args:
+        sequence: the sequence.
+        text: that became final.
+    """
+
+    sequence: Generated
+    text: str = ""
+
+
+class Member(ABC):
+    """Rows of a running batch that choose their tokens together."""
+
+    @property
+    @abstractmethod
+    def sequences(self) -> Sequence[Generated]:
+        """Those that are not done."""
+
+    @property
+    @abstractmethod
+    def tokens(self) -> Int[Tensor, "rows 1"]:
+        """The newest token of each row, which the model has not read."""
+
+    @property
+    @abstractmethod
+    def num_sentences(self) -> int:
+        """How many sentences of a memory its rows read."""
+
+    @abstractmethod
+    def advance(self, logits_RV: Float[Tensor, "rows vocab"]) -> tuple[list[Progress], Kept]:
+        """Take a token for each row; a member whose sequences are all done has no rows afterwards."""
+
+    @abstractmethod
+    def drop(self, sequence: Generated) -> Kept:
+        """Let a sequence leave before it is done."""
+
+    @abstractmethod
+    def absorb(self, other: Member) -> bool:
+        """Take over the rows of another member behind its own ones, if they choose their tokens alike."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A member whose prompts have been read.
+
+    Args:
+        member: whose first tokens have not been chosen.
+        cache: with the rows of the prompts.
+        logits: of the next token of each row; may be overwritten.
+    """
+
+    member: Member
+    cache: IndexedCache
+    logits: Float[Tensor, "rows vocab"]
+
+
+class RunningBatch:
+    """Members that decode together.
+
+    Args:
+        module: in evaluation mode, with a decoder.
+    """
+
+    def __init__(self, module: Transformer) -> None:
+        self.module = module
+        self.members: list[Member] = []
+        self._cache: IndexedCache | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows a step of the decoder reads."""
+        return sum(len(member.tokens) for member in self.members)
+
+    def join(self, started: Sequence[Started]) -> list[Progress]:
+        """Let members choose their first tokens and join.
+
+        Args:
+            started: none of them with rows of this batch.
+        """
+        progress, caches = [], [] if self._cache is None else [self._cache]
+        for one in started:
+            sentences = one.member.num_sentences
+            done, kept = one.member.advance(one.logits)
+            progress += done
+            _select(one.cache, [(one.member, kept, len(one.logits), sentences)])
+            if len(one.member.tokens):
+                caches.append(one.cache)
+                if not (self.members and self.members[-1].absorb(one.member)):
+                    self.members.append(one.member)
+        if caches:
+            self._cache = caches[0] if len(caches) == 1 else joined(caches)
+        return progress
+
+    def step(self) -> list[Progress]:
+        """Take one token for every row."""
+        assert self._cache is not None, "the batch is empty"
+        tokens = torch.cat([member.tokens for member in self.members])
+        out = self.module.decode(tokens, cache=self._cache)
+        assert out.logits is not None
+        logits = out.logits[:, -1]
+        progress, changes, first = [], [], 0
+        for member in self.members:
+            rows, sentences = len(member.tokens), member.num_sentences
+            done, kept = member.advance(logits[first : first + rows])
+            progress += done
+            changes.append((member, kept, rows, sentences))
+            first += rows
+        self._leave(changes)
+        return progress
+
+    def drop(self, sequence: Generated) -> None:
+        """Let a sequence leave before it is done.
+
+        Args:
+            sequence: one that no member has is ignored.
+        """
+        changes = []
+        for member in self.members:
+            rows, sentences = len(member.tokens), member.num_sentences
+            changes.append((member, member.drop(sequence), rows, sentences))
+        self._leave(changes)
+
+    def _leave(self, changes: list[tuple[Member, Kept, int, int]]) -> None:
+        self.members = [member for member in self.members if len(member.tokens)]
+        if not self.members:
+            self._cache = None
+        elif self._cache is not None:
+            _select(self._cache, changes)
+
+
+def run_queue(
+    batch: RunningBatch,
+    costs: Sequence[int],
+    start: Callable[[list[int]], list[Started]],
+    *,
+    budget: int,
+    most: int | None,
+) -> Iterator[list[Progress]]:
+    """Run prompts in one batch, costliest first; as some end, others take their places. Give the progress of each step.
+
+    Args:
+        batch: an empty one.
+        costs: of each prompt, in tokens.
+        start: reads the prompts of these numbers.
+        budget: largest count * greatest cost of the prompts that run; one that exceeds it runs alone.
+        most: most prompts that run; None: only the budget limits them.
+    """
+    waiting = deque(sorted(range(len(costs)), key=lambda number: (-costs[number], number)))
+    running: Counter[int] = Counter()  # how many sequences of each prompt are not done
+    while waiting or running:
+        joining = _joining(waiting, [costs[number] for number in running], costs, budget, most)
+        for _ in joining:
+            waiting.popleft()
+        with torch.inference_mode():
+            progress = _joined(batch, start(joining), running) if joining else []
+        if progress:
+            yield _counted(progress, running)
+        if batch.members:
+            with torch.inference_mode():
+                progress = batch.step()
+            yield _counted(progress, running)
+        update(len(costs) - len(waiting) - len(running), len(costs), "examples")
+
+
+def _joining(waiting: deque[int], running: list[int], costs: Sequence[int], budget: int, most: int | None) -> list[int]:
+    """Return the prompts that join: all that fit, once they are enough to be worth a copy of the keys."""
+    greatest = max([*running, *(costs[number] for number in list(waiting)[:1])], default=1)
+    room = max(budget // max(greatest, 1), 1)
+    room = room if most is None else min(room, most)
+    free = room - len(running)
+    is_worth = not running or free >= max(1, JOINING_SHARE * room) or free >= len(waiting)
+    return list(waiting)[:free] if free > 0 and is_worth else []
+
+
+def _joined(batch: RunningBatch, started: list[Started], running: Counter[int]) -> list[Progress]:
+    for one in started:
+        running.update(sequence.prompt for sequence in one.member.sequences)
+    return batch.join(started)
+
+
+def _counted(progress: list[Progress], running: Counter[int]) -> list[Progress]:
+    for one in progress:
+        if one.sequence.is_done:
+            running[one.sequence.prompt] -= 1
+    for prompt in [prompt for prompt, count in running.items() if not count]:
+        del running[prompt]
+    return progress
+
+
+def _select(cache: IndexedCache, changes: Sequence[tuple[Member, Kept, int, int]]) -> None:
+    """Bring the rows of a cache into the order of the members' rows after a step.
+
+    Args:
+        cache: of all rows.
+        changes: for each member what stayed, and how many rows and sentences it had.
+    """
+    if all(kept.rows is None and kept.sentences is None for _, kept, *_ in changes):
+        return
+    rows, sentences, first_row, first_sentence = [], [], 0, 0
+    for member, kept, num_rows, num_sentences in changes:
+        device = member.tokens.device
+        own = torch.arange(num_rows, device=device) if kept.rows is None else kept.rows
+        rows.append(own + first_row)
+        memory = torch.arange(num_sentences, device=device) if kept.sentences is None else kept.sentences
+        sentences.append(memory + first_sentence)
+        first_row, first_sentence = first_row + num_rows, first_sentence + num_sentences
+    is_same_memory = all(kept.sentences is None for _, kept, *_ in changes)
+    cache.select(torch.cat(rows), memory_rows=None if is_same_memory else torch.cat(sentences))
