@@ -67,10 +67,14 @@ class IndexedCache(Cache):
         self.is_by_index = False
         if self.row_index is not None:
             row_index_RS, self.row_index = self.row_index.long(), None
-            places_S = torch.arange(row_index_RS.shape[1])
+            places: dict[tuple[int, ...], Tensor] = {}  # layers of one shape share them
             for entry in (*self.self_attention.values(), *self.scales.values()):
                 assert entry.buffer is not None
-                entry.buffer = entry.buffer[:, row_index_RS, :, places_S].permute(2, 0, 3, 1, 4).contiguous()
+                shape = tuple(entry.buffer.shape[:4])
+                if shape not in places:
+                    places[shape] = _places(shape, row_index_RS)
+                kept = entry.buffer.reshape(-1, entry.buffer.shape[4]).index_select(0, places[shape].flatten())
+                entry.buffer = kept.view(*places[shape].shape, -1)
         if self.memory_row_index is not None:
             rows, self.memory_row_index = self.memory_row_index.long(), None
             for place, (key, value) in self.memory_attention.items():
@@ -122,6 +126,14 @@ class IndexedCache(Cache):
         """Return how many rows the buffers have, or will have when this many rows come first."""
         buffer = next((entry.buffer for entry in self.self_attention.values()), None)
         return rows if buffer is None else buffer.shape[1]
+
+
+def _places(shape: tuple[int, ...], row_index_RS: Int[Tensor, "rows keys"]) -> Int[Tensor, "2 rows heads keys"]:
+    """Return where the keys and values of each row lie in a buffer [2, rows, heads, capacity], flattened."""
+    _, rows, heads, capacity = shape
+    two, head = torch.arange(2)[:, None, None, None], torch.arange(heads)[:, None]
+    key = torch.arange(row_index_RS.shape[1])
+    return ((two * rows + row_index_RS[:, None]) * heads + head) * capacity + key
 
 
 def joined(caches: Sequence[IndexedCache]) -> IndexedCache:

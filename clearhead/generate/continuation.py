@@ -96,7 +96,7 @@ def generate_ids(module: Transformer, request: GenerateRequest) -> list[list[Con
     limits = _checked_limits(module, request)
     done: list[Generated] = []
     for step in _run(in_evaluation(module), request, limits, with_text=bool(request.options.stops)):
-        done += [one.sequence for one in step if one.sequence.is_done]
+        done += [one.sequence for one in step if one.is_done]
     results: list[list[Continuation]] = [[] for _ in request.prompts]
     for sequence in done:
         if isinstance(sequence, Sentence):
@@ -198,7 +198,8 @@ def _search_contrastively(
     while rows:
         with torch.inference_mode():
             steps = zip(rows, *search.step(), strict=True)
-        yield [Progress(row, row.take(token, log_probability)) for row, token, log_probability in steps]
+        texts = [(row, row.take(token, log_probability)) for row, token, log_probability in steps]
+        yield [Progress(row, text, row.is_done) for row, text in texts]
         kept = [index for index, row in enumerate(rows) if not row.is_done]
         if 0 < len(kept) < len(rows):
             with torch.inference_mode():
@@ -266,8 +267,8 @@ def started(
 
 def _kind(request: GenerateRequest) -> Hashable:
     """Return what two requests have in common whose sequences choose their tokens alike."""
-    own = {"seed": None, "max_new_tokens": 1, "num_return_sequences": 1, "stop": (), "batch_size": None}
-    return replace(request.options, **own), request.end_ids, frozenset(request.banned), request.config
+    options = replace(request.options, seed=None, max_new_tokens=1, num_return_sequences=1, stop=(), batch_size=None)
+    return options, request.end_ids, frozenset(request.banned), request.config
 
 
 def _chain(request: GenerateRequest, prefill: Prefill, limit: int) -> list[Processor]:

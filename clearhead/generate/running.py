@@ -51,10 +51,12 @@ class Progress:
     Args:
         sequence: the sequence.
         text: that became final.
+        is_done: no token follows.
     """
 
     sequence: Generated
-    text: str = ""
+    text: str
+    is_done: bool
 
 
 class Member(ABC):
@@ -112,12 +114,17 @@ class RunningBatch:
 
     def __init__(self, module: Transformer) -> None:
         self.module = module
-        self.members: list[Member] = []
-        self._cache: IndexedCache | None = None
+        # Beams share the keys of a memory, so in one call of the decoder all sentences have as many rows.
+        self._lanes: dict[int, _Lane] = {}
+
+    @property
+    def members(self) -> list[Member]:
+        """Those with rows."""
+        return [member for lane in self._lanes.values() for member in lane.members]
 
     @property
     def num_rows(self) -> int:
-        """How many rows a step of the decoder reads."""
+        """How many rows a step reads."""
         return sum(len(member.tokens) for member in self.members)
 
     def join(self, started: Sequence[Started]) -> list[Progress]:
@@ -126,35 +133,24 @@ class RunningBatch:
         Args:
             started: none of them with rows of this batch.
         """
-        progress, caches = [], [] if self._cache is None else [self._cache]
+        progress: list[Progress] = []
+        joining: dict[int, list[Started]] = {}
         for one in started:
-            sentences = one.member.num_sentences
+            before = len(one.logits), one.member.num_sentences
             done, kept = one.member.advance(one.logits)
             progress += done
-            _select(one.cache, [(one.member, kept, len(one.logits), sentences)])
+            _select(one.cache, [_Change(one.member, kept, *before)])
             if len(one.member.tokens):
-                caches.append(one.cache)
-                if not (self.members and self.members[-1].absorb(one.member)):
-                    self.members.append(one.member)
-        if caches:
-            self._cache = caches[0] if len(caches) == 1 else joined(caches)
+                beams = len(one.member.tokens) // one.member.num_sentences if self.module.encoder is not None else 1
+                joining.setdefault(beams, []).append(one)
+        for beams, some in joining.items():
+            self._lanes.setdefault(beams, _Lane(self.module)).join(some)
         return progress
 
     def step(self) -> list[Progress]:
         """Take one token for every row."""
-        assert self._cache is not None, "the batch is empty"
-        tokens = torch.cat([member.tokens for member in self.members])
-        out = self.module.decode(tokens, cache=self._cache)
-        assert out.logits is not None
-        logits = out.logits[:, -1]
-        progress, changes, first = [], [], 0
-        for member in self.members:
-            rows, sentences = len(member.tokens), member.num_sentences
-            done, kept = member.advance(logits[first : first + rows])
-            progress += done
-            changes.append((member, kept, rows, sentences))
-            first += rows
-        self._leave(changes)
+        progress = [one for lane in list(self._lanes.values()) for one in lane.step()]
+        self._leave()
         return progress
 
     def drop(self, sequence: Generated) -> None:
@@ -163,17 +159,62 @@ class RunningBatch:
         Args:
             sequence: one that no member has is ignored.
         """
-        changes = []
-        for member in self.members:
-            rows, sentences = len(member.tokens), member.num_sentences
-            changes.append((member, member.drop(sequence), rows, sentences))
-        self._leave(changes)
+        for lane in self._lanes.values():
+            lane.drop(sequence)
+        self._leave()
 
-    def _leave(self, changes: list[tuple[Member, Kept, int, int]]) -> None:
+    def _leave(self) -> None:
+        self._lanes = {beams: lane for beams, lane in self._lanes.items() if lane.members}
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What a step changed of a member, which had so many rows and sentences before."""
+
+    member: Member
+    kept: Kept
+    rows: int
+    sentences: int
+
+
+class _Lane:
+    """Members that share a cache."""
+
+    def __init__(self, module: Transformer) -> None:
+        self.module = module
+        self.members: list[Member] = []
+        self._cache: IndexedCache | None = None
+
+    def join(self, started: Sequence[Started]) -> None:
+        caches = [] if self._cache is None else [self._cache]
+        for one in started:
+            caches.append(one.cache)
+            if not (self.members and self.members[-1].absorb(one.member)):
+                self.members.append(one.member)
+        self._cache = caches[0] if len(caches) == 1 else joined(caches)
+
+    def step(self) -> list[Progress]:
+        tokens = torch.cat([member.tokens for member in self.members])
+        out = self.module.decode(tokens, cache=self._cache)
+        assert out.logits is not None
+        logits, progress, changes, first = out.logits[:, -1], [], [], 0
+        for member in self.members:
+            before = len(member.tokens), member.num_sentences
+            done, kept = member.advance(logits[first : first + before[0]])
+            progress += done
+            changes.append(_Change(member, kept, *before))
+            first += before[0]
+        self._leave(changes)
+        return progress
+
+    def drop(self, sequence: Generated) -> None:
+        before = [(len(member.tokens), member.num_sentences) for member in self.members]
+        kept = [member.drop(sequence) for member in self.members]
+        self._leave([_Change(*one) for one in zip(self.members, kept, *zip(*before, strict=True), strict=True)])
+
+    def _leave(self, changes: list[_Change]) -> None:
         self.members = [member for member in self.members if len(member.tokens)]
-        if not self.members:
-            self._cache = None
-        elif self._cache is not None:
+        if self.members and self._cache is not None:
             _select(self._cache, changes)
 
 
@@ -229,29 +270,24 @@ def _joined(batch: RunningBatch, started: list[Started], running: Counter[int]) 
 
 def _counted(progress: list[Progress], running: Counter[int]) -> list[Progress]:
     for one in progress:
-        if one.sequence.is_done:
+        if one.is_done:
             running[one.sequence.prompt] -= 1
     for prompt in [prompt for prompt, count in running.items() if not count]:
         del running[prompt]
     return progress
 
 
-def _select(cache: IndexedCache, changes: Sequence[tuple[Member, Kept, int, int]]) -> None:
-    """Bring the rows of a cache into the order of the members' rows after a step.
-
-    Args:
-        cache: of all rows.
-        changes: for each member what stayed, and how many rows and sentences it had.
-    """
-    if all(kept.rows is None and kept.sentences is None for _, kept, *_ in changes):
+def _select(cache: IndexedCache, changes: Sequence[_Change]) -> None:
+    """Bring the rows of a cache into the order of the members' rows after a step."""
+    if all(change.kept.rows is None and change.kept.sentences is None for change in changes):
         return
     rows, sentences, first_row, first_sentence = [], [], 0, 0
-    for member, kept, num_rows, num_sentences in changes:
-        device = member.tokens.device
-        own = torch.arange(num_rows, device=device) if kept.rows is None else kept.rows
+    for change in changes:
+        kept, device = change.kept, change.member.tokens.device
+        own = torch.arange(change.rows, device=device) if kept.rows is None else kept.rows
         rows.append(own + first_row)
-        memory = torch.arange(num_sentences, device=device) if kept.sentences is None else kept.sentences
+        memory = torch.arange(change.sentences, device=device) if kept.sentences is None else kept.sentences
         sentences.append(memory + first_sentence)
-        first_row, first_sentence = first_row + num_rows, first_sentence + num_sentences
-    is_same_memory = all(kept.sentences is None for _, kept, *_ in changes)
+        first_row, first_sentence = first_row + change.rows, first_sentence + change.sentences
+    is_same_memory = all(change.kept.sentences is None for change in changes)
     cache.select(torch.cat(rows), memory_rows=None if is_same_memory else torch.cat(sentences))

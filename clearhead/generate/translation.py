@@ -188,7 +188,7 @@ def translate_ids(
     batch = RunningBatch(module)
     for progress in run_queue(batch, costs, start, budget=options.batch_tokens, most=options.batch_size):
         for one in progress:
-            if isinstance(one.sequence, Sentence) and one.sequence.is_done:
+            if isinstance(one.sequence, Sentence) and one.is_done:
                 results[one.sequence.prompt] = one.sequence.candidates
     return results
 

@@ -309,7 +309,7 @@ class Search(Member):
             if place not in alive and not sentence.is_done:
                 sentence.candidates, sentence.is_done = self.finished[place].ranked, True
         update(self.length, max(self.limits), "tokens")
-        return [Progress(sentence) for sentence in before], kept
+        return [Progress(sentence, "", sentence.is_done) for sentence in before], kept
 
     def _step(self, logits_RV: Float[Tensor, "rows vocab"]) -> Kept:
         self.length += 1

@@ -198,7 +198,7 @@ class Sampling(Member):
         progress = []
         for row, token, log_probability in zip(self._rows, *fetch(tokens_R, log_probs_R), strict=True):
             text = row.take(token, log_probability)
-            progress.append(Progress(row, text))
+            progress.append(Progress(row, text, row.is_done))
         return progress, self._keep([index for index, row in enumerate(self._rows) if not row.is_done])
 
     def drop(self, sequence: Generated) -> Kept:
