@@ -145,62 +145,67 @@ def joined(caches: Sequence[IndexedCache]) -> IndexedCache:
     Args:
         caches: of one model, each with rows that have been read.
     """
-    first, *others = caches
+    first = caches[0]
     for cache in caches:
         cache.gather()
     kept = next(iter(first.self_attention.values())).buffer
     assert kept is not None
-    for cache in others:
+    for cache in caches:
         cache.convert(kept.dtype)
-    rows = [cache.num_rows for cache in caches]
-    skipped = [cache.padding for cache in caches]
-    length = max(cache.length - left_out for cache, left_out in zip(caches, skipped, strict=True))
-    made = IndexedCache(_joined_lengths(caches, rows))
-    made.length = length
-    masks = [_mask(cache, count, length) for cache, count in zip(caches, rows, strict=True)]
-    made.mask = None if all(bool(mask.all()) for mask in masks) else torch.cat(masks)
+    made = IndexedCache(_joined_lengths(caches))
+    made.length = max(cache.length - cache.padding for cache in caches)
+    made.mask = _joined_masks(caches, made.length)
     for name in ("self_attention", "scales"):
         for place in getattr(first, name):
             entries = [getattr(cache, name)[place] for cache in caches]
-            getattr(made, name)[place] = _joined_keys(entries, sum(rows), length)
+            getattr(made, name)[place] = _joined_keys(entries, made.length)
     if first.memory_attention:
-        memory_masks = [cache.memory_masks for cache in caches]
-        longest = max(mask.shape[1] for mask in memory_masks)
-        made.memory_mask = torch.cat([F.pad(mask, (0, longest - mask.shape[1])) for mask in memory_masks])
-        for place in first.memory_attention:
-            pairs = zip(*(cache.memory_attention[place] for cache in caches), strict=True)
-            key, value = (torch.cat([_padded(one, longest) for one in side]) for side in pairs)
-            made.memory_attention[place] = (key, value)
+        _join_memories(made, caches)
     return made
 
 
-def _joined_lengths(caches: Sequence[IndexedCache], rows: Sequence[int]) -> Int[Tensor, " rows"] | None:
+def _join_memories(made: IndexedCache, caches: Sequence[IndexedCache]) -> None:
+    masks = [cache.memory_masks for cache in caches]
+    longest = max(mask.shape[1] for mask in masks)
+    made.memory_mask = torch.cat([F.pad(mask, (0, longest - mask.shape[1])) for mask in masks])
+    for place in caches[0].memory_attention:
+        keys, values = [], []
+        for cache in caches:
+            key, value = cache.memory_attention[place]
+            keys.append(_padded(key, longest))
+            values.append(_padded(value, longest))
+        made.memory_attention[place] = (torch.cat(keys), torch.cat(values))
+
+
+def _joined_lengths(caches: Sequence[IndexedCache]) -> Int[Tensor, " rows"] | None:
     lengths = []
-    for cache, count in zip(caches, rows, strict=True):
+    for cache in caches:
         if cache.total_length is None:
             return None
-        lengths.append(torch.as_tensor(cache.total_length).expand(count))
+        lengths.append(torch.as_tensor(cache.total_length).expand(cache.num_rows))
     return torch.cat(lengths)
 
 
-def _mask(cache: IndexedCache, rows: int, length: int) -> Bool[Tensor, "rows keys"]:
-    """Return which of the last keys of a cache are real; those in front of its first one are not."""
-    mask = torch.ones(rows, cache.length, dtype=torch.bool) if cache.mask is None else cache.mask
-    return F.pad(mask, (length - cache.length, 0))
+def _joined_masks(caches: Sequence[IndexedCache], length: int) -> Bool[Tensor, "rows keys"] | None:
+    """Return which of the last keys of each cache are real; None: all. Those in front of its first one are not."""
+    masks = []
+    for cache in caches:
+        mask = torch.ones(cache.num_rows, cache.length, dtype=torch.bool) if cache.mask is None else cache.mask
+        masks.append(F.pad(mask, (length - cache.length, 0)))
+    whole = torch.cat(masks)
+    return None if bool(whole.all()) else whole
 
 
-def _joined_keys(entries: Sequence[KeyValues], rows: int, length: int) -> KeyValues:
+def _joined_keys(entries: Sequence[KeyValues], length: int) -> KeyValues:
+    buffers = [entry.buffer for entry in entries if entry.buffer is not None]
+    _, _, heads, _, size = buffers[0].shape
+    rows = sum(buffer.shape[1] for buffer in buffers)
     made, start = KeyValues(), 0
-    for entry in entries:
-        buffer, kept = entry.buffer, min(entry.length, length)
-        assert buffer is not None
-        if made.buffer is None:
-            shape = (2, rows, buffer.shape[2], length + ROOM, buffer.shape[4])
-            made.buffer = buffer.new_zeros(shape)
-        stop = start + buffer.shape[1]
+    made.length, made.buffer = length, buffers[0].new_zeros(2, rows, heads, length + ROOM, size)
+    for entry, buffer in zip(entries, buffers, strict=True):
+        kept, stop = min(entry.length, length), start + buffer.shape[1]
         made.buffer[:, start:stop, :, length - kept : length] = buffer[:, :, :, entry.length - kept : entry.length]
         start = stop
-    made.length = length
     return made
 
 

@@ -198,14 +198,14 @@ def _search_contrastively(
     while rows:
         with torch.inference_mode():
             steps = zip(rows, *search.step(), strict=True)
-        texts = [(row, row.take(token, log_probability)) for row, token, log_probability in steps]
-        yield [Progress(row, text, row.is_done) for row, text in texts]
+        taken = [(row, row.take(token, log_probability)) for row, token, log_probability in steps]
+        yield [Progress(row, text, row.is_done) for row, text in taken]
         kept = [index for index, row in enumerate(rows) if not row.is_done]
+        progress.update(len(rows[0].ids), max(limits), "tokens")
         if 0 < len(kept) < len(rows):
             with torch.inference_mode():
                 search.keep(torch.tensor(kept, device=device_of(module)))
         rows = [rows[index] for index in kept]
-        progress.update(len(rows[0].ids), max(row.limit for row in rows), "tokens") if rows else None
 
 
 def _rows(request: GenerateRequest, batch: list[int], limits: list[int], *, with_text: bool) -> list[Row]:
