@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.core import Transformer
+from clearhead.core import Cache, Transformer
 from clearhead.fast.cache import IndexedCache, joined
 from clearhead.generate.rows import Row, Sentence
 from clearhead.progress import update
@@ -101,7 +101,7 @@ class Started:
     """
 
     member: Member
-    cache: IndexedCache
+    cache: Cache
     logits: Float[Tensor, "rows vocab"]
 
 
@@ -183,7 +183,7 @@ class _Lane:
     def __init__(self, module: Transformer) -> None:
         self.module = module
         self.members: list[Member] = []
-        self._cache: IndexedCache | None = None
+        self._cache: Cache | None = None
 
     def join(self, started: Sequence[Started]) -> None:
         caches = [] if self._cache is None else [self._cache]
@@ -191,7 +191,9 @@ class _Lane:
             caches.append(one.cache)
             if not (self.members and self.members[-1].absorb(one.member)):
                 self.members.append(one.member)
-        self._cache = caches[0] if len(caches) == 1 else joined(caches)
+        if len(caches) > 1:
+            caches = [joined([cache for cache in caches if isinstance(cache, IndexedCache)])]
+        (self._cache,) = caches
 
     def step(self) -> list[Progress]:
         tokens = torch.cat([member.tokens for member in self.members])
@@ -277,7 +279,7 @@ def _counted(progress: list[Progress], running: Counter[int]) -> list[Progress]:
     return progress
 
 
-def _select(cache: IndexedCache, changes: Sequence[_Change]) -> None:
+def _select(cache: Cache, changes: Sequence[_Change]) -> None:
     """Bring the rows of a cache into the order of the members' rows after a step."""
     if all(change.kept.rows is None and change.kept.sentences is None for change in changes):
         return
