@@ -136,7 +136,7 @@ def _places(shape: tuple[int, ...], row_index_RS: Int[Tensor, "rows keys"]) -> I
     return ((two * rows + row_index_RS[:, None]) * heads + head) * capacity + key
 
 
-def joined(caches: Sequence[IndexedCache]) -> IndexedCache:
+def joined(caches: Sequence[Cache]) -> IndexedCache:
     """Return one cache with the rows of several, which are no longer used; every row ends at its newest key.
 
     Keys in front of the first token of every row are left out; padding is masked, in front of the tokens of a row and
@@ -145,6 +145,12 @@ def joined(caches: Sequence[IndexedCache]) -> IndexedCache:
     Args:
         caches: of one model, each with rows that have been read.
     """
+    own = [cache for cache in caches if isinstance(cache, IndexedCache)]
+    assert len(own) == len(caches), "only indexed caches can be joined"
+    return _joined(own)
+
+
+def _joined(caches: Sequence[IndexedCache]) -> IndexedCache:
     first = caches[0]
     for cache in caches:
         cache.gather()

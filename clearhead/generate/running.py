@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.core import Cache, Transformer
-from clearhead.fast.cache import IndexedCache, joined
+from clearhead.fast.cache import joined
 from clearhead.generate.rows import Row, Sentence
 from clearhead.progress import update
 
@@ -96,7 +96,7 @@ class Started:
 
     Args:
         member: whose first tokens have not been chosen.
-        cache: with the rows of the prompts.
+        cache: with the rows of the prompts; an `IndexedCache`, where others join.
         logits: of the next token of each row; may be overwritten.
     """
 
@@ -141,7 +141,7 @@ class RunningBatch:
             progress += done
             _select(one.cache, [_Change(one.member, kept, *before)])
             if len(one.member.tokens):
-                beams = len(one.member.tokens) // one.member.num_sentences if self.module.encoder is not None else 1
+                beams = len(one.member.tokens) // one.member.num_sentences
                 joining.setdefault(beams, []).append(one)
         for beams, some in joining.items():
             self._lanes.setdefault(beams, _Lane(self.module)).join(some)
@@ -191,9 +191,7 @@ class _Lane:
             caches.append(one.cache)
             if not (self.members and self.members[-1].absorb(one.member)):
                 self.members.append(one.member)
-        if len(caches) > 1:
-            caches = [joined([cache for cache in caches if isinstance(cache, IndexedCache)])]
-        (self._cache,) = caches
+        self._cache = caches[0] if len(caches) == 1 else joined(caches)
 
     def step(self) -> list[Progress]:
         tokens = torch.cat([member.tokens for member in self.members])
