@@ -96,7 +96,7 @@ def generate_ids(module: Transformer, request: GenerateRequest) -> list[list[Con
     limits = _checked_limits(module, request)
     done: list[Generated] = []
     for step in _run(in_evaluation(module), request, limits, with_text=bool(request.options.stops)):
-        done += [one.sequence for one in step if one.is_done]
+        done += [event.sequence for event in step if event.is_done]
     results: list[list[Continuation]] = [[] for _ in request.prompts]
     for sequence in done:
         if isinstance(sequence, Sentence):
@@ -129,8 +129,8 @@ def stream_ids(module: Transformer, request: GenerateRequest) -> Generator[str, 
 def _stream(module: Transformer, request: GenerateRequest, limits: list[int]) -> Generator[str, None, Continuation]:
     """Yield the text of one prompt; the request is already checked."""
     for step in _run(module, request, limits, with_text=True):
-        yield from (one.text for one in step if one.text)
-    (row,) = (one.sequence for one in step)
+        yield from (event.text for event in step if event.text)
+    (row,) = (event.sequence for event in step)
     assert isinstance(row, Row)
     return row.continuation()
 
@@ -185,7 +185,7 @@ def _of_equal_limits(request: GenerateRequest, numbers: list[int], limits: list[
     """Return prompts in groups that may start together: a forced end token depends on the length."""
     if request.config.forced_eos_id is None:
         return [numbers]
-    return [[one for one in numbers if limits[one] == limit] for limit in sorted({limits[one] for one in numbers})]
+    return [[n for n in numbers if limits[n] == limit] for limit in sorted({limits[n] for n in numbers})]
 
 
 def _search_contrastively(
@@ -292,8 +292,7 @@ def _started_beams(module: Transformer, request: GenerateRequest, numbers: list[
     prefill = _prefill(module, request, numbers, limits)
     return start_beams(
         prefill,
-        sentences=[Sentence(number) for number in numbers],
-        limits=[limits[number] for number in numbers],
+        sentences=[Sentence(number, limits[number]) for number in numbers],
         end_ids=request.end_ids,
         banned_X=_banned(request, prefill.logits),
         chain=request.config.processors(prefill.ids.shape[1], limits[numbers[0]]),
@@ -327,5 +326,6 @@ def _of_candidates(candidates: Sequence[Candidate]) -> list[Continuation]:
     if not candidates:
         raise RunFailure("no token may follow: the options ban every token of the vocabulary.")
     return [
-        Continuation(one.ids, one.score, one.log_probability, "length" if one.cut_off else "end") for one in candidates
+        Continuation(best.ids, best.score, best.log_probability, "length" if best.cut_off else "end")
+        for best in candidates
     ]

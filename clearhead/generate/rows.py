@@ -85,10 +85,12 @@ class Sentence:
 
     Args:
         prompt: its number among all.
+        limit: most tokens of a hypothesis.
         candidates: the best ones, best first; empty until the search is done, and where nothing was found.
     """
 
     prompt: int
+    limit: int
     candidates: list[Candidate] = field(default_factory=list)
     is_done: bool = False
 

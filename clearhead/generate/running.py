@@ -135,21 +135,21 @@ class RunningBatch:
         """
         progress: list[Progress] = []
         joining: dict[int, list[Started]] = {}
-        for one in started:
-            before = len(one.logits), one.member.num_sentences
-            done, kept = one.member.advance(one.logits)
+        for start in started:
+            before = len(start.logits), start.member.num_sentences
+            done, kept = start.member.advance(start.logits)
             progress += done
-            _select(one.cache, [_Change(one.member, kept, *before)])
-            if len(one.member.tokens):
-                beams = len(one.member.tokens) // one.member.num_sentences
-                joining.setdefault(beams, []).append(one)
+            _select(start.cache, [_Change(start.member, kept, *before)])
+            if len(start.member.tokens):
+                beams = len(start.member.tokens) // start.member.num_sentences
+                joining.setdefault(beams, []).append(start)
         for beams, some in joining.items():
             self._lanes.setdefault(beams, _Lane(self.module)).join(some)
         return progress
 
     def step(self) -> list[Progress]:
         """Take one token for every row."""
-        progress = [one for lane in list(self._lanes.values()) for one in lane.step()]
+        progress = [event for lane in list(self._lanes.values()) for event in lane.step()]
         self._leave()
         return progress
 
@@ -187,10 +187,10 @@ class _Lane:
 
     def join(self, started: Sequence[Started]) -> None:
         caches = [] if self._cache is None else [self._cache]
-        for one in started:
-            caches.append(one.cache)
-            if not (self.members and self.members[-1].absorb(one.member)):
-                self.members.append(one.member)
+        for start in started:
+            caches.append(start.cache)
+            if not (self.members and self.members[-1].absorb(start.member)):
+                self.members.append(start.member)
         self._cache = caches[0] if len(caches) == 1 else joined(caches)
 
     def step(self) -> list[Progress]:
@@ -210,7 +210,7 @@ class _Lane:
     def drop(self, sequence: Generated) -> None:
         before = [(len(member.tokens), member.num_sentences) for member in self.members]
         kept = [member.drop(sequence) for member in self.members]
-        self._leave([_Change(*one) for one in zip(self.members, kept, *zip(*before, strict=True), strict=True)])
+        self._leave([_Change(*change) for change in zip(self.members, kept, *zip(*before, strict=True), strict=True)])
 
     def _leave(self, changes: list[_Change]) -> None:
         self.members = [member for member in self.members if len(member.tokens)]
@@ -263,15 +263,15 @@ def _joining(waiting: deque[int], running: list[int], costs: Sequence[int], budg
 
 
 def _joined(batch: RunningBatch, started: list[Started], running: Counter[int]) -> list[Progress]:
-    for one in started:
-        running.update(sequence.prompt for sequence in one.member.sequences)
+    for start in started:
+        running.update(sequence.prompt for sequence in start.member.sequences)
     return batch.join(started)
 
 
 def _counted(progress: list[Progress], running: Counter[int]) -> list[Progress]:
-    for one in progress:
-        if one.is_done:
-            running[one.sequence.prompt] -= 1
+    for event in progress:
+        if event.is_done:
+            running[event.sequence.prompt] -= 1
     for prompt in [prompt for prompt, count in running.items() if not count]:
         del running[prompt]
     return progress
@@ -284,8 +284,8 @@ def _select(cache: Cache, changes: Sequence[_Change]) -> None:
     rows, sentences, first_row, first_sentence = [], [], 0, 0
     for change in changes:
         kept, device = change.kept, change.member.tokens.device
-        own = torch.arange(change.rows, device=device) if kept.rows is None else kept.rows
-        rows.append(own + first_row)
+        kept_rows = torch.arange(change.rows, device=device) if kept.rows is None else kept.rows
+        rows.append(kept_rows + first_row)
         memory = torch.arange(change.sentences, device=device) if kept.sentences is None else kept.sentences
         sentences.append(memory + first_sentence)
         first_row, first_sentence = first_row + change.rows, first_sentence + change.sentences

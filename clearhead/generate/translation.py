@@ -174,7 +174,7 @@ def translate_ids(
                 module,
                 ids_NS,
                 mask_NS,
-                sentences=[Sentence(number) for number in numbers],
+                prompts=numbers,
                 bos_id=bos_id,
                 eos_id=eos_id,
                 pad_id=pad_id,
@@ -187,9 +187,9 @@ def translate_ids(
     costs = [len(source) * options.beam_size for source in sources]
     batch = RunningBatch(module)
     for progress in run_queue(batch, costs, start, budget=options.batch_tokens, most=options.batch_size):
-        for one in progress:
-            if isinstance(one.sequence, Sentence) and one.is_done:
-                results[one.sequence.prompt] = one.sequence.candidates
+        for event in progress:
+            if isinstance(event.sequence, Sentence) and event.is_done:
+                results[event.sequence.prompt] = event.sequence.candidates
     return results
 
 

@@ -95,8 +95,7 @@ def test_one_beam_is_greedy_search(kind: str) -> None:
             module,
             lambda: start_beams(
                 start,
-                sentences=[Sentence(number) for number in range(5)],
-                limits=[11] * 5,
+                sentences=[Sentence(number, 11) for number in range(5)],
                 end_ids=(EOS,),
                 banned_X=torch.tensor([PAD, BOS]),
                 chain=(),

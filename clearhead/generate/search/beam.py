@@ -54,7 +54,7 @@ def start_translations(
     ids_NS: Int[Tensor, "batch source"],
     mask_NS: Bool[Tensor, "batch source"],
     *,
-    sentences: Sequence[Sentence] | None = None,
+    prompts: Sequence[int] | None = None,
     bos_id: int,
     eos_id: int,
     pad_id: int,
@@ -68,7 +68,7 @@ def start_translations(
         module: an encoder-decoder model in evaluation mode.
         ids_NS: source ids, int64, padded on either side.
         mask_NS: True for real tokens.
-        sentences: one for each row; None: numbered as the rows are.
+        prompts: the number of each row among all; None: numbered as the rows are.
         bos_id: id the decoder starts from; never generated, unless it is also the end token.
         eos_id: id that ends a hypothesis.
         pad_id: padding id; never generated, unless it is also the end token.
@@ -80,14 +80,18 @@ def start_translations(
         InputError: a length in the options is beyond the decoder's positions.
     """
     limits = target_limits(module, mask_NS.sum(1).tolist(), options)
-    ends = (eos_id, *(index for index in config.eos_ids if index != eos_id)) if config else (eos_id,)
-    banned = sorted({bos_id, pad_id} - {eos_id}) if config is None else list(config.banned_ids)
+    if config is None:
+        ends, banned = (eos_id,), sorted({bos_id, pad_id} - {eos_id})
+    else:
+        ends = (eos_id, *(index for index in config.eos_ids if index != eos_id))
+        banned = list(config.banned_ids)
     start_N1 = ids_NS.new_full((len(ids_NS), 1), bos_id)
     chain = repetition_processors(options, ids_NS.masked_fill(~mask_NS, NO_ID))
     chain += config.processors(1, None) if config else []
-    named = sentences or [Sentence(number) for number in range(len(ids_NS))]
+    numbers = range(len(ids_NS)) if prompts is None else prompts
+    sentences = [Sentence(number, limit) for number, limit in zip(numbers, limits, strict=True)]
     banned_X = ids_NS.new_tensor(banned)
-    search = Search(named, limits, ends, options, start_N1, banned_X, chain=chain, recorder=recorder)
+    search = Search(sentences, ends, options, start_N1, banned_X, chain=chain, recorder=recorder)
     # The decoder reads the start token and all generated tokens but the last.
     cache = IndexedCache(total_length=ids_NS.new_tensor(limits))
     memory_NSD = module.encode(ids_NS, mask=mask_NS).memory
@@ -99,7 +103,6 @@ def start_beams(
     prefill: Prefill,
     *,
     sentences: Sequence[Sentence],
-    limits: list[int],
     end_ids: tuple[int, ...],
     banned_X: Int[Tensor, " banned"],
     chain: Sequence[Processor],
@@ -111,7 +114,6 @@ def start_beams(
     Args:
         prefill: the prompts; their logits are overwritten.
         sentences: one for each prompt.
-        limits: most tokens generated for each prompt.
         end_ids: ids that end a hypothesis.
         banned_X: ids never generated.
         chain: processors of the log-probabilities, after those of the options; hypotheses are ranked by the result.
@@ -119,7 +121,7 @@ def start_beams(
         recorder: notes what is considered for a single prompt; None: nothing is noted.
     """
     whole = [*repetition_processors(options, prefill.source_ids), *chain]
-    start = sentences, limits, end_ids, options, prefill.ids, banned_X
+    start = sentences, end_ids, options, prefill.ids, banned_X
     search = Search(*start, chain=whole, open_ended=True, recorder=recorder)
     return Started(search, prefill.cache, prefill.logits)
 
@@ -243,7 +245,6 @@ class Search(Member):
     def __init__(
         self,
         sentences: Sequence[Sentence],
-        limits: list[int],
         end_ids: tuple[int, ...],
         options: SearchOptions,
         prompts_NT: Int[Tensor, "batch tokens"],
@@ -254,19 +255,19 @@ class Search(Member):
         recorder: BeamRecorder | None = None,
     ) -> None:
         """Start every sentence with one hypothesis: its prompt."""
-        assert recorder is None or len(limits) == 1, "a recorder notes the search for one sentence"
+        assert recorder is None or len(sentences) == 1, "a recorder notes the search for one sentence"
         self.sentences = list(sentences)
         self.recorder = recorder
         self.options = options
-        self.limits = limits
+        self.limits = [sentence.limit for sentence in sentences]
         self.eos_id = end_ids[0]
         self.chain = chain
         self.open_ended = open_ended
-        self.finished = [Finished(options.n_best) for _ in limits]
-        self.alive = list(range(len(limits)))
+        self.finished = [Finished(options.n_best) for _ in sentences]
+        self.alive = list(range(len(sentences)))
         self.length = 0
         self.prompt_length = prompts_NT.shape[1]
-        self.sums_MB = torch.zeros(len(limits), 1, device=prompts_NT.device)
+        self.sums_MB = torch.zeros(len(sentences), 1, device=prompts_NT.device)
         self.prefix_RT = prompts_NT
         self.banned_X = banned_X
         self.ends_E = banned_X.new_tensor(end_ids)
@@ -275,7 +276,7 @@ class Search(Member):
     @property
     def sequences(self) -> list[Sentence]:
         """The sentences that are not done."""
-        return [self.sentences[place] for place in self.alive]
+        return [self.sentences[number] for number in self.alive]
 
     @property
     def tokens(self) -> Int[Tensor, "rows 1"]:
@@ -293,7 +294,7 @@ class Search(Member):
 
     def drop(self, sequence: Generated) -> Kept:
         """Let a sentence leave before it is done."""
-        kept = [place for place, number in enumerate(self.alive) if self.sentences[number] is not sequence]
+        kept = [index for index, number in enumerate(self.alive) if self.sentences[number] is not sequence]
         return self._leave(kept) if len(kept) < len(self.alive) else Kept()
 
     def advance(self, logits_RV: Float[Tensor, "rows vocab"]) -> tuple[list[Progress], Kept]:
@@ -305,9 +306,9 @@ class Search(Member):
         before = self.sequences
         kept = self._step(logits_RV)
         alive = set(self.alive)
-        for place, sentence in enumerate(self.sentences):
-            if place not in alive and not sentence.is_done:
-                sentence.candidates, sentence.is_done = self.finished[place].ranked, True
+        for number, sentence in enumerate(self.sentences):
+            if number not in alive and not sentence.is_done:
+                sentence.candidates, sentence.is_done = self.finished[number].ranked, True
         update(self.length, max(self.limits), "tokens")
         return [Progress(sentence, "", sentence.is_done) for sentence in before], kept
 
@@ -444,7 +445,7 @@ class Search(Member):
         kept_M = torch.tensor(kept, dtype=torch.int64, device=self.sums_MB.device)
         beams = self.sums_MB.shape[1]
         rows_R = (kept_M[:, None] * beams + torch.arange(beams, device=kept_M.device)).flatten()
-        self.alive = [self.alive[place] for place in kept]
+        self.alive = [self.alive[index] for index in kept]
         self.sums_MB, self.prefix_RT = self.sums_MB[kept_M], self.prefix_RT[rows_R]
         self.chain = select(self.chain, rows_R)
         return Kept(rows_R, kept_M)
