@@ -80,9 +80,9 @@ def start_translations(
         InputError: a length in the options is beyond the decoder's positions.
     """
     limits = target_limits(module, mask_NS.sum(1).tolist(), options)
-    if config is None:
-        ends, banned = (eos_id,), sorted({bos_id, pad_id} - {eos_id})
-    else:
+    ends: tuple[int, ...] = (eos_id,)
+    banned = sorted({bos_id, pad_id} - {eos_id})
+    if config is not None:
         ends = (eos_id, *(index for index in config.eos_ids if index != eos_id))
         banned = list(config.banned_ids)
     start_N1 = ids_NS.new_full((len(ids_NS), 1), bos_id)
