@@ -34,6 +34,7 @@ from clearhead.cli.heads import heads
 from clearhead.cli.inspect import inspect as inspect_
 from clearhead.cli.new import new, new_group
 from clearhead.cli.predict import predict
+from clearhead.cli.serve import serve
 from clearhead.cli.stopping import StopOnSignal, Stopped
 from clearhead.cli.tag import tag
 from clearhead.cli.train import train
@@ -125,6 +126,7 @@ def make_app() -> typer.Typer:
         bench,
         inspect_,
         heads,
+        serve,
     ):
         # Given in full: what typer takes from the docstring is cut off at the width of the terminal.
         app.command(help=_help(command), short_help=_summary(command))(command)

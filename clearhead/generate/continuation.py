@@ -21,7 +21,7 @@ from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
-from clearhead.generate.prefill import Prefill, check_model, prefill_prompts, token_limits
+from clearhead.generate.prefill import Prefill, check_model, prefill_pieces, prefill_prompts, token_limits
 from clearhead.generate.processors import Processor, build_logits_processors, is_timeless
 from clearhead.generate.results import Candidate, Continuation
 from clearhead.generate.rows import Row, Sentence
@@ -93,14 +93,14 @@ def generate_ids(module: Transformer, request: GenerateRequest) -> list[list[Con
         InputError: a model that cannot generate, or a prompt or source that it cannot read.
         RunFailure: the model's output is not a number, or the options ban every token.
     """
-    limits = _checked_limits(module, request)
+    limits = checked_limits(module, request)
     done: list[Generated] = []
     for step in _run(in_evaluation(module), request, limits, with_text=bool(request.options.stops)):
         done += [event.sequence for event in step if event.is_done]
     results: list[list[Continuation]] = [[] for _ in request.prompts]
     for sequence in done:
         if isinstance(sequence, Sentence):
-            results[sequence.prompt] = _of_candidates(sequence.candidates)
+            results[sequence.prompt] = of_candidates(sequence.candidates)
     for row in sorted((row for row in done if isinstance(row, Row)), key=lambda row: row.number):
         results[row.prompt].append(row.continuation())
     return results
@@ -123,7 +123,7 @@ def stream_ids(module: Transformer, request: GenerateRequest) -> Generator[str, 
         raise InputError("a stream needs " + argument("beam_size") + " 1: with more no text is final before the end")
     if len(request.prompts) != 1 or request.options.num_return_sequences != 1:
         raise InputError("a stream is one text: give a prompt and leave " + argument("num_return_sequences") + " at 1")
-    return _stream(in_evaluation(module), request, _checked_limits(module, request))
+    return _stream(in_evaluation(module), request, checked_limits(module, request))
 
 
 def _stream(module: Transformer, request: GenerateRequest, limits: list[int]) -> Generator[str, None, Continuation]:
@@ -135,8 +135,15 @@ def _stream(module: Transformer, request: GenerateRequest, limits: list[int]) ->
     return row.continuation()
 
 
-def _checked_limits(module: Transformer, request: GenerateRequest) -> list[int]:
-    """Check a request; return how many tokens may follow each prompt."""
+def checked_limits(module: Transformer, request: GenerateRequest) -> list[int]:
+    """Check a request; return how many tokens may follow each prompt.
+
+    Args:
+        module, request: as for `generate_ids`.
+
+    Raises:
+        InputError: as for `generate_ids`.
+    """
     check_model(module, with_sources=request.sources is not None)
     assert request.decode is not None or not request.options.stops, "stop texts need a way to decode"
     limits = token_limits(module, request.prompts, request.options, most=request.config.max_length)
@@ -233,12 +240,7 @@ def _prefill(module: Transformer, request: GenerateRequest, batch: list[int], li
 
 
 def started(
-    module: Transformer,
-    request: GenerateRequest,
-    numbers: list[int],
-    limits: list[int],
-    *,
-    with_text: bool,
+    module: Transformer, request: GenerateRequest, numbers: list[int], limits: list[int], *, with_text: bool
 ) -> Started:
     """Read some prompts of a request, and start to continue them.
 
@@ -249,10 +251,39 @@ def started(
         limits: most tokens generated for each prompt of the request.
         with_text: whether the sequences make text.
     """
+    return _started(request, numbers, limits, _prefill(module, request, numbers, limits), with_text=with_text)
+
+
+class Reading:
+    """One prompt that is read piece by piece, between the steps of a running batch.
+
+    Args:
+        module: in evaluation mode.
+        request: one prompt with its options; not those of contrastive search.
+    """
+
+    def __init__(self, module: Transformer, request: GenerateRequest) -> None:
+        self._request, self._limits = request, checked_limits(module, request)
+        source = None if request.sources is None else request.sources[0]
+        self._pieces = prefill_pieces(module, request.prompts[0], source, pad_id=request.pad_id, limit=self._limits[0])
+        self.is_done = False
+
+    def step(self) -> Started | None:
+        """Read the next piece; return the start of its sequences after the last one."""
+        prefill = next(self._pieces)
+        if prefill is None:
+            return None
+        self.is_done = True
+        return _started(self._request, [0], self._limits, prefill, with_text=self._request.decode is not None)
+
+
+def _started(
+    request: GenerateRequest, numbers: list[int], limits: list[int], prefill: Prefill, *, with_text: bool
+) -> Started:
     if request.options.method == "beam":
-        return _started_beams(module, request, numbers, limits)
+        return _started_beams(request, numbers, limits, prefill)
     options, rows = request.options, _rows(request, numbers, limits, with_text=with_text)
-    prefill = _prefill(module, request, numbers, limits).repeat(options.num_return_sequences)
+    prefill = prefill.repeat(options.num_return_sequences)
     chain, streams = _chain(request, prefill, rows[0].limit), []
     if options.method == "sample":
         sources = request.sources or [()] * len(request.prompts)
@@ -286,10 +317,9 @@ def _contrastive_search(
     return ContrastiveSearch(module, prefill, chain, count=options.top_k, alpha=options.penalty_alpha)
 
 
-def _started_beams(module: Transformer, request: GenerateRequest, numbers: list[int], limits: list[int]) -> Started:
+def _started_beams(request: GenerateRequest, numbers: list[int], limits: list[int], prefill: Prefill) -> Started:
     """Start the beam search of some prompts."""
     options = request.options
-    prefill = _prefill(module, request, numbers, limits)
     return start_beams(
         prefill,
         sentences=[Sentence(number, limits[number]) for number in numbers],
@@ -317,8 +347,11 @@ def _banned(request: GenerateRequest, logits: Tensor) -> Int[Tensor, " banned"]:
     return torch.tensor(ids, dtype=torch.int64, device=logits.device)
 
 
-def _of_candidates(candidates: Sequence[Candidate]) -> list[Continuation]:
+def of_candidates(candidates: Sequence[Candidate]) -> list[Continuation]:
     """Return the results of beam search as continuations.
+
+    Args:
+        candidates: best first.
 
     Raises:
         RunFailure: there are none.

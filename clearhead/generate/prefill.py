@@ -8,7 +8,7 @@ Shapes: R rows (prompts), T prompt tokens, S source tokens, D width, V vocabular
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,6 +24,9 @@ from clearhead.generate.batching import device_of, pad_ids
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.processors import NO_ID
 from clearhead.text.long_texts import LONGEST_PROMPT
+
+PIECE_TOKENS = 512
+"""Of a prompt that are read between two steps of a running batch; kernels cut prompts at multiples of it."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,33 @@ def prefill_prompts(
     hidden_RTD = module.decoder(Read(ids_RT, mask, prefix=prefix), memory, memory_mask, cache)
     logits_RV = module.head(hidden_RTD[:, -1:])[:, -1].float()
     return Prefill(cache, prompt_RT, source_ids_RS, hidden_RTD, logits_RV)
+
+
+def prefill_pieces(
+    module: Transformer, prompt: Sequence[int], source: Sequence[int] | None, *, pad_id: int, limit: int
+) -> Iterator[Prefill | None]:
+    """Run the model over one prompt, `PIECE_TOKENS` at a time; yield None after each piece but the last.
+
+    Args:
+        module: in evaluation mode; a decoder-only or encoder-decoder model.
+        prompt: ids of the decoder, not empty.
+        source: ids of the encoder; None for a decoder-only model.
+        pad_id: padding id.
+        limit: most tokens generated.
+    """
+    if source is not None or has_prefix_mask(module) or len(prompt) <= PIECE_TOKENS:
+        sources = None if source is None else [source]
+        yield prefill_prompts(module, [prompt], sources, pad_id=pad_id, limits=[limit])
+        return
+    assert module.decoder is not None and module.head is not None, "check_model lets no other model through"
+    ids_1T = torch.tensor([list(prompt)], device=device_of(module))
+    cache = IndexedCache(torch.tensor([len(prompt) + limit], device=ids_1T.device))
+    for start in range(0, len(prompt), PIECE_TOKENS):
+        if start:
+            yield None
+        hidden_1TD = module.decoder(Read(ids_1T[:, start : start + PIECE_TOKENS]), None, None, cache)
+    logits_1V = module.head(hidden_1TD[:, -1:])[:, -1].float()
+    yield Prefill(cache, ids_1T, ids_1T, hidden_1TD, logits_1V)
 
 
 def pad_left(

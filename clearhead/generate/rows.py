@@ -20,6 +20,7 @@ class Row:
         limit: most tokens.
         end_ids: that end it.
         decoder: makes text of its tokens; None: nobody asks for text.
+        num_alternatives: how many of the most probable tokens are noted with each one.
     """
 
     prompt: int
@@ -32,6 +33,9 @@ class Row:
     pieces: list[str] = field(default_factory=list)
     stop_reason: StopReason | None = None
     failure: RunFailure | None = None
+    num_alternatives: int = 0
+    log_probabilities: list[float] = field(default_factory=list)
+    alternatives: list[list[tuple[int, float]]] = field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
@@ -51,6 +55,7 @@ class Row:
             return ""
         self.ids.append(token)
         self.log_probability += log_probability
+        self.log_probabilities.append(log_probability)
         if token in self.end_ids:
             self.stop_reason = "end"
         elif len(self.ids) == self.limit:

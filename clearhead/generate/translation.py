@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypedDict
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
@@ -88,21 +89,32 @@ def search_translations(
         InputError: as for `translate_texts`.
     """
     check_two_stacks(module)
+    settings = _settings(module, tokenizers, special_tokens, config)
+    sources = encode_sources(module, tokenizers, texts, special_tokens, max_length=max_length)
+    return translate_ids(module, sources, options=options, recorder=recorder, **settings)
+
+
+class _Settings(TypedDict):
+    bos_id: int
+    eos_id: int
+    pad_id: int
+    config: GenerationConfig | None
+
+
+def _settings(
+    module: Transformer, tokenizers: TokenizerPair, special_tokens: SpecialTokens, config: GenerationConfig | None
+) -> _Settings:
     affixes = special_tokens.for_target
     if config is not None:
         check_generation_config(config, needs_start=True)
         unused = unused_outputs(module, tokenizers.target)
         config = replace(config, banned_ids=(*config.banned_ids, *unused))
-    return translate_ids(
-        module,
-        encode_sources(module, tokenizers, texts, special_tokens, max_length=max_length),
-        bos_id=affixes.prefix[0],
-        eos_id=affixes.suffix[-1],
-        pad_id=tokenizers.source.pad_id if config is None or config.pad_id is None else config.pad_id,
-        options=options,
-        config=config,
-        recorder=recorder,
-    )
+    return {
+        "bos_id": affixes.prefix[0],
+        "eos_id": affixes.suffix[-1],
+        "pad_id": tokenizers.source.pad_id if config is None or config.pad_id is None else config.pad_id,
+        "config": config,
+    }
 
 
 def encode_sources(
@@ -133,6 +145,48 @@ def longest_sentence(module: Transformer, max_length: int | None) -> int:
         max_length: as for `translate_texts`.
     """
     return module.max_positions or max(max_length or 0, LONGEST_SOURCE)
+
+
+class TranslationReading:
+    """One text that is read by the encoder, to be translated in a running batch.
+
+    Args:
+        module: an encoder-decoder model in evaluation mode.
+        tokenizers, options, special_tokens, config, max_length: as for `translate_texts`.
+        text: one sentence, not empty.
+
+    Raises:
+        InputError: as for `translate_texts`.
+    """
+
+    def __init__(
+        self,
+        module: Transformer,
+        tokenizers: TokenizerPair,
+        text: str,
+        options: SearchOptions,
+        special_tokens: SpecialTokens,
+        config: GenerationConfig | None,
+        *,
+        max_length: int | None = None,
+    ) -> None:
+        check_two_stacks(module)
+        (source,) = encode_sources(module, tokenizers, [text], special_tokens, max_length=max_length)
+        check_lengths([source], module.max_positions, what="source")
+        self._module, self._source, self._options = module, source, options
+        self._settings = _settings(module, tokenizers, special_tokens, config)
+        self.is_done = False
+
+    @property
+    def num_tokens(self) -> int:
+        """The most tokens that it keeps in a cache, for each hypothesis."""
+        return len(self._source) + self._options.target_limit(len(self._source), self._module.max_positions)
+
+    def step(self) -> Started:
+        """Read the text, and start the search."""
+        self.is_done = True
+        ids, mask = pad_ids([self._source], self._settings["pad_id"], device_of(self._module))
+        return start_translations(self._module, ids, mask, options=self._options, **self._settings)
 
 
 def translate_ids(

@@ -236,6 +236,17 @@ class Model(Predictions):
         """
         return self._resolved(GenerateOptions, given_options(options, GenerateKwargs))
 
+    def search_options(self, **options: Any) -> SearchOptions:
+        """Return all options of a search for translations: those given, the checkpoint's settings, and the defaults.
+
+        Args:
+            options: those of `SearchOptions`, by name.
+
+        Raises:
+            InputError: options out of range or in conflict.
+        """
+        return self._resolved(SearchOptions, options)
+
     def _resolved(self, kind: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
         """Return all options of a call; the checkpoint's settings are the defaults."""
         if self.hf_checkpoint is None:
@@ -303,7 +314,7 @@ class Model(Predictions):
                     tree, self.tokenizer, texts, length_penalty=length_penalty, batch_size=batch_size
                 ),
             )
-        parts = self._languages(None, None)
+        parts = self.languages(None, None)
         targets: list[str] = answer_each([target] if isinstance(target, str) else target, list)
 
         def scored(sources: list[str]) -> list[PairScore]:
@@ -465,7 +476,7 @@ class Model(Predictions):
             options = self._resolved(GenerateOptions, given.generation) if given.generate else None
             prompt_format = self._prompt_format(given.chat, given.generate or None)
             return read_prompt(module, self.tokenizers, text, options, prompt_format)
-        special_tokens, config = self._languages(given.from_language, given.to_language)
+        special_tokens, config = self.languages(given.from_language, given.to_language)
         target = self._resolved(SearchOptions, given.search) if given.target is None else given.target
         return read_translation(module, self.tokenizers, text, target, special_tokens, config)
 
@@ -474,7 +485,7 @@ class Model(Predictions):
     ) -> list[list[Hypothesis]]:
         """Search for the n best translations of each text."""
         given = given_options(options, TranslateKwargs)
-        special_tokens, config = self._languages(given.pop("from_language", None), given.pop("to_language", None))
+        special_tokens, config = self.languages(given.pop("from_language", None), given.pop("to_language", None))
         search_options = self._resolved(SearchOptions, {**given, "n_best": n})
         given_parts = tree, self.tokenizers, texts, search_options, special_tokens, config
         return translate_texts(*given_parts, max_length=self.task.max_length)

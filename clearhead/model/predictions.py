@@ -61,9 +61,9 @@ class Predictions:
         Raises:
             InputError: the model has several languages.
         """
-        return self._languages(None, None)[0]
+        return self.languages(None, None)[0]
 
-    def _languages(self, source: str | None, target: str | None) -> tuple[SpecialTokens, GenerationConfig | None]:
+    def languages(self, source: str | None, target: str | None) -> tuple[SpecialTokens, GenerationConfig | None]:
         """Return the special tokens of two languages, and the checkpoint's generation settings for them."""
         if self.hf_checkpoint is not None:
             return self.hf_checkpoint.between(source, target)
@@ -85,7 +85,7 @@ class Predictions:
             InputError: the model does not translate, or the attention to the source has no such head.
         """
         check_two_stacks(self.module)
-        special_tokens, _ = self._languages(from_language, to_language)
+        special_tokens, _ = self.languages(from_language, to_language)
         named = None if isinstance(heads, bool) else heads
         return WordAligner(self.module, self.tokenizers, special_tokens, named, max_length=self.task.max_length)
 

@@ -170,8 +170,8 @@ class Task:
     measured_on_pairs_as: str = ""
     home: str = ""
 
-    def part(self, name: Literal["data", "use", "train"]) -> Any:
-        """Return the module of its data, of its use and measures, or of its training; only then it is imported.
+    def part(self, name: Literal["data", "use", "train", "pipeline"]) -> Any:
+        """Return the module of its data, its use and measures, its training or its schema for a server, imported then.
 
         Raises:
             InputError: another package has the task, and the module cannot be imported.

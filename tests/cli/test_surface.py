@@ -65,6 +65,7 @@ SURFACE = {
     "classify": {"--pair", "--json"} | MACHINE,
     "predict": {"--pair", "--json"} | MACHINE,
     "tag": {"--json"} | MACHINE,
+    "serve": {"--host", "--port", "--api-key-file", "--device", "--precision", "--threads"},
     "heads": {"--target", "--pair", "--from", "--to", "--sort", "--json"} | MACHINE,
     "embed": {"--pair", "--similarity", "--output", "-o", "--force", "--json"} | MACHINE,
     "answer": {"--question", "--context", "--context-file", "--top-k", "--no-answer", "--json"} | MACHINE,
@@ -164,6 +165,7 @@ ARGUMENTS = {
     "bench": ["ref"],
     "inspect": ["ref"],
     "heads": ["ref", "file"],
+    "serve": ["refs"],
 }
 
 

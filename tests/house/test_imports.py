@@ -45,16 +45,17 @@ ORDER = (
     ("tasks/use",),
     ("maps",),
     ("model",),
+    ("tasks/pipeline",),
     ("training",),
     ("tasks/train",),
     ("bench", "check", "compare", "explain", "recipes", "surgery", "sweeps"),
-    ("demo",),
+    ("demo", "serve"),
     ("cli",),
     ("__main__",),
 )
 # What a task is stands below everything, what it does in the layer that does it; other files of a task are of its data.
-TASK_FACTS = ("__init__", "base", "recipe_parts", "record", "registry", "task", "tasks", "words")
-TASK_LAYERS = ("data", "use", "train")
+TASK_FACTS = ("__init__", "base", "pipelines", "recipe_parts", "record", "registry", "task", "tasks", "words")
+TASK_LAYERS = ("data", "use", "train", "pipeline")
 RANKS = {part: rank for rank, parts in enumerate(ORDER) for part in parts}
 INFERENCE = (
     "model",

@@ -195,11 +195,23 @@ class Sampling(Member):
             uniform_R = uniform_R.to(logits_RV.device)
         tokens_R, log_probs_R = self._chooser.choose(logits_RV, self._ids_RT, uniform_R)
         self._ids_RT = torch.cat([self._ids_RT, tokens_R[:, None]], 1)
+        self._note_alternatives(logits_RV)
         progress = []
         for row, token, log_probability in zip(self._rows, *fetch(tokens_R, log_probs_R), strict=True):
             text = row.take(token, log_probability)
             progress.append(Progress(row, text, row.is_done))
         return progress, self._keep([index for index, row in enumerate(self._rows) if not row.is_done])
+
+    def _note_alternatives(self, logits_RV: Float[Tensor, "rows vocab"]) -> None:
+        asking = [index for index, row in enumerate(self._rows) if row.num_alternatives]
+        if not asking:
+            return
+        most = max(self._rows[index].num_alternatives for index in asking)
+        best_RK, ids_RK, log_total_R = top_and_log_total(logits_RV[asking], min(most, logits_RV.shape[1]))
+        best = zip(ids_RK.tolist(), (best_RK - log_total_R[:, None]).tolist(), strict=True)
+        for index, (ids, log_probabilities) in zip(asking, best, strict=True):
+            row = self._rows[index]
+            row.alternatives.append(list(zip(ids, log_probabilities, strict=True))[: row.num_alternatives])
 
     def drop(self, sequence: Generated) -> Kept:
         """Let a row leave."""

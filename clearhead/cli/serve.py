@@ -1,0 +1,126 @@
+"""`clearhead serve`: models behind one address, until a signal ends it."""
+
+from __future__ import annotations
+
+import signal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clearhead.cli.console import print_message, print_result
+from clearhead.cli.options import Device, Precision, Threads, located, set_threads_and_seed
+from clearhead.errors import InputError, RunFailure
+
+if TYPE_CHECKING:
+    from clearhead.serve.api.served import Models, Served
+
+NEEDED = ("fastapi", "uvicorn", "prometheus_client")
+
+Host = Annotated[str, typer.Option("--host", help="The address it listens on; by default this machine alone.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0: one that is free.")]
+KeyFile = Annotated[
+    Path | None, typer.Option("--api-key-file", metavar="F", help="Keys, one in a line, of which requests carry one.")
+]
+
+
+def serve(
+    refs: Annotated[list[str], typer.Argument(metavar="REF [REF ...]", help="Run directories or checkpoints.")],
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    api_key_file: KeyFile = None,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    threads: Threads = None,
+) -> None:
+    """Serve models in OpenAI's protocol and Hugging Face's task schema.
+
+    \b
+    Example:
+      clearhead serve runs/de-en
+      clearhead serve path/to/gpt2 path/to/minilm --port 8080
+      clearhead serve runs/shakespeare --host 0.0.0.0 --api-key-file keys.txt
+
+    Clients of OpenAI's API use http://127.0.0.1:8000/v1; a model is named by the last part of its reference. Requests
+    share a running batch, which they join and leave at every token. GET /v1/models lists the models, /health is ready
+    once each has given a first token, /metrics is for Prometheus. Texts are never logged. SIGTERM finishes what runs
+    and refuses what comes; a second one ends at once.
+    """
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise InputError(f"serve needs {' and '.join(missing)}: install them with pip install 'clearhead[serve]'")
+    keys = () if api_key_file is None else _keys(api_key_file)
+    if host not in ("127.0.0.1", "localhost", "::1") and not keys:
+        print_message(f"clearhead: {host} may be reached by other machines, and no key is needed: give --api-key-file")
+    set_threads_and_seed(threads, None)
+    from clearhead.serve.api.application import Rules, Server, hosts_of, listen, make_application
+
+    listener = listen(host, port)
+    port = listener.getsockname()[1]
+    models = _loaded(refs, device, precision)
+    try:
+        for served in models:
+            _warm(served)
+        for line in _lines(models, host, port):
+            print_result(line)
+        server = Server(make_application(models, Rules(hosts_of(host, port), keys)), models)
+        server.run(sockets=[listener])
+    finally:
+        models.join()
+        listener.close()
+    if server.received == signal.SIGINT:
+        raise KeyboardInterrupt
+
+
+def _keys(path: Path) -> tuple[str, ...]:
+    from clearhead.files import read_text_file
+
+    keys = tuple(line.strip() for line in read_text_file(path, "a file of keys").splitlines() if line.strip())
+    if not keys:
+        raise InputError(f"{path} holds no key: write one in a line")
+    return keys
+
+
+def _loaded(refs: list[str], device: str, precision: str) -> Models:
+    """Load the models; one that cannot be loaded does not take the others down."""
+    import clearhead
+    from clearhead.serve.api.served import Models, Served
+
+    served: list[Served] = []
+    failed: dict[str, str] = {}
+    for ref in refs:
+        name = Path(ref.partition("@")[0]).name or ref
+        if name in failed or name in [one.name for one in served]:
+            raise InputError(f"two models are named '{name}', by which clients ask for them: rename a folder")
+        try:
+            served.append(Served(name, clearhead.load(located(ref), device=device, precision=precision)))
+        except (InputError, RunFailure) as error:
+            if len(refs) == 1:
+                raise
+            failed[name] = f"{error}"
+            print_message(f"clearhead: {name} is not served: {error}")
+    if not served:
+        raise RunFailure("no model could be loaded")
+    return Models(served, failed)
+
+
+def _warm(served: Served) -> None:
+    """Let a model give a first token, or a first prediction, so that the first client waits for nothing."""
+    if served.writes and served.model.module.encoder is None:
+        served.model.generate("a", max_new_tokens=1, temperature=0)
+    elif served.writes:
+        served.model.translate("a", max_length=2)
+
+
+def _lines(models: Models, host: str, port: int) -> list[str]:
+    lines = []
+    address = f"http://{host}:{port}"
+    for served in models:
+        dtype = str(next(served.model.module.parameters()).dtype).removeprefix("torch.")
+        lines.append(f"{served.name}: {served.model.task.kind}, {dtype}, at {address}/v1")
+    first = next(iter(models))
+    body = f'{{"model": "{first.name}", "prompt": "Once upon a time"}}' if first.writes else '{"input": "a text"}'
+    path = "completions" if first.writes else "embeddings"
+    lines.append(f"curl {address}/v1/{path} -H 'Content-Type: application/json' -d '{body}'")
+    return lines

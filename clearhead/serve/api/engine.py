@@ -1,0 +1,421 @@
+"""The engine of one model: a thread in which requests of all clients share one running batch.
+
+Between two steps of the batch it takes in what has come, lets leave who has gone, and reads a piece of a prompt. What
+needs no generation (vectors, labels, scores of given texts) waits together and is computed in one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Protocol
+
+import torch
+
+from clearhead.core import Transformer
+from clearhead.errors import InputError, RunFailure
+from clearhead.generate.continuation import GenerateRequest, Reading, checked_limits, of_candidates
+from clearhead.generate.options import SearchOptions
+from clearhead.generate.results import Continuation
+from clearhead.generate.rows import Row
+from clearhead.generate.running import Generated, Progress, RunningBatch, Started
+from clearhead.generate.translation import TranslationReading
+
+MOST_WAITING: Final = 256
+"""Requests that wait for their turn; one more is refused."""
+MOST_ROWS, MOST_TOKENS = 64, 2**16
+"""Of the running batch: rows, and tokens in the cache, prompts and limits together."""
+OUT_OF_MEMORY: Final = ("not enough memory", "can't allocate memory", "out of memory")
+
+
+class Busy(Exception):
+    """Too many requests wait; the message says how many."""
+
+
+class Closing(Exception):
+    """The server ends and takes nothing new."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One token of a sequence.
+
+    Args:
+        number: of the sequence, among those of its request.
+        text: that became final.
+        token: its id.
+        log_probability: of the token.
+        alternatives: the most probable ids with their log-probabilities, as many as were asked for.
+    """
+
+    number: int
+    text: str
+    token: int
+    log_probability: float
+    alternatives: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a sequence."""
+
+    number: int
+    continuation: Continuation
+
+
+Event = Step | Ended | Exception
+
+
+class Piecewise(Protocol):
+    """A prompt, or a text to be translated, that is read piece by piece."""
+
+    is_done: bool
+
+    def step(self) -> Started | None:
+        """Read the next piece; return the start of its sequences after the last one."""
+
+
+@dataclass(eq=False)
+class Job:
+    """One request for generated text.
+
+    Args:
+        begin: starts to read it, in the thread of the engine.
+        deliver: receives every event, in the same thread.
+        num_sequences: how many ends it has.
+        cost: most tokens in the cache.
+        alternatives: how many of the most probable ids come with each token.
+    """
+
+    begin: Callable[[], Piecewise]
+    deliver: Callable[[Event], None]
+    num_sequences: int
+    cost: int
+    alternatives: int = 0
+    sequences: list[Generated] = field(default_factory=list)
+    has_left: bool = False
+
+    @classmethod
+    def of_request(
+        cls, tree: Transformer, request: GenerateRequest, deliver: Callable[[Event], None], alternatives: int = 0
+    ) -> Job:
+        """Return the job of one prompt.
+
+        Args:
+            tree: of the engine.
+            request: one prompt, with how its ids are decoded.
+            deliver, alternatives: as of a job.
+
+        Raises:
+            InputError: the prompt cannot be read.
+        """
+        (limit,) = checked_limits(tree, request)
+        options = request.options
+        rows = options.beam_size if options.method == "beam" else options.num_return_sequences
+        cost = rows * (len(request.prompts[0]) + limit)
+        begin = partial(Reading, tree, request)
+        return cls(begin, deliver, options.num_return_sequences, cost, alternatives)
+
+    @classmethod
+    def of_translation(
+        cls, reading: TranslationReading, options: SearchOptions, deliver: Callable[[Event], None]
+    ) -> Job:
+        """Return the job of one translation.
+
+        Args:
+            reading: of its text.
+            options: of the search.
+            deliver: as of a job.
+        """
+        return cls(lambda: reading, deliver, options.n_best, options.beam_size * reading.num_tokens)
+
+
+@dataclass(eq=False)
+class Call:
+    """Inputs that may be computed together with those of other calls of an equal key."""
+
+    key: Hashable
+    function: Callable[[list[Any]], Sequence[Any]]
+    inputs: list[Any]
+    result: Future[list[Any]]
+
+
+class Engine:
+    """The thread of one model.
+
+    Args:
+        tree: the module that runs every request, in evaluation mode.
+    """
+
+    def __init__(self, tree: Transformer) -> None:
+        self.tree = tree
+        self._batch = RunningBatch(tree)
+        self._changed = threading.Condition()
+        self._waiting: deque[Job] = deque()
+        self._calls: deque[Call] = deque()
+        self._left: list[Job] = []
+        self._reading: deque[tuple[Job, Piecewise]] = deque()
+        self._jobs: dict[int, Job] = {}  # by the identity of a sequence
+        self._is_closing = self._is_ended = False
+        self.num_tokens = 0
+        self.step_seconds = 0.0
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def num_waiting(self) -> int:
+        """How many requests have not begun."""
+        return len(self._waiting) + len(self._calls)
+
+    @property
+    def num_running(self) -> int:
+        """How many sequences are generated, and prompts read, at this moment."""
+        return len(self._jobs) + len(self._reading)
+
+    def submit(self, job: Job) -> None:
+        """Let a job wait for its turn.
+
+        Raises:
+            Busy: too many wait.
+            Closing: the server ends.
+        """
+        with self._changed:
+            self._refuse_more()
+            self._waiting.append(job)
+            self._changed.notify()
+
+    def call(self, key: Hashable, function: Callable[[list[Any]], Sequence[Any]], inputs: list[Any]) -> Future[Any]:
+        """Return the results of a function for some inputs; it may get those of other calls of the same key as well.
+
+        Raises:
+            Busy: too many wait.
+            Closing: the server ends.
+        """
+        call = Call(key, function, inputs, Future())
+        with self._changed:
+            self._refuse_more()
+            self._calls.append(call)
+            self._changed.notify()
+        return call.result
+
+    def leave(self, job: Job) -> None:
+        """Let a job end, wherever it is."""
+        with self._changed:
+            self._left.append(job)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Take nothing new."""
+        with self._changed:
+            self._is_closing = True
+
+    def join(self) -> None:
+        """End the thread, with whatever it computes."""
+        with self._changed:
+            self._is_closing = self._is_ended = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _refuse_more(self) -> None:
+        if self._is_closing:
+            raise Closing
+        if self.num_waiting >= MOST_WAITING:
+            raise Busy(f"{self.num_waiting} requests wait already: try again later")
+
+    # --- in the thread of the engine ---
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._is_ended or self._waiting or self._calls or self._left or self._has_work()):
+                    self._changed.wait()
+                if self._is_ended:
+                    return
+                left, self._left = self._left, []
+                calls = self._taken_calls()
+                starting = self._taken_jobs(left)
+            for job in left:
+                self._drop(job)
+            if calls:
+                _answer(calls)
+            for job in starting:
+                self._guarded(job, partial(self._begin, job))
+            self._read_piece()
+            self._step()
+
+    def _has_work(self) -> bool:
+        return bool(self._reading or self._batch.members)
+
+    def _taken_calls(self) -> list[Call]:
+        """Return the oldest call, with those of the same key."""
+        if not self._calls:
+            return []
+        first = self._calls[0].key
+        taken = [call for call in self._calls if call.key == first]
+        self._calls = deque(call for call in self._calls if call.key != first)
+        return taken
+
+    def _taken_jobs(self, left: list[Job]) -> list[Job]:
+        """Return the oldest jobs for which the batch has room; those that left are not begun."""
+        for job in left:
+            job.has_left = True
+        taken: list[Job] = []
+        running = {id(job): job for job in self._jobs.values()} | {id(job): job for job, _ in self._reading}
+        tokens, rows = sum(job.cost for job in running.values()), len(self._jobs) + len(self._reading)
+        while self._waiting:
+            job = self._waiting[0]
+            is_full = rows + 1 > MOST_ROWS or tokens + job.cost > MOST_TOKENS
+            if is_full and not job.has_left and (running or taken):
+                break
+            self._waiting.popleft()
+            if not job.has_left:
+                taken.append(job)
+                tokens, rows = tokens + job.cost, rows + 1
+        return taken
+
+    def _begin(self, job: Job) -> None:
+        self._reading.append((job, job.begin()))
+
+    def _read_piece(self) -> None:
+        """Read a piece of the prompt that came first; short ones behind it are read as well."""
+        ready: list[Started] = []
+        while self._reading:
+            job, reading = self._reading.popleft()
+            started = None if job.has_left else self._guarded(job, reading.step)
+            if started is not None:
+                job.sequences = list(started.member.sequences)
+                for sequence in job.sequences:
+                    if isinstance(sequence, Row):
+                        sequence.num_alternatives = job.alternatives
+                    self._jobs[id(sequence)] = job
+                ready.append(started)
+            elif not reading.is_done and not job.has_left:
+                self._reading.appendleft((job, reading))
+                break
+        if ready:
+            with torch.inference_mode():
+                self._tell(self._batch.join(ready))
+
+    def _step(self) -> None:
+        if not self._batch.members:
+            return
+        begun = time.perf_counter()
+        try:
+            with torch.inference_mode():
+                progress = self._batch.step()
+        except (RunFailure, RuntimeError, MemoryError) as error:
+            # Nobody's rows can be trusted any more.
+            jobs, self._jobs, self._batch = {*self._jobs.values()}, {}, RunningBatch(self.tree)
+            for job in jobs:
+                job.deliver(_named(error))
+            return
+        self.step_seconds += time.perf_counter() - begun
+        self.num_tokens += len(progress)
+        self._tell(progress)
+
+    def _tell(self, progress: list[Progress]) -> None:
+        for one in progress:
+            sequence, job = one.sequence, self._jobs.get(id(one.sequence))
+            if job is None:
+                continue
+            if isinstance(sequence, Row):
+                if sequence.ids and sequence.failure is None:
+                    job.deliver(_step_of(sequence, one.text))
+                if one.is_done:
+                    job.deliver(sequence.failure or Ended(sequence.number, sequence.continuation()))
+            elif one.is_done:
+                for event in _of_sentence(sequence.candidates):
+                    job.deliver(event)
+            if one.is_done:
+                del self._jobs[id(sequence)]
+
+    def _drop(self, job: Job) -> None:
+        for sequence in job.sequences:
+            if self._jobs.pop(id(sequence), None) is not None:
+                with torch.inference_mode():
+                    self._batch.drop(sequence)
+
+    def _guarded(self, job: Job, function: Callable[[], Any]) -> Any:
+        """Return what a function returns; what it raises is the failure of its job alone."""
+        try:
+            with torch.inference_mode():
+                return function()
+        except (InputError, RunFailure, RuntimeError, MemoryError) as error:
+            job.has_left = True
+            job.deliver(_named(error))
+            return None
+
+
+def _step_of(row: Row, text: str) -> Step:
+    alternatives = row.alternatives[-1] if row.num_alternatives else ()
+    return Step(row.number, text, row.ids[-1], row.log_probabilities[-1], tuple(alternatives))
+
+
+def _of_sentence(candidates: Sequence[Any]) -> Iterator[Event]:
+    try:
+        found = of_candidates(candidates)
+    except RunFailure as error:
+        yield error
+        return
+    for number, continuation in enumerate(found):
+        yield Ended(number, continuation)
+
+
+def _answer(calls: list[Call]) -> None:
+    """Compute the inputs of calls of one key together; where that fails, each alone, so that each fails alone."""
+    try:
+        results = list(calls[0].function([one for call in calls for one in call.inputs]))
+    except Exception as error:  # noqa: BLE001 - it is the failure of a request, not of the thread
+        if len(calls) > 1:
+            for call in calls:
+                _answer([call])
+        else:
+            calls[0].result.set_exception(_named(error))
+        return
+    first = 0
+    for call in calls:
+        call.result.set_result(results[first : first + len(call.inputs)])
+        first += len(call.inputs)
+
+
+def _named(error: Exception) -> Exception:
+    """Return an error for a client: what ran out of memory is a failure while running."""
+    text = f"{error}"
+    if isinstance(error, MemoryError) or any(sign in text.lower() for sign in OUT_OF_MEMORY):
+        return RunFailure("there is not enough memory for this request: send a shorter one, or fewer at once")
+    return error
+
+
+async def events(engine: Engine, job_of: Callable[[Callable[[Event], None]], Job]) -> Any:
+    """Yield the events of a job until all its sequences have ended; a client that leaves takes it along.
+
+    Args:
+        engine: of the model.
+        job_of: makes the job, given where its events go.
+
+    Raises:
+        InputError, RunFailure, Busy, Closing: it cannot be begun or ended.
+    """
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
+
+    def deliver(event: Event) -> None:
+        loop.call_soon_threadsafe(queue.put_nowait, event)
+
+    job = job_of(deliver)
+    engine.submit(job)
+    missing = job.num_sequences
+    try:
+        while missing:
+            event = await queue.get()
+            if isinstance(event, Exception):
+                raise event
+            missing -= isinstance(event, Ended)
+            yield event
+    finally:
+        engine.leave(job)

@@ -1,0 +1,372 @@
+"""Text that is generated, in the shapes of OpenAI's protocol: whole, or streamed as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from clearhead.errors import InputError
+from clearhead.generate.continuation import GenerateRequest
+from clearhead.generate.options import GenerateOptions
+from clearhead.generate.results import Continuation
+from clearhead.serve.api.engine import Ended, Job, Step, events
+from clearhead.serve.api.openai_types import ChatRequest, CompletionRequest, _Generating
+from clearhead.serve.api.served import Models, Prompt, Scored, Served, given
+
+DEFAULT_TOKENS = 16
+"""Of a completion; a chat has as many as its model's own settings say."""
+
+
+@dataclass
+class Choice:
+    """One sequence of an answer.
+
+    Args:
+        index: among all choices.
+        request: what it continues.
+        steps: its tokens so far.
+        scored: the prompt, where it is echoed with log-probabilities.
+        prefix: the text of the prompt, where it is echoed.
+    """
+
+    index: int
+    request: GenerateRequest | None
+    prompt_tokens: int
+    steps: list[Step] = field(default_factory=list)
+    continuation: Continuation | None = None
+    scored: Scored | None = None
+    prefix: str = ""
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return self.prefix + "".join(step.text for step in self.steps)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it ended: a stop text or an end token, or the limit."""
+        if self.continuation is None:
+            return None
+        return "length" if self.continuation.stop_reason == "length" else "stop"
+
+
+def generating_router(models: Models) -> APIRouter:
+    """Return the routes of completions and chats."""
+    router = APIRouter()
+
+    @router.post("/v1/completions")
+    async def completions(request: Request, asked: CompletionRequest) -> Response:
+        served = models.named(asked.model)
+        limit = DEFAULT_TOKENS if asked.max_tokens is None else asked.max_tokens
+        if limit == 0 and not asked.echo:
+            raise InputError("max_tokens is 0, so that nothing is generated: raise it, or ask for the prompt with echo")
+        options = _options(served, asked, max(limit, 1))
+        shape = _Completion(served, asked, limit)
+        return await _answered(request, served, asked, shape, [(prompt, options, False) for prompt in asked.prompts])
+
+    @router.post("/v1/chat/completions")
+    async def chat(request: Request, asked: ChatRequest) -> Response:
+        served = models.named(asked.model)
+        options = _options(served, asked, asked.max_completion_tokens or asked.max_tokens)
+        shape = _Chat(served, asked)
+        return await _answered(request, served, asked, shape, [(_chat_text(served, asked), options, True)])
+
+    return router
+
+
+def _options(served: Served, asked: _Generating, limit: int | None) -> GenerateOptions:
+    stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop
+    return served.model.generate_options(
+        **given(
+            max_new_tokens=limit,
+            temperature=asked.temperature,
+            top_p=None if asked.temperature == 0 else asked.top_p,
+            num_return_sequences=asked.n if asked.n > 1 and asked.temperature != 0 else None,
+            stop=stops or None,
+            seed=None if asked.temperature == 0 else asked.seed,
+        )
+    )
+
+
+def _chat_text(served: Served, asked: ChatRequest) -> str:
+    checkpoint = served.model.hf_checkpoint
+    template = None if checkpoint is None else checkpoint.tokenizers.chat
+    if template is None:
+        raise InputError(f"the model '{served.name}' has no chat template: send its text to /v1/completions")
+    messages: list[dict[str, str]] = []
+    for number, message in enumerate(asked.messages, start=1):
+        if message.content is None:
+            raise InputError(f"message {number} has no content")
+        messages.append({"role": message.role, "content": message.content})
+    return template.render(messages)
+
+
+class _Completion:
+    """The shape of a completion."""
+
+    kind, prefix = "text_completion", "cmpl"
+
+    def __init__(self, served: Served, asked: CompletionRequest, limit: int) -> None:
+        self.served, self.asked, self.limit = served, asked, limit
+        self.alternatives = asked.logprobs or 0
+        self.echoes, self.generates = asked.echo, limit > 0
+
+    def whole(self, choice: Choice) -> dict[str, Any]:
+        return {
+            "index": choice.index,
+            "text": choice.text,
+            "logprobs": self._logprobs(choice.steps, choice.scored),
+            "finish_reason": choice.finish_reason or "length",
+        }
+
+    def piece(self, choice: Choice, steps: Sequence[Step], text: str, *, is_first: bool) -> dict[str, Any]:
+        scored = choice.scored if is_first else None
+        return {
+            "index": choice.index,
+            "text": (choice.prefix if is_first else "") + text,
+            "logprobs": self._logprobs(steps, scored),
+            "finish_reason": choice.finish_reason,
+        }
+
+    def _logprobs(self, steps: Sequence[Step], scored: Scored | None) -> dict[str, Any] | None:
+        if self.asked.logprobs is None:
+            return None
+        ids = [step.token for step in steps]
+        values: list[float | None] = [step.log_probability for step in steps]
+        alternatives: list[Sequence[tuple[int, float]] | None] = [step.alternatives for step in steps]
+        if scored is not None:
+            ids = [*scored.ids, *ids]
+            values = [*scored.log_probabilities, *values]
+            alternatives = [*scored.alternatives, *alternatives]
+        texts = self.served.token_texts(ids)
+        offsets = list(itertools.accumulate(map(len, texts[:-1]), initial=0))[: len(texts)]
+        top = [None if some is None else self._named(some) for some in alternatives]
+        return {"tokens": texts, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets}
+
+    def _named(self, alternatives: Sequence[tuple[int, float]]) -> dict[str, float]:
+        texts = self.served.token_texts([index for index, _ in alternatives])
+        return {text: value for text, (_, value) in zip(texts, alternatives, strict=True)}
+
+
+class _Chat:
+    """The shape of a chat."""
+
+    kind, prefix = "chat.completion", "chatcmpl"
+    echoes, generates = False, True
+
+    def __init__(self, served: Served, asked: ChatRequest) -> None:
+        if asked.top_logprobs is not None and not asked.logprobs:
+            raise InputError("top_logprobs needs logprobs: true")
+        self.served, self.asked = served, asked
+        self.alternatives = asked.top_logprobs or 0
+
+    def whole(self, choice: Choice) -> dict[str, Any]:
+        return {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": choice.text},
+            "logprobs": self._logprobs(choice.steps),
+            "finish_reason": choice.finish_reason,
+        }
+
+    def piece(self, choice: Choice, steps: Sequence[Step], text: str, *, is_first: bool) -> dict[str, Any]:
+        delta = {"role": "assistant"} if is_first else {}
+        if text or is_first:
+            delta["content"] = text
+        return {
+            "index": choice.index,
+            "delta": delta,
+            "logprobs": self._logprobs(steps),
+            "finish_reason": choice.finish_reason,
+        }
+
+    def _logprobs(self, steps: Sequence[Step]) -> dict[str, Any] | None:
+        if not self.asked.logprobs:
+            return None
+        content = []
+        for step in steps:
+            (own,) = self._named([(step.token, step.log_probability)])
+            content.append({**own, "top_logprobs": self._named(step.alternatives)})
+        return {"content": content, "refusal": None}
+
+    def _named(self, found: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
+        texts = self.served.token_texts([index for index, _ in found])
+        return [
+            {"token": text, "logprob": value, "bytes": list(text.encode())}
+            for text, (_, value) in zip(texts, found, strict=True)
+        ]
+
+
+async def _answered(
+    request: Request,
+    served: Served,
+    asked: _Generating,
+    shape: _Completion | _Chat,
+    prompts: list[tuple[Prompt, GenerateOptions, bool]],
+) -> Response:
+    """Return the answer for all prompts: whole, or as a stream."""
+    if asked.stream_options is not None and not asked.stream:
+        raise InputError("stream_options needs stream: true")
+    choices: list[Choice] = []
+    jobs: list[tuple[GenerateRequest, list[Choice]]] = []
+    for prompt, options, is_chat in prompts:
+        made = served.request(prompt, options, is_chat=is_chat)
+        prompt_tokens = len(served.prompt_ids(made))
+        first = len(choices)
+        choices += [Choice(first + number, made, prompt_tokens) for number in range(asked.n)]
+        jobs.append((made, choices[first:]))
+    if shape.echoes:
+        await _echo(served, asked, shape, jobs)
+    head = {
+        "id": f"{shape.prefix}-{secrets.token_hex(12)}",
+        "created": int(time.time()),
+        "model": served.name,
+    }
+    if not shape.generates:
+        return _whole(head, shape, choices)
+    running = _merged([_generated(served, made, some, shape.alternatives) for made, some in jobs])
+    if not asked.stream:
+        await _until_gone(request, _drained(running))
+        return _whole(head, shape, choices)
+    # The first event comes before the status is sent, so that a refusal has a status of its own.
+    first_event = await anext(running, None)
+    stream = _sent(head, shape, choices, asked, first_event, running)
+    return StreamingResponse(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+
+def _whole(head: dict[str, Any], shape: _Completion | _Chat, choices: list[Choice]) -> JSONResponse:
+    found = [shape.whole(choice) for choice in choices]
+    return JSONResponse({**head, "object": shape.kind, "choices": found, **_usage(choices)})
+
+
+async def _echo(
+    served: Served, asked: _Generating, shape: _Completion | _Chat, jobs: list[tuple[GenerateRequest, list[Choice]]]
+) -> None:
+    """Put the prompts in front of the choices, with their log-probabilities where these are asked for."""
+    is_scored = isinstance(asked, CompletionRequest) and asked.logprobs is not None
+    scored: list[Scored | None] = [None] * len(jobs)
+    if is_scored:
+        ids = [tuple(made.prompts[0]) for made, _ in jobs]
+        k = shape.alternatives
+        scored = await asyncio.wrap_future(served.engine.call(("score", k), lambda some: served.score(some, k), ids))
+    for (made, choices), found in zip(jobs, scored, strict=True):
+        text = served.model.tokenizers.source.decode(served.prompt_ids(made))
+        for choice in choices:
+            choice.prefix, choice.scored = text, found
+
+
+async def _generated(
+    served: Served, made: GenerateRequest, choices: list[Choice], alternatives: int
+) -> AsyncIterator[tuple[Choice, Step | None]]:
+    """Yield each step of the choices of one prompt, and None at the end of each."""
+    copies = len(choices) // made.options.num_return_sequences
+    engine = served.engine
+    async for event in events(engine, lambda deliver: Job.of_request(engine.tree, made, deliver, alternatives)):
+        # Greedy search gives one text, however many are asked for.
+        some = choices[event.number : event.number + 1] if copies == 1 else choices
+        for choice in some:
+            if isinstance(event, Step):
+                choice.steps.append(event)
+                yield choice, event
+            elif isinstance(event, Ended):
+                choice.continuation = event.continuation
+                yield choice, None
+
+
+async def _merged(
+    streams: list[AsyncIterator[tuple[Choice, Step | None]]],
+) -> AsyncIterator[tuple[Choice, Step | None]]:
+    """Yield what several streams yield, as it comes; all of them end with the first failure."""
+    queue = asyncio.Queue[tuple[Choice, Step | None] | BaseException | None]()
+
+    async def read(stream: AsyncIterator[tuple[Choice, Step | None]]) -> None:
+        try:
+            async for one in stream:
+                queue.put_nowait(one)
+            queue.put_nowait(None)
+        except Exception as error:  # noqa: BLE001 - it is raised where the queue is read
+            queue.put_nowait(error)
+
+    tasks = [asyncio.create_task(read(stream)) for stream in streams]
+    missing = len(tasks)
+    try:
+        while missing:
+            one = await queue.get()
+            if one is None:
+                missing -= 1
+            elif isinstance(one, BaseException):
+                raise one
+            else:
+                yield one
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _drained(running: AsyncIterator[Any]) -> None:
+    async for _ in running:
+        pass
+
+
+async def _until_gone(request: Request, work: Any) -> None:
+    """Wait for work, and end it where its client is gone."""
+    task = asyncio.create_task(work)
+    try:
+        while not (await asyncio.wait([task], timeout=0.05))[0]:
+            if await request.is_disconnected():
+                break
+        else:
+            task.result()
+            return
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _sent(
+    head: dict[str, Any],
+    shape: _Completion | _Chat,
+    choices: list[Choice],
+    asked: _Generating,
+    first: tuple[Choice, Step | None] | None,
+    running: AsyncIterator[tuple[Choice, Step | None]],
+) -> AsyncIterator[str]:
+    """Yield the events of a stream."""
+    kind = "text_completion" if isinstance(shape, _Completion) else "chat.completion.chunk"
+    has_usage = asked.stream_options is not None and asked.stream_options.include_usage
+    head = {**head, "object": kind, **({"usage": None} if has_usage else {})}
+    begun: set[int] = set()
+    try:
+        one = first
+        while one is not None:
+            choice, step = one
+            steps, text = ([step], step.text) if step is not None else ([], "")
+            piece = shape.piece(choice, steps, text, is_first=choice.index not in begun)
+            begun.add(choice.index)
+            yield _event({**head, "choices": [piece]})
+            one = await anext(running, None)
+    except Exception as error:  # noqa: BLE001 - the status is sent already, so that the error is an event
+        yield _event({"error": {"message": f"{error}", "type": "server_error", "param": None, "code": None}})
+        return
+    if has_usage:
+        yield _event({**head, "choices": [], **_usage(choices)})
+    yield "data: [DONE]\n\n"
+
+
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+
+
+def _usage(choices: list[Choice]) -> dict[str, Any]:
+    prompts = {id(choice.request): choice.prompt_tokens for choice in choices}
+    read, written = sum(prompts.values()), sum(len(choice.steps) for choice in choices)
+    return {"usage": {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}}

@@ -1,0 +1,69 @@
+"""Numbers of the server for Prometheus, and a log of requests without their texts."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from clearhead.serve.api.engine import Engine
+from clearhead.serve.api.served import Models, Served
+
+_GAUGES: Final[tuple[tuple[str, str, Callable[[Engine], float]], ...]] = (
+    ("clearhead_running", "Sequences that are generated.", lambda engine: engine.num_running),
+    ("clearhead_waiting", "Requests that wait.", lambda engine: engine.num_waiting),
+    ("clearhead_generated_tokens", "Tokens generated since the start.", lambda engine: engine.num_tokens),
+    ("clearhead_step_seconds", "Seconds in steps of the batch.", lambda engine: engine.step_seconds),
+)
+LOGGER: Final = logging.getLogger("clearhead.serve")
+
+
+class Metrics:
+    """The metrics of one application.
+
+    Args:
+        models: that it serves.
+    """
+
+    def __init__(self, models: Models) -> None:
+        self._registry = CollectorRegistry()
+        own = self._registry
+        self._requests = Counter("clearhead_requests", "Requests by path and status.", ["path", "status"], registry=own)
+        self._seconds = Histogram("clearhead_request_seconds", "Seconds until an answer.", ["path"], registry=own)
+        for name, what, read in _GAUGES:
+            gauge = Gauge(name, what, ["model"], registry=own)
+            for served in models:
+                gauge.labels(served.name).set_function(partial(_read, served, read))
+
+    def router(self) -> APIRouter:
+        """Return the route /metrics."""
+        router = APIRouter()
+
+        @router.get("/metrics")
+        async def metrics() -> Response:
+            return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+
+        return router
+
+    async def counted(self, request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
+        """Count a request, and log its path, status and seconds."""
+        begun = time.perf_counter()
+        response = await call(request)
+        seconds = time.perf_counter() - begun
+        route = request.scope.get("route")
+        # The path of a route, so that no text of a client becomes the name of a series.
+        path = getattr(route, "path", "unknown")
+        self._requests.labels(path, response.status_code).inc()
+        self._seconds.labels(path).observe(seconds)
+        LOGGER.info("%s %s %d %.3f s", request.method, path, response.status_code, seconds)
+        return response
+
+
+def _read(served: Served, read: Callable[[Engine], float]) -> float:
+    return read(served.engine)

@@ -1,0 +1,103 @@
+"""What clients send in OpenAI's protocol. A field that is not honoured is refused by its name.
+
+Source: the OpenAI API reference, completions, chat and embeddings.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from clearhead.text.long_texts import LONGEST_PROMPT
+
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+Tokens = Annotated[list[Token], Field(min_length=1, max_length=LONGEST_PROMPT)]
+MOST_CHOICES, MOST_PROMPTS, MOST_STOPS = 64, 2048, 16
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    model: str | None = None
+    user: str | None = None
+
+
+class StreamOptions(BaseModel):
+    """What a stream ends with."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    include_usage: bool = False
+
+
+class _Generating(_Request):
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
+    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    @field_validator("temperature", "top_p", mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+class CompletionRequest(_Generating):
+    """The body of /v1/completions."""
+
+    prompt: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
+    max_tokens: Annotated[int, Field(ge=0, lt=2**20)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool = False
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each a text or ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if all(isinstance(one, int) for one in self.prompt):
+            return [[one for one in self.prompt if isinstance(one, int)]]
+        return [one for one in self.prompt if not isinstance(one, int)]
+
+
+class ChatMessage(BaseModel):
+    """One message of a chat."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | None = None
+    name: str | None = None
+
+
+class ChatRequest(_Generating):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1, lt=2**20)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**20)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+class EmbeddingRequest(_Request):
+    """The body of /v1/embeddings."""
+
+    input: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+
+
+class TokenizeRequest(_Request):
+    """The body of /tokenize."""
+
+    text: str
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(_Request):
+    """The body of /detokenize."""
+
+    tokens: Annotated[list[Token], Field(max_length=LONGEST_PROMPT)]

@@ -1,0 +1,115 @@
+"""Vectors, tokens, and what the server has: the routes that generate nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Response
+
+from clearhead.errors import InputError
+from clearhead.model.facade import Model
+from clearhead.serve.api.openai_types import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from clearhead.serve.api.served import Models, Served
+from clearhead.tasks.registry import find
+
+
+def reading_router(models: Models) -> APIRouter:
+    """Return the routes of vectors, tokens, the list of models, and health."""
+    router = APIRouter()
+
+    @router.get("/v1/models")
+    async def listed() -> dict[str, Any]:
+        return {"object": "list", "data": [_card(one) for one in models]}
+
+    @router.get("/v1/models/{name:path}")
+    async def one(name: str) -> dict[str, Any]:
+        return _card(models.named(name))
+
+    @router.get("/health")
+    async def health() -> Response:
+        return Response(status_code=200)
+
+    @router.post("/v1/embeddings")
+    async def embeddings(asked: EmbeddingRequest) -> dict[str, Any]:
+        served = models.named(asked.model)
+        texts = _texts(served, asked)
+        vectors = await vectors_of(served, texts)
+        width = vectors.shape[1]
+        if asked.dimensions is not None:
+            if asked.dimensions > width:
+                raise InputError(f"dimensions is {asked.dimensions}, but the vectors have {width}: ask for fewer")
+            vectors = vectors[:, : asked.dimensions]
+            vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
+        data = [
+            {"object": "embedding", "index": index, "embedding": _encoded(vector, asked.encoding_format)}
+            for index, vector in enumerate(vectors)
+        ]
+        tokens = sum(map(len, served.model.tokenizers.source.encode_batch(texts)))
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return {"object": "list", "data": data, "model": served.name, "usage": usage}
+
+    @router.post("/tokenize")
+    async def tokenize(asked: TokenizeRequest) -> dict[str, Any]:
+        served = models.named(asked.model)
+        tokenizer = served.model.tokenizers.source
+        if not asked.add_special_tokens:
+            ids = tokenizer.encode(asked.text)
+        elif served.writes:
+            ids = list(served.prompt_ids(served.request(asked.text, served.model.generate_options())))
+        else:
+            ids = tokenizer.special_tokens.for_text(tokenizer.encode(asked.text))
+        return {"tokens": ids, "pieces": tokenizer.tokens(ids), "count": len(ids)}
+
+    @router.post("/detokenize")
+    async def detokenize(asked: DetokenizeRequest) -> dict[str, Any]:
+        tokenizer = models.named(asked.model).tokenizer
+        if max(asked.tokens, default=0) >= tokenizer.vocab_size:
+            raise InputError(f"tokens holds {max(asked.tokens)}, but the vocabulary has {tokenizer.vocab_size} entries")
+        return {"text": tokenizer.decode(asked.tokens), "pieces": tokenizer.tokens(asked.tokens)}
+
+    return router
+
+
+async def vectors_of(served: Served, texts: list[str]) -> Any:
+    """Return the vectors of texts, computed together with those of other requests.
+
+    Raises:
+        InputError: the model gives no vectors.
+    """
+    if find(served.model.task.kind).outputs != "vector":
+        raise InputError(f"the model '{served.name}' was trained to '{served.model.task.kind}' and gives no vectors")
+    found = await asyncio.wrap_future(served.engine.call("embed", lambda some: _embedded(served.model, some), texts))
+    return np.stack(found)
+
+
+def _embedded(model: Model, texts: list[str]) -> list[Any]:
+    return list(model.embed(texts))
+
+
+def _texts(served: Served, asked: EmbeddingRequest) -> list[str]:
+    decode = served.model.tokenizers.source.decode
+    if isinstance(asked.input, str):
+        return [asked.input]
+    ids = [one for one in asked.input if isinstance(one, int)]
+    if ids:
+        return [decode(ids)]
+    return [one if isinstance(one, str) else decode(one) for one in asked.input if not isinstance(one, int)]
+
+
+def _encoded(vector: Any, encoding: str) -> list[float] | str:
+    if encoding == "float":
+        return [float(number) for number in vector]
+    return base64.b64encode(np.asarray(vector, dtype="<f4").tobytes()).decode("ascii")
+
+
+def _card(served: Served) -> dict[str, Any]:
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "clearhead",
+        "task": served.model.task.kind,
+    }

@@ -1,0 +1,221 @@
+"""The models of a server, each with its engine, and requests to them in ids."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from clearhead import core
+from clearhead.errors import InputError, nearest
+from clearhead.generate.batching import pad_ids
+from clearhead.generate.continuation import GenerateRequest
+from clearhead.generate.options import GenerateOptions, SearchOptions
+from clearhead.generate.prompts import generate_request
+from clearhead.generate.translation import TranslationReading
+from clearhead.maps.token_texts import token_texts
+from clearhead.model.facade import Model
+from clearhead.serve.api.engine import Engine
+from clearhead.tasks.registry import find
+from clearhead.text.tokenizer import Tokenizer
+
+Prompt = str | list[int]
+LOGITS_TOKENS = 512
+"""Of a scored text whose logits are computed at once."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The tokens of a text with their log-probabilities given those before them; the first has none."""
+
+    ids: tuple[int, ...]
+    log_probabilities: tuple[float | None, ...]
+    alternatives: tuple[tuple[tuple[int, float], ...] | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """A model that is served.
+
+    Args:
+        name: by which clients ask for it.
+        model: the model.
+        created: when it was loaded, in seconds since 1970.
+    """
+
+    name: str
+    model: Model
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def engine(self) -> Engine:
+        """Its engine; the first use starts it."""
+        return Engine(self.model.tree)
+
+    @property
+    def writes(self) -> bool:
+        """Whether it generates text."""
+        return self.model.module.decoder is not None and find(self.model.task.kind).writes
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of the text that it generates."""
+        return self.model.tokenizers.target
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token."""
+        return token_texts(self.tokenizer, ids)
+
+    def request(self, prompt: Prompt, options: GenerateOptions, *, is_chat: bool = False) -> GenerateRequest:
+        """Return a request for one prompt.
+
+        Args:
+            prompt: a text, or ids with their special tokens.
+            options: of generation.
+            is_chat: the prompt is a whole chat, formatted by a template.
+
+        Raises:
+            InputError: the model generates no text, or the checkpoint's settings are not supported.
+        """
+        if not self.writes:
+            raise InputError(f"the model '{self.name}' was trained to '{self.model.task.kind}' and generates no text")
+        model = self.model
+        prompt_format = None
+        if model.hf_checkpoint is not None:
+            prompt_format = model.hf_checkpoint.prompt_format(chat=False, max_new_tokens=options.max_new_tokens)
+        text = "" if isinstance(prompt, list) or is_chat else prompt
+        request = generate_request(
+            model.module, model.tokenizers, [text], options, find(model.task.kind).continues, prompt_format
+        )
+        if isinstance(prompt, str) and not is_chat:
+            return request
+        reader = model.tokenizers.source if model.module.encoder is not None else model.tokenizers.target
+        ids = reader.encode_with_special(prompt) if isinstance(prompt, str) else prompt
+        if request.sources is not None:
+            return replace(request, sources=[ids])
+        return replace(request, prompts=[ids], contexts=[ids])
+
+    @property
+    def translates(self) -> bool:
+        """Whether it writes another text than what it reads."""
+        return self.writes and self.model.module.encoder is not None and not find(self.model.task.kind).continues
+
+    def translation(
+        self, text: str, options: dict[str, Any], source: str | None, target: str | None
+    ) -> tuple[TranslationReading, SearchOptions]:
+        """Return the reading of a text to be translated, and the options of its search.
+
+        Args:
+            text: one sentence, not empty.
+            options: of the search that the client gave.
+            source, target: languages, for a multilingual checkpoint.
+
+        Raises:
+            InputError: an option or a language is wrong.
+        """
+        model = self.model if source is None and target is None else self.model.for_languages(source, target)
+        special_tokens, config = model.languages(None, None)
+        search = model.search_options(**options)
+        reading = TranslationReading(
+            self.engine.tree, model.tokenizers, text, search, special_tokens, config, max_length=model.task.max_length
+        )
+        return reading, search
+
+    def prompt_ids(self, request: GenerateRequest) -> Sequence[int]:
+        """Return the ids that the model reads for a request."""
+        return request.prompts[0] if request.sources is None else request.sources[0]
+
+    def score(self, prompts: list[tuple[int, ...]], alternatives: int) -> list[Scored]:
+        """Return the log-probabilities of given texts under a decoder-only model, in one call for all.
+
+        Args:
+            prompts: ids, none empty.
+            alternatives: how many of the most probable ids come with each token.
+
+        Raises:
+            InputError: the model has an encoder, or a prompt is longer than its positions.
+        """
+        module = self.model.tree
+        if module.encoder is not None:
+            raise InputError("echo with logprobs scores a text under a decoder-only model; this one has an encoder")
+        most = module.max_positions
+        longest = max(map(len, prompts))
+        if most is not None and longest > most:
+            raise InputError(f"a prompt has {longest} tokens, but the model has {most} positions: shorten it")
+        with torch.inference_mode():
+            ids, mask = pad_ids(prompts, self.tokenizer.pad_id, torch.device("cpu"))
+            hidden = module.states(core.Sequence(ids, None if bool(mask.all()) else mask)).hidden
+            return [self._scored(prompt, hidden[row], alternatives) for row, prompt in enumerate(prompts)]
+
+    def _scored(self, ids: tuple[int, ...], hidden: torch.Tensor, alternatives: int) -> Scored:
+        head = self.model.tree.head
+        assert head is not None
+        log_probabilities: list[float | None] = [None]
+        found: list[tuple[tuple[int, float], ...] | None] = [None]
+        for start in range(0, len(ids) - 1, LOGITS_TOKENS):
+            stop = min(start + LOGITS_TOKENS, len(ids) - 1)
+            logits = head(hidden[None, start:stop])[0].float().log_softmax(-1)
+            following = torch.tensor(ids[start + 1 : stop + 1])
+            log_probabilities += logits.gather(1, following[:, None])[:, 0].tolist()
+            top = logits.topk(min(alternatives, logits.shape[1]), dim=-1)
+            for row, places in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+                found.append(tuple(zip(places, row, strict=True)))
+        return Scored(ids, tuple(log_probabilities), tuple(found))
+
+
+class Models:
+    """The models of a server by name; one that could not be loaded is named with its reason.
+
+    Args:
+        served: those that answer.
+        failed: why the others do not.
+    """
+
+    def __init__(self, served: Sequence[Served], failed: Mapping[str, str]) -> None:
+        self._served = {one.name: one for one in served}
+        self.failed = dict(failed)
+
+    def __iter__(self) -> Iterator[Served]:
+        return iter(self._served.values())
+
+    def named(self, name: str | None) -> Served:
+        """Return a model.
+
+        Args:
+            name: of the model; None: the only one.
+
+        Raises:
+            UnknownModel: there is no such model.
+        """
+        if name is None and len(self._served) == 1:
+            return next(iter(self._served.values()))
+        if name is None:
+            raise UnknownModel(f"this server has {len(self._served)} models: name one, as /v1/models lists them")
+        if name in self.failed:
+            raise UnknownModel(f"the model '{name}' could not be loaded: {self.failed[name]}")
+        if name not in self._served:
+            raise UnknownModel(f"there is no model '{name}'{nearest(name, self._served)}; see /v1/models")
+        return self._served[name]
+
+    def close(self) -> None:
+        """Take nothing new."""
+        for one in self:
+            one.engine.close()
+
+    def join(self) -> None:
+        """End every engine."""
+        for one in self:
+            one.engine.join()
+
+
+class UnknownModel(InputError):
+    """A client asks for a model that is not there."""
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Return the options that a client gave."""
+    return {name: value for name, value in options.items() if value is not None}

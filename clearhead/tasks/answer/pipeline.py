@@ -1,0 +1,42 @@
+"""The schema "question-answering": spans of contexts that answer questions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from clearhead.errors import InputError
+from clearhead.tasks.pipelines import PipelineParameters
+
+NAME = "question-answering"
+
+
+class Parameters(PipelineParameters):
+    """What a client may ask for."""
+
+    top_k: int = Field(default=1, ge=1, le=1000)
+    handle_impossible_answer: bool = False
+
+
+def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
+    """Return the best answer to each question, or as many as are asked for.
+
+    Args:
+        model: that answers.
+        inputs: {"question", "context"} each.
+        parameters: of the call.
+    """
+    results = []
+    for given in inputs:
+        if not isinstance(given, dict) or {"question", "context"} != set(given):
+            raise InputError('inputs must be {"question": ..., "context": ...}')
+        answers = model.answer(
+            f"{given['question']}",
+            f"{given['context']}",
+            top_k=parameters.top_k,
+            allow_no_answer=parameters.handle_impossible_answer,
+        )
+        listed = [{"answer": span.text, "score": span.score, "start": span.start, "end": span.end} for span in answers]
+        results.append(listed[0] if parameters.top_k == 1 else listed)
+    return results

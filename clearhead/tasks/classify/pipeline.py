@@ -1,0 +1,43 @@
+"""The schema "text-classification": the labels of texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from clearhead.errors import InputError
+from clearhead.tasks.pipelines import PipelineParameters
+
+NAME = "text-classification"
+IS_NESTED = True
+
+
+class Parameters(PipelineParameters):
+    """What a client may ask for."""
+
+    top_k: int | None = Field(default=None, ge=1)
+
+
+def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
+    """Return the labels of each text with their probabilities, most probable first.
+
+    Args:
+        model: that classifies.
+        inputs: texts, or {"text", "text_pair"} for a model that reads pairs.
+        parameters: of the call.
+    """
+    answers = []
+    for predicted in model.classify([_text(given) for given in inputs]):
+        named = {predicted.label: predicted.value} if predicted.value is not None else predicted.probabilities
+        scores = [{"label": label, "score": score} for label, score in named.items()]
+        answers.append(sorted(scores, key=lambda score: -score["score"])[: parameters.top_k])
+    return answers
+
+
+def _text(given: Any) -> str | tuple[str, str]:
+    if isinstance(given, dict) and {"text", "text_pair"} == set(given):
+        return f"{given['text']}", f"{given['text_pair']}"
+    if not isinstance(given, str):
+        raise InputError('inputs must be texts, or {"text": ..., "text_pair": ...} for pairs')
+    return given

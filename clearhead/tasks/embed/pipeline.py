@@ -1,0 +1,40 @@
+"""The schema "feature-extraction": the vectors of texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from clearhead.errors import InputError
+from clearhead.tasks.pipelines import PipelineParameters, texts_of
+
+NAME = "feature-extraction"
+
+
+class Parameters(PipelineParameters):
+    """What a client may ask for; long texts are always truncated at their ends."""
+
+    normalize: bool = False
+    truncate: bool = True
+    dimensions: int | None = Field(default=None, ge=1)
+
+
+def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
+    """Return the vector of each text.
+
+    Args:
+        model: that embeds.
+        inputs: texts.
+        parameters: of the call.
+    """
+    vectors = model.embed(texts_of(inputs))
+    width = vectors.shape[1]
+    if parameters.dimensions is not None and parameters.dimensions > width:
+        raise InputError(f"dimensions is {parameters.dimensions}, but the vectors have {width}: ask for fewer")
+    vectors = vectors[:, : parameters.dimensions]
+    if parameters.normalize or parameters.dimensions is not None:
+        vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
+    answers: list[Any] = vectors.tolist()
+    return answers

@@ -1,0 +1,35 @@
+"""The schema "translation": its answers come from the running batch of a server, and their words can be aligned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from clearhead.tasks.pipelines import PipelineParameters
+
+NAME = "translation"
+
+
+class SearchParameters(BaseModel):
+    """How a translation is searched for."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    num_beams: int | None = Field(default=None, ge=1, le=100)
+    max_length: int | None = Field(default=None, ge=1, lt=2**20)
+    length_penalty: float | None = Field(default=None, ge=0, le=10)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those that were given, by our names."""
+        named = {"beam_size": self.num_beams, "max_length": self.max_length, "length_penalty": self.length_penalty}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+class Parameters(PipelineParameters):
+    """What a client may ask for."""
+
+    src_lang: str | None = None
+    tgt_lang: str | None = None
+    alignments: bool = False
+    generate_parameters: SearchParameters = SearchParameters()

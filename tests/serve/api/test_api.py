@@ -1,0 +1,175 @@
+"""The server as its clients use it: the client of OpenAI, that of Hugging Face, and requests that are wrong."""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+import json
+
+import httpx
+import huggingface_hub
+import numpy as np
+import openai
+import pytest
+import torch
+from huggingface_hub import InferenceClient
+
+from clearhead.cli.main import main
+from clearhead.serve.api.reading import _encoded
+from clearhead.serve.api.served import Models
+
+
+def client(address: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+
+
+def test_text_is_that_of_the_library(address: str, models: Models) -> None:
+    model = models.named("lm").model
+    asked = client(address).completions.create(model="lm", prompt="a m", max_tokens=9, temperature=0, logprobs=2)
+    (expected,) = model.generate("a m", max_new_tokens=9, temperature=0)
+    assert asked.choices[0].text == expected.text
+    found = asked.choices[0].logprobs
+    assert len(found.tokens) == len(expected.tokens) == asked.usage.completion_tokens
+    assert all(len(one) <= 2 for one in found.top_logprobs)
+    assert sum(found.token_logprobs) / len(found.tokens) == pytest.approx(expected.score, abs=1e-4)
+
+
+def test_streams_seeds_and_choices(address: str, models: Models) -> None:
+    api = client(address)
+    options = {"model": "lm", "prompt": "a m", "max_tokens": 7, "seed": 5, "temperature": 1.1}
+    whole = api.completions.create(**options, n=2)
+    again = api.completions.create(**options, n=2)
+    assert [one.text for one in whole.choices] == [one.text for one in again.choices]
+    assert len({one.index for one in whole.choices}) == 2
+    events = list(api.completions.create(**options, n=2, stream=True, stream_options={"include_usage": True}))
+    texts = {0: "", 1: ""}
+    for event in events[:-1]:
+        texts[event.choices[0].index] += event.choices[0].text
+    assert [texts[0], texts[1]] == [one.text for one in whole.choices]
+    assert events[-1].usage.total_tokens == whole.usage.total_tokens
+
+
+def test_a_chat_is_formatted_by_its_template(address: str, models: Models) -> None:
+    served = models.named("lm")
+    messages = [{"role": "user", "content": "a m"}, {"role": "assistant", "content": "u"}]
+    api = client(address)
+    asked = api.chat.completions.create(model="lm", messages=messages, max_tokens=5, temperature=0, logprobs=True)
+    text = served.model.hf_checkpoint.tokenizers.chat.render(messages)
+    ids = served.tokenizer.encode_with_special(text)
+    plain = api.completions.create(model="lm", prompt=ids, max_tokens=5, temperature=0)
+    assert asked.choices[0].message.content == plain.choices[0].text
+    assert asked.usage.prompt_tokens == len(ids) and len(asked.choices[0].logprobs.content) == 5
+
+
+def test_echo_scores_a_given_text(address: str, models: Models) -> None:
+    served = models.named("lm")
+    ids = served.tokenizer.encode("a m u e")
+    asked = client(address).completions.create(model="lm", prompt=[ids, ids[:3]], max_tokens=0, echo=True, logprobs=1)
+    for choice, given in zip(asked.choices, (ids, ids[:3]), strict=True):
+        with torch.no_grad():
+            expected = served.model.module(torch.tensor([given])).logits[0].log_softmax(-1)
+        values = [None, *(float(expected[place, index]) for place, index in enumerate(given[1:]))]
+        assert choice.logprobs.token_logprobs[0] is None
+        assert choice.logprobs.token_logprobs[1:] == pytest.approx(values[1:], abs=1e-4)
+
+
+def test_requests_that_share_a_batch_have_their_own_results(address: str) -> None:
+    api = client(address)
+
+    def ask(number: int) -> str:
+        asked = {"model": "lm", "prompt": "a m u"[: 1 + number % 5], "max_tokens": 5 + number, "temperature": 0}
+        return api.completions.create(**asked).choices[0].text
+
+    alone = [ask(number) for number in range(12)]
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(ask, range(12))) == alone
+
+
+def test_tasks_have_the_schema_of_hugging_face(address: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The tests run without a hub; this client only speaks to the server of this machine.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+
+    def at(name: str) -> InferenceClient:
+        return InferenceClient(model=f"{address}/models/{name}")
+
+    text = "the cat sat"
+    blank = f"the {models.named('mlm').model.tokenizer.entries()[models.named('mlm').model.tokenizer.mask_id]} sat"
+    filled = at("mlm").fill_mask(blank, top_k=3)
+    (expected,) = models.named("mlm").model.fill(blank, top_k=3)
+    assert [one.token_str for one in filled] == [one.text for one in expected]
+    labels = at("labels").text_classification(text)
+    assert labels[0].label == models.named("labels").model.classify(text).label
+    assert [one.word for one in at("tags").token_classification(text)] == [
+        one.text for one in models.named("tags").model.tag(text)
+    ]
+    answer = at("spans").question_answering("the cat", text)
+    assert answer.answer == models.named("spans").model.answer("the cat", text)[0].text
+    translated = at("mt").translation("a m u")
+    assert translated.translation_text == models.named("mt").model.translate("a m u")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "sentence"),
+    [
+        ("/v1/completions", "no json", 400, "the body is not JSON"),
+        ("/v1/completions", {"prompt": "a", "model": "nobody"}, 404, "there is no model 'nobody'"),
+        ("/v1/completions", {"prompt": "a", "model": "broken"}, 404, "could not be loaded: its folder is empty"),
+        ("/v1/completions", {"prompt": "a"}, 404, "name one, as /v1/models lists them"),
+        ("/v1/completions", {"model": "lm", "prompt": "a", "best_of": 2}, 400, "best_of is not supported"),
+        ("/v1/completions", {"model": "lm", "prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
+        ("/v1/completions", {"model": "lm", "prompt": "a " * 90}, 400, "positions"),
+        ("/v1/completions", {"model": "mlm", "prompt": "a"}, 400, "generates no text"),
+        ("/v1/chat/completions", {"model": "mt", "messages": [{"role": "user", "content": "a"}]}, 400, "template"),
+        ("/v1/chat/completions", {"model": "lm", "messages": [{"role": "king", "content": "a"}]}, 400, "messages"),
+        ("/v1/embeddings", {"model": "lm", "input": "a"}, 400, "gives no vectors"),
+        ("/models/mlm", {"inputs": "no blank"}, 400, "blank"),
+        ("/models/mlm", {"inputs": "a", "parameters": {"targets": ["a"]}}, 400, "parameters.targets is not supported"),
+        ("/models/lm", {"inputs": "a"}, 400, "which has no task schema"),
+        ("/models/mlm/pipeline/translation", {"inputs": "a"}, 400, "answers fill-mask, not translation"),
+        ("/nowhere", {}, 404, "nothing at this path"),
+    ],
+)
+def test_a_wrong_request_has_a_status_and_a_sentence(
+    path: str, body: object, status: int, sentence: str, address: str
+) -> None:
+    content = body if isinstance(body, str) else json.dumps(body)
+    found = httpx.post(f"{address}{path}", content=content, headers={"content-type": "application/json"}, timeout=60)
+    assert found.status_code == status, found.text
+    assert sentence in found.json()["error"]["message"] and "Traceback" not in found.text
+
+
+def test_strangers_are_refused(locked: str, address: str) -> None:
+    body = {"model": "lm", "prompt": "a", "max_tokens": 1}
+    assert httpx.post(f"{locked}/v1/completions", json=body).status_code == 401
+    wrong = {"authorization": "Bearer third-key"}
+    assert httpx.post(f"{locked}/v1/completions", json=body, headers=wrong).status_code == 401
+    right = {"authorization": "Bearer second-key"}
+    assert httpx.post(f"{locked}/v1/completions", json=body, headers=right, timeout=60).status_code == 200
+    assert httpx.get(f"{locked}/health").status_code == 200
+    assert httpx.get(f"{address}/v1/models", headers={"host": "evil.example"}).status_code == 400
+    assert httpx.get(f"{address}/v1/models", headers={"origin": "http://evil.example"}).status_code == 403
+    assert httpx.post(f"{address}/v1/completions", content=b"x" * (9 * 2**20)).status_code == 413
+
+
+def test_a_client_that_leaves_takes_its_request_along(address: str, models: Models) -> None:
+    engine = models.named("lm").engine
+    body = {"model": "lm", "prompt": "a", "max_tokens": 60, "temperature": 0, "stream": True, "n": 1}
+    with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as stream:
+        next(stream.iter_lines())
+    for _ in range(200):
+        if engine.num_running == 0:
+            break
+        httpx.get(f"{address}/health")
+    assert engine.num_running == 0 and engine.num_waiting == 0
+
+
+def test_vectors_in_both_encodings() -> None:
+    vector = np.array([0.5, -1.25, 3.0], dtype=np.float32)
+    assert np.array_equal(np.frombuffer(base64.b64decode(_encoded(vector, "base64")), dtype="<f4"), vector)
+    assert _encoded(vector, "float") == [0.5, -1.25, 3.0]
+
+
+def test_a_port_in_use_is_one_sentence(capfd: pytest.CaptureFixture[str], address: str) -> None:
+    port = address.rpartition(":")[2]
+    assert main(["serve", "nowhere", "--port", port]) == 2
+    assert f"port {port} of 127.0.0.1 is in use by another program" in capfd.readouterr().err
