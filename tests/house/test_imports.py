@@ -47,7 +47,7 @@ ORDER = (
     ("training",),
     ("tasks/train",),
     ("check", "bench", "compare", "surgery", "recipes"),
-    ("demo",),
+    ("demo", "serve"),
     ("cli",),
     ("__main__",),
 )

@@ -1,0 +1,111 @@
+"""What a model puts out for a text, beside what it puts out while it is changed.
+
+Legend: P positions, V outputs, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from clearhead.errors import InputError
+from clearhead.maps.attention_maps import AttentionMaps
+from clearhead.maps.outcome import OutputNames, predicts_next
+from clearhead.maps.streams import Streams
+
+MOST_NUMBERS = 2**23
+"""Probabilities of one run that are kept."""
+LISTED = 6
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The outputs of one run.
+
+    Args:
+        positions: where the last stack reads what an output is predicted at; None: the output is of the whole text.
+        labels: the output that follows each of these in the text, -1 where unknown.
+        probabilities: of every output at these positions; None: the model gives none.
+        state: the mean of the last hidden states, where there are no probabilities.
+        written: what the model wrote; None: it wrote nothing.
+    """
+
+    positions: tuple[int | None, ...]
+    labels: tuple[int, ...]
+    probabilities: Float32[Tensor, "positions outputs"] | None
+    state: Float32[Tensor, " width"]
+    written: str | None
+
+
+@torch.no_grad()
+def outputs_of(maps: AttentionMaps, written: str | None) -> Outputs:
+    """Run a model once more, in the calling context with its changes, and return its outputs.
+
+    Args:
+        maps: of the run.
+        written: what the model wrote in it.
+    """
+    streams = Streams.of(maps.module, maps.reading.source, maps.reading.target)
+    state = streams.hidden[0].float().mean(0).cpu()
+    try:
+        names = maps.output_names
+    except InputError:
+        return Outputs((), (), None, state, written)
+    positions = _positions(maps, streams, names)
+    known = maps.reading.labels if predicts_next(streams, names) else ()
+    labels = [known[place] if place is not None and place < len(known) else -1 for place in positions]
+    logits = torch.cat([streams.logits(streams.hidden, position) for position in positions])
+    probabilities = names.probabilities(logits[:, : len(names.names)]).cpu()
+    return Outputs(tuple(positions), tuple(labels), probabilities, state, written)
+
+
+def _positions(maps: AttentionMaps, streams: Streams, names: OutputNames) -> list[int | None]:
+    """Return the positions that are shown: the masks, or as many of the last ones as can be kept."""
+    assert streams.module.head is not None
+    if streams.module.head.is_pooled:
+        return [None]
+    ids = streams.last.ids[0].tolist()
+    mask_id = None if names.tokenizer is None or streams.top == "decoder" else names.tokenizer.mask_id
+    masks: list[int | None] = [place for place, index in enumerate(ids) if index == mask_id]
+    most = min(512, max(1, MOST_NUMBERS // len(names.names)))
+    return masks[:most] or list(range(max(0, len(ids) - most), len(ids)))
+
+
+def compared(maps: AttentionMaps, before: Outputs, after: Outputs | None) -> dict[str, Any]:
+    """Return outputs as JSON, those of the unchanged model beside those of the changed one.
+
+    Args:
+        maps: of the unchanged run.
+        before, after: of both runs, at the same positions; None: nothing is changed.
+    """
+    found: dict[str, Any] = {"written": [before.written, None if after is None else after.written], "rows": []}
+    if before.probabilities is None:
+        # An embedding: how far the change turns it.
+        turned = None if after is None else float(torch.cosine_similarity(before.state, after.state, dim=0))
+        return found | {"similarity": turned, "states": [_numbers(before), None if after is None else _numbers(after)]}
+    later = before.probabilities if after is None or after.probabilities is None else after.probabilities
+    tokens = maps.target_tokens or maps.tokens
+    for row, (position, label) in enumerate(zip(before.positions, before.labels, strict=True)):
+        both = before.probabilities[row], later[row]
+        likely = (one.topk(min(LISTED, len(one))).indices.tolist() for one in both)
+        found["rows"].append({
+            "position": position,
+            "reads": "" if position is None else tokens[position],
+            "follows": None if label < 0 else _candidate(maps, label, both),
+            "candidates": [_candidate(maps, index, both) for index in dict.fromkeys(chain.from_iterable(likely))],
+        })  # fmt: skip
+    return found
+
+
+def _candidate(maps: AttentionMaps, index: int, both: Sequence[Tensor]) -> list[Any]:
+    return [maps.output_names.written(index), index, *(float(one[index]) for one in both)]
+
+
+def _numbers(one: Outputs) -> list[float]:
+    return [float(number) for number in one.state]
