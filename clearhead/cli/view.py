@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.console import print_either, print_message
-from clearhead.cli.live import refuse_without_serve, serve_explorer
+from clearhead.cli.live import takes_serve
 from clearhead.cli.options import (
     Device,
     Force,
@@ -67,12 +67,8 @@ StackOption = Annotated[
     str | None, typer.Option("--stack", help="Of a picture: encoder.self, decoder.self or decoder.memory.")
 ]
 
-Serve = Annotated[bool, typer.Option("--serve", help="A live page: change the text and the model, and watch.")]
-Port = Annotated[
-    int | None, typer.Option("--port", min=1, max=65535, help="Of the live page; by default one that is free.")
-]
 
-
+@takes_serve
 def view(
     ref: Ref,
     text: Text,
@@ -89,8 +85,6 @@ def view(
     output: Output = None,
     picture: View = None,
     stack: StackOption = None,
-    serve: Serve = False,
-    port: Port = None,
     from_language: FromLanguage = None,
     to_language: ToLanguage = None,
     device: Device = "auto",
@@ -105,10 +99,9 @@ def view(
     Example:
       clearhead view runs/de-en "Zwei Hunde spielen im Schnee." -o heads.html
       clearhead view runs/shakespeare "My lord," --generate 30 --effects
-      clearhead view runs/de-en "Zwei Hunde." --checkpoints
+      clearhead view runs/de-en "Zwei Hunde." --serve
       clearhead view runs/de-en "Zwei Hunde." --view matrix \\
         --stack decoder.memory --layers 2 --heads 1 -o head.svg
-      clearhead view runs/de-en "Zwei Hunde." --serve
 
     Without -o the page is named after the model, in the current folder. It has views of all heads, of one head as a
     matrix and as lines, of one token through all layers, of the logit lens, and of the search, as far as there are any.
@@ -117,18 +110,6 @@ def view(
     model, a few more spaced like a logarithm (train.snapshots), the last checkpoints and the best. The output followed
     is by default the last token, the first blank or the predicted label. --json ends with {"path", "tokens", ...}.
     """
-    reading: Any = {"from_language": from_language, "to_language": to_language, "beam_size": beam_size}
-    if serve:
-        options = {"-o": output, "--checkpoints": checkpoints, "--compare": compare, "--compare-with": compare_with}
-        measured = {"--layers": layers, "--heads": heads, "--effects": effects, "--of": of}
-        pictured = {"--view": picture, "--stack": stack, "--force": force}
-        refuse_without_serve({name: bool(given) for name, given in (options | measured | pictured).items()})
-        model = _Attend(device, precision, generate, reading, (None, None), True).load(ref)
-        set_threads_and_seed(threads, None)
-        serve_explorer(model, Path(ref).name or ref, text, target, generate, port or 0, reading, as_json=as_json)
-        return
-    if port is not None:
-        raise InputError("--port is for a live page: give --serve as well")
     path = output or Path(re.sub(r"[^\w.-]+", "-", Path(ref).name or "attention") + PAGE)
     together = {"--checkpoints": checkpoints, "--compare": compare, "--compare-with": compare_with}
     _check_options(path, force, [name for name, given in together.items() if given], effects or of is not None)
@@ -136,6 +117,7 @@ def view(
     _check_picture(path, picture, stack, *chosen)
     place = located(ref)
     set_threads_and_seed(threads, None)
+    reading = {"from_language": from_language, "to_language": to_language, "beam_size": beam_size}
     attend = _Attend(device, precision, generate, reading, chosen, path.suffix == PAGE)
     maps = attend(place, text, target)
     if path.suffix == PAGE:

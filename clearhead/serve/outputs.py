@@ -5,7 +5,6 @@ Legend: P positions, V outputs, D width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -84,28 +83,38 @@ def compared(maps: AttentionMaps, before: Outputs, after: Outputs | None) -> dic
         maps: of the unchanged run.
         before, after: of both runs, at the same positions; None: nothing is changed.
     """
-    found: dict[str, Any] = {"written": [before.written, None if after is None else after.written], "rows": []}
-    if before.probabilities is None:
+    later = before if after is None else after
+    written = [before.written, None if after is None else after.written]
+    if before.probabilities is None or later.probabilities is None:
         # An embedding: how far the change turns it.
-        turned = None if after is None else float(torch.cosine_similarity(before.state, after.state, dim=0))
-        return found | {"similarity": turned, "states": [_numbers(before), None if after is None else _numbers(after)]}
-    later = before.probabilities if after is None or after.probabilities is None else after.probabilities
+        turned = float(torch.cosine_similarity(before.state, later.state, dim=0))
+        return {
+            "written": written,
+            "rows": [],
+            "similarity": turned,
+            "states": [before.state.tolist(), later.state.tolist()],
+        }
+    rows = [
+        _row(maps, position, label, (one, two))
+        for position, label, one, two in zip(
+            before.positions, before.labels, before.probabilities, later.probabilities, strict=True
+        )
+    ]
+    return {"written": written, "rows": rows}
+
+
+def _row(maps: AttentionMaps, position: int | None, label: int, both: tuple[Tensor, Tensor]) -> dict[str, Any]:
+    """Return the outputs at a position: the token that is read there, the one that follows, and the most probable."""
+    likely = chain.from_iterable(one.topk(min(LISTED, len(one))).indices.tolist() for one in both)
     tokens = maps.target_tokens or maps.tokens
-    for row, (position, label) in enumerate(zip(before.positions, before.labels, strict=True)):
-        both = before.probabilities[row], later[row]
-        likely = (one.topk(min(LISTED, len(one))).indices.tolist() for one in both)
-        found["rows"].append({
-            "position": position,
-            "reads": "" if position is None else tokens[position],
-            "follows": None if label < 0 else _candidate(maps, label, both),
-            "candidates": [_candidate(maps, index, both) for index in dict.fromkeys(chain.from_iterable(likely))],
-        })  # fmt: skip
-    return found
+    return {
+        "position": position,
+        "reads": "" if position is None else tokens[position],
+        "follows": None if label < 0 else _candidate(maps, label, both),
+        "candidates": [_candidate(maps, index, both) for index in dict.fromkeys(likely)],
+    }
 
 
-def _candidate(maps: AttentionMaps, index: int, both: Sequence[Tensor]) -> list[Any]:
+def _candidate(maps: AttentionMaps, index: int, both: tuple[Tensor, Tensor]) -> list[Any]:
+    """Return an output as it is written, its index, and its probability before and after."""
     return [maps.output_names.written(index), index, *(float(one[index]) for one in both)]
-
-
-def _numbers(one: Outputs) -> list[float]:
-    return [float(number) for number in one.state]

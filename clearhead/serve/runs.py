@@ -251,15 +251,15 @@ class Runs:
         return maps.tokenizers.target.decode(list(reading.labels[reading.num_given - 1 :]))
 
     def _python(self, asked: Asked) -> list[str]:
-        module, task = self.model.module, self.model.task.kind
+        module = self.model.module
         given = repr(asked.text) if asked.target is None else f"{asked.text!r}, {asked.target!r}"
         call = f"maps = model.attention({given})"
         if self._writes(asked) and module.encoder is not None:
             call = f"print(model.translate({given}, beam_size={self.reading.get('beam_size') or 1}))"
         elif self._writes(asked):
             call = f"print(model.generate({given}, max_new_tokens={asked.generate}, temperature=0))"
-        elif task in ("fill", "classify", "tag", "embed"):
-            call = f"print(model.{task}({given}))"
+        elif not self.predicts_text:
+            call = f"print(model.predict({asked.text!r}))"
         shared = [_sharing(module, one) for one in asked.edits]
         return python_lines(asked.edits, shared, call)
 

@@ -88,6 +88,8 @@ SURFACE = {
         "--compare-with",
         "--output",
         "-o",
+        "--serve",
+        "--port",
         "--view",
         "--stack",
         "--from",

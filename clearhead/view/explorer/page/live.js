@@ -167,7 +167,7 @@ class Bench {
     const hasTwo = answer.page.samples.length > 1;
     if (hasTwo !== hadTwo) explorer.store.set({ sample: 0, other: hasTwo ? 1 : -1 });
     this.form.follow();
-    fill(this.output, ...outputNodes(answer.outputs));
+    fill(this.output, ...outputNodes(answer.outputs, hasTwo));
     this.python.textContent = answer.python.join("\n");
   }
 

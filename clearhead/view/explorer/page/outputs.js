@@ -5,7 +5,7 @@ import { tokenNode } from "./labels.js";
 
 /** @typedef {[string, number, number, number]} Candidate text, id, probability before and after */
 /** @typedef {{ position: number | null, reads: string, follows: Candidate | null, candidates: Candidate[] }} OutputRow */
-/** @typedef {{ written: [string | null, string | null], rows: OutputRow[], similarity?: number | null }} Outputs */
+/** @typedef {{ written: [string | null, string | null], rows: OutputRow[], similarity?: number }} Outputs */
 
 /** @param {number} share */
 export function percent(share) {
@@ -58,13 +58,13 @@ function writtenNodes(outputs, isChanged) {
 }
 
 /**
- * @param {Outputs & { states?: unknown[] }} outputs
+ * @param {Outputs} outputs
+ * @param {boolean} isChanged
  * @returns {HTMLElement[]}
  */
-export function outputNodes(outputs) {
-  const isChanged = outputs.similarity !== undefined ? outputs.similarity !== null : outputs.written[1] !== null || outputs.rows.some((row) => row.candidates.some(([, , before, after]) => before !== after));
+export function outputNodes(outputs, isChanged) {
   const nodes = [el("h3", {}, "Output"), ...writtenNodes(outputs, isChanged)];
-  if (outputs.similarity !== undefined && outputs.similarity !== null) nodes.push(el("p", {}, `cosine with the unchanged vector: ${fixed(outputs.similarity, 4)}`));
+  if (outputs.similarity !== undefined && isChanged) nodes.push(el("p", {}, `cosine with the unchanged vector: ${fixed(outputs.similarity, 4)}`));
   const { rows } = outputs;
   if (!rows.length) return nodes;
   const shown = el("div", { class: "shown-output" });
