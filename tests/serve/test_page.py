@@ -44,6 +44,7 @@ def served(name: str) -> Iterator[tuple[str, Runs]]:
 class LiveTab:
     def __init__(self, running: Any, address: str) -> None:
         self.tab, self.errors = running.new_page(viewport={"width": 1440, "height": 900}), list[str]()
+        self.tab.set_default_timeout(240_000)  # many programs may share the machine
         self.tab.on("pageerror", lambda error: self.errors.append(str(error)))
         self.tab.goto(address)
         self.answered()
