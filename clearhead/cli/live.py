@@ -83,6 +83,7 @@ def _serve(model: Model, port: int, values: Mapping[str, Any]) -> None:
     Raises:
         InputError: the port is in use.
     """
+    from clearhead.fast.native.load import library
     from clearhead.maps.reading import ReadKwargs
     from clearhead.serve.app import Access, listen, make_app, run
     from clearhead.serve.explorer import explorer_router
@@ -90,6 +91,7 @@ def _serve(model: Model, port: int, values: Mapping[str, Any]) -> None:
     from clearhead.serve.work import Workers
 
     listener = listen(port)
+    library()  # compiled before somebody waits for it
     access, workers = Access(listener.getsockname()[1]), Workers()
     first = Asked(text=values["text"], target=values["target"], generate=values["generate"])
     reading = ReadKwargs(

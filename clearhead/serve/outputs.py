@@ -1,6 +1,6 @@
 """What a model puts out for a text, beside what it puts out while it is changed.
 
-Legend: P positions, V outputs, D width.
+Legend: T tokens, D width.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from itertools import chain
 from typing import Any
 
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 from torch import Tensor
 
 from clearhead.errors import InputError
 from clearhead.maps.attention_maps import AttentionMaps
-from clearhead.maps.outcome import OutputNames, predicts_next
-from clearhead.maps.streams import Streams
+from clearhead.maps.outcome import OutputNames
 
 MOST_NUMBERS = 2**23
 """Probabilities of one run that are kept."""
@@ -43,35 +42,36 @@ class Outputs:
 
 
 @torch.no_grad()
-def outputs_of(maps: AttentionMaps, written: str | None) -> Outputs:
-    """Run a model once more, in the calling context with its changes, and return its outputs.
+def outputs_of(maps: AttentionMaps, hidden_1TD: Float[Tensor, "1 tokens width"], written: str | None) -> Outputs:
+    """Return the outputs of a run.
 
     Args:
         maps: of the run.
+        hidden_1TD: what its last stack returned.
         written: what the model wrote in it.
     """
-    streams = Streams.of(maps.module, maps.reading.source, maps.reading.target)
-    state = streams.hidden[0].float().mean(0).cpu()
+    state = hidden_1TD[0].float().mean(0).cpu()
+    head = maps.module.head
     try:
         names = maps.output_names
     except InputError:
         return Outputs((), (), None, state, written)
-    positions = _positions(maps, streams, names)
-    known = maps.reading.labels if predicts_next(streams, names) else ()
-    labels = [known[place] if place is not None and place < len(known) else -1 for place in positions]
-    logits = torch.cat([streams.logits(streams.hidden, position) for position in positions])
-    probabilities = names.probabilities(logits[:, : len(names.names)]).cpu()
-    return Outputs(tuple(positions), tuple(labels), probabilities, state, written)
+    assert head is not None
+    if head.is_pooled:
+        logits = head(hidden_1TD, (maps.reading.target or maps.reading.source).mask)
+        return Outputs((None,), (-1,), names.probabilities(logits.float()).cpu(), state, written)
+    positions = _positions(maps, names)
+    logits = head(hidden_1TD[:, positions])[0, :, : len(names.names)].float()
+    known = maps.reading.labels if names.tokenizer is not None and maps.module.decoder is not None else ()
+    labels = tuple(known[place] if place < len(known) else -1 for place in positions)
+    return Outputs(tuple(positions), labels, names.probabilities(logits).cpu(), state, written)
 
 
-def _positions(maps: AttentionMaps, streams: Streams, names: OutputNames) -> list[int | None]:
+def _positions(maps: AttentionMaps, names: OutputNames) -> list[int]:
     """Return the positions that are shown: the masks, or as many of the last ones as can be kept."""
-    assert streams.module.head is not None
-    if streams.module.head.is_pooled:
-        return [None]
-    ids = streams.last.ids[0].tolist()
-    mask_id = None if names.tokenizer is None or streams.top == "decoder" else names.tokenizer.mask_id
-    masks: list[int | None] = [place for place, index in enumerate(ids) if index == mask_id]
+    ids = (maps.reading.target or maps.reading.source).ids[0].tolist()
+    mask_id = None if names.tokenizer is None or maps.module.decoder is not None else names.tokenizer.mask_id
+    masks = [place for place, index in enumerate(ids) if index == mask_id]
     most = min(512, max(1, MOST_NUMBERS // len(names.names)))
     return masks[:most] or list(range(max(0, len(ids) - most), len(ids)))
 

@@ -170,9 +170,9 @@ class Runs:
         return self._bases.get(asked.unchanged, partial(self._run, asked, work))
 
     def _run(self, asked: Asked, work: Work) -> tuple[AttentionMaps, Outputs]:
-        with work.watching(self.model):
+        with work.watching(self.model), capture(self.model.module, "hidden") as seen:
             maps = self._attention(asked)
-            return maps, outputs_of(maps, self._written(asked, maps))
+        return maps, outputs_of(maps, seen["hidden"][-1].tensor, self._written(asked, maps))
 
     def _attention(self, asked: Asked) -> AttentionMaps:
         return self.model.attention(asked.text, asked.target, asked.generate, precision="auto", **self.reading)
@@ -187,9 +187,10 @@ class Runs:
         if asked.edits:
             others = self._others(asked.edits, base, work)
             with work.watching(self.model), editing(self.model.module, asked.edits, others):
-                changed = attend(base.module, base.tokenizers, base.task, base.reading)
+                with capture(self.model.module, "hidden") as seen:
+                    changed = attend(base.module, base.tokenizers, base.task, base.reading)
                 again = self._attention(asked) if self._writes(asked) else changed
-                after = outputs_of(changed, self._written(asked, again))
+                after = outputs_of(changed, seen["hidden"][-1].tensor, self._written(asked, again))
                 samples.append(self._sample(changed, "changed", work))
                 runs.append(changed)
         encoder = Encoder()

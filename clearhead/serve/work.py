@@ -6,8 +6,9 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import TypeVar
 
 from fastapi import Request
@@ -18,6 +19,7 @@ from clearhead.model.facade import Model
 from clearhead.progress import Counted, Display, shown_by
 
 ResultT = TypeVar("ResultT")
+GRACE = 1.0  # seconds in which a thread may end
 POLLED = 0.1  # seconds between two looks at whether the browser is still there
 
 
@@ -72,7 +74,7 @@ class Workers:
     """The threads of an application: one for what takes long, and one for what somebody waits for at this moment."""
 
     def __init__(self) -> None:
-        self._pools = {is_quick: ThreadPoolExecutor(1, "quick" if is_quick else "slow") for is_quick in (False, True)}
+        self._lanes = {is_quick: _Lane("quick" if is_quick else "slow") for is_quick in (False, True)}
         self._running: set[Work] = set()
         self.are_idle = threading.Event()  # the quick ones
         self.are_idle.set()
@@ -96,14 +98,14 @@ class Workers:
             work.end()
         self._running.add(work)
         self._count()
-        context = contextvars.copy_context()
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._pools[is_quick], context.run, _run, function, work)
+        future = asyncio.wrap_future(self._lanes[is_quick].begin(function, work))
         try:
             while not (await asyncio.wait([future], timeout=POLLED))[0]:
                 if await request.is_disconnected():
                     work.end()
             return future.result()
+        except asyncio.CancelledError:
+            raise Left from None
         finally:
             work.end()
             self._running.discard(work)
@@ -127,12 +129,47 @@ class Workers:
             work.end()
 
     def join(self) -> None:
-        """Wait until all threads have ended."""
+        """End every computation, and wait a little until its thread has ended."""
         self.close()
-        for pool in self._pools.values():
-            pool.shutdown(cancel_futures=True)
+        for lane in self._lanes.values():
+            lane.join()
 
 
-def _run(function: Callable[[Work], ResultT], work: Work) -> ResultT:
-    work.check()
-    return function(work)
+class _Lane:
+    """A thread that computes one thing after another; it does not hold up the end of the process.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def begin(self, function: Callable[[Work], ResultT], work: Work) -> Future[ResultT]:
+        """Compute a function when the thread is free, unless its work has ended by then."""
+        future: Future[ResultT] = Future()
+
+        def task() -> None:
+            future.set_running_or_notify_cancel()
+            try:
+                work.check()
+                result = function(work)
+            except BaseException as error:  # noqa: BLE001 - whoever waits receives it
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        context = contextvars.copy_context()
+        self._tasks.put(lambda: context.run(task))
+        return future
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+
+    def join(self) -> None:
+        """Let the thread end after what it computes."""
+        self._tasks.put(None)
+        self._thread.join(GRACE)

@@ -173,10 +173,19 @@ def test_a_slow_computation_lets_a_quick_one_go_first() -> None:
     workers.join()
 
 
+# A test run in the background starts with SIGINT ignored, and so would what it starts.
+PROGRAM = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from clearhead.__main__ import main
+sys.exit(main())
+"""
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it(number: int, code: int, saved_model: Path) -> None:
     """Also while a page waits for a computation; the exit code is that of the signal."""
-    command = [sys.executable, "-m", "clearhead", "view", str(saved_model), "ab", "--serve"]
+    command = [sys.executable, "-c", PROGRAM, "view", str(saved_model), "ab", "--serve"]
     started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert started.stdout is not None
     address = started.stdout.readline().strip()
