@@ -8,8 +8,10 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 
 from clearhead.core.attention import Attention
+from clearhead.serve.forced import Forced, forced
 from clearhead.serve.long_text import Piece, rows_of_weights, tile
 from clearhead.serve.runs import Asked, Runs, Shown
+from clearhead.serve.sweeps import Sweep, sweep
 from clearhead.serve.work import Work, Workers
 from clearhead.view.explorer.write import live_html
 
@@ -58,6 +60,19 @@ def explorer_router(runs: Runs, workers: Workers, first: Asked) -> APIRouter:
             return rows_of_weights(runs.named(name, work).runs[sample].record(stack, layer), query)
 
         return _bytes(await workers.compute(request, compute, is_quick=True))
+
+    @router.post("/force")
+    async def force(request: Request, given: Forced) -> dict[str, str]:
+        def compute(work: Work) -> str:
+            base, _ = runs.base(given.asked, work)
+            with work.watching(runs.model), runs.changing(given.asked, base, work):
+                return forced(base, given, work)
+
+        return {"text": await workers.compute(request, compute)}
+
+    @router.post("/sweep")
+    async def patches(request: Request, given: Sweep) -> dict[str, Any]:
+        return await workers.compute(request, lambda work: sweep(runs, given, work))
 
     return router
 

@@ -198,6 +198,6 @@ def _lambda(one: Intervention, name: str) -> str:
     return f"lambda x{', at' * ('at.' in text)}: {text}"
 
 
-def is_finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
     """Return a number as JSON has it; None for what it has no number for."""
     return value if math.isfinite(value) else None

@@ -100,7 +100,8 @@ def compared(maps: AttentionMaps, before: Outputs, after: Outputs | None) -> dic
             before.positions, before.labels, before.probabilities, later.probabilities, strict=True
         )
     ]
-    return {"written": written, "rows": rows}
+    names = maps.output_names
+    return {"written": written, "rows": rows, "end": None if names.tokenizer is None else names.tokenizer.eos_id}
 
 
 def _row(maps: AttentionMaps, position: int | None, label: int, both: tuple[Tensor, Tensor]) -> dict[str, Any]:

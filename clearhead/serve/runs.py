@@ -11,6 +11,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Generic, TypeVar
@@ -185,8 +186,7 @@ class Runs:
             None,
         )
         if asked.edits:
-            others = self._others(asked.edits, base, work)
-            with work.watching(self.model), editing(self.model.module, asked.edits, others):
+            with work.watching(self.model), self.changing(asked, base, work):
                 with capture(self.model.module, "hidden") as seen:
                     changed = attend(base.module, base.tokenizers, base.task, base.reading)
                 again = self._attention(asked) if self._writes(asked) else changed
@@ -206,6 +206,19 @@ class Runs:
             return long_sample(maps, label, work.check)
         with work.watching(self.model):
             return run_sample(maps, label, SampleOptions())
+
+    def changing(self, asked: Asked, base: AttentionMaps, work: Work) -> AbstractContextManager[object]:
+        """Return a block in which the model runs with the changes of a request.
+
+        Args:
+            asked: the request.
+            base: its unchanged run.
+            work: ends the computation where nobody waits for it.
+
+        Raises:
+            InputError: a change cannot be made.
+        """
+        return editing(self.model.module, asked.edits, self._others(asked.edits, base, work))
 
     def _others(self, edits: Sequence[Intervention], base: AttentionMaps, work: Work) -> list[Tensor | None]:
         """Return for each change the activation of its other text; every change is checked."""

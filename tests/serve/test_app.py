@@ -20,6 +20,7 @@ import torch
 
 from clearhead.errors import InputError
 from clearhead.serve.app import MOST_BYTES, listen
+from clearhead.serve.notebook import LivePage
 from clearhead.serve.work import Left, Work, Workers
 from tests.serve.cases import Browser, model_of, text_of
 
@@ -216,6 +217,19 @@ def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "tiny"
     model_of("gpt2").save(path)
     return path
+
+
+def test_a_notebook_shows_the_page_until_it_is_closed() -> None:
+    before = set(threading.enumerate())
+    page = LivePage(model_of("gpt2"), "ab")
+    assert f'src="{page.address}"' in page._repr_html_()
+    with urllib.request.urlopen(page.address) as answer:
+        assert b"</html>" in answer.read()
+        assert "http://localhost:*" in answer.headers["Content-Security-Policy"]
+    page.close()
+    assert set(threading.enumerate()) <= before
+    with pytest.raises(OSError):
+        urllib.request.urlopen(page.address)
 
 
 def test_texts_are_those_of_the_model(browser: Browser) -> None:

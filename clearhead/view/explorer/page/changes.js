@@ -45,8 +45,10 @@ export class ChangeForm {
    * @param {import("./live.js").Facts} facts
    * @param {{ store: import("./state.js").Store, page: import("./types.js").Page }} explorer
    * @param {(change: Change) => void} apply
+   * @param {(text: string, target: string | null) => void} sweep
    */
-  constructor(facts, explorer, apply) {
+  constructor(facts, explorer, apply, sweep) {
+    this.sweep = sweep;
     this.facts = facts;
     this.explorer = explorer;
     this.apply = apply;
@@ -126,8 +128,30 @@ export class ChangeForm {
       el("div", { class: "bench-row" }, part("at positions", this.positions), this.what.value === "layer" ? el("span", { class: "field-name" }, "times") : this.how,
         ...(isPatch ? [this.other, facts.readsTarget ? this.otherTarget : null] : [this.factor, this.slider])),
       el("div", { class: "bench-row" },
-        el("button", { type: "button", class: "do", onclick: () => this.submit() }, isPatch ? "Put in" : Number(this.factor.value) === 0 ? "Apply" : "Apply"), this.fault),
+        el("button", { type: "button", class: "do", onclick: () => this.submit() }, isPatch ? "Put in" : "Apply"),
+        isPatch ? el("button", { type: "button", class: "plain-button", onclick: () => this.sweep(...this.second()) }, "Sweep all places") : null, this.fault),
     );
+  }
+
+  /** @returns {[string, string | null]} the second text and its target */
+  second() {
+    return [this.other.value, this.facts.readsTarget && this.otherTarget.value.trim() ? this.otherTarget.value : null];
+  }
+
+  /**
+   * The change that puts in the stream of the second text.
+   * @param {string} stack
+   * @param {number} depth 0 is the embedding, d the stream after d layers
+   * @param {number} position
+   * @returns {Change}
+   */
+  patch(stack, depth, position) {
+    const order = this.facts.orders[stack];
+    const place = Math.max(0, depth - 1);
+    const address = `${stack}.layers.${order[place]}.${depth ? "after" : "before"}`;
+    const isShared = order.indexOf(order[place]) !== order.lastIndexOf(order[place]);
+    const [text, target] = this.second();
+    return { kind: "patch", address, head: null, positions: [position], depth: isShared ? place : null, text, target };
   }
 
   submit() {
@@ -159,7 +183,10 @@ export class ChangeForm {
       positions: numbersOf(this.positions.value),
       depth: isShared ? depth : null,
     };
-    if (change.kind === "patch") return { ...change, text: this.other.value, target: facts.readsTarget && this.otherTarget.value.trim() ? this.otherTarget.value : null };
+    if (change.kind === "patch") {
+      const [text, target] = this.second();
+      return { ...change, text, target };
+    }
     const factor = Number(this.factor.value);
     if (!Number.isFinite(factor) || this.factor.value.trim() === "") throw new Error("the factor is no number");
     return { ...change, factor };

@@ -8,6 +8,7 @@ import { el, fill } from "./dom.js";
 import { gridsFrom } from "./grids.js";
 import { outputNodes } from "./outputs.js";
 import { Pieces, arrivals } from "./pieces.js";
+import { showSweep } from "./sweep.js";
 
 /** @typedef {import("./changes.js").Change} Change */
 /** @typedef {{ text: string, target: string | null, generate: number, edits: Change[] }} Asked */
@@ -37,10 +38,13 @@ class Bench {
     this.text = this.field("Text", this.asked.text);
     this.target = this.field("Target", this.asked.target ?? "", "what the model writes");
     this.more = /** @type {HTMLInputElement} */ (el("input", { type: "number", min: 0, max: 1024, value: this.asked.generate }));
-    this.form = new ChangeForm(this.facts, explorer, (change) => this.set({ edits: [...this.asked.edits, change] }));
+    this.form = new ChangeForm(this.facts, explorer, (change) => this.add(change), (text, target) => void this.sweep(text, target));
     this.list = el("ul", { class: "changes" });
     this.status = el("p", { class: "status", role: "status" });
     this.output = el("section", { class: "bench-part output", "aria-label": "output" });
+    /** @type {{ position: number | null, index: number } | null} */
+    this.followed = null;
+    this.swept = el("section", { class: "bench-part swept", "aria-label": "sweep" });
     this.python = el("pre", { class: "python", tabindex: 0 });
     this.build();
     gridsFrom((sample, stack, layer, head, queries, keys) => {
@@ -87,7 +91,7 @@ class Bench {
     const changes = el("section", { class: "bench-part", "aria-label": "changes" }, this.form.root, this.list,
       el("details", {}, el("summary", {}, "The same in Python"), this.python));
     const bench = el("details", { class: "bench", open: innerWidth > 760 }, el("summary", {}, "Touch the model"),
-      el("div", { class: "bench-parts" }, reads, changes, this.output));
+      el("div", { class: "bench-parts" }, reads, changes, this.output), this.swept);
     document.getElementById("main")?.before(bench);
   }
 
@@ -101,6 +105,36 @@ class Bench {
     this.before.push(this.asked);
     this.asked = { ...this.asked, ...change };
     void this.ask();
+  }
+
+  /** @param {Change} change */
+  add(change) {
+    this.set({ edits: [...this.asked.edits, change] });
+  }
+
+  /**
+   * Put in every activation of a second text, one after the other.
+   * @param {string} text
+   * @param {string | null} target
+   */
+  async sweep(text, target) {
+    const { position, index } = this.followed ?? { position: null, index: null };
+    const swept = await this.working((signal) => post("sweep", { asked: this.asked, text, target, position, index }, signal));
+    if (swept) showSweep(this.swept, swept, (stack, depth, place) => this.add(this.form.patch(stack, depth, place)));
+  }
+
+  /**
+   * Let the model go on from another token.
+   * @param {number} position
+   * @param {number} index
+   */
+  async force(position, index) {
+    const answer = await this.working((signal) => post("force", { asked: this.asked, position, index }, signal));
+    if (!answer) return;
+    const field = this.facts.readsTarget ? this.target : this.text;
+    field.value = answer.text;
+    this.more.value = "0";
+    this.read();
   }
 
   undo() {
@@ -123,35 +157,49 @@ class Bench {
     this.status.classList.toggle("fault", isFault);
   }
 
-  async ask() {
+  /**
+   * Wait for an answer, say for how long, and let the program end what nobody waits for any more.
+   * @template T
+   * @param {(signal: AbortSignal) => Promise<T>} ask
+   * @param {(error: Error) => void} [refused]
+   * @returns {Promise<T | null>}
+   */
+  async working(ask, refused = () => {}) {
     this.stop();
     const asking = new AbortController();
     this.asking = asking;
-    const { asked } = this;
     const start = performance.now();
     const clock = setInterval(() => this.say(`computing for ${Math.round((performance.now() - start) / 1000)} s`), 1000);
     this.say("computing …");
-    this.showChanges();
     document.documentElement.dataset.asking = "1";
     try {
-      const answer = /** @type {Answer} */ (await post("read", asked, asking.signal));
-      this.show(answer);
+      const answer = await ask(asking.signal);
       this.say("");
+      return answer;
     } catch (error) {
-      if (asking === this.asking) this.refused(/** @type {Error} */ (error), asked);
+      const { name, message } = /** @type {Error} */ (error);
+      if (asking === this.asking) {
+        this.say(name === "AbortError" ? "stopped" : message, name !== "AbortError");
+        refused(/** @type {Error} */ (error));
+      }
+      return null;
     } finally {
       clearInterval(clock);
       if (asking === this.asking) document.documentElement.dataset.asking = "0";
     }
   }
 
+  async ask() {
+    const { asked } = this;
+    this.showChanges();
+    await this.working(async (signal) => this.show(/** @type {Answer} */ (await post("read", asked, signal))), () => this.refused(asked));
+  }
+
   /**
    * What cannot be done changes nothing.
-   * @param {Error} error
    * @param {Asked} asked
    */
-  refused(error, asked) {
-    this.say(error.name === "AbortError" ? "stopped" : error.message, error.name !== "AbortError");
+  refused(asked) {
     const before = this.before.pop();
     if (before && asked === this.asked) this.asked = before;
     this.showChanges();
@@ -167,7 +215,9 @@ class Bench {
     const hasTwo = answer.page.samples.length > 1;
     if (hasTwo !== hadTwo) explorer.store.set({ sample: 0, other: hasTwo ? 1 : -1 });
     this.form.follow();
-    fill(this.output, ...outputNodes(answer.outputs, hasTwo));
+    this.followed = null;
+    const force = this.facts.writes ? (/** @type {number} */ position, /** @type {number} */ index) => void this.force(position, index) : null;
+    fill(this.output, ...outputNodes(answer.outputs, hasTwo, (position, index) => (this.followed = { position, index }), force));
     this.python.textContent = answer.python.join("\n");
   }
 

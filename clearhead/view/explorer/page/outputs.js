@@ -1,42 +1,45 @@
 /** What the model puts out, beside what it puts out while it is changed. */
 
-import { el, fixed, short } from "./dom.js";
+import { el, fixed } from "./dom.js";
 import { tokenNode } from "./labels.js";
 
 /** @typedef {[string, number, number, number]} Candidate text, id, probability before and after */
 /** @typedef {{ position: number | null, reads: string, follows: Candidate | null, candidates: Candidate[] }} OutputRow */
-/** @typedef {{ written: [string | null, string | null], rows: OutputRow[], similarity?: number }} Outputs */
+/** @typedef {{ written: [string | null, string | null], rows: OutputRow[], end: number | null, similarity?: number }} Outputs */
 
 /** @param {number} share */
 export function percent(share) {
   const value = 100 * share;
-  return value >= 0.1 || value === 0 ? `${fixed(value, value < 10 ? 1 : 0)} %` : `${short(value)} %`;
+  return value >= 0.1 || value === 0 ? `${fixed(value, value < 10 ? 1 : 0)} %` : "< 0.1 %";
 }
 
 /**
  * @param {Candidate} candidate
  * @param {boolean} isChanged
+ * @param {(() => void) | null} go
  */
-function candidateRow([text, , before, after], isChanged) {
-  const bar = (/** @type {number} */ share, /** @type {string} */ kind) => {
+function candidateRow([text, , before, after], isChanged, go) {
+  const share = (/** @type {number} */ value, /** @type {string} */ kind) => {
     const meter = el("span", { class: `meter ${kind}`, "aria-hidden": "true" });
-    meter.style.setProperty("--share", String(share));
-    return meter;
+    meter.style.setProperty("--share", String(value));
+    return el("td", { class: "number" }, meter, el("span", { class: "share" }, percent(value)));
   };
-  return el("tr", {}, el("th", { scope: "row" }, tokenNode(text)),
-    el("td", { class: "number" }, bar(before, "before"), el("span", { class: "share" }, percent(before))),
-    isChanged ? el("td", { class: "number" }, bar(after, "after"), el("span", { class: "share" }, percent(after))) : null);
+  const name = go ? el("button", { type: "button", class: "plain", title: "go on from here with this token", onclick: go }, tokenNode(text)) : tokenNode(text);
+  return el("tr", {}, el("th", { scope: "row" }, name), share(before, "before"), isChanged ? share(after, "after") : null);
 }
 
 /**
  * @param {OutputRow} row
  * @param {boolean} isChanged
+ * @param {((position: number, index: number) => void) | null} force
  */
-function candidates(row, isChanged) {
-  const sorted = [...row.candidates].sort((one, two) => Math.max(two[2], two[3]) - Math.max(one[2], one[3]));
+function candidates(row, isChanged, force) {
+  const { position } = row;
+  const sorted = [...row.candidates].sort((one, two) => Math.max(two[2], two[3]) - Math.max(one[2], one[3])).slice(0, 8);
+  if (row.follows && !sorted.some(([, index]) => index === row.follows?.[1])) sorted.push(row.follows);
   return el("table", { class: "keys candidates" }, el("caption", { class: "unseen" }, "most probable outputs"),
-    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "output"), el("th", { scope: "col", class: "number" }, "unchanged"), isChanged ? el("th", { scope: "col", class: "number" }, "changed") : null)),
-    el("tbody", {}, ...sorted.slice(0, 8).map((candidate) => candidateRow(candidate, isChanged))));
+    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, force ? "next token: click to force it" : "output"), el("th", { scope: "col", class: "number" }, "unchanged"), isChanged ? el("th", { scope: "col", class: "number" }, "changed") : null)),
+    el("tbody", {}, ...sorted.map((candidate) => candidateRow(candidate, isChanged, force && position !== null ? () => force(position, candidate[1]) : null))));
 }
 
 /** @param {OutputRow} row */
@@ -60,17 +63,23 @@ function writtenNodes(outputs, isChanged) {
 /**
  * @param {Outputs} outputs
  * @param {boolean} isChanged
+ * @param {(position: number | null, index: number) => void} follow tells which output a sweep follows
+ * @param {((position: number, index: number) => void) | null} force puts a token behind a position, where the model writes
  * @returns {HTMLElement[]}
  */
-export function outputNodes(outputs, isChanged) {
+export function outputNodes(outputs, isChanged, follow, force) {
   const nodes = [el("h3", {}, "Output"), ...writtenNodes(outputs, isChanged)];
   if (outputs.similarity !== undefined && isChanged) nodes.push(el("p", {}, `cosine with the unchanged vector: ${fixed(outputs.similarity, 4)}`));
   const { rows } = outputs;
   if (!rows.length) return nodes;
   const shown = el("div", { class: "shown-output" });
-  const show = (/** @type {OutputRow} */ row) => shown.replaceChildren(el("h4", {}, ...title(row)), candidates(row, isChanged));
-  const last = rows[rows.length - 1];
-  show(last);
+  const show = (/** @type {OutputRow} */ row) => {
+    shown.replaceChildren(el("h4", {}, ...title(row)), candidates(row, isChanged, force));
+    follow(row.position, (row.follows ?? row.candidates[0])[1]);
+  };
+  // The end of a text says least about it.
+  const first = [...rows].reverse().find((row) => row.follows?.[1] !== outputs.end) ?? rows[rows.length - 1];
+  show(first);
   if (rows.length > 1) {
     nodes.push(el("div", { class: "output-strip", role: "group", "aria-label": "outputs of all positions" }, ...rows.map((row) => {
       const [text, , before, after] = row.follows ?? row.candidates[0];
