@@ -29,7 +29,7 @@ from clearhead.view.explorer.encode import LARGEST, LEVELS
 
 SIDE = 512  # numbers of a tile in each direction
 MASKED = 0xFFFF
-_MOST_SCORES = 2**23  # of one head, computed together
+_MOST_SCORES = 2**20  # of one head, computed together: they stay in the processor's cache
 
 
 def is_long(maps: AttentionMaps) -> bool:
@@ -76,7 +76,7 @@ def _spans(record: AttentionRecord, check: Callable[[], None]) -> tuple[int, ...
     found: list[int] = []
     if record.attention.spec.mask == spec.Causal() and record.context.masking.is_only_causal(spec.Causal()):
         return tuple(chain.from_iterable((0, query) for query in range(queries)))
-    size = max(1, 4 * _MOST_SCORES // keys)
+    size = max(1, _MOST_SCORES // keys)
     for start in range(0, queries, size):
         check()
         rows = slice(start, min(queries, start + size))

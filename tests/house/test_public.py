@@ -16,9 +16,9 @@ from tests.house.source import package_sources
 
 NAMES = {
     "clearhead": """
-        Answer AttentionMaps Cache Classification Entity Filled Generation HeadStatistics Hypothesis InputError Model
-        MultiHeadAttention Output PairScore RunFailure TrainResult Transformer __version__ build capture check edit load
-        presets spec surgery train view_attention
+        Answer AttentionMaps Cache Classification Entity Filled Generation HeadStatistics HookPoints Hypothesis
+        InputError Model MultiHeadAttention Output PairScore RunFailure SweepResult TrainResult Transformer __version__
+        build capture check edit load presets register spec surgery sweep train view_attention
     """,
     "clearhead.check": "Finding Report attention layer loss module norm positions rope transformer",
     "clearhead.core": "Attention Cache MultiHeadAttention Output Sequence Transformer build",
@@ -27,9 +27,9 @@ NAMES = {
         Activation ActivationName Alibi Attention BandScaling Biases Branch Causal ClampedGate Disentangled
         DistanceTable DynamicScaling Embedding EmbeddingPosition FeedForward Full Function Head HeadLayer Layer
         LayerNorm Learned Linear LinearScaling LongRopeScaling Mask MixtureOfExperts Model Node Norm Normal
-        OutProjection Pool Prefix Projection QueryKeyNorm RMSNorm Reference RelativeBuckets Rotary RotaryScaling
-        Router ScoreBias ScoreTable Sinusoidal SoftCap Stack Step Table TableHeads L2Normalize Window Xavier YarnScaling
-        consistency_faults map_nodes validate walk
+        OutProjection Part PlainNorm Pool Prefix Projection QueryKeyNorm RMSNorm Reference RelativeBuckets Rotary
+        RotaryScaling Router ScoreBias ScoreTable Sinusoidal SoftCap Stack Step Table TableHeads L2Normalize Window
+        Xavier YarnScaling builds consistency_faults map_nodes module_of own_parts validate walk
     """,
     "clearhead.surgery": """
         EditedModel SurgeryReport cut_vocabulary grow_vocabulary keep_layers remove_heads remove_neurons replace_head
@@ -53,6 +53,7 @@ METHODS = {
         translate_n_best tree word_aligner
     """,
     "MultiHeadAttention": "attention extra_repr forward train",
+    "SweepResult": "record",
     "TrainResult": "load",
     "Transformer": """
         decode encode extra_repr forward is_watched max_positions num_source_ids num_target_ids point run states
