@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead import spec
-from clearhead.core.attention import attention_weights
 from clearhead.errors import InputError
 from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.page import bias_name, mask_name, stack_attention, token_rows
@@ -129,35 +128,26 @@ def tile(record: AttentionRecord, piece: Piece, check: Callable[[], None]) -> by
     if not (head < record.num_heads and first < queries and left < keys):
         raise InputError(f"head {head} has no piece {piece.row}, {piece.column} of {extent} tokens on each side")
     last, right = min(queries, first + extent), min(keys, left + extent)
-    numbers = torch.full((-(-(last - first) // pool), -(-(right - left) // pool)), -1.0)
+    parts = []
     step = max(1, _MOST_SCORES // keys // pool) * pool
     for start in range(first, last, step):
         check()
         rows = slice(start, min(last, start + step))
         weights_QK = _weights(record, head, rows)[:, left:right]
-        if weights_QK.shape[1]:
-            part = F.max_pool2d(weights_QK[None, None], pool, ceil_mode=True)[0, 0]
-            numbers[(start - first) // pool :][: part.shape[0], : part.shape[1]] = part
+        parts.append(F.max_pool2d(weights_QK[None, None], pool, ceil_mode=True)[0, 0] if pool > 1 else weights_QK)
+    numbers = torch.cat(parts)
     codes = np.rint(LEVELS * numbers.clamp(0, 1).sqrt_().numpy()).astype("<u2")
     codes[numbers.numpy() < 0] = MASKED
     return zlib.compress(codes.tobytes(), 1)
 
 
 @torch.no_grad()
-def _weights(record: AttentionRecord, head: int, rows: slice) -> Float32[Tensor, "queries first_keys"]:
-    """Return the weights of some queries on the keys up to the last one that any of them sees; -1 where masked."""
-    attention, mask, bias = record.attention, record.mask(rows), record.bias(rows)
-    query, key = record.query_BHTE[:, head : head + 1, rows], record.key_BKSE[:, record.kv_head(head)][:, None]
-    end = key.shape[2]
+def _weights(record: AttentionRecord, head: int, rows: slice) -> Float32[Tensor, "queries keys"]:
+    """Return the weights of some queries, -1 where the mask is False."""
+    weights_QK, mask = record.weights([head], rows)[0, 0], record.mask(rows)
     if mask is not None:
-        mask = mask[:, min(head, mask.shape[1] - 1)][:, None].expand(1, 1, query.shape[2], end)
-        end = int(mask[0, 0].any(0).nonzero().max()) + 1 if mask.any() else 0
-        mask = mask[..., :end]
-    bias = None if bias is None else bias[:, head : head + 1, :, :end]
-    sink = None if attention.sink is None else attention.sink[[head]]
-    scores = attention.scores(query, key[:, :, :end], bias, mask)
-    weights_QK: Tensor = attention_weights(scores, mask, sink)[0, 0].float()
-    return (weights_QK if mask is None else weights_QK.masked_fill(~mask[0, 0], -1.0)).cpu()
+        weights_QK = weights_QK.masked_fill(~mask[0, min(head, mask.shape[1] - 1)], -1.0)
+    return weights_QK.cpu()
 
 
 def rows_of_weights(record: AttentionRecord, query: int) -> bytes:
@@ -168,8 +158,5 @@ def rows_of_weights(record: AttentionRecord, query: int) -> bytes:
     """
     if not 0 <= query < record.query_BHTE.shape[2]:
         raise InputError(f"there is no query {query}; there are {record.query_BHTE.shape[2]}")
-    found = torch.full((record.num_heads, record.key_BKSE.shape[2]), -1.0)
-    for head in range(record.num_heads):
-        row_K = _weights(record, head, slice(query, query + 1))[0]
-        found[head, : len(row_K)] = row_K
-    return zlib.compress(found.numpy().astype("<f4").tobytes(), 1)
+    rows = [_weights(record, head, slice(query, query + 1))[0] for head in range(record.num_heads)]
+    return zlib.compress(torch.stack(rows).numpy().astype("<f4").tobytes(), 1)
