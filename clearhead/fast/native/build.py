@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import logging
 import os
@@ -33,8 +32,8 @@ _SECONDS: Final = 120
 _LOGGER = logging.getLogger("clearhead.fast.native")
 
 
-def compiled(options: Sequence[str], kernels: str = INFERENCE) -> ctypes.CDLL:
-    """Compile the kernels of a folder, or find them in the cache, and load them.
+def compiled(options: Sequence[str], kernels: str = INFERENCE) -> Path:
+    """Compile the kernels of a folder, or find them in the cache, and return their file.
 
     Args:
         options: of the compiler, beside the usual ones; they say what the processor can do.
@@ -51,7 +50,7 @@ def compiled(options: Sequence[str], kernels: str = INFERENCE) -> ctypes.CDLL:
         with locked(file.parent):
             if (fault := fault_of(file)) is not None:
                 _compile(command, sources, file, fault)
-    return ctypes.CDLL(str(file))
+    return file
 
 
 def _compiler() -> str:

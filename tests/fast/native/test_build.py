@@ -16,6 +16,7 @@ import pytest
 from clearhead.cli.console import library_messages
 from clearhead.cli.stopping import StopOnSignal, Stopped
 from clearhead.fast.native import build
+from tests.processors import loaded
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_command_says_once_that_it_compiles_and_how_long_it_took(capfd: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         with library_messages():
-            kernels = build.compiled([])
+            kernels = loaded(build.compiled([]))
         assert (kernels.one(), kernels.two()) == (1, 1)
     first, second = capfd.readouterr().err.splitlines()
     assert first.startswith("clearhead: compiling kernels for this processor, once, which takes about ")
