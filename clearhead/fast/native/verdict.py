@@ -20,6 +20,7 @@ from clearhead.fast.native.cache import kernel_folder, locked, read_own, write_o
 from clearhead.fast.probe import processor
 
 KEPT_AS: Final = ".verdict"
+PASSED: Final = "passed"
 SECONDS: Final = 60
 """A test takes two; one that takes so many hangs."""
 _TEST: Final = Path(__file__).parent.parent / "selftest.py"
@@ -45,12 +46,12 @@ def refuse_untried(file: Path, kernels: str) -> None:
         with locked(kept.parent):
             if not kept.exists():
                 write_own(kept, _tried(file, kernels).encode())
-    if fault := read_own(kept).decode():
-        raise OSError(f"{fault} (to try again, delete {kept})")
+    if (said := read_own(kept).decode()) != PASSED:
+        raise OSError(f"{said} (to try again, delete {kept})")
 
 
 def _tried(file: Path, kernels: str) -> str:
-    """Return what is wrong with a library, or an empty text."""
+    """Return what is wrong with a library, or that it passed."""
     # With the modules that this process has, whatever lies in the working directory.
     command = [sys.executable, "-I", "-c", f"{_RUN}selftest.main(*sys.argv[1:])", str(file), kernels]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -74,4 +75,4 @@ def _tried(file: Path, kernels: str) -> str:
     if child.returncode:
         last = errors.decode("utf-8", "replace").strip().splitlines()[-1:]
         return f"a test of them on this machine failed: {''.join(last)}"
-    return said.decode()
+    return said.decode() or PASSED
