@@ -54,10 +54,12 @@ def _tried(file: Path, kernels: str) -> str:
     """Return what is wrong with a library, or that it passed."""
     # With the modules that this process has, whatever lies in the working directory.
     command = [sys.executable, "-I", "-c", f"{_RUN}selftest.main(*sys.argv[1:])", str(file), kernels]
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     # It may be one of many programs, and threads that wait busily would take its time.
     environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-    with subprocess.Popen([*command, json.dumps(sys.path)], **pipes, env=environment) as child:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [*command, json.dumps(sys.path)], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=environment
+    ) as child:
         try:
             # Ticks: what stops both processes for a while, as a laptop's lid does, is no hang.
             for _ in range(int(SECONDS / _TICK)):
@@ -73,6 +75,6 @@ def _tried(file: Path, kernels: str) -> str:
     if child.returncode < 0:
         return f"a test of them on this machine ended with {signal.Signals(-child.returncode).name}"
     if child.returncode:
-        last = errors.decode("utf-8", "replace").strip().splitlines()[-1:]
+        last = errors.strip().splitlines()[-1:]
         return f"a test of them on this machine failed: {''.join(last)}"
-    return said.decode() or PASSED
+    return said or PASSED
