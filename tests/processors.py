@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.fast.native import build, load
+from clearhead.fast.native.options import INFERENCE
 from clearhead.fast.probe import processor
 
 UNIT = Path(__file__).parent / "fast/native/matrix_unit.h"
@@ -47,9 +48,9 @@ def kernels_of(level: str) -> Iterator[ctypes.CDLL]:
     options = options_of(level)
 
     @cache
-    def library(kernels: str = build.INFERENCE) -> ctypes.CDLL:
+    def library(kernels: str = INFERENCE) -> ctypes.CDLL:
         return loaded(build.compiled(options, kernels))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, "library", library)
-        yield library(build.INFERENCE)
+        yield library(INFERENCE)

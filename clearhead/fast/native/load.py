@@ -15,8 +15,9 @@ import torch
 from clearhead.errors import InputError
 from clearhead.fast import probe
 from clearhead.fast.native import abi
-from clearhead.fast.native.build import INFERENCE, compiled
+from clearhead.fast.native.build import compiled, packaged
 from clearhead.fast.native.openmp import refuse_other_openmp
+from clearhead.fast.native.options import INFERENCE
 from clearhead.fast.native.turns import Turns
 from clearhead.fast.native.verdict import refuse_untried
 
@@ -67,7 +68,7 @@ def serve_only(kernels: str, found: ctypes.CDLL) -> None:
 @cache
 def _library(kernels: str) -> ctypes.CDLL | None:
     try:
-        file = compiled(["-march=native", *_without(probe.processor().hidden)], kernels)
+        file = packaged(kernels) or compiled(["-march=native", *_without(probe.processor().hidden)], kernels)
         refuse_untried(file, kernels)
         found = opened(file)
     except OSError as error:

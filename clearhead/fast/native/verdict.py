@@ -26,6 +26,7 @@ SECONDS: Final = 60
 _TEST: Final = Path(__file__).parent.parent / "selftest.py"
 _RUN: Final = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from clearhead.fast import selftest; "
 _TICK: Final = 0.1
+_CRASHES: Final = signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT
 
 
 def refuse_untried(file: Path, kernels: str) -> None:
@@ -72,9 +73,10 @@ def _tried(file: Path, kernels: str) -> str:
                 return f"a test of them on this machine did not end within {SECONDS} s"
         finally:
             child.kill()
-    if child.returncode < 0:
+    if -child.returncode in _CRASHES:
         return f"a test of them on this machine ended with {signal.Signals(-child.returncode).name}"
     if child.returncode:
-        last = errors.strip().splitlines()[-1:]
-        return f"a test of them on this machine failed: {''.join(last)}"
+        # Of what may be otherwise the next time, such as too little memory, no verdict is kept.
+        last = errors.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
+        raise OSError(f"a test of them on this machine failed: {last[0]}")
     return said or PASSED

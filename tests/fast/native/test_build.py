@@ -16,16 +16,17 @@ import pytest
 from clearhead.cli.console import library_messages
 from clearhead.cli.stopping import StopOnSignal, Stopped
 from clearhead.fast.native import build
+from clearhead.fast.native.options import INFERENCE
 from tests.processors import loaded
 
 
 @pytest.fixture(autouse=True)
 def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Two small sources and an empty cache."""
-    (tmp_path / build.INFERENCE).mkdir()
+    (tmp_path / INFERENCE).mkdir()
     for name in ("one", "two"):
         text = f'extern "C" __attribute__((visibility("default"))) int {name}() {{ return 1; }}\n'
-        (tmp_path / build.INFERENCE / f"{name}.cpp").write_text(text)
+        (tmp_path / INFERENCE / f"{name}.cpp").write_text(text)
     monkeypatch.setattr(build, "FOLDER", tmp_path)
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.fast.native import build, cache
+from clearhead.fast.native.options import INFERENCE
 
 NOBODY = 65534
 SOURCE = 'extern "C" __attribute__((visibility("default"))) int one() { return 1; }\n'
@@ -20,8 +21,8 @@ SOURCE = 'extern "C" __attribute__((visibility("default"))) int one() { return 1
 
 @pytest.fixture(autouse=True)
 def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / build.INFERENCE).mkdir()
-    (tmp_path / build.INFERENCE / "one.cpp").write_text(SOURCE)
+    (tmp_path / INFERENCE).mkdir()
+    (tmp_path / INFERENCE / "one.cpp").write_text(SOURCE)
     monkeypatch.setattr(build, "FOLDER", tmp_path)
 
 

@@ -17,6 +17,7 @@ from clearhead.core import build as build_model
 from clearhead.fast import selftest
 from clearhead.fast.native import build, load, verdict
 from clearhead.fast.native.openmp import refuse_other_openmp
+from clearhead.fast.native.options import INFERENCE, TRAINING
 from clearhead.fast.runner import Runner
 from tests.processors import loaded
 
@@ -26,7 +27,7 @@ HANG = 'void top_float32() { for (;;) __asm__ volatile(""); }'
 OTHER_THREADS = "const void* openmp() { return reinterpret_cast<const void*>(&openmp); }"
 
 
-def own_file(kernels: str = build.INFERENCE) -> Path:
+def own_file(kernels: str = INFERENCE) -> Path:
     """The library for this processor, which the suite has compiled."""
     return build.compiled(["-march=native"], kernels)
 
@@ -42,7 +43,7 @@ def beside(function: str, folder: Path) -> Path:
 
 def kernels() -> Iterator[tuple[str, str]]:
     """The folder and the name of each kernel."""
-    for folder in (build.INFERENCE, build.TRAINING):
+    for folder in (INFERENCE, TRAINING):
         for file in (build.FOLDER / folder).glob("*.cpp"):
             text = file.read_text("utf-8")
             for name in re.findall(r"(?m)^(?:KERNEL void |TOP\(|SAMPLE\()(\w+)[(,]", text):
@@ -52,9 +53,9 @@ def kernels() -> Iterator[tuple[str, str]]:
 def test_a_right_library_passes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = own_file()
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path))
-    verdict.refuse_untried(file, build.INFERENCE)
+    verdict.refuse_untried(file, INFERENCE)
     monkeypatch.setattr(verdict, "_tried", None)
-    verdict.refuse_untried(file, build.INFERENCE)
+    verdict.refuse_untried(file, INFERENCE)
 
 
 @pytest.mark.parametrize(
@@ -102,12 +103,12 @@ def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     found: str = request.param
     library = loaded(own_file(found))
     monkeypatch.setattr(load, "library", lambda kernels="": library)
-    if found == build.TRAINING and not load.has_gemm(found):
+    if found == TRAINING and not load.has_gemm(found):
         pytest.skip("this processor has no AVX-512 for bf16")
     return found
 
 
-@pytest.mark.parametrize("folder", [build.INFERENCE, build.TRAINING], indirect=True)
+@pytest.mark.parametrize("folder", [INFERENCE, TRAINING], indirect=True)
 def test_right_kernels_are_far_from_what_is_refused(folder: str) -> None:
     assert all(error <= most / 1.5 for _, error, most in selftest.differences(folder))
 
