@@ -21,6 +21,7 @@ from clearhead.fast.native.options import INFERENCE, TRAINING
 from clearhead.fast.runner import Runner
 from tests.processors import loaded
 
+pytestmark = pytest.mark.slow
 WRONG = "void top_float32() {}"
 CRASH = "void top_float32() { __builtin_trap(); }"
 HANG = 'void top_float32() { for (;;) __asm__ volatile(""); }'
