@@ -44,7 +44,7 @@ class KernelHook(BuildHookInterface[Any]):
             kernels, level = job
             name = options["library_name"](kernels, level)
             sources = sorted(Path(self.root, NATIVE, kernels).glob("*.cpp"))
-            command = [*options["command"](compiler, options["LEVELS"][level][1]), *map(str, sources), *LINKED]
+            command = [*options["command"](compiler, kernels, options["LEVELS"][level][1]), *map(str, sources), *LINKED]
             done = subprocess.run([*command, "-o", str(folder / name)], capture_output=True, text=True, check=False)
             if done.returncode:
                 self.app.display_warning(f"{name} is left out: {compiler} failed: {done.stderr[-400:]}")

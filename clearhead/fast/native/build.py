@@ -39,7 +39,7 @@ def compiled(options: Sequence[str], kernels: str = INFERENCE) -> Path:
         OSError: there is no compiler, or it failed, or the cache cannot be written or is open to other users.
     """
     compiler = _compiler()
-    call = command(compiler, options)
+    call = command(compiler, kernels, options)
     sources = sorted((FOLDER / kernels).glob("*.cpp"))
     file = kernel_folder() / f"{_key(compiler, call, sources)}.so"
     if fault_of(file) is not None:

@@ -14,6 +14,8 @@ TRAINING: Final = "training"
 PACKAGED: Final = "compiled"
 """The folder of the libraries that a wheel brings, beside those of the sources."""
 _OPTIONS: Final = "-O3", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC"
+# A row's results must not depend on where the compiler joins products and sums; in training none is compared so.
+_EXACT: Final = {INFERENCE: ["-ffp-contract=off"]}
 _HIDDEN: Final = "-fvisibility=hidden"  # two libraries have functions of the same names
 _VNNI: Final = "-march=x86-64-v4", "-mavx512vnni"
 _AMX: Final = "-mamx-tile", "-mamx-int8", "-mamx-bf16"
@@ -28,9 +30,9 @@ LEVELS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 """Levels of processors, the best last: what the probe must find, and what the compiler may use."""
 
 
-def command(compiler: str, options: Sequence[str]) -> list[str]:
-    """Return how a compiler is called, without the files."""
-    return [compiler, *_OPTIONS, _HIDDEN, *options]
+def command(compiler: str, kernels: str, options: Sequence[str]) -> list[str]:
+    """Return how a compiler is called for the kernels of a folder, without the files."""
+    return [compiler, *_OPTIONS, *_EXACT.get(kernels, ()), _HIDDEN, *options]
 
 
 def library_name(kernels: str, level: str) -> str:
