@@ -14,6 +14,7 @@ import pytest
 
 from clearhead.fast.native import build, cache
 from clearhead.fast.native.options import INFERENCE
+from tests.processors import loaded
 
 NOBODY = 65534
 SOURCE = 'extern "C" __attribute__((visibility("default"))) int one() { return 1; }\n'
