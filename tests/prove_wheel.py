@@ -62,6 +62,7 @@ def main() -> None:
         (site / "dependencies.pth").write_text("\n".join(paths) + "\n")
         use(venv, folder)
         if len(sys.argv) > 1:
+            Path(sys.argv[1]).mkdir(exist_ok=True)
             shutil.copy(wheel, sys.argv[1])
 
 
