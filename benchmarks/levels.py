@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -40,6 +41,19 @@ def compiled(options: list[str], folder: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(file))
 
 
+def multiply(
+    library: ctypes.CDLL,
+    kind: str,
+    x: torch.Tensor,
+    vectors: tuple[torch.Tensor, ...],
+    y: torch.Tensor,
+    weight: torch.Tensor,
+) -> None:
+    """Write x weight^T + bias into y; the vectors are a scale in 8 bits, and a bias."""
+    sizes = [ctypes.c_int64(size) for size in (len(x), *weight.shape, 2)]
+    getattr(library, f"linear_{kind}")(*(ctypes.c_void_p(one.data_ptr()) for one in (x, weight, *vectors, y)), *sizes)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128, 512])
@@ -54,23 +68,19 @@ def main() -> None:
         "int8": [torch.randint(-127, 128, shape, dtype=torch.int8) for _ in range(options.copies)],
     }
 
-    def kernel(library: ctypes.CDLL, kind: str, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor) -> None:
-        tensors = [x, weight, *([scale] if kind == "int8" else []), bias, y]
-        sizes = [ctypes.c_int64(size) for size in (len(x), *shape, 2)]
-        getattr(library, f"linear_{kind}")(*(ctypes.c_void_p(one.data_ptr()) for one in tensors), *sizes)
-
     with tempfile.TemporaryDirectory() as name:
         has = processor().isa
         libraries = {level: compiled(given, Path(name)) for level, (isa, given) in LEVELS.items() if isa in has}
         for kind, copies in weights.items():
             for rows in options.rows:
-                x, y, best = torch.randn(rows, options.inputs), torch.empty(rows, options.outputs), {}
+                best: dict[str, float] = {}
+                x, y = torch.randn(rows, options.inputs), torch.empty(rows, options.outputs)
+                vectors = (scale, bias) if kind == "int8" else (bias,)
                 sides: dict[str, Callable[[torch.Tensor], object]] = {
-                    level: lambda weight, library=library: kernel(library, kind, x, weight, y)
-                    for level, library in libraries.items()
+                    level: partial(multiply, library, kind, x, vectors, y) for level, library in libraries.items()
                 }
                 if kind == "float32":
-                    sides["PyTorch"] = lambda weight: torch.nn.functional.linear(x, weight, bias)
+                    sides["PyTorch"] = partial(torch.nn.functional.linear, x, bias=bias)
                 for _ in range(options.rounds):
                     for side, run in sides.items():
                         began = time.perf_counter()
