@@ -36,6 +36,29 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
     Raises:
         InputError: no usable model is there, or its weights are not numbers; the message says what was expected.
     """
+    model = _loaded(ref, device, precision)
+    refuse_nan(model.module, str(ref))
+    in_int8 = precision == "int8"
+    if in_int8 and not is_int8(model.module):
+        to_int8(model.module)
+    elif precision == "auto":
+        model.runner = Runner(model.module, in_bf16=multiplies_in_bf16(model.module))
+    return model
+
+
+def load_unchecked(ref: str | Path, *, device: str = "auto") -> Model:
+    """Load a model as fp32, whether its weights are numbers and fit its tokenizer or not.
+
+    Args:
+        ref, device: as for `load`.
+
+    Raises:
+        InputError: no model is there, or the device is none of this machine.
+    """
+    return _loaded(ref, device, "fp32", check_rows=False)
+
+
+def _loaded(ref: str | Path, device: str, precision: str, *, check_rows: bool = True) -> Model:
     check_precision(precision)
     adapt_waiting()
     torch_device = choose_device(device)
@@ -46,17 +69,10 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
     dtype = torch.bfloat16 if chosen == "bf16" else torch.float32
     checkpoint = find_checkpoint(str(ref))
     if checkpoint is not None:
-        model = _of_checkpoint(checkpoint, dtype, torch_device)
-    else:
-        keep_int8 = in_int8 or (precision == "auto" and torch_device.type == "cpu")
-        module, pair, task, hf_checkpoint = load_saved(str(ref), dtype=dtype, keep_int8=keep_int8)
-        model = Model(module.to(torch_device).eval(), pair, task, hf_checkpoint)
-    refuse_nan(model.module, str(ref))
-    if in_int8 and not is_int8(model.module):
-        to_int8(model.module)
-    elif precision == "auto":
-        model.runner = Runner(model.module, in_bf16=multiplies_in_bf16(model.module))
-    return model
+        return _of_checkpoint(checkpoint, dtype, torch_device, check_rows=check_rows)
+    keep_int8 = in_int8 or (precision == "auto" and torch_device.type == "cpu")
+    module, pair, task, hf_checkpoint = load_saved(str(ref), dtype=dtype, keep_int8=keep_int8, check_rows=check_rows)
+    return Model(module.to(torch_device).eval(), pair, task, hf_checkpoint)
 
 
 def load_as_stored(ref: str | Path) -> Model:
@@ -74,9 +90,10 @@ def load_as_stored(ref: str | Path) -> Model:
     return _of_checkpoint(checkpoint, stored_dtype(checkpoint), torch.device("cpu"))
 
 
-def _of_checkpoint(folder: Path, dtype: torch.dtype, device: torch.device) -> Model:
+def _of_checkpoint(folder: Path, dtype: torch.dtype, device: torch.device, *, check_rows: bool = True) -> Model:
     hf_checkpoint = HFCheckpoint.load(folder, dtype=dtype)
     assert hf_checkpoint.loaded is not None, "a loaded checkpoint has a family"
     module, pair = hf_checkpoint.loaded.module.to(device), hf_checkpoint.tokenizers.pair
-    pair.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
+    if check_rows:
+        pair.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
     return Model(module.eval(), pair, hf_checkpoint.loaded.task, hf_checkpoint)
