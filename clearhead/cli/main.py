@@ -27,6 +27,7 @@ from clearhead.cli.convert import convert
 from clearhead.cli.demo import demo
 from clearhead.cli.embed import embed
 from clearhead.cli.evaluate import evaluate, with_options_of_tasks
+from clearhead.cli.explain import explain
 from clearhead.cli.fill import fill
 from clearhead.cli.generate import generate
 from clearhead.cli.heads import heads
@@ -106,7 +107,21 @@ def make_app() -> typer.Typer:
     app.add_typer(new_group(), name="new", short_help=_summary(new))
     uses = (translate, generate, fill, classify, tag, embed, answer, predict)
     measure = with_options_of_tasks(evaluate)
-    for command in (demo, train, *uses, view, measure, compare, average, convert, check, bench, inspect_, heads):
+    for command in (
+        demo,
+        train,
+        *uses,
+        view,
+        explain,
+        measure,
+        compare,
+        average,
+        convert,
+        check,
+        bench,
+        inspect_,
+        heads,
+    ):
         # Given in full: what typer takes from the docstring is cut off at the width of the terminal.
         app.command(help=_help(command), short_help=_summary(command))(command)
     return app
@@ -204,7 +219,7 @@ def _refuse_empty_paths(program: Any, words: Sequence[str]) -> None:
 def _as_option(program: Any, words: Sequence[str], reference: Reference) -> str | Reference:
     """Name an argument of Python, such as top_k, or a key of a run file by the command's option for it, if any."""
     names = {option.name: option.opts[0] for option in _options(program, words)}
-    option = names.get(_NAMES.get(reference.name, reference.name))
+    option = names.get(reference.name) or names.get(_NAMES.get(reference.name, ""))
     return reference if option is None or reference.kind not in ("argument", "key") else reference.as_option(option)
 
 

@@ -174,6 +174,13 @@ def dequantized(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
+def clamp(tensors: Mapping[str, Tensor]) -> None:
+    """Bring the integers of weights in 8 bits, by name, into -127..127 in place: products have no place for -128."""
+    for name, tensor in tensors.items():
+        if name.endswith(f".{WEIGHT}"):
+            tensor.clamp_(min=-LARGEST)
+
+
 def weight_faults(tensors: Mapping[str, Tensor]) -> Iterator[str]:
     """Yield a sentence for each tensor of a model's weights, by name, whose dtype is not that of weights.
 

@@ -13,8 +13,10 @@ from jaxtyping import Float, Int8
 from torch import Tensor
 from torch.nn import functional as F
 
+from clearhead.fast.int8 import LARGEST
 from clearhead.fast.native.addresses import fits
 from clearhead.fast.native.load import function
+from clearhead.fast.probe import has_exact_int_mm
 
 Rows = Float[Tensor, "*axes inputs"]
 Outputs = Float[Tensor, "*axes outputs"]
@@ -22,6 +24,8 @@ Run = Callable[[Tensor], Tensor]
 
 # Above so many rows the products of PyTorch are as fast, or faster.
 MOST_ROWS: Final = {torch.float32: 16, torch.bfloat16: 256}
+LEAST_BYTES: Final = 2**18
+"""A smaller matrix, which stays in the caches, PyTorch multiplies in fp32 sooner than it rounds the rows to 8 bits."""
 
 
 def float_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tensor, " outputs"] | None) -> Run | None:
@@ -97,21 +101,21 @@ def int8_linear(
         bias_N: fp32.
 
     Returns:
-        The function. Where the compiled kernels do not serve, x is not rounded, and every call dequantizes the weights.
+        The function. Without compiled kernels PyTorch multiplies in 8 bits where it has AVX-512 VNNI for that, and
+        elsewhere in fp32, x as it is, with weights that are dequantized now and kept.
     """
     kernel = function("linear_int8", pointers=5, numbers=3)
     outputs, inputs = weight_NK.shape
-
-    def plain(x: Tensor) -> Tensor:
-        return F.linear(x, weight_NK * scale_N[:, None].to(x.dtype), bias_N)
-
     is_fit = _fit(weight_NK, torch.int8, bias_N, torch.float32) and fits(scale_N, torch.float32, outputs)
-    if kernel is None or not is_fit:
-        return plain
+    if not is_fit or (kernel is None and not _multiplies_bytes(weight_NK)):
+        kept_NK = weight_NK * scale_N[:, None]
+        return lambda x: F.linear(x, kept_NK.to(x.dtype), bias_N)
 
     def run(x: Tensor) -> Tensor:
-        if not fits(x, torch.float32, *x.shape[:-1], inputs, by_row=True):
-            return plain(x)
+        if not fits(x, torch.float32, *x.shape[:-1], inputs, by_row=True) or x.numel() == 0:
+            return F.linear(x, weight_NK * scale_N[:, None].to(x.dtype), bias_N)
+        if kernel is None:
+            return _of_rounded_rows(x, weight_NK, scale_N, bias_N)
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], outputs)
         bias = None if bias_N is None else bias_N.data_ptr()
@@ -120,6 +124,24 @@ def int8_linear(
         return y
 
     return run
+
+
+def _multiplies_bytes(weight_NK: Tensor) -> bool:
+    return has_exact_int_mm() and weight_NK.is_cpu and weight_NK.numel() >= LEAST_BYTES
+
+
+def _of_rounded_rows(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None) -> Tensor:
+    """Round each row by its largest magnitude, as the kernels do, and multiply by PyTorch; sums are exact."""
+    x_MK = x.flatten(0, -2) if x.dim() > 1 else x[None]
+    most_M1 = torch.linalg.vector_norm(x_MK, torch.inf, 1, keepdim=True)
+    # A tensor: PyTorch divides a number by a tensor in two steps.
+    rounded_MK = (x_MK * (x.new_tensor(LARGEST) / most_M1)).round_().to(torch.int8)
+    # Not a number where one of the row is.
+    row_scale_M1 = most_M1 / LARGEST + most_M1 * 0.0
+    y_MN = torch._int_mm(rounded_MK, weight_NK.t()).float().mul_(row_scale_M1 * scale_N)
+    if bias_N is not None:
+        y_MN.add_(bias_N)
+    return y_MN.view(*x.shape[:-1], len(weight_NK))
 
 
 def _fit(weight: Tensor, dtype: torch.dtype, bias: Tensor | None, bias_dtype: torch.dtype) -> bool:

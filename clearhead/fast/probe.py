@@ -28,6 +28,8 @@ _FLAGS: Final = {
     "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"),
     "amx": ("amx_tile", "amx_int8", "amx_bf16"),
 }
+_MOST: Final = "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"
+"""The environment variables that hide instruction sets from oneDNN."""
 _CPUINFO: Final = Path("/proc/cpuinfo")
 
 
@@ -80,6 +82,18 @@ def has_fast_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return device.type == "cpu" and "avx512_bf16" in processor().isa
+
+
+@cache
+def has_exact_int_mm() -> bool:
+    """Return whether PyTorch multiplies matrices in 8 bits fast, which takes AVX-512 VNNI that oneDNN may use.
+
+    Where the environment hides it, sums of pairs no longer fit into their 16 bits, and results are wrong; without it
+    PyTorch multiplies number by number.
+    """
+    shown = (os.environ.get(name, "DEFAULT").upper() for name in _MOST)
+    is_hidden = any(one != "DEFAULT" and not one.startswith(("AVX512_CORE_", "AVX10_")) for one in shown)
+    return "avx512_vnni" in processor().isa and torch.backends.mkldnn.is_available() and not is_hidden
 
 
 def _lines() -> list[str]:

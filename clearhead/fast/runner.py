@@ -7,6 +7,7 @@ buffers of kernels) belongs to the call.
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,14 +22,15 @@ from clearhead.core.head import Linear as HeadLinear
 from clearhead.core.stack import Stack
 from clearhead.fast.int8 import Int8Linear, Int8Matrix
 from clearhead.fast.linear import Run, float_linear, int8_linear, mixed_linear
-from clearhead.fast.native.load import KERNELS, uses_kernels
-from clearhead.fast.probe import has_fast_bf16
+from clearhead.fast.native.load import KERNELS, library, uses_kernels
+from clearhead.fast.probe import has_exact_int_mm, has_fast_bf16
 from clearhead.fast.replica import override, replica
 from clearhead.fast.stack import NotServed, PlannedStack, StackPlan, is_altered
 from clearhead.hooks import HookPoints, is_seen
 
 LEAST_WEIGHTS: Final = 2**23
 """A model with fewer numbers in its linear layers stays in the caches, where products in bf16 gain nothing."""
+_LOGGER = logging.getLogger("clearhead.fast.native")
 _MANY_ROWS: Final = "many rows in fp32, which PyTorch multiplies as fast"
 
 
@@ -116,6 +118,15 @@ def multiplies_in_bf16(module: nn.Module) -> bool:
     is_large = sum(weight.numel() for weight in weights) >= LEAST_WEIGHTS
     is_fit = is_large and all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
     return is_fit and has_fast_bf16(torch.device("cpu"))
+
+
+def warn_of_fp32() -> None:
+    """Say in one sentence where weights in 8 bits are used as fp32, which is no slower than fp32, and no faster."""
+    if not has_exact_int_mm() and uses_kernels() and library() is None:
+        _LOGGER.warning(
+            "weights in 8 bits are turned into fp32 when they are first used, whose memory and time they then take: "
+            "there are no compiled kernels, and this processor has no AVX-512 VNNI for PyTorch"
+        )
 
 
 class ServedLinear(nn.Module):

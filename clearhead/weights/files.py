@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from clearhead.errors import InputError
-from clearhead.fast.int8 import weight_faults
+from clearhead.fast.int8 import clamp, weight_faults
 from clearhead.files import open_model_file, parse_json
 from clearhead.machine import refuse_memory
 
@@ -117,13 +117,14 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Read the weights of a model, as `load_tensors` does.
+    """Read the weights of a model, as `load_tensors` does; integers of weights in 8 bits are from -127 to 127.
 
     Raises:
         InputError: as there; or tensors of a dtype that weights do not have.
     """
     tensors = load_tensors(path)
     refuse_dtypes(tensors, path)
+    clamp(tensors)
     return tensors
 
 

@@ -12,7 +12,7 @@ from tests.cli.test_surface import commands
 
 WRITTEN = {"--output": ".toml", "--plot": ".png", "--svg": ".svg"}
 """The options that name a file to write, with the end of its name where a command says nothing else."""
-SUFFIXES = {"embed": ".npy", "view": ".html", "compare": ".png"}
+SUFFIXES = {"embed": ".npy", "view": ".html", "explain": ".html", "compare": ".png"}
 
 
 def test_no_file_is_replaced_without_force(
@@ -25,7 +25,11 @@ def test_no_file_is_replaced_without_force(
     monkeypatch.chdir(tmp_path)
     pairs = ["--source", f"{trained}/valid.source", "--target", f"{trained}/valid.target"]
     table, given = runs("classify"), {name: ["gpt2"] for name in ("inspect", "embed")}
-    given |= {"view": [f"{trained}/run", "a m u"], "compare": [f"{trained}/run"] * 2}
+    given |= {
+        "view": [f"{trained}/run", "a m u"],
+        "explain": [f"{trained}/run", "a m u"],
+        "compare": [f"{trained}/run"] * 2,
+    }
     given |= {"evaluate --output": [f"{trained}/run", *pairs]}
     given |= {"evaluate --plot": [str(table), "--text", f"{table.parent}/valid.tsv"]}
     found = commands()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +17,15 @@ from clearhead import surgery
 from clearhead.cli.main import main
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.fast import runner
+from clearhead.fast import probe, runner
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.int8 import dequantized, is_int8, quantize, to_int8
+from clearhead.fast.linear import int8_linear
+from clearhead.fast.native import load
+from clearhead.fast.probe import has_exact_int_mm
 from clearhead.fast.runner import Runner, ServedLinear, multiplies_in_bf16
 from clearhead.hf.pooling import with_head
-from clearhead.weights.files import load_tensors
+from clearhead.weights.files import load_tensors, save_tensors
 from tests import hf_models as made
 from tests.laws.tiny import FAMILIES, STYLES, tiny
 
@@ -197,3 +202,78 @@ def test_what_needs_all_digits_is_refused(folder: Path, tmp_path: Path, capsys: 
     assert "expected int8" in capsys.readouterr().err
     assert main(["convert", str(folder), str(tmp_path / "out"), "--precision", "int8", "--to", "hf"]) == 2
     assert "give one of" in capsys.readouterr().err
+
+
+@pytest.fixture
+def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a compiler."""
+    for module in (load, runner):
+        monkeypatch.setattr(module, "library", lambda kernels="": None)
+
+
+def large_linear() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rows, a matrix in 8 bits with its scales that is large enough for products in 8 bits, and a bias."""
+    x = torch.randn(9, 520) * torch.logspace(-3, 3, 9)[:, None]
+    x[3] = 0.0
+    return x, *quantize(torch.randn(512, 520)), torch.randn(512)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9])
+def test_pytorch_rounds_rows_and_sums_as_the_kernels_do(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_exact_int_mm():
+        pytest.skip("this processor has no AVX-512 VNNI")
+    x, *layer = large_linear()
+    x[0, 0] = torch.nan if rows == 9 else 1.0
+    expected = int8_linear(*layer)(x[:rows])
+    with monkeypatch.context() as patch:
+        patch.setattr(load, "library", lambda kernels="": None)
+        found = int8_linear(*layer)(x[None, :rows])[0]
+    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert not torch.equal(found, functional.linear(x[:rows], dequantized_matrix(layer), layer[2]))
+
+
+def dequantized_matrix(layer: list[Tensor]) -> Tensor:
+    return layer[0] * layer[1][:, None]
+
+
+@pytest.mark.parametrize("hidden", ["HIDE_ISA", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
+def test_matrices_are_dequantized_once_where_products_in_8_bits_would_be_wrong(
+    hidden: str, no_kernels: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, folder: Path
+) -> None:
+    if hidden == "HIDE_ISA":
+        without = replace(probe.processor(), isa=probe.processor().isa - {"avx512_vnni"})
+        monkeypatch.setattr(probe, "processor", lambda: without)
+    else:
+        monkeypatch.setenv(hidden, "avx2")
+    monkeypatch.setattr(torch, "_int_mm", None)
+    has_exact_int_mm.cache_clear()
+    try:
+        x, *layer = large_linear()
+        run, wide = int8_linear(*layer), dequantized_matrix(layer)
+        layer[0].zero_()  # it is read no more
+        assert torch.equal(run(x), functional.linear(x, wide, layer[2]))
+        with caplog.at_level(logging.WARNING, logger="clearhead"):
+            ch.load(folder, device="cpu", precision="int8")
+        assert [record.message.startswith("weights in 8 bits are turned into fp32") for record in caplog.records] == [
+            True
+        ]
+    finally:
+        has_exact_int_mm.cache_clear()
+
+
+def test_a_weight_of_minus_128_in_a_file_is_one_of_minus_127(folder: Path, tmp_path: Path) -> None:
+    model = ch.load(folder, device="cpu", precision="int8")
+    model.save(tmp_path / "int8")
+    (tmp_path / "int8" / "manifest.json").unlink()
+    file = tmp_path / "int8" / "weights.safetensors"
+    tensors = load_tensors(file)
+    names = [name for name, tensor in tensors.items() if tensor.dtype == torch.int8]
+    for name in names:
+        tensors[name][0, 0] = -128
+    save_tensors(file, tensors)
+    for precision in ("int8", "fp32"):
+        state = ch.load(tmp_path / "int8", device="cpu", precision=precision).module.state_dict()
+        state = state if precision == "int8" else {f"{name}_int8": tensor for name, tensor in state.items()}
+        for name in names:
+            scale = 1.0 if precision == "int8" else tensors[name.replace("_int8", "_scale")][0]
+            assert state[name][0, 0] == -127 * scale

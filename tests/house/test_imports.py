@@ -46,7 +46,7 @@ ORDER = (
     ("model",),
     ("training",),
     ("tasks/train",),
-    ("check", "bench", "compare", "surgery", "recipes"),
+    ("bench", "check", "compare", "explain", "recipes", "surgery"),
     ("demo",),
     ("cli",),
     ("__main__",),

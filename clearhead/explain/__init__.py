@@ -1,0 +1,1 @@
+"""The forward pass of a model on a text, number by number: see `explanation`, `score` and `page`."""
