@@ -195,8 +195,9 @@ class AttentionRun:
         """Return the output that effects and contributions are measured on.
 
         Args:
-            of: as for `outcome.choose_outcome`: a position; a token or a label; a pair of both; None: the last token
-                of a language model, the first mask of a masked model, the label of a classifier.
+            of: as for `outcome.choose_outcome`: a position; a token or a label; two of them, for why the first and not
+                the second; a position in front of one or two; None: the last token of a language model, the first
+                mask of a masked model, the label of a classifier.
 
         Raises:
             InputError: there is no such output, or the model gives no probabilities.
@@ -204,7 +205,7 @@ class AttentionRun:
         return choose_outcome(of, self._streams, self.output_names, self.reading.labels)
 
     def effects(self, of: Chosen = None, *, notify: Notify | None = None) -> list[HeadEffect]:
-        """Return how much the log-probability of an output changes when each head is switched off.
+        """Return how much the log-probability of an output, or a difference of two, changes without each head.
 
         The model runs once for each head, in batches, from the layer of the head on.
 
@@ -252,16 +253,18 @@ class AttentionRun:
         start = int((reading.target or reading.source).ids[0, reading.num_given - 1])
         return beam_tree(reading.considered, self.tokenizers.target, start)
 
-    def lens(self, top_k: int = 5) -> Lens:
+    def lens(self, top_k: int = 5, of: Chosen = None) -> Lens:
         """Return what the model would predict if it ended after each layer of its last stack.
 
         Args:
             top_k: outputs for each position.
+            of: as for `outcome`, an output that is followed at every position; None: none.
 
         Raises:
-            InputError: top_k is out of range, or the model gives no probabilities.
+            InputError: top_k is out of range, there is no such output, or the model gives no probabilities.
         """
-        return logit_lens(self._streams, self.output_names, top_k, self.reading.labels)
+        followed = None if of is None else self.outcome(of)
+        return logit_lens(self._streams, self.output_names, top_k, self.reading.labels, followed)
 
     def _written_tokens(self, stack: str) -> tuple[list[str], list[str]]:
         """Return the tokens that look and those that are looked at, as pictures write them."""

@@ -50,7 +50,7 @@ METHODS = {
         answer attention capture classify edit embed evaluate exact fill for_languages for_task generate
         predict
         generate_options heads replaced save score spec special_tokens stream tag tokenizer translate
-        translate_n_best tree
+        translate_n_best tree word_aligner
     """,
     "MultiHeadAttention": "attention extra_repr forward train",
     "TrainResult": "load",
