@@ -12,12 +12,14 @@ from .errors import RunFailure as RunFailure
 from .generate.results import Generation as Generation
 from .generate.results import Hypothesis as Hypothesis
 from .generate.scoring.targets import PairScore as PairScore
+from .hooks import HookPoints as HookPoints
 from .maps.attention_maps import AttentionMaps as AttentionMaps
 from .maps.head_statistics import HeadStatistics as HeadStatistics
 from .maps.hook_points import capture as capture
 from .maps.hook_points import edit as edit
 from .model.facade import Model as Model
 from .model.loading import load as load
+from .parts.modules import register as register
 from .tasks.answer.use import Answer as Answer
 from .tasks.classify.use import Classification as Classification
 from .tasks.fill.use import Filled as Filled

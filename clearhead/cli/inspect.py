@@ -110,6 +110,7 @@ def _refuse_options(addresses: bool, svg: Path | None, force: bool, length: int 
 def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
     """Return what a model is and costs, as one record and as lines."""
     from clearhead.core import build
+    from clearhead.parts.modules import part_lines
     from clearhead.printing import num_parameters
     from clearhead.spec.base import tree_lines
     from clearhead.spec.cost import FP32_BYTES, cost_per_token
@@ -140,7 +141,8 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
     lines = [*_cost_lines(total, spec, cost, length), *_task_lines(found.task)]
     if head is not None:
         lines.append(f"head        {head}")
-    if spec.decoder is not None:
+    lines += [f"part        {line}" for line in part_lines(module)]
+    if masks:
         lines.append(f"mask        {' and '.join(masks)}, in the decoder")
     served, unknown = _served(found)
     record["served"] = [asdict(architecture) for architecture in served]

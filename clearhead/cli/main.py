@@ -67,6 +67,10 @@ def _start(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of a failure; works after any command.")
     ] = False,
+    parts: Annotated[
+        list[Path] | None,
+        typer.Option("--parts", metavar="FILE", help="Import your own parts from this file; works after any command."),
+    ] = None,
 ) -> None:
     """Train a Transformer on your own text, use it, and look inside it.
 
@@ -152,22 +156,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
+    words, parts = _without_parts([word for word in words if word != "--debug"])
     if not words:
         main(["--help"])
         return WRONG_INPUT
     adapt_waiting()
     try:
         with StopOnSignal() as signals, signs_of_life(), library_messages(), long_texts_said_once():
-            return _run(words, debug, signals)
+            return _run(words, parts, debug, signals)
     except Stopped as stopped:
         print_message(f"{stopped}")
         return stopped.exit_code
 
 
-def _run(words: Sequence[str], debug: bool, signals: StopOnSignal) -> int:
+def _without_parts(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words without the files of parts, and these; a file that is missing is left to typer."""
+    rest, files, waiting = list[str](), list[str](), list(words)
+    while waiting:
+        word = waiting.pop(0)
+        if word == "--parts" and waiting:
+            files.append(waiting.pop(0))
+        elif word.startswith("--parts="):
+            files.append(word.partition("=")[2])
+        else:
+            rest.append(word)
+    return rest, files
+
+
+def _run(words: Sequence[str], parts: Sequence[str], debug: bool, signals: StopOnSignal) -> int:
     """Run a command and return its exit code; every error becomes one message."""
     try:
+        if parts:
+            from clearhead.parts.files import load_parts
+
+            load_parts(parts)
         program = typer.main.get_command(make_app())
         with renaming(partial(_as_option, program, words)):
             _refuse_empty_paths(program, words)

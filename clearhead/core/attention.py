@@ -45,6 +45,7 @@ def repeat_heads(x: Keys, num_heads: int) -> Float[Tensor, "batch heads keys hea
     return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
 
 
+@spec.builds(spec.Attention)
 class Attention(HookPoints):
     """out(softmax(query key^T * scale + bias) value), for each head. Source: arXiv 1706.03762, section 3.2.
 
@@ -65,6 +66,8 @@ class Attention(HookPoints):
         self.query_norm = _build_query_key_norm(attention, attention.num_heads)
         self.key_norm = _build_query_key_norm(attention, attention.num_kv_heads)
         self.sink = nn.Parameter(torch.zeros(attention.num_heads)) if attention.sink else None
+        self.score_step = spec.module_of(attention.score_step, attention.num_heads)
+        self.weight_step = spec.module_of(attention.weight_step, attention.num_heads)
         self.dropout = Dropout(attention.dropout)
         self.scale = size**-0.5 if attention.scale is None else attention.scale
         self.mask_key = attention.model_dump_json(include={"mask"})  # text: a compiled step cannot hash a spec
@@ -124,19 +127,29 @@ class Attention(HookPoints):
             return fused_attention(query, key, value, None, scale=self.scale, is_causal=True)
         return fused_attention(query, key, value, self.mask(context), bias, scale=self.scale)
 
-    def scores(self, query: Queries, key: Keys, bias: Scores | None, mask: MayAttend | None) -> Scores:
+    def scores(self, query: Queries, key: Keys, bias: Scores | None, context: Context) -> Scores:
         """Return query key^T * scale, capped and biased as the spec says; -inf where the mask is False."""
+        mask = self.mask(context)
         scores = query @ repeat_heads(key, query.shape[1]).transpose(-1, -2) * self.scale
         if self.spec.soft_cap is not None:
             scores = self.spec.soft_cap * torch.tanh(scores / self.spec.soft_cap)
         scores = scores if bias is None else scores + bias
+        scores = scores if self.score_step is None else self.score_step(scores, context)
         return scores if mask is None else scores.masked_fill(~mask, float("-inf"))
 
     def weights(self, query: Queries, key: Keys, bias: Scores | None, context: Context) -> Scores:
         """Return the weights of the eager kernel, before dropout."""
+        scores = self.point_by_row("scores", self.scores(query, key, bias, context), context)
+        return self.point_by_row("weights", self.normalize(scores, context), context)
+
+    def normalize(self, scores: Scores, context: Context) -> Scores:
+        """Turn scores into weights: by the softmax, or by a step that sees no query without a key."""
         mask = self.mask(context)
-        scores = self.point_by_row("scores", self.scores(query, key, bias, mask), context)
-        return self.point_by_row("weights", attention_weights(scores, mask, self.sink), context)
+        if self.weight_step is None:
+            return attention_weights(scores, mask, self.sink)
+        if mask is None:
+            return self.weight_step(scores, context)
+        return self.weight_step(scores.masked_fill(~mask.any(-1, True), 0.0), context).masked_fill(~mask, 0.0)
 
     def weigh(self, weights: Scores, value: Keys) -> Queries:
         """Sum the values by their weights."""

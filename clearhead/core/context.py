@@ -95,6 +95,7 @@ class Cache(Printed):
         # By the attention and the depth it runs at: layers that share their weights still see different states.
         self.self_attention: defaultdict[tuple[nn.Module, int], KeyValues] = defaultdict(KeyValues)
         self.memory_attention: dict[tuple[nn.Module, int], tuple[Tensor, Tensor]] = {}
+        self.kept: defaultdict[tuple[nn.Module, int], dict[str, Tensor]] = defaultdict(dict)  # of own parts, by name
         self.length = 0
         self.mask: Bool[Tensor, "rows keys"] | None = None
         self.memory_mask: Bool[Tensor, "sentences keys"] | None = None
@@ -112,6 +113,8 @@ class Cache(Printed):
         """Reorder, drop or repeat rows, and sentences if given: each new one is named by the old one it continues."""
         for entry in self.self_attention.values():
             entry.select(rows)
+        for kept in self.kept.values():
+            kept.update({name: tensor[rows] for name, tensor in kept.items()})
         if self.mask is not None:
             self.mask = self.mask[rows]
         if isinstance(self.total_length, Tensor):
@@ -160,6 +163,10 @@ class Context:
         prefix = None if sequence.prefix is None else F.pad(sequence.prefix, (first, 0))
         masking = Masking(ids.shape[1], keys, mask, documents, prefix=prefix)
         return cls(masking, positions[:, first:], positions, memory, memory_mask, cache, total_length)
+
+    def kept(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return the tensors [batch, ...] that a module keeps for the next call; it replaces them."""
+        return {} if self.cache is None else self.cache.kept[module, self.depth]
 
     def once(self, key: object, make: Callable[[], Any]) -> Any:
         """Return a value that several attentions share, made when the first one needs it."""

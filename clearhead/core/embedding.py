@@ -30,6 +30,7 @@ class Table(PrintedModule, nn.Module):
         return F.embedding(ids_BT, self.weight)
 
 
+@spec.builds(spec.Sinusoidal)
 class SinusoidalPosition(PrintedModule, nn.Module):
     """A table of sinusoids, looked up by position; it grows to the longest sequence seen."""
 
@@ -46,6 +47,7 @@ class SinusoidalPosition(PrintedModule, nn.Module):
         return F.embedding(position_BT + self.position.offset, table)
 
 
+@spec.builds(spec.Learned)
 class LearnedPosition(PrintedModule, nn.Module):
     """A trained table, looked up by position."""
 
@@ -62,9 +64,6 @@ class LearnedPosition(PrintedModule, nn.Module):
                 f"{self.rows - self.offset} positions; shorten or split it"
             )
         return F.embedding(position_BT + self.offset, self.weight)
-
-
-POSITIONS = {spec.Sinusoidal: SinusoidalPosition, spec.Learned: LearnedPosition}
 
 
 class Embedding(PrintedModule, nn.Module):
@@ -86,8 +85,7 @@ class Embedding(PrintedModule, nn.Module):
         self.borrowed: tuple[Table, ...] = ()  # in a tuple, so that the table is not registered twice
         self.word_norm = build_norm(rows_width, embedding.word_norm)
         self.segments = Table(embedding.num_segments, summed_width) if embedding.num_segments else None
-        position = embedding.position
-        self.position = POSITIONS[type(position)](summed_width, position) if position else None
+        self.position = spec.module_of(embedding.position, summed_width)
         self.norm = build_norm(normed_width, embedding.norm)
         self.projection = nn.Linear(rows_width, width, bias=projection.bias) if projection else nn.Identity()
         self.dropout = Dropout(embedding.dropout)

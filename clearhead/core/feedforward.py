@@ -37,6 +37,7 @@ def activate(form: spec.ActivationName | spec.ClampedGate, up: Inner, gate: Inne
     return ACTIVATIONS[form](up) if gate is None else ACTIVATIONS[form](gate) * up
 
 
+@spec.builds(spec.FeedForward)
 class FeedForward(PrintedModule, nn.Module):
     """down(dropout(act(up(x)))), or down(dropout(act(gate(x)) * up(x))) where gated.
 
@@ -51,7 +52,7 @@ class FeedForward(PrintedModule, nn.Module):
         self.dropout = Dropout(feed_forward.dropout)
         self.down = nn.Linear(feed_forward.size, width, bias=feed_forward.bias_out)
 
-    def forward(self, x_BTD: States) -> States:
+    def forward(self, x_BTD: States, context: object = None) -> States:
         gate_BTF = None if self.gate is None else self.gate(x_BTD)
         inner_BTF = activate(self.spec.activation, self.up(x_BTD), gate_BTF)
         return self.down(self.dropout(inner_BTF))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from clearhead import spec
 from clearhead.core.embedding import Table
 from clearhead.core.feedforward import ACTIVATIONS
-from clearhead.core.norm import Vectors, build_norm
+from clearhead.core.norm import Vectors
 from clearhead.core.shapes import Real, States
 from clearhead.printing import PrintedModule
 
@@ -40,6 +40,7 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(x / cap)
 
 
+@spec.builds(spec.Linear)
 class Linear(PrintedModule, nn.Module):
     """A projection whose weight is its own or a table that it is tied to. Source: arXiv 1608.05859 (tying)."""
 
@@ -97,11 +98,9 @@ class Head(nn.Module):
         self.layers, last = nn.ModuleList(), head.layers[-1]
         for layer in head.layers:
             match layer:
-                case spec.Linear():
-                    self.layers.append(Linear(width, layer))
-                    width = layer.size
-                case spec.LayerNorm() | spec.RMSNorm():
-                    self.layers.append(build_norm(width, layer))
+                case spec.Linear() | spec.LayerNorm() | spec.RMSNorm():
+                    self.layers.append(spec.module_of(layer, width))
+                    width = getattr(layer, "size", width)
                 case spec.Pool():
                     self.layers.append(Pool(layer))
                 case spec.Activation():

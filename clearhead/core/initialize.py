@@ -21,7 +21,9 @@ def initialize(model: nn.Module, initialization: spec.Xavier | spec.Normal) -> N
     """
     for name, parameter in model.named_parameters():
         owner = model.get_submodule(name.rpartition(".")[0])
-        if name.endswith("bias"):
+        if getattr(parameter, "is_made", False):
+            continue  # by an own part, beside its linear layers
+        elif name.endswith("bias"):
             nn.init.zeros_(parameter)
         elif parameter.dim() < 2 or isinstance(owner, Norm):
             continue

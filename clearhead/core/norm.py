@@ -21,8 +21,9 @@ class Norm(PrintedModule, nn.Module):
         norm: epsilon, and whether there are a weight and a bias.
     """
 
-    def __init__(self, shape: tuple[int, ...], norm: spec.LayerNorm | spec.RMSNorm) -> None:
+    def __init__(self, shape: int | tuple[int, ...], norm: spec.LayerNorm | spec.RMSNorm) -> None:
         super().__init__()
+        shape = (shape,) if isinstance(shape, int) else shape
         self.eps, self.has_unit_offset, self.is_by_head = norm.eps, norm.unit_offset, len(shape) > 1
         neutral = 0.0 if norm.unit_offset else 1.0
         self.weight = nn.Parameter(torch.full(shape, neutral)) if norm.weight else None
@@ -39,6 +40,7 @@ class Norm(PrintedModule, nn.Module):
         raise NotImplementedError
 
 
+@spec.builds(spec.LayerNorm)
 class LayerNorm(Norm):
     """(x - mean) / sqrt(variance + eps) * weight + bias, with the biased variance. Source: arXiv 1607.06450, eq. 3."""
 
@@ -46,6 +48,7 @@ class LayerNorm(Norm):
         return F.layer_norm(x_D, x_D.shape[-1:], weight, bias, self.eps)
 
 
+@spec.builds(spec.RMSNorm)
 class RMSNorm(Norm):
     """x / sqrt(mean(x^2) + eps) * weight. Source: arXiv 1910.07467, eq. 4."""
 
@@ -53,9 +56,6 @@ class RMSNorm(Norm):
         return F.rms_norm(x_D, x_D.shape[-1:], None if weight is None else weight.to(x_D.dtype), self.eps)
 
 
-def build_norm(width: int | tuple[int, int], norm: spec.LayerNorm | spec.RMSNorm | None) -> nn.Module:
+def build_norm(width: int | tuple[int, int], norm: spec.LayerNorm | spec.RMSNorm | spec.Part | None) -> nn.Module:
     """Build the norm of a spec; an absent one is the identity. The width has an axis of heads if each has a weight."""
-    if norm is None:
-        return nn.Identity()
-    shape = (width,) if isinstance(width, int) else width
-    return LayerNorm(shape, norm) if isinstance(norm, spec.LayerNorm) else RMSNorm(shape, norm)
+    return nn.Identity() if norm is None else spec.module_of(norm, width)

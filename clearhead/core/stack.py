@@ -11,13 +11,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead import spec
-from clearhead.core.attention import Attention, MemoryAttention
+from clearhead.core.attention import MemoryAttention
 from clearhead.core.context import Cache, Context, Sequence
 from clearhead.core.embedding import Embedding
-from clearhead.core.feedforward import FeedForward
 from clearhead.core.norm import Vectors, build_norm
 from clearhead.core.rare.disentangled import DisentangledAttention
-from clearhead.core.rare.mixture_of_experts import MixtureOfExperts
 from clearhead.core.rare.score_bias import BiasedAttention, build_score_table
 from clearhead.core.shapes import Memory, RealMemory, States
 from clearhead.hooks import HookPoints
@@ -25,20 +23,15 @@ from clearhead.kernels.dropout import Dropout
 
 
 def build_function(width: int, function: spec.Function, memory_width: int | None = None) -> nn.Module:
-    """Build the function of a branch: a plain class, or the rare one that its spec asks for."""
+    """Build the function of a branch: of the class that its spec is registered with, or of a rare one."""
     match function:
-        case spec.FeedForward():
-            return FeedForward(width, function)
-        case spec.MixtureOfExperts():
-            return MixtureOfExperts(width, function)
         case spec.Attention(source="memory"):
             return MemoryAttention(width, function, memory_width)
-        case spec.Attention(score_bias=None):
-            return Attention(width, function)
         case spec.Attention(score_bias=spec.Disentangled()):
             return DisentangledAttention(width, function)
-        case spec.Attention():
+        case spec.Attention(score_bias=bias) if bias is not None:
             return BiasedAttention(width, function)
+    return spec.module_of(function, width)
 
 
 class Branch(nn.Module):
@@ -53,9 +46,7 @@ class Branch(nn.Module):
         self.scale = branch.scale
 
     def forward(self, x_BTD: States, context: Context) -> States:
-        x_BTD = self.pre(x_BTD)
-        y_BTD = self.function(x_BTD, context) if isinstance(self.function, Attention) else self.function(x_BTD)
-        y_BTD = self.dropout(self.post(y_BTD))
+        y_BTD = self.dropout(self.post(self.function(self.pre(x_BTD), context)))
         return y_BTD if self.scale == 1.0 else y_BTD * self.scale
 
 

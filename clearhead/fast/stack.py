@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import torch
-from jaxtyping import Float, Int, Num
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,29 +25,36 @@ from clearhead.core.shapes import Ids, Memory, RealMemory, States
 from clearhead.core.stack import Stack
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.int8 import Int8Linear
+from clearhead.fast.keys import (
+    EVERYWHERE,
+    new_tokens,
+    set_angles,
+    set_bias,
+    set_bias_by_place,
+    set_buffers,
+    set_groups,
+    set_mask,
+    set_memory,
+    sight,
+)
 from clearhead.fast.native.abi import ACTIVATIONS, Branch, Keys, Matrix, Norm, values
 from clearhead.fast.native.addresses import Unfit, address
 from clearhead.fast.native.load import has_gemm
 from clearhead.fast.native.stack import RunStack, Weights, stack_runner
+from clearhead.fast.pieces import NewTokens, Piece
 from clearhead.fast.plan import PlannedBranch, planned_branches
 
 # In fp32, above so many rows the products of PyTorch are as fast, or faster.
 MOST_FP32_ROWS: Final = 16
 # Without a GEMM in blocks: scores of longer texts are matrix products, which PyTorch computes faster.
 MOST_TOKENS: Final = 128
-# That run through all layers before the next ones do, so that what is computed of them stays small.
-PIECE_TOKENS: Final = 2048
 LONGEST_TEXT: Final = 8192
-EVERYWHERE: Final = 2**40
-Heads = Num[Tensor, "rows heads keys head_size"]
 Rows = Float[Tensor, "rows width"]
 Places = Int[Tensor, " rows"]
 KEPT: Final = {"float32": torch.float32, "mixed": torch.bfloat16, "int8": torch.int8}
 """What keys and values are kept in, by the weights."""
-KEY_KINDS: Final = [getattr(torch, name) for name in values("KeyKind")]
 FEED_FORWARD, SELF_ATTENTION, MEMORY_ATTENTION = values("Function").values()
 NORM_KINDS: Final = values("NormKind")
-Piece = tuple[slice, slice]  # of the rows and of the new tokens of a call
 
 
 class NotServed(Exception):
@@ -86,15 +93,16 @@ class StackPlan:
         self._run: RunStack = run
         attentions = [entry[0] for entry in self._attentions if entry is not None]
         # In fp32 PyTorch reads several tokens as fast.
-        self.reads_texts = self.kind != "float32" and all(type(attention) is Attention for attention in attentions)
+        self.reads_texts = self.kind != "float32"
+        self.has_bias = any(attention.spec.score_bias is not None for attention in attentions)
         self._has_window = any(isinstance(attention.spec.mask, spec.Window) for attention in attentions)
         self._has_gemm = has_gemm()
 
     def serves(self, context: Context, batch: int, length: int) -> bool:
         """Return whether the kernels compute a call with so many rows and tokens, without gradients.
 
-        They do not: several new tokens where scores have a bias or a memory is read, masks of the caller, many rows in
-        fp32, long texts where there are no products of blocks.
+        They do not: masks of the caller, many rows in fp32, long texts where there are no products of blocks, several
+        tokens with padding elsewhere than in front of them where the distance to it counts.
         """
         masking, cache = context.masking, context.cache
         hides_more = not masking.documents is masking.allowed is masking.prefix is None
@@ -102,8 +110,9 @@ class StackPlan:
             return False
         if cache is not None and length == 1:
             return self.kind != "float32" or batch <= MOST_FP32_ROWS
-        # Padding between two tokens is no distance; texts are read without it.
-        is_by_place = cache is None or masking.key_mask is None or not self._has_window
+        # Texts without a cache are read without their padding.
+        by_distance = self._has_window or self.has_bias
+        is_by_place = cache is None or not by_distance or new_tokens(context, batch).mask is None
         most = MOST_TOKENS
         if self._has_gemm:
             most = LONGEST_TEXT if cache is None else EVERYWHERE
@@ -121,13 +130,14 @@ class StackPlan:
         dtype = KEPT[self.kind]
         cache.convert(dtype)
         buffers = list(self._buffers(x_BTD, dtype, context, cache))
-        y_BTD = x_BTD.new_empty(x_BTD.shape)
-        for piece in _pieces(batch, length):
-            x_MD = x_BTD[piece].flatten(0, 1).float().clone(memory_format=torch.contiguous_format)
+        new = new_tokens(context, batch)
+        y_MD = x_BTD.new_zeros(batch * length, x_BTD.shape[2])
+        for piece in new.pieces(cache.length):
+            x_MD = x_BTD.flatten(0, 1)[piece.places].float().clone(memory_format=torch.contiguous_format)
             used: list[Tensor] = []
-            self._run(x_MD, self._cached_keys(piece, buffers, context, cache, used))
-            y_BTD[piece] = x_MD.view_as(y_BTD[piece])
-        return y_BTD
+            self._run(x_MD, self._cached_keys(piece, new, buffers, context, cache, used))
+            y_MD[piece.places] = x_MD.to(y_MD.dtype)
+        return y_MD.view(x_BTD.shape)
 
     def _buffers(
         self, x_BTD: States, dtype: torch.dtype, context: Context, cache: IndexedCache
@@ -150,46 +160,39 @@ class StackPlan:
     def _cached_keys(
         self,
         piece: Piece,
+        new: NewTokens,
         buffers: list[tuple[Tensor, ...] | None],
         context: Context,
         cache: IndexedCache,
         used: list[Tensor],
     ) -> list[Keys]:
         """Return the keys of each branch for a piece of the new tokens; the tensors that these name go into `used`."""
-        rows, tokens = piece
         keys = cache.keys.setdefault(self, [Keys() for _ in self._attentions])
         for one, entry, kept in zip(keys, self._attentions, buffers, strict=True):
             if entry is None or kept is None:
                 continue
             attention, context.depth = entry
             if isinstance(attention, MemoryAttention):
-                one.count, one.groups = kept[0].shape[2], len(kept[0])
-                if cache.memory_row_index is not None:
-                    one.groups = len(cache.memory_row_index)
-                    one.row_index = address(cache.memory_row_index, torch.int32, one.groups)
-                one.rows_per_group = rows.stop // one.groups
-                one.window_before = one.window_after = EVERYWHERE
-                _set_mask(one, attention.mask(context), 0, used)
-                _set_places(one, attention.spec, *kept)
+                set_memory(one, piece, new.batch, cache.memory_row_index, attention, context, used)
                 continue
-            one.count = cache.length - context.masking.num_queries + tokens.stop
-            one.groups, one.rows_per_group = rows.stop - rows.start, tokens.stop - tokens.start
-            one.appends = True
+            one.count, one.appends = cache.length - piece.left, True
+            set_groups(one, piece, new.first_keys, used)
+            one.row_index = None
             if cache.row_index is not None:
-                one.row_index = address(cache.row_index, torch.int32, rows.stop, cache.length, by_row=True)
+                one.row_index = address(cache.row_index, torch.int32, new.batch, cache.length, by_row=True)
                 one.row_index_stride = cache.row_index.stride(0)
+            set_angles(one, attention, piece, new.batch, context, used)
+            if piece.cu_seqlens is None:
+                set_bias(one, attention, new.batch, context, used)
             else:
-                one.row_index = None
-            _set_angles(one, _angles(attention, context, piece), used)
-            _set_bias(one, attention, rows.stop - rows.start, context, used)
-            key_mask = context.masking.key_mask
-            if self._has_window and key_mask is not None:
-                one.window_before, one.window_after = EVERYWHERE, EVERYWHERE
-                _set_mask(one, attention.mask(context), 0, used)
-            else:
-                one.window_before, one.window_after = _sight(attention.spec.mask)
-                _set_mask(one, None if key_mask is None else key_mask[:, None, None], rows.start, used)
-            _set_buffers(one, attention.spec, rows.start, *kept)
+                set_bias_by_place(one, attention, context, used)
+            one.window_before, one.window_after = sight(attention.spec.mask)
+            mask_BS = new.mask
+            if self._has_window and mask_BS is not None and (mask := attention.mask(context)) is not None:
+                one.window_before = one.window_after = EVERYWHERE
+                mask_BS = mask[:, 0, 0]
+            set_mask(one, None if mask_BS is None else mask_BS[piece.rows], used)
+            set_buffers(one, attention.spec, piece.rows.start, *kept)
         return keys
 
     def read(self, stack: Stack, sequence: Sequence, context: Context) -> States:
@@ -200,19 +203,22 @@ class StackPlan:
         cu_seqlens = F.pad(lengths.cumsum(0), (1, 0))
         embedded_MD = _embedded(stack, sequence, context, places)
         x_MD = embedded_MD.float().contiguous()
-        keys, used, whole = [], [cu_seqlens], (slice(0, batch), slice(0, length))
+        keys, used = [], [cu_seqlens]
+        piece = Piece(slice(0, batch), slice(None) if places is None else places, cu_seqlens)
         for entry in self._attentions:
+            keys.append(one := Keys())
             if entry is None:
-                keys.append(Keys())
                 continue
             attention, context.depth = entry
-            one, size, heads = Keys(), attention.spec.head_size, attention.spec.num_kv_heads
-            one.cu_seqlens, one.groups, one.count = address(cu_seqlens, torch.int64, batch + 1), batch, length
-            one.key_stride, one.head_stride = heads * size, size
-            one.window_before, one.window_after = _sight(attention.spec.mask)
-            angles = _angles(attention, context, whole)
-            _set_angles(one, [rows if places is None else rows[places] for rows in angles], used)
-            keys.append(one)
+            if isinstance(attention, MemoryAttention):
+                set_memory(one, piece, batch, None, attention, context, used)
+                continue
+            size, heads = attention.spec.head_size, attention.spec.num_kv_heads
+            set_groups(one, piece, None, used)
+            one.count, one.key_stride, one.head_stride = length, heads * size, size
+            one.window_before, one.window_after = sight(attention.spec.mask)
+            set_angles(one, attention, piece, batch, context, used)
+            set_bias_by_place(one, attention, context, used)
         self._run(x_MD, keys)
         out_MD: Tensor = stack.finish(x_MD.to(embedded_MD.dtype))
         if mask_BT is None or places is None:
@@ -328,7 +334,8 @@ class PlannedStack(Stack):
         # start from, which vectors of the caller may be.
         if cache is None and sequence.embeddings is None and not torch.is_grad_enabled():
             context = Context.of(sequence, memory, memory_mask, None)
-            if self.plan.serves(context, *sequence.ids.shape):
+            is_by_place = sequence.positions is None or not self.plan.has_bias
+            if is_by_place and self.plan.serves(context, *sequence.ids.shape):
                 return self.plan.read(self, sequence, context)
         return super().forward(sequence, memory, memory_mask, cache)
 
@@ -373,91 +380,3 @@ def _embedded(stack: Stack, sequence: Sequence, context: Context, places: Places
         context = replace(context, query_position=position, key_position=position)
     x_BTD: Tensor = stack.embed(sequence, context)
     return x_BTD.flatten(0, 1)
-
-
-def _pieces(batch: int, length: int) -> Iterator[Piece]:
-    """Give the pieces that the new tokens of a call are read in: those of a row one after the other."""
-    rows = batch if length == 1 else max(1, PIECE_TOKENS // length)
-    for row in range(0, batch, rows):
-        for token in range(0, length, PIECE_TOKENS):
-            yield slice(row, min(batch, row + rows)), slice(token, min(length, token + PIECE_TOKENS))
-
-
-def _sight(mask: spec.Mask) -> tuple[int, int]:
-    """Return how many keys before and behind its own place a row sees."""
-    if isinstance(mask, spec.Window):
-        return mask.before, mask.after
-    return EVERYWHERE, EVERYWHERE if isinstance(mask, spec.Full) else 0
-
-
-def _set_bias(keys: Keys, attention: Attention, rows: int, context: Context, used: list[Tensor]) -> None:
-    """Set the bias on the scores of one new token of each row, which depends on positions alone."""
-    choice = attention.spec
-    if choice.score_bias is not None:
-        key_BKSE = torch.empty(rows, choice.num_kv_heads, keys.count, choice.head_size)
-        bias = attention.bias(torch.empty(rows, choice.num_heads, 1, choice.head_size), key_BKSE, context)
-        assert bias is not None
-        bias_BHS = bias[:, :, 0].float().contiguous()
-        used.append(bias_BHS)
-        shape = rows, choice.num_heads, keys.count
-        keys.bias = address(bias_BHS.expand(shape), torch.float32, *shape, by_row=True)
-        keys.bias_head_stride = bias_BHS.stride(1) if bias_BHS.shape[1] > 1 else 0
-        keys.bias_row_stride = bias_BHS.stride(0) if len(bias_BHS) > 1 else 0
-
-
-def _set_buffers(keys: Keys, choice: spec.Attention, first: int, buffer: Tensor, scales: Tensor | None = None) -> None:
-    """Set where keys and values of the rows from the first one on lie, unless they lay there in the last step."""
-    if keys.place is not None and keys.place[0] == first and keys.place[1] is buffer and keys.place[2] is scales:
-        return
-    keys.place = first, buffer, scales
-    key, value = buffer[:, first:]
-    _set_places(keys, choice, key, value)
-    if scales is not None:
-        # As many rows, heads and keys.
-        assert [size * key.shape[3] for size in scales.stride()[1:4]] == [*key.stride()[:3]]
-        keys.key_scales, keys.value_scales = (
-            address(one, torch.float32, *key.shape[:3], 1, by_row=True) for one in scales[:, first:]
-        )
-
-
-def _set_places(keys: Keys, choice: spec.Attention, key: Heads, value: Heads) -> None:
-    assert key.stride() == value.stride() and key.shape[2] >= keys.count and key.dtype in KEY_KINDS
-    shape = len(key), choice.num_kv_heads, key.shape[2], choice.head_size
-    keys.key, keys.value = (address(one, key.dtype, *shape, by_row=True) for one in (key, value))
-    keys.row_stride, keys.head_stride, keys.key_stride, _ = key.stride()
-    keys.kind = KEY_KINDS.index(key.dtype)
-
-
-def _set_mask(keys: Keys, mask: Tensor | None, first: int, used: list[Tensor]) -> None:
-    """Set which keys each group of rows may attend to, from the first of its groups on."""
-    keys.mask = None
-    if mask is not None:
-        mask_GS = mask[:, 0, 0].contiguous()
-        assert mask_GS.shape[1] >= keys.count
-        used.append(mask_GS)
-        keys.mask_stride = mask_GS.stride(0) if len(mask_GS) > 1 else 0
-        keys.mask = address(mask_GS, torch.bool, len(mask_GS), mask_GS.shape[1]) + first * keys.mask_stride
-
-
-def _angles(attention: Attention, context: Context, piece: Piece) -> list[Float[Tensor, "rows half"]]:
-    """Return cosines and sines for the rows of a piece; none where nothing is rotated."""
-    rotary, (rows, tokens) = attention.spec.position, piece
-    if rotary is None:
-        return []
-
-    def of_rows(angle_B1TE: Tensor) -> Tensor:
-        angle_BTE = angle_B1TE[rows if len(angle_B1TE) > 1 else slice(1), 0, tokens].float()
-        return angle_BTE.expand(rows.stop - rows.start, -1, -1).flatten(0, 1).contiguous()
-
-    key = attention.rotation_key
-    whole = context.once(key, lambda: attention.angles(rotary, context))
-    found: list[Tensor] = context.once((key, str(piece)), lambda: [of_rows(angle) for angle in whole])
-    return found
-
-
-def _set_angles(keys: Keys, angles: list[Tensor], used: list[Tensor]) -> None:
-    if angles:
-        cos, sin = angles
-        used += [cos, sin]
-        keys.cos, keys.sin = (address(one, torch.float32, *cos.shape) for one in (cos, sin))
-        keys.half, keys.angle_stride = cos.shape[1], cos.stride(0)

@@ -105,6 +105,10 @@ def choose_family(
     Raises:
         InputError: there is none; the report is of the nearest.
     """
+    for _, node in spec.own_parts(module.spec):
+        raise InputError(
+            f"no Hugging Face architecture has the part '{node.kind}'; a run directory and Model.save(path) keep it"
+        )
     families = registry.saved_first() if model_type is None else [registry.all_families()[model_type]]
     candidates, stuck = list[_Candidate](), list[_Candidate]()
     for family in families:

@@ -35,6 +35,8 @@ def choose_kernel(attention: spec.Attention, dropout: float, is_training: bool, 
         return "eager", "scores or weights are being watched"
     if attention.soft_cap is not None or attention.sink:
         return "eager", f"the fused kernel has no {'sink' if attention.sink else 'soft cap'}"
+    if attention.score_step is not None or attention.weight_step is not None:
+        return "eager", "a step of its own computes its scores or weights"
     if is_training and dropout > 0.0:
         return "eager", "the fused kernel has no attention dropout on a CPU"
     if is_training and not isinstance(attention.score_bias, spec.Alibi | None):

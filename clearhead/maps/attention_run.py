@@ -21,6 +21,7 @@ from clearhead.maps.flow import norm_weighted, rollout
 from clearhead.maps.head_statistics import HeadStatistics
 from clearhead.maps.lens import Lens, logit_lens
 from clearhead.maps.outcome import Chosen, Outcome, OutputNames, choose_outcome
+from clearhead.maps.patching import Patcher, Patches, Positions, aligned_positions
 from clearhead.maps.reading import Reading
 from clearhead.maps.recording import ALL, STACKS, AttentionRecord
 from clearhead.maps.repeats import heads_over_texts
@@ -233,6 +234,37 @@ class AttentionRun:
         """
         record, head = self._record_of(stack, layer, head)
         return key_effects(self._streams, record, head, self.outcome(of), notify)
+
+    def patch(
+        self,
+        other: AttentionRun,
+        of: Chosen = None,
+        *,
+        positions: Positions | None = None,
+        notify: Notify | None = None,
+    ) -> Patches:
+        """Return how much the log-probability of an output changes when activations of another text are put into this.
+
+        The model runs once for each depth and position of every stack and once for each head, in batches.
+
+        Args:
+            other: the same model's run on the other text.
+            of: as for `outcome`, of this text.
+            positions: by the name of a stack ("encoder", "decoder"), pairs of a position in this text and its
+                counterpart in the other one; None: both read as many tokens, each the counterpart of the other.
+            notify: called with the numbers of places that are done, and of all.
+
+        Raises:
+            InputError: the runs are of different models, positions have no counterparts, or as for `outcome`.
+        """
+        if other.module.spec != self.module.spec:
+            raise InputError("the two runs are of different models: let one model read both texts")
+        outcome, names = self.outcome(of), self.output_names
+        pairs = aligned_positions(self._streams, other._streams, positions)
+        patcher = Patcher(self._streams, other._streams, outcome, pairs, list(self.records.values()), notify)
+        tokens = {name: self._written_tokens(f"{name}.self")[0] for name in pairs}
+        name = names.difference(outcome, " rather than ")
+        return Patches(patcher.streams(), patcher.heads(), patcher.total(), name, tokens)
 
     def contributions(self, of: Chosen = None) -> list[Contribution]:
         """Return the terms whose sum is the logit of an output, by what wrote them: see `contributions.contributions`.

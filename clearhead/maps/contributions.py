@@ -15,8 +15,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from clearhead.core.attention import Attention
+from clearhead.core.feedforward import FeedForward
 from clearhead.core.head import Linear, Pool
 from clearhead.core.norm import LayerNorm, Norm
+from clearhead.core.rare.mixture_of_experts import MixtureOfExperts
 from clearhead.core.stack import Branch, Layer, Stack, Step
 from clearhead.maps.hook_points import Place, edit
 from clearhead.maps.outcome import Outcome
@@ -29,7 +31,8 @@ class Contribution(Printed):
     """A term of the logit, or of the difference of two logits.
 
     Args:
-        part: "embedding"; the stack of an attention, such as "decoder.self"; "feed-forward"; or "bias": of projections
+        part: "embedding"; the stack of an attention, such as "decoder.self"; "feed-forward", or the class of a part of
+            the user's own; or "bias": of projections
             and norms behind the branches of a layer, or, without a layer, behind the last one.
         layer: its number; None: below or behind the layers.
         head: its number; None where the part has no heads.
@@ -139,7 +142,9 @@ class _Path:
             if isinstance(branch.function, Attention):
                 self._add_heads(branch.function, self.seen[f"{function}.mixed", depth], inner_TD, depth)
             else:
-                self.terms.append(Contribution("feed-forward", depth, None, float((inner_TD * output_TD).sum())))
+                name = getattr(type(branch.function), "plain", type(branch.function)).__name__
+                name = "feed-forward" if isinstance(branch.function, FeedForward | MixtureOfExperts) else name
+                self.terms.append(Contribution(name, depth, None, float((inner_TD * output_TD).sum())))
         return gradient_TD
 
     def _add_heads(self, attention: Attention, mixed_THE: Tensor, gradient_TD: Tensor, depth: int) -> None:

@@ -28,6 +28,7 @@ from clearhead.maps.hook_points import capture
 from clearhead.view.explorer.data import StackName
 
 ALL = slice(None)
+_STEPS = ("scores", "normalize")
 STACKS: tuple[StackName, ...] = ("encoder.self", "decoder.self", "decoder.memory")
 
 
@@ -88,11 +89,14 @@ class AttentionRecord:
             heads: the heads; None: all.
             queries: the queries.
         """
+        if self.needs_all_heads:
+            scores = self._all_scores(queries)
+            return scores if heads is None else scores[:, list(heads)]
         query, key, bias = self.query_BHTE[:, :, queries], self.key_BKSE, self.bias(queries)
         if heads is not None:
             query, key = query[:, list(heads)], key[:, [self.kv_head(head) for head in heads]]
             bias = None if bias is None else bias[:, list(heads)]
-        return self.attention.scores(query, key, bias, self.mask(queries))
+        return self.attention.scores(query, key, bias, self._context(queries))
 
     @torch.no_grad()
     def weights(
@@ -104,10 +108,23 @@ class AttentionRecord:
             heads: the heads; None: all.
             queries: the queries.
         """
+        if self.needs_all_heads:
+            weights = self.attention.normalize(self._all_scores(queries), self._context(queries)).float()
+            return weights if heads is None else weights[:, list(heads)]
         sink: Tensor | None = self.attention.sink
         if sink is not None and heads is not None:
             sink = sink[list(heads)]
         return attention_weights(self.scores(heads, queries), self.mask(queries), sink).float()
+
+    @property
+    def needs_all_heads(self) -> bool:
+        """Whether a step, or a class, of a user's own computes scores or weights, of which a head may need others."""
+        has_step = self.attention.score_step is not None or self.attention.weight_step is not None
+        return has_step or any(getattr(type(self.attention), name) is not getattr(Attention, name) for name in _STEPS)
+
+    def _all_scores(self, queries: slice) -> Float[Tensor, "batch heads queries keys"]:
+        query = self.query_BHTE[:, :, queries]
+        return self.attention.scores(query, self.key_BKSE, self.bias(queries), self._context(queries))
 
     def _context(self, queries: slice) -> Context:
         """Return the context of some queries; it shares nothing, so that no mask outlives its use."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,12 +17,21 @@ from clearhead.hf.files.hub import find_checkpoint
 from clearhead.hf.files.tensor_files import stored_dtype
 from clearhead.machine import choose_device, choose_precision
 from clearhead.model.facade import Model
+from clearhead.parts.files import load_parts
+from clearhead.parts.modules import recomputed_parts
+from clearhead.progress import message
 from clearhead.runs.loading import load_saved
 from clearhead.weights.fill import refuse_nan
 
 
 @checked
-def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> Model:
+def load(
+    ref: str | Path,
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    parts: str | Path | Sequence[str | Path] | None = None,
+) -> Model:
     """Load a trained model.
 
     Args:
@@ -32,11 +42,17 @@ def load(ref: str | Path, *, device: str = "auto", precision: str = "auto") -> M
         precision: fp32, bf16, or int8: weights in 8 bits, for a CPU. auto: bf16 on a GPU that has it; on a CPU fp32,
             where predictions and generated text multiply in bf16 if that is faster (scores, measures and attention
             never do); and the 8 bits of a model that was saved so.
+        parts: files of your own with the parts that the model needs; None: they are imported already, or installed.
 
     Raises:
-        InputError: no usable model is there, or its weights are not numbers; the message says what was expected.
+        InputError: no usable model is there, its weights are not numbers, or a part that it needs is not there or from
+            a file that has changed; the message says what was expected.
     """
+    if parts is not None:
+        load_parts(parts)
     model = _loaded(ref, device, precision)
+    for line in recomputed_parts(model.module):
+        message(line)
     refuse_nan(model.module, str(ref))
     in_int8 = precision == "int8"
     if in_int8 and not is_int8(model.module):

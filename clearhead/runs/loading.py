@@ -12,6 +12,7 @@ from clearhead.errors import InputError
 from clearhead.fast.int8 import is_int8, to_int8
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import load_origin
+from clearhead.parts.trial import try_parts
 from clearhead.runs.directory import SPEC_FILE, TASK_FILE, model_files, read_task, settled
 from clearhead.spec import Model as ModelSpec
 from clearhead.tasks.record import TaskRecord
@@ -45,6 +46,7 @@ def load_saved(
         raise InputError(f"{weights.parent} is the beginning of a run, whose head is untrained; train further")
     spec = ModelSpec.from_file(folder / SPEC_FILE)
     _refuse_other_task(spec, task, folder)
+    try_parts(spec)
     module = filled(spec, tensors, source=str(weights), keep_int8=keep_int8)
     if not is_int8(module):
         module.to(dtype)

@@ -7,7 +7,7 @@ module built from it and the prefix of its weights. A shared table has one owner
 from clearhead.spec.base import (
     LayerNorm,
     Node,
-    Norm,
+    PlainNorm,
     Reference,
     RMSNorm,
 )
@@ -31,6 +31,7 @@ from clearhead.spec.nodes import (
     Linear,
     Mask,
     MixtureOfExperts,
+    Norm,
     Normal,
     OutProjection,
     Pool,
@@ -64,6 +65,7 @@ from clearhead.spec.positions import (
     TableHeads,
     YarnScaling,
 )
+from clearhead.spec.registry import Part, builds, module_of, own_parts
 from clearhead.spec.traversal import map_nodes, walk
 
 __all__ = [
@@ -100,6 +102,8 @@ __all__ = [
     "Norm",
     "Normal",
     "OutProjection",
+    "Part",
+    "PlainNorm",
     "Pool",
     "Prefix",
     "Projection",
@@ -121,8 +125,11 @@ __all__ = [
     "Window",
     "Xavier",
     "YarnScaling",
+    "builds",
     "consistency_faults",
     "map_nodes",
+    "module_of",
+    "own_parts",
     "validate",
     "walk",
 ]

@@ -129,4 +129,4 @@ class RMSNorm(Node):
     unit_offset: bool = False  # multiply by 1 + weight
 
 
-Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
+PlainNorm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]

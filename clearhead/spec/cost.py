@@ -10,6 +10,7 @@ the inner size of a feed-forward network, the forward pass takes
     mixture            2 d N + k times a feed-forward network, for a token; N experts, of which it passes through k
     embedding          2 e d              for a token, where rows of size e are projected to the width
     head               2 d V              for an output, V its size
+    own parts          as their spec says, or as measured
 
 and the backward pass twice as much, for the gradients of both factors. Padding is not counted, and neither are norms,
 activations and softmax, which are a few percent. Source: arXiv 2001.08361, section 2.1; arXiv 2204.02311, appendix B.
@@ -27,6 +28,7 @@ from clearhead.spec.nodes import (
     Attention,
     Causal,
     FeedForward,
+    Full,
     Function,
     Linear,
     Mask,
@@ -36,6 +38,7 @@ from clearhead.spec.nodes import (
     Window,
 )
 from clearhead.spec.positions import Disentangled, DistanceTable
+from clearhead.spec.registry import Part, kind_of
 from clearhead.spec.token_counts import TokenCounts
 
 Number = int | float
@@ -123,12 +126,18 @@ def _stack_flops(stack: Stack, tokens: Number, pairs: PairCount, memory_pairs: N
             case MixtureOfExperts():
                 router = 2 * stack.width * function.count
                 total += tokens * (router + function.top_k * _feed_forward_flops(function.expert, stack.width))
+            case Part():
+                for_token, for_pair = kind_of(function).flops(function, stack.width)
+                total += tokens * for_token + pairs(Full()) * for_pair
             case Attention(source="memory"):
                 total += 4 * function.num_heads * function.head_size * (tokens * stack.width + memory_pairs)
             case Attention():
                 heads = function.num_heads + function.num_kv_heads
                 total += tokens * 4 * stack.width * function.head_size * heads
                 total += pairs(function.mask) * 4 * function.num_heads * function.head_size
+                for step in (function.score_step, function.weight_step):
+                    if step is not None:
+                        total += pairs(function.mask) * kind_of(step).flops(step, function.num_heads)[1]
                 if isinstance(function.score_bias, Disentangled) and isinstance(stack.score_table, DistanceTable):
                     terms = len(function.score_bias.terms) * stack.score_table.span
                     total += tokens * 4 * function.num_heads * function.head_size * terms
@@ -145,9 +154,13 @@ def _feed_forward_flops(function: FeedForward, width: int) -> int:
 
 def _cache_numbers(model: Model, source: Literal["self", "memory"]) -> int:
     """Return how many numbers of keys and values the decoder keeps for a token."""
-    functions = _functions(model.decoder) if model.decoder is not None else []
+    if model.decoder is None:
+        return 0
+    functions, width = _functions(model.decoder), model.decoder.width
     attentions = [node for node in functions if isinstance(node, Attention) and node.source == source]
-    return sum(2 * node.num_kv_heads * node.head_size for node in attentions)
+    parts = [node for node in functions if isinstance(node, Part) and source == "self"]
+    kept = sum(kind_of(node).cache_numbers(node, width) for node in parts)
+    return kept + sum(2 * node.num_kv_heads * node.head_size for node in attentions)
 
 
 def _attended(length: int, mask: Mask) -> int:

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from clearhead.arguments import checked
 from clearhead.errors import InputError, nearest, within
-from clearhead.files import LARGEST_JSON, parse_json, read_model_text
+from clearhead.files import LARGEST_JSON, parse_json, read_model_text, typed
 from clearhead.spec.base import MOST_LAYERS, AnyNode, Node, Reference
 from clearhead.spec.node_checks import node_faults
 from clearhead.spec.nodes import (
@@ -28,6 +28,7 @@ from clearhead.spec.nodes import (
 )
 from clearhead.spec.positions import Disentangled, DistanceTable, RelativeBuckets, TableHeads
 from clearhead.spec.pydantic_errors import error_messages
+from clearhead.spec.registry import Need, needs, refuse_absent_parts
 from clearhead.spec.traversal import walk
 
 
@@ -61,6 +62,8 @@ class Model(Node):
     def to_json(self) -> str:
         """Write the tree as JSON; each distinct layer of a stack is written once."""
         tree = self.model_dump(mode="json")
+        if needed := needs(self):
+            tree["needs"] = needed
         for name in ("encoder", "decoder"):
             if tree[name] is not None:
                 tree[name]["layers"] = _fold(tree[name]["layers"])
@@ -81,6 +84,8 @@ class Model(Node):
             raise InputError(f"the spec is not JSON: {error.msg} at line {error.lineno}") from None
         if not isinstance(tree, dict):
             raise InputError(f"the spec must be a JSON object, got {type(tree).__name__}")
+        if (needed := tree.pop("needs", None)) is not None:
+            refuse_absent_parts(typed(needed, list[Need], name="the spec: needs"))
         for name in ("encoder", "decoder"):
             if isinstance(tree.get(name), dict):
                 tree[name]["layers"] = _unfold(tree[name].get("layers"))

@@ -82,6 +82,8 @@ def _attention_faults(node: Attention) -> Iterator[str]:
         yield f"rounded penalties count from the first token and need a causal mask; got {node.mask.kind}"
     if node.source == "memory" and (node.position or node.score_bias or node.mask != Full()):
         yield "attention to the memory needs a full mask and no position or score bias"
+    if node.weight_step is not None and node.sink:
+        yield "a sink has no effect where a step of its own makes the weights"
     if node.query_key_norm is not None:
         yield from _query_key_norm_faults(node.query_key_norm, node)
 

@@ -6,9 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from clearhead.spec.base import MOST_LAYERS, Count, LayerNorm, Node, Norm, Positive, Rate, Reference, RMSNorm
+from clearhead.spec.base import MOST_LAYERS, Count, LayerNorm, Node, PlainNorm, Positive, Rate, Reference, RMSNorm
 from clearhead.spec.positions import EmbeddingPosition, Rotary, ScoreBias, ScoreTable
 from clearhead.spec.pydantic_errors import PLAIN_NAME
+from clearhead.spec.registry import OpenTo, Part
+
+Norm = Annotated[LayerNorm | RMSNorm | Part, OpenTo("norm")]
 
 # --- masks ----------------------------------------------------------------------------------------------------
 
@@ -56,7 +59,7 @@ class Biases(Node):
 class QueryKeyNorm(Node):
     """Normalization of query and key, over each head or over all heads at once. Source: arXiv 2302.05442, section 2."""
 
-    norm: Norm
+    norm: PlainNorm
     over: Literal["head", "width"] = "head"
     per_head: bool = False  # each head has a weight of its own
     after_rotation: bool = False
@@ -66,7 +69,8 @@ class Attention(Node):
     """Multi-head self-attention, or attention to the memory. Source: arXiv 1706.03762, section 3.2.
 
     soft_cap c turns a scaled score s into c * tanh(s / c); clip bounds the projected queries, keys and values; a sink
-    is a learned score for each head that takes part in the softmax and has no value.
+    is a learned score for each head that takes part in the softmax and has no value. An own step changes the scores
+    before the mask hides any, or makes the weights in place of the softmax.
     """
 
     kind: Literal["attention"] = "attention"
@@ -83,6 +87,8 @@ class Attention(Node):
     soft_cap: Positive | None = None
     clip: Positive | None = None
     sink: bool = False
+    score_step: Annotated[Part, OpenTo("scores")] | None = None
+    weight_step: Annotated[Part, OpenTo("weights")] | None = None
     dropout: Rate = 0.0
 
 
@@ -138,7 +144,7 @@ class MixtureOfExperts(Node):
     router: Router = Router()
 
 
-Function = Annotated[Attention | FeedForward | MixtureOfExperts, Field(discriminator="kind")]
+Function = Annotated[Attention | FeedForward | MixtureOfExperts | Part, OpenTo("function")]
 
 # --- the residual equation ------------------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from clearhead.spec.base import Count, Node, Norm, Positive, Reference
+from clearhead.spec.base import Count, Node, PlainNorm, Positive, Reference
+from clearhead.spec.registry import OpenTo, Part
 
 # --- at the embedding -----------------------------------------------------------------------------------------
 
@@ -31,7 +32,7 @@ class Learned(Node):
     offset: Annotated[int, Field(ge=0)] = 0
 
 
-EmbeddingPosition = Annotated[Sinusoidal | Learned, Field(discriminator="kind")]
+EmbeddingPosition = Annotated[Sinusoidal | Learned | Part, OpenTo("position")]
 
 # --- on query and key: rotation, and its scaling beyond the training length -----------------------------------
 
@@ -152,7 +153,7 @@ class DistanceTable(Node):
     span: Count
     buckets: Annotated[int, Field(ge=4)] | None = None
     max_distance: Count | None = None
-    norm: Norm | None = None
+    norm: PlainNorm | None = None
 
 
 class Disentangled(Node):

@@ -11,6 +11,8 @@ from clearhead.errors import nearest
 
 PLAIN_NAME = "word"
 """The tag of a plain name in a field that takes a name or a node."""
+OWN_TAG = "own part"
+"""The tag of the parts of a user's own in a union that is open to them."""
 
 
 def error_messages(error: ValidationError, root: type[BaseModel]) -> list[str]:
@@ -28,7 +30,7 @@ def _follows(fault: dict[str, Any], faults: list[dict[str, Any]]) -> bool:
 
 
 def _sentence(fault: dict[str, Any], root: type[BaseModel], base: type[BaseModel]) -> str:
-    tagged = {str(node.model_fields["kind"].default): node for node in _below(base) if "kind" in node.model_fields}
+    tagged = kinds_of_nodes(base)
     location, tags = [str(part) for part in fault["loc"]], set(tagged)
     if fault["type"] == "extra_forbidden":
         parts, node = _address(location[:-1], root, tagged)
@@ -36,6 +38,8 @@ def _sentence(fault: dict[str, Any], root: type[BaseModel], base: type[BaseModel
     path, received = ".".join(_address(location, root, tagged)[0]) or root.__name__, fault["input"]
     if fault["type"] == "missing":
         return f"{path}: missing"
+    if fault["type"] == "value_error":
+        return f"{path}: {fault['ctx']['error']}"
     if fault["type"] == "union_tag_invalid":
         expected = fault["ctx"]["expected_tags"]
         return (
@@ -60,7 +64,7 @@ def _address(
         if current is not None and part in current.model_fields:
             found = set(_nodes_in(current.model_fields[part].annotation))
             current = found.pop() if len(found) == 1 else None
-        elif part in tagged or part == PLAIN_NAME:
+        elif part in tagged or part in (PLAIN_NAME, OWN_TAG):
             current = tagged.get(part)
             last = current or last
             continue
@@ -74,6 +78,16 @@ def _nodes_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for part in get_args(annotation):
         yield from _nodes_in(part)
+
+
+def kinds_of_nodes(base: type[BaseModel], *, without: type[BaseModel] | None = None) -> dict[str, type[BaseModel]]:
+    """Return the classes of nodes below a base by their kinds, but for those below `without`."""
+    nodes = [node for node in _below(base) if "kind" in node.model_fields]
+    return {
+        str(node.model_fields["kind"].default): node
+        for node in nodes
+        if without is None or not issubclass(node, without)
+    }
 
 
 def _below(base: type[BaseModel]) -> Iterator[type[BaseModel]]:

@@ -137,8 +137,24 @@ def sizes(*values: int) -> str:
     return " → ".join(map(number, values))
 
 
-def norm_block(norm: spec.LayerNorm | spec.RMSNorm, address: Path) -> Block:
+def part_block(kind: Kind, part: spec.Part, address: Path) -> Block:
+    """Return the box of a part of the user's own: its name, and its values that are not at their default."""
+    title = part.kind.replace("_", " ").capitalize()
+    return Block(kind, title, tuple(_part_facts(part)), address)
+
+
+def _part_facts(part: spec.Part) -> Iterator[str]:
+    for name, field in type(part).model_fields.items():
+        value = getattr(part, name)
+        if name != "kind" and value != field.get_default():
+            shown = number(value) if isinstance(value, float | int) and not isinstance(value, bool) else value
+            yield f"{name.replace('_', ' ')} {shown}"
+
+
+def norm_block(norm: spec.LayerNorm | spec.RMSNorm | spec.Part, address: Path) -> Block:
     """Return the box of a norm."""
+    if isinstance(norm, spec.Part):
+        return part_block("norm", norm, address)
     notes = [*(["1 + weight"] if norm.unit_offset else []), *([] if norm.weight else ["no weight"])]
     return Block("norm", _norm_name(norm) + (f" ({', '.join(notes)})" if notes else ""), (), address)
 
@@ -161,6 +177,8 @@ def function_block(function: spec.Function, width: int, address: Path) -> Block:
             chosen = f"top {function.top_k} of {function.count} experts"
             facts = (chosen, *_feed_forward_facts(function.expert, width))
             return Block("feed_forward", "Mixture of experts", facts, address)
+        case spec.Part():
+            return part_block("feed_forward", function, address)
 
 
 def _attention_facts(attention: spec.Attention) -> Iterator[str]:
@@ -181,6 +199,9 @@ def _attention_facts(attention: spec.Attention) -> Iterator[str]:
         yield f"query, key, value clipped at {number(attention.clip)}"
     if attention.sink:
         yield "attention sinks"
+    for name, step in (("scores", attention.score_step), ("weights", attention.weight_step)):
+        if step is not None:
+            yield " ".join([f"{name} by {step.kind.replace('_', ' ')}", *_part_facts(step)])
     bias = attention.bias
     with_bias = [name for name in ("query", "key", "value", "out") if getattr(bias, name)]
     if len(with_bias) < 4:
@@ -254,8 +275,10 @@ def _tables(model: spec.Model) -> dict[Path, spec.Table]:
     return {path: node for path, node in spec.walk(model) if isinstance(node, spec.Table)}
 
 
-def position_block(position: spec.Sinusoidal | spec.Learned, width: int, address: Path) -> Block:
+def position_block(position: spec.Sinusoidal | spec.Learned | spec.Part, width: int, address: Path) -> Block:
     """Return the box of the positions that are added to an embedding."""
+    if isinstance(position, spec.Part):
+        return part_block("position", position, address)
     if isinstance(position, spec.Sinusoidal):
         return Block("position", "sinusoidal", ("positions",), address)
     return Block("position", "Positions", (f"{number(position.rows)} × {number(width)}",), address)

@@ -310,5 +310,5 @@ def box_width(blocks: Iterable[Block]) -> float:
     return max(texts, default=0.0) + 2 * _PAD
 
 
-def _norm(norm: spec.LayerNorm | spec.RMSNorm | None, address: str) -> Block | None:
+def _norm(norm: spec.LayerNorm | spec.RMSNorm | spec.Part | None, address: str) -> Block | None:
     return None if norm is None else norm_block(norm, address)

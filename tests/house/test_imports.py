@@ -31,6 +31,7 @@ ORDER = (
     ("spec",),
     ("kernels",),
     ("core",),
+    ("parts",),
     ("fast",),
     ("presets", "text"),
     ("data", "generate"),

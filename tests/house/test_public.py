@@ -16,9 +16,9 @@ from tests.house.source import package_sources
 
 NAMES = {
     "clearhead": """
-        Answer AttentionMaps Cache Classification Entity Filled Generation HeadStatistics Hypothesis InputError Model
-        MultiHeadAttention Output PairScore RunFailure TrainResult Transformer __version__ build capture check edit load
-        presets spec surgery train view_attention
+        Answer AttentionMaps Cache Classification Entity Filled Generation HeadStatistics HookPoints Hypothesis
+        InputError Model MultiHeadAttention Output PairScore RunFailure TrainResult Transformer __version__ build
+        capture check edit load presets register spec surgery train view_attention
     """,
     "clearhead.check": "Finding Report attention layer loss module norm positions rope transformer",
     "clearhead.core": "Attention Cache MultiHeadAttention Output Sequence Transformer build",
@@ -27,9 +27,9 @@ NAMES = {
         Activation ActivationName Alibi Attention BandScaling Biases Branch Causal ClampedGate Disentangled
         DistanceTable DynamicScaling Embedding EmbeddingPosition FeedForward Full Function Head HeadLayer Layer
         LayerNorm Learned Linear LinearScaling LongRopeScaling Mask MixtureOfExperts Model Node Norm Normal
-        OutProjection Pool Prefix Projection QueryKeyNorm RMSNorm Reference RelativeBuckets Rotary RotaryScaling
-        Router ScoreBias ScoreTable Sinusoidal SoftCap Stack Step Table TableHeads L2Normalize Window Xavier YarnScaling
-        consistency_faults map_nodes validate walk
+        OutProjection Part PlainNorm Pool Prefix Projection QueryKeyNorm RMSNorm Reference RelativeBuckets Rotary
+        RotaryScaling Router ScoreBias ScoreTable Sinusoidal SoftCap Stack Step Table TableHeads L2Normalize Window
+        Xavier YarnScaling builds consistency_faults map_nodes module_of own_parts validate walk
     """,
     "clearhead.surgery": """
         EditedModel SurgeryReport cut_vocabulary grow_vocabulary keep_layers remove_heads remove_neurons replace_head
@@ -42,8 +42,8 @@ NAMES = {
 METHODS = {
     "AttentionMaps": """
         beams choose contributions effects heads key_effects key_tokens layers lens norm_weighted num_heads
-        outcome query_tokens record rollout save save_html save_picture stacks target_tokens to_json tokens weights
-        with_module
+        outcome patch query_tokens record rollout save save_html save_picture stacks target_tokens to_json tokens
+        weights with_module
     """,
     "Cache": "extend select",
     "Model": """

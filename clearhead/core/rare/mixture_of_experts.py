@@ -51,6 +51,7 @@ class Experts(nn.Module):
         return F.linear(self.dropout(inner), *down)
 
 
+@spec.builds(spec.MixtureOfExperts)
 class MixtureOfExperts(nn.Module):
     """The sum over the top k experts of a token of weight * expert(x), the weights by softmax over all experts.
 
@@ -63,7 +64,7 @@ class MixtureOfExperts(nn.Module):
         self.router = nn.Linear(width, mixture.count, bias=mixture.router.bias)
         self.expert = Experts(mixture.count, width, mixture.expert)
 
-    def forward(self, x_BTD: States) -> States:
+    def forward(self, x_BTD: States, context: object = None) -> States:
         x_ND = x_BTD.flatten(0, 1)
         share_NX = self.router(x_ND).softmax(dim=-1, dtype=torch.promote_types(x_ND.dtype, torch.float32))
         share_NK, chosen_NK = share_NX.topk(self.spec.top_k, dim=-1)

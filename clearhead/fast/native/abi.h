@@ -64,15 +64,16 @@ FIELD(int64_t, norms_after_rotation) END
 STRUCT(Keys) FIELD(void*, key) FIELD(void*, value)
 FIELD(int64_t, row_stride) FIELD(int64_t, head_stride) FIELD(int64_t, key_stride)
 FIELD(int64_t, count)          // keys of each group, with those that are new; of the longest text
-FIELD(const int64_t*, cu_seqlens)  // first row of each group [groups + 1], whose keys are its own rows; or null
+FIELD(const int64_t*, cu_seqlens)  // first row of each group [groups + 1], or null; without `key` its keys are its rows
+FIELD(const int64_t*, first_keys)  // of each group [groups], behind its padding, from where on all counts; null: 0
 FIELD(int64_t, groups) FIELD(int64_t, rows_per_group)
 FIELD(int64_t, window_before) FIELD(int64_t, window_after)  // keys around its own that a row sees; rows are the last ones
 FIELD(const int32_t*, row_index)   // cache row of each key of a group [groups, S]; null: the number of the group
 FIELD(int64_t, row_index_stride)  // 0: one for all keys of a group [groups]
 FIELD(const uint8_t*, mask)     // of each group [groups, S], 1 = may attend; null: all may
 FIELD(int64_t, mask_stride)
-FIELD(const float*, bias)       // on the scores [M, H, S]; null: none
-FIELD(int64_t, bias_row_stride) FIELD(int64_t, bias_head_stride)
+FIELD(const float*, bias)       // on the scores [M, H, S], or of all texts, by place [H, S, S]; null: none
+FIELD(int64_t, bias_row_stride) FIELD(int64_t, bias_head_stride) FIELD(int64_t, is_bias_by_place)
 FIELD(const float*, cos) FIELD(const float*, sin)  // of the rotation [M, half]; null: none
 FIELD(int64_t, angle_stride) FIELD(int64_t, half) FIELD(int64_t, kind)
 FIELD(float*, key_scales) FIELD(float*, value_scales)  // in 8 bits, one for each; strides: those of keys / the head size

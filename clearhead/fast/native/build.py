@@ -27,6 +27,8 @@ INFERENCE: Final = "stack"
 TRAINING: Final = "training"
 _COMPILERS: Final = "g++", "clang++", "c++"
 _OPTIONS: Final = "-O3", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC"
+# A row's results must not depend on where the compiler joins products and sums; in training none is compared so.
+_EXACT: Final = {INFERENCE: ["-ffp-contract=off"]}
 _HIDDEN: Final = "-fvisibility=hidden"  # two libraries have functions of the same names
 _SECONDS: Final = 120
 # Of its own, so that a command shows these messages wherever its output goes.
@@ -44,7 +46,7 @@ def compiled(options: Sequence[str], kernels: str = INFERENCE) -> ctypes.CDLL:
         OSError: there is no compiler, or it failed, or the cache cannot be written or is open to other users.
     """
     compiler = _compiler()
-    command = [compiler, *_OPTIONS, _HIDDEN, *options]
+    command = [compiler, *_OPTIONS, *_EXACT.get(kernels, ()), _HIDDEN, *options]
     sources = sorted((FOLDER / kernels).glob("*.cpp"))
     file = kernel_folder() / f"{_key(compiler, command, sources)}.so"
     if fault_of(file) is not None:

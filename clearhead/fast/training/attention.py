@@ -6,7 +6,7 @@ Legend: B batch, H heads, T queries, S keys, E head size.
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, Final
 
 import torch
 from jaxtyping import Bool, Float
@@ -22,12 +22,19 @@ Queries = Float[Tensor, "batch heads queries head_size"]
 Keys = Float[Tensor, "batch heads keys head_size"]
 Angles = Float[Tensor, "#batch 1 queries pairs"]
 
+_STEPS: Final = ("scores", "weights", "normalize", "weigh")
+
 
 def needs_weights(part: Attention) -> bool:
-    """Return whether an attention has to build its weights: they are watched, dropped out, capped, or have a sink."""
+    """Return whether an attention has to build its weights.
+
+    They are watched, dropped out, capped, have a sink, or are computed by a step or by a class of a user's own.
+    """
+    is_own = any(getattr(type(part), name) is not getattr(Attention, name) for name in _STEPS)
+    has_step = part.score_step is not None or part.weight_step is not None
     is_watched = part.is_watched("scores", "weights") or is_seen(part.dropout)
     is_dropped = part.training and part.dropout.p > 0.0
-    return is_watched or is_dropped or part.spec.soft_cap is not None or part.spec.sink
+    return is_own or has_step or is_watched or is_dropped or part.spec.soft_cap is not None or part.spec.sink
 
 
 def attention(

@@ -131,7 +131,7 @@ class FusedLinear(nn.Linear):
 class FusedFeedForward(FeedForward):
     """A feed-forward network in bf16 by kernels, which keep the derivative of its activation."""
 
-    def forward(self, x_BTD: States) -> States:
+    def forward(self, x_BTD: States, context: object = None) -> States:
         """Compute as the plain network does."""
         return feed_forward(self, x_BTD) if _is_trained(x_BTD) and serves_network(self) else super().forward(x_BTD)
 

@@ -11,7 +11,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from clearhead.core.attention import Attention
 from clearhead.core.context import Context
 from clearhead.core.norm import LayerNorm, Norm, RMSNorm
 from clearhead.core.shapes import States
@@ -113,8 +112,7 @@ class FusedStream(Stack):
 
 
 def _added(branch: Branch, read_BTD: Tensor, context: Context) -> _Added:
-    function = branch.function
-    y_BTD = function(read_BTD, context) if isinstance(function, Attention) else function(read_BTD)
+    y_BTD = branch.function(read_BTD, context)
     return _Added(y_BTD, branch.dropout.p if branch.dropout.training else 0.0, branch.scale)
 
 

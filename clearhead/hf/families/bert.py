@@ -121,7 +121,7 @@ KEYS = (
 
 def _pad(model: spec.Model) -> int | None:
     position = model.encoder.embedding.position if model.encoder else None
-    return position.offset - 1 if position else None
+    return position.offset - 1 if isinstance(position, spec.Sinusoidal | spec.Learned) else None
 
 
 PAD = Key("pad_token_id", 1, _pad)

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
-from clearhead.errors import InputError, nearest
+from clearhead.errors import InputError, nearest, within
 from clearhead.machine import size, total_memory
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.named import PRESETS
 from clearhead.presets.task_heads import with_head
-from clearhead.spec import Attention, Branch, Embedding, FeedForward, Head, Model, Node, map_nodes
+from clearhead.spec import (
+    Attention,
+    Branch,
+    Embedding,
+    FeedForward,
+    Head,
+    Model,
+    Node,
+    Stack,
+    Step,
+    map_nodes,
+    own_parts,
+)
 from clearhead.spec.cost import TRAINING_BYTES
 from clearhead.training.runfile.sections import ModelSection
 
 DEFAULT_PRESET = "transformer"
+OWN_PARTS: Final = ("mixer", "network", "own_norm", "own_position", "score_step", "weight_step")
+_NORMS: Final = ("pre", "post", "out", "final_norm")
 
 
 def resolve_spec(
@@ -45,15 +61,16 @@ def resolve_spec(
         path = Path(section.spec)
         model = Model.from_file(path)
         if head is not None:
-            return with_head(model, head)
+            return tried(with_head(model, head))
         if model.head is None:
             raise InputError(f"{path}: the task '{kind}' needs a spec with a head")
-        return model
+        return tried(model)
     hparams = _hparams(section, joint)
     if prefix and hparams.family == "decoder":
         hparams = replace(hparams, prefix=True)
     _refuse_too_large(hparams)
-    return build_spec(hparams, source_vocab=source_vocab, target_vocab=target_vocab, head=head)
+    model = build_spec(hparams, source_vocab=source_vocab, target_vocab=target_vocab, head=head)
+    return tried(with_own_parts(model, section))
 
 
 def _refuse_too_large(hparams: Hyperparameters) -> None:
@@ -92,7 +109,7 @@ def _hparams(section: ModelSection, joint: bool) -> Hyperparameters:
     if preset not in PRESETS:
         raise InputError(f"there is no preset '{preset}'{nearest(preset, PRESETS)}; there are {', '.join(PRESETS)}")
     hparams = PRESETS[preset]
-    given = section.model_dump(exclude={"preset", "spec"}, exclude_none=True)
+    given = section.model_dump(exclude={"preset", "spec", "parts", *OWN_PARTS}, exclude_none=True)
     if not joint:
         given = {"tie": "decoder", **given}
     hparams = replace(hparams, **given)
@@ -102,6 +119,53 @@ def _hparams(section: ModelSection, joint: bool) -> Hyperparameters:
             "or set positions = 'learned'"
         )
     return hparams
+
+
+def tried(model: Model) -> Model:
+    """Return a spec whose own parts, if there are any, were tried with few tokens.
+
+    Raises:
+        InputError: one does not do what its role needs.
+    """
+    if next(own_parts(model), None) is not None:
+        from clearhead.parts.trial import try_parts  # torch is needed for it
+
+        try_parts(model)
+    return model
+
+
+def with_own_parts(model: Model, section: ModelSection) -> Model:
+    """Return a spec with the own parts of a [model] table in it.
+
+    Args:
+        model: the spec without them.
+        section: the table.
+
+    Raises:
+        InputError: a part is not there, stands where it has no place, or its values are faulty.
+    """
+    tables = {key: table for key in OWN_PARTS if (table := getattr(section, key)) is not None}
+
+    def change(path: str, node: Node) -> Node:
+        fields = {field: tables[key] for key, field in _fields_of_parts(node) if key in tables}
+        with within(path.rpartition(".")[2]):
+            return type(node)(**{**dict(node), **fields}) if fields else node
+
+    return map_nodes(model, change) if tables else model
+
+
+def _fields_of_parts(node: Node) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a [model] table whose own parts stand in fields of a node, and these fields."""
+    if isinstance(node, Branch) and isinstance(node.function, FeedForward):
+        yield "network", "function"
+    if isinstance(node, Branch) and isinstance(node.function, Attention) and node.function.source == "self":
+        yield "mixer", "function"
+    if isinstance(node, Branch | Step | Stack):
+        yield from (("own_norm", field) for field in _NORMS if getattr(node, field, None) is not None)
+    if isinstance(node, Embedding):
+        yield "own_position", "position"
+    if isinstance(node, Attention) and node.source == "self":
+        yield from (("score_step", "score_step"), ("weight_step", "weight_step"))
 
 
 def with_dropout(model: Model, section: ModelSection) -> Model:

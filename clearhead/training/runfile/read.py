@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from clearhead.errors import InputError, nearest
 from clearhead.files import read_text_file
+from clearhead.parts.files import load_parts
 from clearhead.tasks.data import data_of
 from clearhead.tasks.registry import BUILT_IN, kinds
 from clearhead.training.runfile.faults import Address, Fault, Places, faults_of, find_lines
@@ -191,6 +192,8 @@ def _model_faults(run: RunFile, places: Places) -> list[Fault]:
     from clearhead.training.runfile.model_table import resolve_spec
 
     try:
+        if run.model.parts is not None:
+            load_parts(run.model.parts)
         if not run.task.init:
             joint = run.tokenizer.joint is not False
             resolve_spec(run.model, kind=run.task.kind, source_vocab=1009, target_vocab=1009, joint=joint)

@@ -108,14 +108,14 @@ def _model(run: RunFile) -> Iterator[Fault]:
     model = run.model
     kind, allowed = run.task.kind, find(run.task.kind).families
     if run.task.init:
-        keys = [key for key in _given(model) if key not in DROPOUTS]
+        keys = [key for key in _given(model) if key not in (*DROPOUTS, "parts")]
         yield from _without_effect("model", keys, "with [task] init, which has its own model")
         return
     if model.family is not None and model.family not in allowed:
         families = " or ".join(f"'{family}'" for family in allowed)
         yield _fault("model.family", f"must be {families} for the task '{kind}', received '{model.family}'")
     if model.spec is not None:
-        others = [key for key in _given(model) if key not in ("spec", "family")]
+        others = [key for key in _given(model) if key not in ("spec", "family", "parts")]
         yield from _without_effect("model", others, "with 'spec', which describes the whole model")
     one_stack = [key for key in ("encoder_layers", "decoder_layers") if getattr(model, key) is not None]
     if one_stack and family_of(run) != "encoder-decoder":

@@ -33,8 +33,17 @@ class TokenizerSection(Section):
     joint: bool | None = None
 
 
+_OWN = Field(description='a table of an own part with its kind, such as { kind = "gated_recurrence" }')
+OwnPart = Annotated[dict[str, Any] | None, _OWN]
+
+
 class ModelSection(Section):
-    """The model: a preset or a spec file, and changes to the preset; None keeps its value."""
+    """The model: a preset or a spec file, and changes to the preset; None keeps its value.
+
+    Own parts, from the file `parts` or an installed package: `mixer` stands in place of each self-attention, `network`
+    of each feed-forward network, `own_norm` of each norm in the layers and after them, `own_position` of the positions
+    of an embedding; `score_step` and `weight_step` are steps of each self-attention.
+    """
 
     family: Literal["encoder", "decoder", "encoder-decoder"] | None = None
     preset: str | None = None
@@ -61,6 +70,13 @@ class ModelSection(Section):
     bias: bool | None = None
     tie: Literal["all", "decoder", "none"] | None = None
     initialization: Literal["xavier", "normal"] | None = None
+    parts: str | None = None
+    mixer: OwnPart = None
+    network: OwnPart = None
+    own_norm: OwnPart = None
+    own_position: OwnPart = None
+    score_step: OwnPart = None
+    weight_step: OwnPart = None
 
 
 class Lora(Section):

@@ -29,7 +29,7 @@ _MAY_DIFFER = """
     run steps epochs seconds planned_minutes parallel activation_checkpointing device threads
     save_every keep snapshots snapshot_megabytes early_stop.patience tensorboard
 """
-MAY_DIFFER = [f"train.{key}" for key in _MAY_DIFFER.split()]
+MAY_DIFFER = ["model.parts", *(f"train.{key}" for key in _MAY_DIFFER.split())]  # the spec has the digest of the file
 
 
 @dataclass(frozen=True)

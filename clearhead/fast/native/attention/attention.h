@@ -34,10 +34,24 @@ struct Head {
   }
 };
 
-// Rows with the same keys, and which of these a row sees.
+// Rows with the same keys, and which of these a row sees. Keys count from the first one behind the padding of a group,
+// so that what a row computes does not depend on how long the texts beside its own are.
 struct Group {
-  int64_t number, begin, end, S;
+  int64_t number, begin, end, S, first_key;
   const Keys& keys;
+
+  Group(int64_t number, const Keys& keys)
+      : number(number), begin(keys.cu_seqlens ? keys.cu_seqlens[number] : number * keys.rows_per_group),
+        end(keys.cu_seqlens ? keys.cu_seqlens[number + 1] : begin + keys.rows_per_group),
+        S(keys.key ? keys.count : end - begin), first_key(keys.first_keys ? keys.first_keys[number] : 0), keys(keys) {
+    S -= first_key;
+  }
+
+  // Of a row of this call.
+  static Group of(int64_t m, const Keys& keys) {
+    if (!keys.cu_seqlens) return Group(m / keys.rows_per_group, keys);
+    return Group(std::upper_bound(keys.cu_seqlens, keys.cu_seqlens + keys.groups, m) - keys.cu_seqlens - 1, keys);
+  }
 
   // The place of a row among the keys: rows are the last of them.
   int64_t place(int64_t m) const { return S - end + m; }
@@ -55,9 +69,9 @@ template <typename Real>
 float dot(const float* query, const Real* key, int64_t E) {
   Vec<float> sums = {};
   int64_t e = 0;
-  for (; e + WIDTH <= E; e += WIDTH) sums += load(query + e) * load(key + e);
+  for (; e + WIDTH <= E; e += WIDTH) sums = multiply_add(load(query + e), load(key + e), sums);
   float sum = e ? reduce_add(sums) : 0.0f;
-  for (; e < E; ++e) sum += query[e] * to_float(key[e]);
+  for (; e < E; ++e) sum = multiply_add(query[e], to_float(key[e]), sum);
   return sum;
 }
 
@@ -68,13 +82,14 @@ void weigh(const float* weights, const Head<Real>& rows, int64_t first, int64_t 
   for (int64_t s = first; s < last; ++s) {
     const Real* row = rows.value(s) + e;
     if (rows.next) prefetch(rows.key(s) + rows.next + e, VECTORS * WIDTH);
-    for (int i = 0; i < VECTORS; ++i) sums[i] += weights[s] * load(row + i * WIDTH);
+    const Vec<float> weight = broadcast(weights[s]);
+    for (int i = 0; i < VECTORS; ++i) sums[i] = multiply_add(weight, load(row + i * WIDTH), sums[i]);
   }
   for (int i = 0; i < VECTORS; ++i) store(mixed + e + i * WIDTH, sums[i]);
 }
 
-// Turn scores [S] into weights that are still to be multiplied by the number that is returned; with no key that may be
-// attended to they are zeros.
+// Turn scores [S], which fill whole vectors, into weights that are still to be multiplied by the number that is
+// returned; with no key that may be attended to they are zeros.
 float softmax(float* scores, int64_t S, const float* sink) {
   const float most = max(scores, S, sink ? *sink : -INFINITY);
   if (most == -INFINITY && std::none_of(scores, scores + S, [](float x) { return x != x; })) {
@@ -82,18 +97,12 @@ float softmax(float* scores, int64_t S, const float* sink) {
     return 0.0f;
   }
   Vec<float> sums[2] = {};
-  int64_t s = 0;
-  for (; s + WIDTH <= S; s += WIDTH) {
+  for (int64_t s = 0; s < S; s += WIDTH) {
     const Vec<float> vec = exp(load(scores + s) - most);
     store(scores + s, vec);
     sums[s / WIDTH % 2] += vec;
   }
-  float sum = reduce_add(sums[0] + sums[1]) + (sink ? std::exp(*sink - most) : 0.0f);
-  for (; s < S; ++s) {
-    scores[s] = exp(broadcast(scores[s] - most))[0];
-    sum += scores[s];
-  }
-  return 1.0f / sum;
+  return 1.0f / (reduce_add(sums[0] + sums[1]) + (sink ? std::exp(*sink - most) : 0.0f));
 }
 
 // Turn the products of a row's query and the keys it sees, scaled, into scores.
@@ -107,11 +116,13 @@ void to_scores(const Branch& branch, const Group& group, int64_t m, int64_t head
     for (; s < last; ++s) scores[s] = branch.soft_cap * tanh(broadcast(scores[s] / branch.soft_cap))[0];
   }
   if (keys.bias) {
-    const float* bias = keys.bias + m * keys.bias_row_stride + head * keys.bias_head_stride;
+    const int64_t row = keys.is_bias_by_place ? group.place(m) : m;
+    const float* bias = keys.bias + row * keys.bias_row_stride + head * keys.bias_head_stride;
+    if (!keys.is_bias_by_place) bias += group.first_key;
     for (int64_t s = first; s < last; ++s) scores[s] += bias[s];
   }
   if (keys.mask) {
-    const uint8_t* mask = keys.mask + group.number * keys.mask_stride;
+    const uint8_t* mask = keys.mask + group.number * keys.mask_stride + group.first_key;
     for (int64_t s = first; s < last; ++s) scores[s] = mask[s] ? scores[s] : -INFINITY;
   }
 }
@@ -122,12 +133,14 @@ void attend_row(
     const Branch& branch, const Group& group, const Head<Real>& rows, float* query, int64_t m, int64_t head,
     float* scores) {
   const int64_t E = branch.head_size, first = group.first(m), last = group.last(m);
+  const int64_t seen = round_up(last - first, WIDTH);
   for (int64_t s = first; s < last; ++s) {
     prefetch(rows.value(s), E);
     scores[s] = branch.score_scale * rows.key_scale(s) * dot(query, rows.key(s), E);
   }
   to_scores(branch, group, m, head, scores);
-  const float share = softmax(scores + first, last - first, branch.sink ? branch.sink + head : nullptr);
+  std::fill(scores + last, scores + first + seen, -INFINITY);
+  const float share = softmax(scores + first, seen, branch.sink ? branch.sink + head : nullptr);
   for (int64_t s = first; s < last; ++s) scores[s] *= share * rows.value_scale(s);
   int64_t e = 0;
   for (; e + 4 * WIDTH <= E; e += 4 * WIDTH) weigh<Real, 4>(scores, rows, first, last, e, query);
@@ -144,7 +157,11 @@ void attend_row(
 
 #ifdef HAS_GEMM
 
-bool attends_by_blocks(int64_t rows) { return rows >= FEW_ROWS; }
+// Rows [begin, end) of a group. Of a text that is appended to a cache all rows go the same way, whichever part of it
+// this call or this chunk has.
+bool attends_by_blocks(const Group& group, int64_t begin, int64_t end) {
+  return group.keys.appends && group.keys.cu_seqlens ? group.S >= FEW_ROWS : end - begin >= FEW_ROWS;
+}
 
 // Round a row of a head times its scale; `padded` numbers are written, zeros behind the last.
 template <typename Real>
@@ -230,7 +247,7 @@ void attend_by_blocks(
 
 #else
 
-bool attends_by_blocks(int64_t) { return false; }
+bool attends_by_blocks(const Group&, int64_t, int64_t) { return false; }
 
 template <typename Real>
 void attend_by_blocks(

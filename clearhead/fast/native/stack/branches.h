@@ -162,9 +162,10 @@ class Team {
   // Append the new key and value of a row to the cache: rows are the last keys of their group.
   template <typename Real>
   void append(const Branch& branch, const Keys& keys, int64_t m) const {
-    const int64_t E = branch.head_size, T = keys.rows_per_group;
+    const Group group = Group::of(m, keys);
+    const int64_t E = branch.head_size, place = group.first_key + group.place(m);
     for (int64_t h = 0; h < branch.kv_heads; ++h) {
-      const int64_t at = m / T * keys.row_stride + h * keys.head_stride + (keys.count - T + m % T) * keys.key_stride;
+      const int64_t at = group.number * keys.row_stride + h * keys.head_stride + place * keys.key_stride;
       const int64_t from = (m * branch.kv_heads + h) * E;
       auto *key = static_cast<Real*>(keys.key) + at, *value = static_cast<Real*>(keys.value) + at;
       if constexpr (std::is_same_v<Real, int8_t>) {
@@ -182,26 +183,30 @@ class Team {
     const int64_t H = branch.heads, E = branch.head_size, shared = H / branch.kv_heads;
     const auto* key = static_cast<const Real*>(keys.key);
     const auto* value = static_cast<const Real*>(keys.value);
-    if (keys.cu_seqlens) key = reinterpret_cast<const Real*>(second_), value = reinterpret_cast<const Real*>(third_);
+    if (!key) key = reinterpret_cast<const Real*>(second_), value = reinterpret_cast<const Real*>(third_);
     // A long group is work for several threads, however few heads there are.
-    const int64_t parts = ((keys.cu_seqlens ? keys.count : keys.rows_per_group) + ROWS_OF_HEAD - 1) / ROWS_OF_HEAD;
+    int64_t longest = keys.rows_per_group;
+    for (int64_t g = 0; keys.cu_seqlens && g < keys.groups; ++g)
+      longest = std::max(longest, keys.cu_seqlens[g + 1] - keys.cu_seqlens[g]);
+    const int64_t parts = (longest + ROWS_OF_HEAD - 1) / ROWS_OF_HEAD;
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < keys.groups * H * parts; ++task) {
       const int64_t number = task / parts / H, head = task / parts % H, part = task % parts;
-      const int64_t start = keys.cu_seqlens ? keys.cu_seqlens[number] : number * keys.rows_per_group;
-      const int64_t stop = keys.cu_seqlens ? keys.cu_seqlens[number + 1] : start + keys.rows_per_group;
-      const Group group{number, start, stop, keys.cu_seqlens ? stop - start : keys.count, keys};
-      const int64_t begin = start + part * ROWS_OF_HEAD, end = std::min(stop, begin + ROWS_OF_HEAD);
-      const int32_t* row_index = keys.row_index && keys.row_index_stride ? keys.row_index + number * keys.row_index_stride : nullptr;
+      const Group group(number, keys);
+      const int64_t begin = group.begin + part * ROWS_OF_HEAD, end = std::min(group.end, begin + ROWS_OF_HEAD);
+      if (begin >= end) continue;
+      const int32_t* row_index = nullptr;
+      if (keys.row_index && keys.row_index_stride)
+        row_index = keys.row_index + number * keys.row_index_stride + group.first_key;
       const int64_t row = keys.row_index && !keys.row_index_stride ? keys.row_index[number] : number;
-      const int64_t row_base = keys.cu_seqlens ? start * keys.key_stride : row_index ? 0 : row * keys.row_stride;
-      const int64_t base = row_base + head / shared * keys.head_stride;
+      const int64_t first = keys.key ? group.first_key : group.begin, row_base = row_index || !keys.key ? 0 : row * keys.row_stride;
+      const int64_t base = row_base + first * keys.key_stride + head / shared * keys.head_stride;
       const bool has_next = (head + 1) % shared == 0 && head + 1 < H;
       const Head<Real> rows{
           key, value, row_index, base, keys.row_stride, keys.key_stride, has_next ? keys.head_stride : 0,
           keys.key_scales + base / E, keys.value_scales + base / E, keys.row_stride / E};
       float* queries = rows_.queries + head * E;
-      if (!std::is_same_v<Traits, Float32> && attends_by_blocks(end - begin)) {
+      if (!std::is_same_v<Traits, Float32> && attends_by_blocks(group, begin, end)) {
         attend_by_blocks(branch, group, rows, begin, end, queries, head, H * E, own.arena);
         continue;
       }

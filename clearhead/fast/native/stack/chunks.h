@@ -20,44 +20,42 @@ int64_t rows_of_chunk(int64_t M, int64_t threads) {
   return (M + threads * turns - 1) / (threads * turns);
 }
 
-// Whole texts, which need no other's rows.
+// Texts [begin, end), or rows of one of them, as the keys of each branch see them.
+Chunk chunk_of(const Keys* keys, int64_t count, const Keys& texts, int64_t begin, int64_t end, int64_t first, int64_t last) {
+  Chunk chunk{first, last, {texts.cu_seqlens + begin, texts.cu_seqlens + end + 1}, {keys, keys + count}};
+  for (int64_t& start : chunk.cu_seqlens) start = std::min(std::max(start, first), last) - first;
+  for (Keys& one : chunk.keys) {
+    if (one.key) by_kind(one.kind, [&](auto number) {
+      one.key = static_cast<decltype(number)*>(one.key) + begin * one.row_stride;
+      one.value = static_cast<decltype(number)*>(one.value) + begin * one.row_stride;
+    });
+    if (one.key_scales) one.key_scales += begin * one.row_stride / one.key_stride;
+    if (one.value_scales) one.value_scales += begin * one.row_stride / one.key_stride;
+    if (one.mask) one.mask += begin * one.mask_stride;
+    if (one.first_keys) one.first_keys += begin;
+    if (one.cos) one.cos += first * one.angle_stride;
+    if (one.sin) one.sin += first * one.angle_stride;
+    one.groups = end - begin, one.cu_seqlens = chunk.cu_seqlens.data(), one.count -= texts.cu_seqlens[end] - last;
+  }
+  return chunk;
+}
+
+// Whole texts, and the rows of a long one beside a cache in pieces, which see the keys before them.
 std::vector<Chunk> chunks_of_texts(const Keys* keys, int64_t count, const Keys& texts, int64_t threads) {
   const int64_t most = rows_of_chunk(texts.cu_seqlens[texts.groups], threads);
   std::vector<Chunk> chunks;
   for (int64_t begin = 0, end = 1; end <= texts.groups; ++end) {
-    const int64_t first = texts.cu_seqlens[begin], last = texts.cu_seqlens[end];
+    const int64_t first = texts.cu_seqlens[begin], last = texts.cu_seqlens[end], start = texts.cu_seqlens[end - 1];
     if (last - first < most && end < texts.groups) continue;
-    Chunk chunk{first, last, {texts.cu_seqlens + begin, texts.cu_seqlens + end + 1}, {keys, keys + count}};
-    for (int64_t& start : chunk.cu_seqlens) start -= first;
-    for (Keys& one : chunk.keys) one.groups = end - begin, one.cu_seqlens = chunk.cu_seqlens.data();
-    chunks.push_back(std::move(chunk));
+    if (!texts.appends || last - start <= most) chunks.push_back(chunk_of(keys, count, texts, begin, end, first, last));
+    else {
+      if (begin < end - 1) chunks.push_back(chunk_of(keys, count, texts, begin, end - 1, first, start));
+      const int64_t T = last - start, pieces = (T + most - 1) / most, piece = round_up((T + pieces - 1) / pieces, BLOCK);
+      for (int64_t m = start; m < last; m += piece)
+        chunks.push_back(chunk_of(keys, count, texts, end - 1, end, m, std::min(last, m + piece)));
+    }
     begin = end;
   }
-  return chunks;
-}
-
-// Rows beside a cache: groups side by side, or the rows of a long one in pieces, which see the keys before them.
-std::vector<Chunk> chunks_of_groups(const Keys* keys, int64_t count, const Keys& cached, int64_t threads) {
-  const int64_t T = cached.rows_per_group, most = rows_of_chunk(cached.groups * T, threads);
-  const int64_t together = std::max(int64_t(1), most / T), pieces = (T + most - 1) / most;
-  const int64_t piece = round_up((T + pieces - 1) / pieces, BLOCK);
-  std::vector<Chunk> chunks;
-  for (int64_t group = 0; group < cached.groups; group += together)
-    for (int64_t begin = 0; begin < T; begin += piece) {
-      const int64_t end = std::min(T, begin + piece), groups = std::min(together, cached.groups - group);
-      Chunk chunk{group * T + begin, group * T + begin + groups * (end - begin), {}, {keys, keys + count}};
-      for (Keys& one : chunk.keys) {
-        by_kind(one.kind, [&](auto number) {
-          one.key = static_cast<decltype(number)*>(one.key) + group * one.row_stride;
-          one.value = static_cast<decltype(number)*>(one.value) + group * one.row_stride;
-        });
-        if (one.key_scales) one.key_scales += group * one.row_stride / one.key_stride;
-        if (one.value_scales) one.value_scales += group * one.row_stride / one.key_stride;
-        if (one.mask) one.mask += group * one.mask_stride;
-        one.groups = groups, one.rows_per_group = end - begin, one.count -= T - end;
-      }
-      chunks.push_back(std::move(chunk));
-    }
   return chunks;
 }
 
@@ -68,19 +66,11 @@ std::vector<Chunk> chunks_of(const StackCall& call) {
   if (call.M < LEAST_ROWS) return {};
   for (int64_t b = 0; b < call.count; ++b) {
     if (branches[b].function == Function::FEED_FORWARD) continue;
-    if (branches[b].function == Function::MEMORY_ATTENTION || keys[b].row_index || keys[b].bias) return {};
-    if (keys[b].appends && (keys[b].window_after > 0 || keys[b].rows_per_group == 1)) return {};
+    if (branches[b].function == Function::MEMORY_ATTENTION || keys[b].row_index) return {};
+    if (!keys[b].cu_seqlens || (keys[b].appends && keys[b].window_after > 0)) return {};
     if (!first) first = keys + b;
   }
-  if (!first) return {};
-  std::vector<Chunk> chunks = first->cu_seqlens ? chunks_of_texts(keys, call.count, *first, call.most_threads)
-                                            : chunks_of_groups(keys, call.count, *first, call.most_threads);
-  for (Chunk& chunk : chunks)
-    for (Keys& one : chunk.keys) {
-      if (one.cos) one.cos += chunk.first * one.angle_stride;
-      if (one.sin) one.sin += chunk.first * one.angle_stride;
-    }
-  return chunks;
+  return first ? chunks_of_texts(keys, call.count, *first, call.most_threads) : std::vector<Chunk>();
 }
 
 }  // namespace

@@ -1,0 +1,1 @@
+"""Parts of a user's own: their files, what is built from them, their trial before anything runs, and their cost."""

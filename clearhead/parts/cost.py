@@ -1,0 +1,98 @@
+"""The cost of own parts: their own estimate, or measured by a run without numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from clearhead.core.attention import Attention
+from clearhead.core.context import Cache, Context, Sequence
+from clearhead.spec.registry import Part, Role
+
+Build = Callable[[int, Any], nn.Module]
+_LENGTHS: Final = (16, 32)
+
+
+def sample(role: Role, size: int, length: int, device: torch.device | str = "cpu", batch: int = 1) -> Tensor:
+    """Return an input of a part, of values that are not random but all different.
+
+    Args:
+        role: of the part.
+        size: that it is built for.
+        length: of the sequence, in tokens.
+        device: of the input.
+        batch: sequences.
+    """
+    if role == "position":
+        return torch.arange(length, device=device).expand(batch, length)
+    shape = (batch, size, length, length) if role in ("scores", "weights") else (batch, length, size)
+    count = torch.Size(shape).numel()
+    return torch.arange(count, dtype=torch.float32, device=device).mul(0.7).sin().view(shape)
+
+
+def context_for(x: Tensor, length: int, memory: Tensor | None = None, cache: Cache | None = None) -> Context:
+    """Return the context of a call of a stack with as many sequences as x has, without padding."""
+    ids = torch.zeros(len(x), length, dtype=torch.long, device=x.device)
+    return Context.of(Sequence(ids), memory, None, cache)
+
+
+def flops(build: Build, role: Role, node: Part, size: int) -> tuple[int, int]:
+    """Return the FLOPs of the forward pass of a part for a token, and for a pair of a query and a key.
+
+    Args:
+        build: makes the module from a size and a dataclass.
+        role: of the part.
+        node: its spec; where its dataclass has a method `flops`, that is asked.
+        size: that it is built for.
+    """
+    values = node.as_dataclass()
+    if hasattr(values, "flops"):
+        estimate = values.flops(size)
+        return estimate if isinstance(estimate, tuple) else (estimate, 0)
+    return _measured(build, role, node, size)
+
+
+@cache
+def _measured(build: Build, role: Role, node: Part, size: int) -> tuple[int, int]:
+    short, long = _LENGTHS
+    counts = [_count(build, role, node, size, length) for length in _LENGTHS]
+    # A count is the sum of what grows with the length and what grows with its square.
+    for_pair = (counts[1] * short - counts[0] * long) / (short * long * (long - short))
+    for_token = counts[0] / short - for_pair * short
+    return max(0, round(for_token)), max(0, round(for_pair))
+
+
+def _count(build: Build, role: Role, node: Part, size: int, length: int) -> int:
+    try:
+        return _counted(build, role, node, size, length, "meta")
+    except (NotImplementedError, RuntimeError):  # it asks for values
+        return _counted(build, role, node, size, length, "cpu")
+
+
+def _counted(build: Build, role: Role, node: Part, size: int, length: int, device: str) -> int:
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device(device):
+        module = build(size, node.as_dataclass()).eval()
+        x = sample(role, size, length, device)
+        with FlopCounterMode(display=False) as counter:
+            module(x) if role in ("norm", "position") else module(x, context_for(x, length, sample("norm", size, 3)))
+    return int(counter.get_total_flops())
+
+
+def cache_numbers(build: Build, role: Role, node: Part, size: int) -> int:
+    """Return how many numbers a part keeps for each token while decoding, beside what does not grow.
+
+    Arguments as of `flops`; where the dataclass has a method `cache_numbers`, that is asked.
+    """
+    values = node.as_dataclass()
+    if hasattr(values, "cache_numbers"):
+        return int(values.cache_numbers(size))
+    with torch.device("meta"):
+        module = build(size, values)
+    if isinstance(module, Attention):
+        return 2 * module.spec.num_kv_heads * module.spec.head_size
+    return 0 if getattr(module, "keeps", None) is not None else size

@@ -1,0 +1,79 @@
+"""Files with a user's own parts: imported when the user names them, and never from the folder of a model."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from clearhead.errors import InputError, within
+from clearhead.files import absent
+from clearhead.spec.registry import kinds_of_file, restored_on_failure
+
+
+def load_parts(files: str | Path | Sequence[str | Path]) -> None:
+    """Import files whose classes register parts; one that is imported already and has not changed is left as it is.
+
+    Args:
+        files: Python files of the user's own.
+
+    Raises:
+        InputError: a file is missing, lies in the folder of a model, fails, or registers nothing.
+    """
+    for file in [files] if isinstance(files, str | Path) else files:
+        _load(Path(file).expanduser())
+
+
+def _load(path: Path) -> None:
+    if not path.is_file():
+        raise InputError(f"{path}: {absent(path, 'file of parts')}")
+    if path.suffix != ".py":
+        raise InputError(f"{path} is no file of parts: expected a Python file, such as mine.py")
+    _refuse_folder_of_model(path)
+    resolved, digest = path.resolve(), hashlib.sha256(path.read_bytes()).hexdigest()
+    if any(kind.source.sha256 == digest for kind in kinds_of_file(str(resolved))):
+        return
+    with within(str(path)), restored_on_failure():
+        _import(path, f"clearhead_parts_{digest[:16]}")
+        if not kinds_of_file(str(resolved)):
+            raise InputError("it registers no part; put @clearhead.register(...) over the class of its module")
+
+
+def _refuse_folder_of_model(path: Path) -> None:
+    """Refuse a file that came with weights, whoever wrote it: loading a model runs no code of its folder."""
+    for folder in {*path.absolute().parents, *path.resolve().parents}:
+        if (folder / "checkpoints").is_dir() or any(folder.glob("*.safetensors")):
+            raise InputError(
+                f"{path} lies in the folder of a model, {folder}, from which no code is imported; read it, and put a "
+                "copy elsewhere"
+            )
+
+
+def _import(path: Path, name: str) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(name, path.resolve())
+    assert specification is not None and specification.loader is not None, "the file ends in .py"
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module  # dataclasses look their module up there
+    try:
+        specification.loader.exec_module(module)
+    except InputError:
+        del sys.modules[name]
+        raise
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        line = _line_of(error, path.resolve())
+        raise InputError(f"it cannot be imported: {type(error).__name__}: {error}{line}") from error
+    return module
+
+
+def _line_of(error: BaseException, path: Path) -> str:
+    """Return " (line N)" of the file where an error was raised."""
+    line, trace = getattr(error, "lineno", None), error.__traceback__
+    while trace is not None:
+        if Path(trace.tb_frame.f_code.co_filename) == path:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return "" if line is None else f" (line {line})"

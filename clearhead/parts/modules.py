@@ -1,0 +1,150 @@
+"""The modules of own parts, and the decorator that registers their classes. Legend: B batch, T tokens, D width."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.arguments import checked
+from clearhead.core.attention import Attention
+from clearhead.core.model import Transformer
+from clearhead.parts.cost import cache_numbers, flops
+from clearhead.parts.recomputing import Recomputed
+from clearhead.spec.describe import number_of
+from clearhead.spec.registry import Role, Source, add_kind, find_kind, own_parts
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+@checked
+def register(described_by: type, role: Role = "function") -> Callable[[type[ModuleT]], type[ModuleT]]:
+    """Return a decorator for the module of a part of your own.
+
+    The module is made from a size and the dataclass, and its forward takes (x, context), a `core.context.Context`, and
+    returns a tensor of the shape of x:
+
+        function   x [batch, tokens, width], the width of the stack
+        norm       x [..., width]; the context is None
+        position   x [batch, tokens], positions; returns [batch, tokens, width]; the context is None
+        scores     x [batch, heads, queries, keys], before a mask hides any; the size is the number of heads
+        weights    x [batch, heads, queries, keys], -inf where a mask hides; the size is the number of heads
+
+    A function names in `keeps` the tensors that it keeps in `context.kept(self)` between calls with a cache, and is
+    called with new tokens alone; () where each token is by itself. Without it, it is called with all tokens again.
+    Linear layers are initialized as those of the model are, and other weights stay as the constructor made them.
+
+    Args:
+        described_by: a frozen dataclass of numbers, text, truth values and tuples: its spec. Its kind is its name in
+            lower case. Methods: flops(size), of a token, or of a token and of a pair of query and key;
+            cache_numbers(size), kept for each token.
+        role: where the part stands.
+
+    Raises:
+        InputError: the dataclass is not frozen, cannot be written as JSON, or its name is taken.
+    """
+
+    def add(module_type: type[ModuleT]) -> type[ModuleT]:
+        built_type = _built_type(module_type, role)
+        build = partial(_build, built_type)
+        cost = partial(flops, build, role), partial(cache_numbers, build, role)
+        add_kind(described_by, role, _origin(module_type), build, cost)
+        return module_type
+
+    return add
+
+
+class WithoutContext(nn.Module):
+    """A norm or the positions of an embedding, which the plain core calls without a context."""
+
+    def forward(self, x: Tensor, limit: int | None = None) -> Any:
+        """Compute what the part does."""
+        return super().forward(x, None)
+
+
+def keeps_nothing(module_type: type[nn.Module]) -> bool:
+    """Return whether the function of a branch keeps nothing of its own between calls with a cache."""
+    return not issubclass(module_type, Attention) and getattr(module_type, "keeps", None) is None
+
+
+def recomputed_parts(module: nn.Module) -> list[str]:
+    """Return a sentence about each kind of part of a decoder that keeps nothing while text is generated."""
+    decoder = getattr(module, "decoder", None)
+    names = {type(inner).__name__ for inner in decoder.modules() if isinstance(inner, Recomputed)} if decoder else ()
+    return [
+        f"{name} keeps nothing between tokens, so that each step of generation computes it for all tokens again"
+        for name in sorted(names)
+    ]
+
+
+def part_lines(module: Transformer) -> list[str]:
+    """Return a line about each kind of part in a model: its file, how often it is there, and what it keeps."""
+    modules: dict[str, list[nn.Module]] = {}
+    for path, node in own_parts(module.spec):
+        modules.setdefault(node.kind, []).append(module.get_submodule(path))
+    lines = []
+    for name, inner in modules.items():
+        kind = find_kind(name)
+        assert kind is not None, "the model has it"
+        kept = f"; {_what_is_kept(inner[0])}" if kind.role == "function" else ""
+        lines.append(f"{name} of {kind.source}, {number_of(len(inner), 'time')}{kept}")
+    return lines
+
+
+def _what_is_kept(module: nn.Module) -> str:
+    if isinstance(module, Recomputed):
+        return "keeps nothing while decoding, and is computed again for all tokens"
+    keeps = getattr(module, "keeps", ("keys", "values"))
+    return f"keeps {' and '.join(keeps)} while decoding" if keeps else "each token is by itself"
+
+
+def _built_type(module_type: type[nn.Module], role: Role) -> type[nn.Module]:
+    mixin: type[nn.Module] | None = WithoutContext if role in ("norm", "position") else None
+    if role == "function" and keeps_nothing(module_type):
+        mixin = Recomputed
+    if mixin is None:
+        return module_type
+    return type(module_type.__name__, (mixin, module_type), {"__module__": module_type.__module__})
+
+
+def _build(module_type: type[nn.Module], size: int, values: Any) -> nn.Module:
+    """Build a part; on the meta device, what no file holds is computed nevertheless."""
+    made = module_type(size, values)
+    lost = [path for path, buffer in _unsaved(made) if buffer.is_meta]
+    if lost:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            computed = dict(_unsaved(module_type(size, values)))
+        for path in lost:
+            owner, _, name = path.rpartition(".")
+            made.get_submodule(owner)._buffers[name] = computed[path]
+    for module in made.modules():
+        if not isinstance(module, nn.Linear) and not type(module).__module__.startswith("clearhead."):
+            for parameter in module.parameters(recurse=False):
+                vars(parameter)["is_made"] = True  # `initialize` leaves it
+    vars(made)["built_size"] = size
+    return made
+
+
+def _unsaved(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    saved = module.state_dict().keys()
+    return ((path, buffer) for path, buffer in module.named_buffers() if path not in saved)
+
+
+def _origin(module_type: type[nn.Module]) -> tuple[Source, str]:
+    """Return the file that a class is from, and its path; without one, as in a notebook, both are empty."""
+    try:
+        path = Path(inspect.getfile(module_type)).resolve()
+        content = path.read_bytes()
+    except (OSError, TypeError):
+        return Source("", ""), f"<{module_type.__module__}>"
+    top = module_type.__module__.partition(".")[0]
+    names = metadata.packages_distributions().get(top, [])
+    package = f"{names[0]} {metadata.version(names[0])}" if names else ""
+    return Source(path.name, hashlib.sha256(content).hexdigest(), package), str(path)

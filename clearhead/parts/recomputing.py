@@ -1,0 +1,32 @@
+"""Own parts that keep nothing between calls with a cache. Legend: B batch, T tokens, D width."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from clearhead.core.context import Context
+from clearhead.core.shapes import States
+
+
+class Recomputed(nn.Module):
+    """The function of a branch that reads all tokens again in each call with a cache, which keeps its inputs."""
+
+    def forward(self, x_BTD: States, context: Context) -> Any:
+        """Compute what the part does for the tokens of this call."""
+        if context.cache is None:
+            return super().forward(x_BTD, context)
+        kept, count = context.kept(self), x_BTD.shape[1]
+        kept["inputs"] = torch.cat([kept["inputs"], x_BTD], dim=1) if "inputs" in kept else x_BTD
+        whole = context.once("all tokens", lambda: _with_all_tokens(context))
+        whole.depth = context.depth
+        return super().forward(kept["inputs"], whole)[:, -count:]
+
+
+def _with_all_tokens(context: Context) -> Context:
+    """Return the context of a call that reads all tokens at once."""
+    masking = replace(context.masking, num_queries=context.masking.num_keys)
+    return replace(context, masking=masking, query_position=context.key_position, cache=None, shared={})

@@ -1,0 +1,137 @@
+"""The trial of own parts before anything runs: a call of each, with few tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clearhead import spec
+from clearhead.core import build
+from clearhead.errors import InputError
+from clearhead.parts.cost import context_for, sample
+from clearhead.spec.registry import Kind, Role, kind_of
+
+BATCH, TOKENS, MEMORY_TOKENS = 2, 5, 3
+_SEEDS = (1, 2)
+
+
+def try_parts(model: spec.Model) -> None:
+    """Build each own part of a model and call it with few tokens.
+
+    Raises:
+        InputError: one cannot be built or called, returns something else than a tensor of the shape that its role
+            needs, or draws random numbers from which a resumed run would not continue exactly.
+    """
+    nodes = list(spec.own_parts(model))
+    if not nodes:
+        return
+    with _preserved_random_numbers():
+        with _explained("the model with it cannot be built", " and ".join({kind_of(node).name for _, node in nodes})):
+            module = build(model, device="meta")
+        sizes = {(node, int(module.get_submodule(path).built_size)): path for path, node in nodes}  # type: ignore[arg-type]
+        memory_width = model.encoder.output_width if model.encoder else None
+        for (node, size), path in sizes.items():
+            memory = None
+            if memory_width is not None and path.startswith("decoder"):
+                memory = sample("function", memory_width, MEMORY_TOKENS, batch=BATCH)
+            _try(kind_of(node), node, size, memory)
+
+
+def _try(kind: Kind, node: spec.Part, size: int, memory: Tensor | None) -> None:
+    with _explained("it cannot be built", kind.name, f" for the size {size}"):
+        module: nn.Module = spec.module_of(node, size)
+    x = sample(kind.role, size, TOKENS, batch=BATCH)
+    arguments = f" of x {list(x.shape)}"
+
+    def call() -> Any:
+        with _explained("its forward fails", kind.name, arguments), torch.no_grad():
+            return module(x.clone(), *_further(kind.role, x, memory))
+
+    module.eval()
+    _refuse_other_shape(kind, x, call(), size)
+    before = _states()
+    same = _same(call(), call())
+    if _states() != before or not same:
+        raise InputError(
+            f"the part '{kind.name}' draws random numbers in evaluation, or remembers its last call: the same input "
+            "gave another result or moved a generator; draw in training alone, by nn.Dropout"
+        )
+    module.train()
+    if not _same(*_seeded(call)):
+        raise InputError(
+            f"the part '{kind.name}' draws its own random numbers in training, so that a resumed run would not be "
+            "exact: draw by nn.Dropout or from torch's global generator, whose state a checkpoint holds"
+        )
+
+
+def _further(role: Role, x: Tensor, memory: Tensor | None) -> tuple[object, ...]:
+    if role in ("norm", "position"):
+        return (TOKENS,) if role == "position" else ()
+    return (context_for(x, TOKENS, memory),)
+
+
+def _refuse_other_shape(kind: Kind, x: Tensor, y: object, size: int) -> None:
+    expected = [*x.shape, size] if kind.role == "position" else list(x.shape)
+    if not isinstance(y, Tensor) or list(y.shape) != expected or not y.is_floating_point():
+        returned = f"{y.dtype} {list(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
+        raise InputError(
+            f"the part '{kind.name}' returns {returned} for x {list(x.shape)}; as {_STANDS[kind.role]} it must return "
+            f"a tensor of floats of the shape {expected}"
+        )
+
+
+_STANDS = {
+    "function": "the function of a branch",
+    "norm": "a norm",
+    "position": "the positions of an embedding",
+    "scores": "a step on scores",
+    "weights": "a step that makes weights",
+}
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    return torch.equal(first.nan_to_num(), second.nan_to_num())
+
+
+def _seeded(call: Callable[[], Tensor]) -> Iterator[Tensor]:
+    """Give the result of two calls from the same states of the generators that a checkpoint holds."""
+    for _ in _SEEDS:
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+        yield call()
+
+
+def _states() -> tuple[object, ...]:
+    numpy = np.random.get_state(legacy=False)
+    # Python's own is left out: what checks types at runtime draws from it.
+    return bytes(torch.get_rng_state().numpy()), repr(numpy)
+
+
+@contextmanager
+def _preserved_random_numbers() -> Iterator[None]:
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextmanager
+def _explained(what: str, name: str, where: str = "") -> Iterator[None]:
+    """Turn what the code of a part raises into a sentence about it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else "no reason given"
+        raise InputError(f"the part '{name}': {what}{where} ({type(error).__name__}: {reason})") from error

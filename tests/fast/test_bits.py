@@ -1,0 +1,129 @@
+"""The law of bits: what a request gets depends on that request alone, whatever shares its batch.
+
+Every case runs requests of unlike lengths together, and each of them by itself, with the same number of threads; all
+that comes out has to have the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from clearhead import spec
+from clearhead.core import Transformer, build
+from clearhead.fast.int8 import to_int8
+from clearhead.fast.runner import Runner
+from clearhead.generate.continuation import GenerateRequest, generate_ids
+from clearhead.generate.options import GenerateOptions, SearchOptions
+from clearhead.generate.prefill import prefill_prompts
+from clearhead.generate.scoring.targets import score_targets
+from clearhead.generate.translation import translate_ids
+from clearhead.presets.hyperparameters import build_spec
+from clearhead.presets.named import PRESETS
+from clearhead.presets.task_heads import vector_head, with_head
+
+VOCABULARY = 67
+COUNTS = 1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 129, 257
+LENGTHS = 3, 17, 1, 40, 8, 2, 7, 25, 9, 33, 5, 12
+Run = Callable[[Transformer, Sequence[list[int]]], list[object]]
+
+
+def small(name: str, **of_attention: object) -> spec.Model:
+    """A model of the literature with two narrow layers."""
+    from dataclasses import replace
+
+    hparams = replace(PRESETS[name], layers=2, width=64, heads=4, head_size=16, feedforward=128)
+    model = build_spec(hparams, source_vocab=VOCABULARY, target_vocab=VOCABULARY)
+    changes = {spec.Attention: of_attention}
+    return spec.map_nodes(model, lambda _, node: node.model_copy(update=changes.get(type(node), {})))
+
+
+def ids_of(count: int, lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(count)
+    sizes = [lengths[i % len(lengths)] for i in range(count)]
+    return [torch.randint(5, VOCABULARY, (size,), generator=generator).tolist() for size in sizes]
+
+
+def steps(tree: Transformer, prompts: Sequence[list[int]]) -> list[object]:
+    """The logits of a prompt and of three tokens after it."""
+    with torch.inference_mode():
+        prefill = prefill_prompts(tree, prompts, pad_id=0)
+        found = [prefill.logits]
+        for _ in range(3):
+            logits = tree.decode(found[-1].argmax(1)[:, None], cache=prefill.cache).logits
+            assert logits is not None
+            found.append(logits[:, -1])
+    return list(torch.stack(found, 1))
+
+
+def continued(tree: Transformer, prompts: Sequence[list[int]]) -> list[object]:
+    options = GenerateOptions(max_new_tokens=5, temperature=0.9, top_k=9, seed=1, num_return_sequences=2)
+    return list(generate_ids(tree, GenerateRequest(prompts, options, eos_id=3, pad_id=0)))
+
+
+def translated(beams: int) -> Run:
+    def run(tree: Transformer, sources: Sequence[list[int]]) -> list[object]:
+        options = SearchOptions(beam_size=beams, max_length=7, n_best=beams)
+        return list(translate_ids(tree, sources, bos_id=2, eos_id=3, pad_id=0, options=options))
+
+    return run
+
+
+def scored(tree: Transformer, sources: Sequence[list[int]]) -> list[object]:
+    targets = [[2, *source[::-1][:9], 3] for source in sources]
+    return list(score_targets(tree, sources, targets, pad_id=0, length_penalty=1.0))
+
+
+def embedded(tree: Transformer, texts: Sequence[list[int]]) -> list[object]:
+    longest = max(map(len, texts))
+    ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
+    with torch.inference_mode():
+        logits = tree(ids, mask=torch.arange(longest) < torch.tensor([[len(text)] for text in texts])).logits
+    assert logits is not None
+    return list(logits)
+
+
+def embedder() -> spec.Model:
+    return with_head(small("bert"), vector_head(pool="mean"))
+
+
+CASES: dict[str, tuple[Callable[[], spec.Model], Run]] = {
+    "logits of a decoder": (lambda: small("llama-tiny"), steps),
+    "logits of a decoder with a window": (lambda: small("llama-tiny", mask=spec.Window(before=5, after=0)), steps),
+    "logits of a decoder with ALiBi": (lambda: small("llama-tiny", position=None, score_bias=spec.Alibi()), steps),
+    "samples of a decoder": (lambda: small("gpt2"), continued),
+    "greedy translations": (lambda: small("transformer"), translated(1)),
+    "translations by beams": (lambda: small("t5-small"), translated(4)),
+    "scores of translations": (lambda: small("transformer"), scored),
+    "embeddings": (embedder, embedded),
+}
+
+
+def of_model(model: spec.Model, precision: str) -> Transformer:
+    torch.manual_seed(0)
+    module = build(model).eval().requires_grad_(False)
+    for parameter in module.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.1)
+    runner = Runner(to_int8(module) if precision == "int8" else module)
+    for part in runner.report():
+        assert part.by == "kernels", part
+    return runner.tree()
+
+
+def same(one: object, other: object) -> bool:
+    return torch.equal(one, other) if isinstance(one, Tensor) and isinstance(other, Tensor) else one == other
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_result_does_not_depend_on_the_requests_beside_it(case: str) -> None:
+    model, run = CASES[case]
+    tree = of_model(model(), "int8")
+    requests = ids_of(max(COUNTS))
+    alone = [run(tree, [request])[0] for request in requests]
+    for count in COUNTS:
+        together = run(tree, requests[:count])
+        wrong = [i for i in range(count) if not same(together[i], alone[i])]
+        assert not wrong, (count, wrong)

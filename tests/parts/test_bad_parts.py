@@ -1,0 +1,166 @@
+"""What is wrong with a user's own part is one sentence, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clearhead import spec
+from clearhead.errors import InputError
+from clearhead.parts.files import load_parts
+from clearhead.parts.trial import try_parts
+from clearhead.training.runfile.model_table import with_own_parts
+from clearhead.training.runfile.read import parse_run_file
+from clearhead.training.runfile.sections import ModelSection
+from tests.laws.tiny import hparams, resolved
+
+HEAD = """
+import dataclasses, random
+from dataclasses import dataclass
+import torch
+from torch import nn
+import clearhead as ch
+"""
+PART = """
+@dataclass(frozen=True)
+class NAME:
+    size: int = 3
+@ch.register(NAME)
+class Module(nn.Module):
+    def __init__(self, width, part):
+        super().__init__()
+        self.out = nn.Linear(width, width)
+        self.generator = torch.Generator()
+    def forward(self, x, context):
+        return RETURNED
+"""
+FORWARDS = {
+    "narrow": ("self.out(x)[..., :3]", r"returns torch.float32 \[2, 5, 3\] for x \[2, 5, 14\]; as the function of a b"),
+    "listed": ("[x]", "returns list for x"),
+    "noisy": ("x + torch.randn_like(x)", "draws random numbers in evaluation, or remembers its last call"),
+    "drawing": (
+        "x + torch.rand(1, generator=self.generator) if self.training else x",
+        "draws its own random numbers in training, so that a resumed run would not be exact",
+    ),
+    "failing": ("x @ torch.ones(3, 3)", r"the part 'failing': its forward fails of x \[2, 5, 14\] \(RuntimeError: "),
+}
+FILES = {
+    "nothing": ("a = 1\n", "nothing.py: it registers no part; put @clearhead.register"),
+    "syntax": ("def f(:\n", r"syntax.py: it cannot be imported: SyntaxError: .*\(line 1\)"),
+    "raises": ("\n\nprint(missing)\n", r"it cannot be imported: NameError: name 'missing' is not defined \(line 3\)"),
+    "exits": ("raise SystemExit(3)\n", "it cannot be imported: SystemExit: 3"),
+    "melting": (PART.replace("(frozen=True)", ""), "frozen dataclass: put @dataclass.frozen=True. over melting"),
+    "attention": (PART, "the name 'attention' of a part is taken by clearhead: give its dataclass another name"),
+    "holding": (PART.replace("size: int = 3", "size: torch.Tensor"), "the dataclass Holding cannot be written as JSON"),
+    "acting": (PART.replace("size: int = 3", "size: type"), "the dataclass Acting cannot be written as JSON"),
+    "standing": (PART.replace("ch.register(NAME)", "ch.register(NAME, 'roof')"), r"standing\.py: .*role.*roof"),
+}  # fmt: skip
+
+
+def written(folder: Path, name: str, text: str, returned: str = "x") -> Path:
+    path = folder / f"{name}.py"
+    path.write_text(HEAD * ("NAME" in text) + text.replace("NAME", name.capitalize()).replace("RETURNED", returned))
+    return path
+
+
+def mixed(kind: str, **values: object) -> spec.Model:
+    section = ModelSection(mixer={"kind": kind, **values})
+    return with_own_parts(resolved(hparams("decoder/post/rotary")), section)
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_a_trial_tells_what_its_forward_does_wrong(tmp_path: Path, name: str) -> None:
+    returned, sentence = FORWARDS[name]
+    load_parts(written(tmp_path, name, PART, returned))
+    with pytest.raises(InputError, match=sentence) as error:
+        try_parts(mixed(name))
+    assert len(error.value.lines) == 1
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_refused(tmp_path: Path, name: str) -> None:
+    text, sentence = FILES[name]
+    with pytest.raises(InputError, match=sentence) as error:
+        load_parts(written(tmp_path, name, text))
+    assert len(error.value.lines) == 1
+
+
+def test_a_value_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    load_parts(written(tmp_path, "loose", PART.replace("size: int = 3", "size: object = None")))
+    with pytest.raises(InputError, match=r"size cannot be written as JSON: \[1\]; use numbers, text, truth values"):
+        mixed("loose", size=[1])
+
+
+def test_a_missing_file_and_one_of_a_model_are_refused(tmp_path: Path) -> None:
+    written(tmp_path, "mine", PART)
+    with pytest.raises(InputError, match=r"mnie\.py.*did you mean .*mine\.py"):
+        load_parts(tmp_path / "mnie.py")
+    (tmp_path / "model.safetensors").touch()
+    marker = tmp_path / "imported"
+    (tmp_path / "code").mkdir()
+    evil = written(tmp_path / "code", "evil", f"open({str(marker)!r}, 'w')\n")
+    for path in (evil, tmp_path / "mine.py"):
+        with pytest.raises(InputError, match=r"lies in the folder of a model, .* from which no code is imported"):
+            load_parts(path)
+    assert not marker.exists()
+
+
+def test_a_name_is_taken_by_another_file_but_not_by_the_same(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    load_parts(written(tmp_path, "twice", PART))
+    load_parts(written(tmp_path, "twice", PART, "2 * x"))
+    with pytest.raises(InputError, match=r"the name 'twice' of a part is taken by twice\.py: give"):
+        load_parts(written(other, "twice", PART, "3 * x"))
+
+
+def test_a_spec_is_refused_without_its_file_and_with_another(tmp_path: Path) -> None:
+    load_parts(written(tmp_path, "kept", PART))
+    text = mixed("kept").to_json()
+    with pytest.raises(InputError, match=r"needs the part 'gone' of kept\.py \(SHA-256 \w{12}\), which is not here"):
+        spec.Model.from_json(text.replace('"kept"', '"gone"'))
+    load_parts(written(tmp_path, "kept", PART, "2 * x"))
+    with pytest.raises(InputError, match=r"was made with another version of kept\.py: .*; restore the file"):
+        spec.Model.from_json(text)
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Callable[[str], str]:
+    (tmp_path / "text.txt").write_text("a text\n" * 9)
+    tables = f"""
+    [task]
+    kind = "generate"
+    [data]
+    train = {{ text = "{tmp_path}/text.txt" }}
+    valid = 0.5
+    [tokenizer]
+    kind = "byte"
+    [train]
+    run = "{tmp_path}/run"
+    steps = 3
+    [model]
+    width = 14
+    heads = 2
+    """
+    return lambda model: tables + model
+
+
+def test_a_run_file_is_refused_before_anything_runs(tmp_path: Path, run_file: Callable[[str], str]) -> None:
+    for name in ("slim", "good"):
+        written(tmp_path, name, PART, "x[..., :3]" if name == "slim" else "self.out(x)")
+    parts = f'parts = "{tmp_path}/slim.py"\n'
+    for model, sentence in {
+        parts + 'mixer = { kind = "slim" }': r"the part 'slim' returns torch.float32 \[2, 5, 3\]",
+        parts + 'mixer = { kind = "slim", siz = 3 }': "siz: unknown key .did you mean 'size'",
+        parts + 'mixer = { kind = "slime" }': "kind must be one of .*; got 'slime'",
+        'mixer = "slim"': r"mixer must be a table of an own part with its kind, such as .*, received the text 'slim'",
+        f'parts = "{tmp_path}/none.py"': r"none\.py",
+    }.items():
+        with pytest.raises(InputError, match=sentence) as error:
+            parse_run_file(run_file(model), "run.toml")
+        assert len(error.value.lines) == 1, str(error.value)
+    assert not (tmp_path / "run").exists()
+    good = parse_run_file(run_file(f'parts = "{tmp_path}/good.py"\nmixer = {{ kind = "good" }}'), "run.toml")
+    assert good.model.mixer == {"kind": "good"}

@@ -1,0 +1,80 @@
+"""A run with a user's own part: trained, resumed exactly, loaded with its file alone, saved, and used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import clearhead as ch
+from clearhead.errors import InputError
+from clearhead.parts.files import load_parts
+from clearhead.progress import Display, shown_by
+from tests.training import quick
+
+OWN = Path(__file__).parent / "own.py"
+
+
+def tables(folder: Path, run: str, **train: object) -> dict[str, Any]:
+    text = folder / "text.txt"
+    text.write_text("a text of some words, and another one\n" * 40)
+    own = folder / "mine.py"
+    if not own.exists():
+        first_part, *_ = OWN.read_text().split("@dataclass(frozen=True)\nclass Gain")
+        own.write_text(first_part.replace("LastTokens", "NewestTokens"))
+    return {
+        "task": {"kind": "generate"},
+        "data": {"train": {"text": str(text)}, "valid": 0.2, "max_length": 11},
+        "tokenizer": {"kind": "character"},
+        "model": {
+            "layers": 2, "width": 14, "heads": 2, "feedforward": 19, "parts": str(own),
+            "mixer": {"kind": "newest_tokens", "count": 2, "rate": 0.3},
+        },
+        "train": {
+            "run": str(folder / run), "batch_tokens": 64, "learning_rate": 1e-2, "schedule": "constant", "warmup": 0,
+            "save_every": 2, "validate_every": 4, "snapshots": 0, "precision": "fp32", **train,
+        },
+    }  # fmt: skip
+
+
+class Heard(Display):
+    def __init__(self, said: list[str]) -> None:
+        self.said = said
+
+    def message(self, text: str) -> None:
+        self.said.append(text)
+
+
+def weights(run: Path) -> bytes:
+    return (run / "checkpoints" / "step-4" / "weights.safetensors").read_bytes()
+
+
+def test_it_trains_resumes_exactly_loads_and_generates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick.leave_out(monkeypatch)
+    whole = ch.train(tables(tmp_path, "whole", steps=4))
+    ch.train(tables(tmp_path, "halves", steps=2))
+    halves = ch.train(tables(tmp_path, "halves", steps=4), resume=True)
+    assert weights(tmp_path / "whole") == weights(tmp_path / "halves")
+    said: list[str] = []
+    with shown_by(Heard(said)):
+        model = ch.load(halves.run, parts=tmp_path / "mine.py")
+    assert ["MeanOfNewestTokens keeps nothing" in line for line in said] == [True]
+    (generation,) = model.generate("a te", max_new_tokens=5, temperature=0)
+    text = generation.text
+    model.save(tmp_path / "saved")
+    assert ch.load(tmp_path / "saved").generate("a te", max_new_tokens=5, temperature=0)[0].text == text
+    assert model.generate("a te", max_new_tokens=5, beam_size=3)[0].tokens
+    ids = torch.tensor([[model.tokenizer.bos_id, *model.tokenizer.encode("a te")]])
+    for letter in text:
+        with torch.no_grad():
+            best = model.module(ids).logits[:, -1:].argmax(-1)
+        assert model.tokenizer.decode([int(best)]) == letter
+        ids = torch.cat([ids, best], 1)
+    with (tmp_path / "mine.py").open("a") as file:
+        file.write("\n")
+    load_parts(tmp_path / "mine.py")
+    for use in (lambda: ch.load(whole.run), lambda: ch.train(tables(tmp_path, "whole", steps=6), resume=True)):
+        with pytest.raises(InputError, match=r"was made with another version of mine\.py: .*; restore the file"):
+            use()
