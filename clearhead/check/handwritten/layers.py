@@ -21,9 +21,9 @@ from clearhead.check.handwritten.attention_mistakes import Probe, Steps, attend
 from clearhead.check.handwritten.attentions import MaskMeaning, attention
 from clearhead.check.handwritten.calling import Argument, Given, attention_arguments, call_arguments
 from clearhead.check.handwritten.experiments import Settings, compared, largest_difference
+from clearhead.check.handwritten.libraries import spares_libraries
 from clearhead.check.handwritten.mistakes import MISTAKES
 from clearhead.check.handwritten.modules import module
-from clearhead.check.handwritten.libraries import spares_libraries
 from clearhead.check.handwritten.report import CannotCompare, Finding, Report
 from clearhead.check.handwritten.running import Runner, described, relative, shown_error, tensors_of
 from clearhead.check.handwritten.small_parts import norm

@@ -21,7 +21,7 @@ def library_of(part: Callable[..., Any]) -> str | None:
     if not isinstance(part, nn.Module) or type(part) in _CONTAINERS:
         return None
     names = {type(one).__module__.split(".")[0] for one in part.modules()}
-    return type(part).__module__.split(".")[0] if names <= set(LIBRARIES) else None
+    return type(part).__module__.split(".")[0] if names <= {*LIBRARIES, "einops"} else None
 
 
 def spares_libraries(check: CheckT) -> CheckT:
@@ -34,7 +34,9 @@ def spares_libraries(check: CheckT) -> CheckT:
         if report.verdict != "wrong" or library is None:
             return report
         says = next(finding.says for finding in report.findings if finding.severity == "wrong")
-        reason = f"a module of {library} that computes another variant of it ({says}); a library's own is not called wrong"
+        reason = (
+            f"a module of {library} that computes another variant of it ({says}); a library's own is not called wrong"
+        )
         return Report(report.subject, "cannot compare", notes=report.notes, reason=reason)
 
     return cast(CheckT, call)
