@@ -71,8 +71,8 @@ def _lines(report: ModelReport) -> Iterator[str]:
         yield f'<p class="faint">{_text(fact)}</p>'
     if report.findings:
         yield "<h2>Findings</h2>"
-    for finding in report.findings:
-        yield from _finding(finding)
+    for finding, others in report.by_place():
+        yield from _finding(finding, others)
     for group in GROUPS:
         outcomes = report.of(group)
         if outcomes:
@@ -96,7 +96,7 @@ def _lines(report: ModelReport) -> Iterator[str]:
     yield "</main>\n</body>\n</html>"
 
 
-def _finding(finding: Finding) -> Iterator[str]:
+def _finding(finding: Finding, others: str) -> Iterator[str]:
     kind = "" if finding.severity == "wrong" else " of-warning"
     yield f'<div class="finding{kind}">'
     yield f"<p><strong>{'Wrong' if not kind else 'Warning'}</strong> at <code>{_text(finding.where)}</code></p>"
@@ -104,7 +104,7 @@ def _finding(finding: Finding) -> Iterator[str]:
     if finding.difference is not None:
         amount = f"{finding.difference:.1e} of the largest value" if math.isfinite(finding.difference) else "everything"
         yield f'<p class="faint">differs by {amount}</p>'
-    for name, text in (("should be", finding.mathematics), ("mend", finding.mend)):
+    for name, text in (("also", others), ("should be", finding.mathematics), ("mend", finding.mend)):
         if text:
             yield f'<p class="faint">{name}: {_text(text)}</p>'
     yield "</div>"

@@ -96,15 +96,23 @@ class ModelReport(Printed):
     def verdict(self) -> str:
         """The result in one sentence."""
         counts = {one: sum(outcome.verdict == one for outcome in self.outcomes) for one in ("right", "not tried")}
-        wrong = [one for one in self.findings if one.severity == "wrong"]
-        warnings = len(self.findings) - len(wrong)
-        parts = [f"{_counted(len(wrong), 'thing')} wrong" if wrong else "nothing is wrong"]
+        wrong = {one.where for one in self.findings if one.severity == "wrong"}
+        warnings = sum(one.severity == "warning" for one in self.findings)
+        parts = [f"wrong at {_counted(len(wrong), 'place')}" if wrong else "nothing is wrong"]
         if warnings:
             parts.append(_counted(warnings, "warning"))
         parts.append(f"{counts['right']} experiments as they should be")
         if counts["not tried"]:
             parts.append(f"{counts['not tried']} not tried")
         return ", ".join(parts)
+
+    def by_place(self) -> Iterator[tuple[Finding, str]]:
+        """Yield the first finding of each place, with the names of the other experiments that show it."""
+        found: dict[tuple[str, str], list[Finding]] = {}
+        for one in self.findings:
+            found.setdefault((one.where, one.severity), []).append(one)
+        for first, *others in found.values():
+            yield first, ", ".join(one.says.partition(": ")[0] for one in others)
 
     def of(self, group: Group) -> Sequence[Outcome]:
         """Return the outcomes of a kind."""
@@ -131,8 +139,13 @@ class ModelReport(Printed):
         yield f"{self.subject}: {self.verdict}; {self.seconds:.0f} s"
         for fact in self.facts:
             yield f"  {fact}"
-        for finding in self.findings:
-            yield from finding.lines()
+        for finding, others in self.by_place():
+            amount = "" if finding.difference is None else f" ({finding.difference:.1e} of the largest value)"
+            yield f"  {finding.severity} at {finding.where}{amount}"
+            yield f"    {finding.says}"
+            for name, text in (("also", others), ("should be", finding.mathematics), ("mend", finding.mend)):
+                if text:
+                    yield f"    {name}: {text}"
         for group in GROUPS:
             outcomes = self.of(group)
             if not outcomes:
