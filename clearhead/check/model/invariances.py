@@ -101,41 +101,31 @@ def _compare(case: Case, module: Transformer, exact: Transformer) -> Iterator[Ou
         singles, doubles = (_differences(*case.run(one)) for one in (module, exact))
     except (InputError, RuntimeError, IndexError) as error:
         yield Outcome(GROUP, case.name, "wrong", "one of the two ways fails")
-        yield Finding(where=case.side, says=f"{case.name} cannot be computed: {' '.join(str(error).split())}")
+        yield Finding(where=case.side, says=f"{case.name}: it cannot be computed: {' '.join(str(error).split())}")
         return
     ends = [place for place in doubles if place.address == "head" or place.address.endswith(" states")]
-    single, double = (max(found[place][0] for place in ends) for found in (singles, doubles))
-    numbers = (("single precision", single), ("double", double))
-    wrong = [place for place in doubles if not is_rounding(singles[place][0], doubles[place][0])]
+    single, double = (max(found[place] for place in ends) for found in (singles, doubles))
+    numbers = (("single", single), ("double", double))
+    wrong = [place for place in doubles if not is_rounding(singles[place], doubles[place])]
     if not wrong:
         yield Outcome(GROUP, case.name, "right", "equal up to rounding", numbers)
         return
     place = wrong[0]
-    amount, token = doubles[place]
     name = place.address.rpartition(".")[2].rpartition(" ")[2]
     yield Outcome(GROUP, case.name, "wrong", "a difference that stays in double precision", numbers)
     yield Finding(
         where=place.address,
         says=(
-            f"{case.name} does not hold: the first place that differs, from the token {token} of the text on, is this; "
-            f"likely cause: {_CAUSES[name]}"
+            f"{case.name}: this is the first place where the two ways differ, also in double precision; likely cause: "
+            f"{_CAUSES[name]}"
         ),
-        difference=amount,
+        difference=doubles[place],
     )
 
 
-def _differences(found: Trace, expected: Trace) -> dict[Place, tuple[float, int]]:
-    """Return by place the relative difference, and the first token (of all rows, one after the other) that has it."""
-    values = {}
-    for place in sorted(found.keys() & expected.keys()):
-        one, other = found[place], expected[place]
-        error = distance(one, other)
-        token = 0
-        if one.shape == other.shape and error > 0:
-            apart = (one - other).abs().amax(-1).nan_to_num(nan=float("inf"))
-            token = int((apart > 0.1 * apart.max()).nonzero()[0]) if apart.max() > 0 else 0
-        values[place] = error, token
-    return values
+def _differences(found: Trace, expected: Trace) -> dict[Place, float]:
+    """Return the relative difference at every place."""
+    return {place: distance(found[place], expected[place]) for place in sorted(found.keys() & expected.keys())}
 
 
 class _Rows:
@@ -290,8 +280,10 @@ def _search(exact: Transformer, draw: Draw) -> Iterator[Outcome | Finding]:
             yield Outcome(GROUP, name, "wrong", f"{way} gives {other}, and greedy search without a cache {ids}")
             yield Finding(
                 where="decoder",
-                says=f"{way} chooses another token at step {place} than the most probable one without a cache; likely "
-                "cause: the cache or the positions of new tokens, if caches do not hold above; else the search",
+                says=(
+                    f"{name}: {way} chooses another token at step {place} than the most probable one without a cache; "
+                    "likely cause: the cache or the positions of new tokens, if caches do not hold above; else the search"
+                ),
             )
             return
     yield Outcome(GROUP, name, "right", f"the same {len(ids)} tokens by all three")
@@ -351,16 +343,14 @@ def _same_model(name: str, model: Model, again: Model) -> Iterator[Outcome | Fin
         if address not in before or address not in after or not _is_bitwise(before[address].cpu(), after[address])
     ]
     if wrong:
-        says = (
-            f"{len(wrong)} of {len(before)} weights have other bits after {name}; likely cause: a rule that renames, "
-        )
+        says = f"{name}: {len(wrong)} of {len(before)} weights have other bits; likely cause: a rule that renames, "
         yield Finding(where=wrong[0], says=f"{says}transposes, splits or permutes is not undone when it is loaded")
     tokenizers = model.tokenizers.fingerprint == again.tokenizers.fingerprint
     if not tokenizers and model.tokenizers.source.vocab_size != again.tokenizers.source.vocab_size:
-        yield Finding(where="tokenizer", says=f"the tokenizer is another one after {name}")
+        yield Finding(where="tokenizer", says=f"{name}: the tokenizer is another one")
         wrong.append("tokenizer")
     if model.spec != again.spec and model.hf_checkpoint is None and "own" in name:
-        yield Finding(where="spec.json", says=f"the spec is another one after {name}")
+        yield Finding(where="spec.json", says=f"{name}: the spec is another one")
         wrong.append("spec")
     says = f"{len(wrong)} differ" if wrong else f"all {len(before)} weights are equal in every bit"
     yield Outcome(GROUP, name, "wrong" if wrong else "right", says)
