@@ -282,7 +282,7 @@ def _search(exact: Transformer, draw: Draw) -> Iterator[Outcome | Finding]:
                 where="decoder",
                 says=(
                     f"{name}: {way} chooses another token at step {place} than the most probable one without a cache; "
-                    "likely cause: the cache or the positions of new tokens, if caches do not hold above; else the search"
+                    "likely cause: the cache or the positions of new tokens, if the cases above fail; else the search"
                 ),
             )
             return
