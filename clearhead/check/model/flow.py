@@ -67,15 +67,18 @@ def check_flow(module: Transformer, draw: Draw, rows_at_once: int) -> Iterator[O
         yield from mates
         if any(isinstance(one, Finding) for one in mates):
             rows_at_once = 1  # in a batch nothing else could be told
-        own = [path for path, node in spec.walk(reader.spec) if isinstance(node, spec.Part)]
-        if own:
-            reason = f"a part of your own ({side}.{own[0]}) may read other tokens, and nothing declares which"
+        if _has_own_parts(reader.spec):
+            reason = "a part of your own may read other tokens, and nothing declares which"
             yield Outcome(GROUP, f"{side}: masks", "not tried", reason)
             continue
         for scenario in _scenarios(reader, draw, f"{side}: " if has_two else ""):
             yield from _check(reader, scenario, rows_at_once)
-    if has_two and not any(isinstance(node, spec.Part) for _, node in spec.walk(module.spec)):
+    if has_two and not _has_own_parts(module.spec):
         yield from _memory(module, draw, rows_at_once)
+
+
+def _has_own_parts(node: spec.Node) -> bool:
+    return any(isinstance(part, spec.Part) for _, part in spec.walk(node))
 
 
 def _scenarios(reader: Reader, draw: Draw, prefix: str) -> Iterator[Scenario]:

@@ -18,7 +18,7 @@ from clearhead import spec
 from clearhead.check.handwritten.report import Finding
 from clearhead.check.model.flow import Draw
 from clearhead.check.model.readers import Reader, Side, of_real
-from clearhead.check.model.report import Outcome
+from clearhead.check.model.report import Outcome, Verdict
 from clearhead.core import Cache, Sequence, Transformer
 from clearhead.core.head import Linear as HeadLinear
 from clearhead.fast.cache import IndexedCache
@@ -29,10 +29,10 @@ from clearhead.fast.runner import Runner
 
 GROUP: Final = "kernels and precisions"
 MOST_TIMES = 4.0
-_FLOOR: Final = {"fp32": 2e-6, "bf16": 4e-3, "mixed": 4e-3, "int8": 4e-3}
+_FLOOR: Final = {"fp32": 5e-6, "bf16": 4e-3, "mixed": 4e-3, "int8": 4e-3}
 """A difference so small is rounding whatever that of the plain layers is."""
 _LENGTHS = (9, 12, 5)
-_NEW = 4
+_NEW, _REPEATS = 4, 4
 
 
 class RoundedToBF16(nn.Module):
@@ -135,41 +135,72 @@ def check_precisions(module: Transformer, exact: Transformer, draw: Draw, chosen
         chosen: auto (all of this device), fp32, bf16 or int8.
     """
     ways = list(_ways(module, draw))
-    with torch.inference_mode():
-        expected = {way.name: way.run(exact) for way in ways}
     is_mixture = any(isinstance(node, spec.MixtureOfExperts) for _, node in spec.walk(module.spec))
     tried = False
     for precision in precisions(module, chosen):
         tried = True
         for way in ways:
-            yield from _judged(precision, way, expected[way.name], is_mixture)
+            measured = _measured(precision, way, exact, is_mixture)
+            if measured.is_suspect:
+                # One text may be unlucky, with a token that almost attends elsewhere; a defect shows in all of them.
+                again = (one for _ in range(_REPEATS) for one in _ways(module, draw) if one.name == way.name)
+                measured = _middle([measured, *(_measured(precision, one, exact, is_mixture) for one in again)])
+            yield from _judged(measured, is_mixture)
     if not tried:
         yield Outcome(GROUP, chosen, "not tried", "there are no kernels for it on this device")
 
 
-def _judged(precision: Precision, way: Way, expected: Tensor, is_mixture: bool) -> Iterator[Outcome | Finding]:
-    name = f"{precision.name}, {way.name}"
+@dataclass(frozen=True)
+class _Measured:
+    """How far a precision is from the result in double precision; without kernels both numbers are the same."""
+
+    precision: Precision
+    way: Way
+    plain: float
+    kernels: float
+
+    @property
+    def bound(self) -> float:
+        return max(MOST_TIMES * self.plain, _FLOOR[self.precision.kind])
+
+    @property
+    def is_suspect(self) -> bool:
+        return not self.kernels <= self.bound
+
+
+def _measured(precision: Precision, way: Way, exact: Transformer, is_mixture: bool) -> _Measured:
     with torch.inference_mode():
+        expected = way.run(exact)
         plain = _error(way.run(precision.plain), expected, is_mixture)
         if precision.runner is None:
-            yield Outcome(
-                GROUP, name, "right" if plain < float("inf") else "wrong", "plain layers", (("distance", plain),)
-            )
-            return
-        kernels = _error(way.run(precision.runner.tree()), expected, is_mixture)
-    numbers = (("kernels", kernels), ("plain layers", plain))
-    if kernels <= max(MOST_TIMES * plain, _FLOOR[precision.kind]):
+            return _Measured(precision, way, plain, plain)
+        return _Measured(precision, way, plain, _error(way.run(precision.runner.tree()), expected, is_mixture))
+
+
+def _middle(tries: list[_Measured]) -> _Measured:
+    """Return the try whose kernels are in the middle, measured by how far the plain layers are."""
+    return sorted(tries, key=lambda one: one.kernels / one.bound)[len(tries) // 2]
+
+
+def _judged(found: _Measured, is_mixture: bool) -> Iterator[Outcome | Finding]:
+    name = f"{found.precision.name}, {found.way.name}"
+    if found.precision.runner is None:
+        verdict: Verdict = "right" if found.plain < float("inf") else "wrong"
+        yield Outcome(GROUP, name, verdict, "plain layers", (("distance", found.plain),))
+        return
+    numbers = (("kernels", found.kernels), ("plain layers", found.plain))
+    if not found.is_suspect:
         yield Outcome(GROUP, name, "right", "as near to double precision as the plain layers", numbers)
         return
-    yield Outcome(GROUP, name, "wrong", f"{kernels / max(plain, 1e-30):.0f} times as far as the plain layers", numbers)
-    bound = max(MOST_TIMES * plain, _FLOOR[precision.kind])
+    times = found.kernels / max(found.plain, 1e-30)
+    yield Outcome(GROUP, name, "wrong", f"{times:.0f} times as far as the plain layers", numbers)
     yield Finding(
-        where=_first_wrong(precision, way, expected, bound, is_mixture),
+        where=_first_wrong(found.precision, found.way, found.bound, is_mixture),
         says=(
             f"{name}: the kernels do not compute what the plain layers do; likely cause: a kernel of this part, or the "
             "layout of the weights that it is given; with the environment variable CLEARHEAD_KERNELS=plain none is used"
         ),
-        difference=kernels,
+        difference=found.kernels,
     )
 
 
@@ -185,7 +216,7 @@ def _error(found: Tensor, expected: Tensor, is_mixture: bool) -> float:
     return float(share.median() if is_mixture else share.max())
 
 
-def _first_wrong(precision: Precision, way: Way, expected: Tensor, bound: float, is_mixture: bool) -> str:
+def _first_wrong(precision: Precision, way: Way, bound: float, is_mixture: bool) -> str:
     """Return the address of the first layer whose kernels are wrong: with the layers after it left out they still are.
 
     What the layers before it give is compared with the plain layers, cut off at the same depth.

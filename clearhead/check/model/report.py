@@ -14,6 +14,7 @@ from clearhead.printing import Printed, block
 
 Group = Literal["information flow", "invariances", "kernels and precisions", "health"]
 _SIGNS = {(True, True): "#", (False, False): ".", (False, True): "!", (True, False): "?"}
+Verdict = Literal["right", "wrong", "warning", "not tried"]
 GROUPS: tuple[Group, ...] = ("information flow", "invariances", "kernels and precisions", "health")
 
 
@@ -53,7 +54,7 @@ class Outcome(Printed):
 
     group: Group
     name: str
-    verdict: Literal["right", "wrong", "warning", "not tried"]
+    verdict: Verdict
     says: str
     numbers: tuple[tuple[str, float], ...] = ()
     drawing: Drawing | None = None
