@@ -26,7 +26,9 @@ from clearhead.errors import InputError
 from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import has_prefix_mask, prefill_prompts
-from clearhead.generate.search.beam import continue_beams
+from clearhead.generate.rows import Sentence
+from clearhead.generate.running import RunningBatch
+from clearhead.generate.search.beam import start_beams
 from clearhead.kernels.attention import SHORT_ON_CPU
 
 if TYPE_CHECKING:
@@ -259,20 +261,10 @@ def _search(exact: Transformer, draw: Draw) -> Iterator[Outcome | Finding]:
         banned=[end],
         sources=sources,
     )
-    with torch.inference_mode():
-        prefill = prefill_prompts(exact, request.prompts, sources, pad_id=0, limits=[new])
-    beams = continue_beams(
-        exact,
-        prefill,
-        limits=[new],
-        end_ids=(end,),
-        banned_X=prompt.new_tensor([end]),
-        chain=[],
-        options=SearchOptions(beam_size=1),
-    )
+    beam = _by_one_beam(exact, request, new, end)
     found = {
         "greedy search with a cache": list(generate_ids(exact, request)[0][0].ids),
-        "beam search with one beam": list(beams[0][0].ids),
+        "beam search with one beam": beam,
     }
     for way, other in found.items():
         place = next((place for place, pair in enumerate(zip(other, ids, strict=False)) if pair[0] != pair[1]), None)
@@ -287,6 +279,20 @@ def _search(exact: Transformer, draw: Draw) -> Iterator[Outcome | Finding]:
             )
             return
     yield Outcome(GROUP, name, "right", f"the same {len(ids)} tokens by all three")
+
+
+@torch.inference_mode()
+def _by_one_beam(exact: Transformer, request: GenerateRequest, new: int, end: int) -> list[int]:
+    """Return what beam search finds with one beam, which no option of a call asks for."""
+    prefill = prefill_prompts(exact, request.prompts, request.sources, pad_id=request.pad_id, limits=[new])
+    sentence, banned_X, options = Sentence(0, new), torch.tensor([end]), SearchOptions(beam_size=1)
+    batch = RunningBatch(exact)
+    batch.join(
+        [start_beams(prefill, sentences=[sentence], end_ids=(end,), banned_X=banned_X, chain=[], options=options)]
+    )
+    while batch.num_rows:
+        batch.step()
+    return list(sentence.candidates[0].ids)
 
 
 @torch.no_grad()
