@@ -16,16 +16,24 @@ from torch.nn import functional as F
 from clearhead.fast.int8 import LARGEST
 from clearhead.fast.native.addresses import fits
 from clearhead.fast.native.load import function
-from clearhead.fast.probe import has_exact_int_mm
+from clearhead.fast.probe import has_exact_int_mm, processor
 
 Rows = Float[Tensor, "*axes inputs"]
 Outputs = Float[Tensor, "*axes outputs"]
 Run = Callable[[Tensor], Tensor]
 
-# Above so many rows the products of PyTorch are as fast, or faster.
-MOST_ROWS: Final = {torch.float32: 16, torch.bfloat16: 256}
+MOST_BF16_ROWS: Final = 256
+"""Above it the products of PyTorch are as fast, or faster."""
+MOST_FP32_ROWS: Final = 64
+"""The same in fp32; up to it, outputs of a row have the bits that they have alone."""
 LEAST_BYTES: Final = 2**18
 """A smaller matrix, which stays in the caches, PyTorch multiplies in fp32 sooner than it rounds the rows to 8 bits."""
+
+
+def most_fp32_rows() -> int:
+    """Return up to how many rows kernels multiply in fp32 at least as fast as PyTorch."""
+    # On processors of AMD, MKL uses no more than AVX2.
+    return 8 * MOST_FP32_ROWS if processor().vendor == "AuthenticAMD" else MOST_FP32_ROWS
 
 
 def float_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tensor, " outputs"] | None) -> Run | None:
@@ -43,7 +51,7 @@ def float_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tenso
     outputs, inputs = weight_NK.shape
     if kernel is None or not _fit(weight_NK, dtype, bias_N, dtype):
         return None
-    most_rows = MOST_ROWS[dtype]
+    most_rows = most_fp32_rows() if dtype == torch.float32 else MOST_BF16_ROWS
     weight, bias = weight_NK.data_ptr(), None if bias_N is None else bias_N.data_ptr()
 
     def run(x: Tensor) -> Tensor:
@@ -72,12 +80,11 @@ def mixed_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tenso
     outputs, inputs = weight_NK.shape
     if kernel is None or not _fit(weight_NK, torch.bfloat16, bias_N, torch.float32):
         return None
-    most_rows = MOST_ROWS[torch.bfloat16]
     weight, bias = weight_NK.data_ptr(), None if bias_N is None else bias_N.data_ptr()
 
     def run(x: Tensor) -> Tensor:
         rows = x.numel() // inputs
-        if rows > most_rows or not fits(x, torch.float32, *x.shape[:-1], inputs, by_row=True):
+        if rows > MOST_BF16_ROWS or not fits(x, torch.float32, *x.shape[:-1], inputs, by_row=True):
             y = F.linear(x.bfloat16(), weight_NK).float()
             return y if bias_N is None else y.add_(bias_N)
         x = x.contiguous()

@@ -37,6 +37,7 @@ from clearhead.fast.keys import (
     set_memory,
     sight,
 )
+from clearhead.fast.linear import most_fp32_rows
 from clearhead.fast.native.abi import ACTIVATIONS, Branch, Keys, Matrix, Norm, values
 from clearhead.fast.native.addresses import Unfit, address
 from clearhead.fast.native.load import has_gemm
@@ -44,8 +45,8 @@ from clearhead.fast.native.stack import RunStack, Weights, stack_runner
 from clearhead.fast.pieces import NewTokens, Piece
 from clearhead.fast.plan import PlannedBranch, planned_branches
 
-# In fp32, above so many rows the products of PyTorch are as fast, or faster.
-MOST_FP32_ROWS: Final = 16
+MOST_TURNED_ROWS: Final = 16
+"""Above it PyTorch multiplies by fp32 weights that lie the other way round as fast, or faster."""
 # Without a GEMM in blocks: scores of longer texts are matrix products, which PyTorch computes faster.
 MOST_TOKENS: Final = 128
 LONGEST_TEXT: Final = 8192
@@ -78,6 +79,7 @@ class StackPlan:
         self._kept: list[Tensor] = []  # what only addresses name
         self._in_bf16 = in_bf16
         self._kinds: set[Weights] = set()
+        self._most_fp32_rows = most_fp32_rows()
         self._attentions: list[tuple[Attention, int] | None] = []
         self._width = _input_width(stack)
         try:
@@ -109,7 +111,7 @@ class StackPlan:
         if torch.is_grad_enabled() or hides_more:
             return False
         if cache is not None and length == 1:
-            return self.kind != "float32" or batch <= MOST_FP32_ROWS
+            return self.kind != "float32" or batch <= self._most_fp32_rows
         # Texts without a cache are read without their padding.
         by_distance = self._has_window or self.has_bias
         is_by_place = cache is None or not by_distance or new_tokens(context, batch).mask is None
@@ -301,6 +303,7 @@ class StackPlan:
         if weight.device.type != "cpu" or is_altered(linear) or not (is_turned or weight.is_contiguous()):
             raise NotServed("weights are on another device, spread over processes, or not row by row")
         if is_turned:
+            self._most_fp32_rows = MOST_TURNED_ROWS
             matrix.ldb = weight.stride(1)  # GPT-2's files, which are mapped, have them so
             matrix.weight = address(weight.T, torch.float32, inputs, outputs, by_row=True)
         else:

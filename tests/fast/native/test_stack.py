@@ -435,5 +435,5 @@ def test_other_layers_masks_and_long_texts_take_the_plain_way(served: list[str])
         torch.testing.assert_close(decoded(module, is_fast=True), decoded(module, is_fast=False))
     module = fast(small(decoder()))
     with torch.inference_mode():
-        module.decode(torch.randint(VOCABULARY, (20, 1)), cache=IndexedCache())  # more rows than it serves in fp32
+        module.decode(torch.randint(VOCABULARY, (513, 1)), cache=IndexedCache())  # more rows than it serves in fp32
     assert not served
