@@ -8,6 +8,7 @@ from pydantic import Field
 
 from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.outcome import Chosen
+from clearhead.maps.patching import Patches
 from clearhead.serve.interventions import Data, finite
 from clearhead.serve.runs import Asked, Runs, Written
 from clearhead.serve.work import Work
@@ -45,10 +46,21 @@ def sweep(runs: Runs, given: Sweep, work: Work) -> dict[str, Any]:
     """
     here, _ = runs.base(given.asked, work)
     there, _ = runs.base(Asked(text=given.text, target=given.target), work)
-    lengths = [{stack.partition(".")[0]: len(one.query_tokens(stack)) for stack in one.stacks} for one in (here, there)]
-    common = {name: [(place, place) for place in range(min(lengths[0][name], lengths[1][name]))] for name in lengths[0]}
+    common = {
+        name: [(place, place) for place in range(min(length, _lengths(there)[name]))]
+        for name, length in _lengths(here).items()
+    }
     with work.watching(runs.model):
-        found = here.patch(there, _followed(here, given), positions=common)
+        return _json(here.patch(there, _followed(here, given), positions=common))
+
+
+def _lengths(maps: AttentionMaps) -> dict[str, int]:
+    """Return how many tokens each stack reads."""
+    return {stack.partition(".")[0]: len(maps.query_tokens(stack)) for stack in maps.stacks}
+
+
+def _json(found: Patches) -> dict[str, Any]:
+    """Return changes as JSON, null where a position has no counterpart."""
     return {
         "outcome": found.outcome,
         "total": found.total,
