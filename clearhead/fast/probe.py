@@ -25,6 +25,7 @@ NEEDS: Final = {
 }
 """Every instruction set that kernels ask for, and those without which it is not used."""
 _FLAGS: Final = {
+    "avx2": ("avx2", "fma"),
     "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"),
     "amx": ("amx_tile", "amx_int8", "amx_bf16"),
 }
@@ -62,7 +63,7 @@ def processor() -> Processor:
     lines = _lines()
     flags = {flag for line in lines if line.startswith("flags") for flag in line.partition(":")[2].split()}
     if not lines and torch.cpu._is_avx512_bf16_supported():
-        flags |= {"avx2", "avx512_bf16", *_FLAGS["avx512"]}
+        flags |= {"avx512_bf16", *_FLAGS["avx2"], *_FLAGS["avx512"]}
     has = {name for name in NEEDS if flags.issuperset(_FLAGS.get(name, (name,)))}
     isa = has - _hidden_names()
     # Tiles are part of a process only once the system was asked for them.

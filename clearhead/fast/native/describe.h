@@ -28,6 +28,9 @@ KERNEL const char* isa() {
 #ifdef __AVX2__
          "avx2 "
 #endif
+#ifdef __AVXVNNI__
+         "avx_vnni "
+#endif
 #ifdef __AVX512F__
          "avx512 "
 #endif

@@ -69,9 +69,9 @@ template <typename Real>
 float dot(const float* query, const Real* key, int64_t E) {
   Vec<float> sums = {};
   int64_t e = 0;
-  for (; e + WIDTH <= E; e += WIDTH) sums += load(query + e) * load(key + e);
+  for (; e + WIDTH <= E; e += WIDTH) sums = multiply_add(load(query + e), load(key + e), sums);
   float sum = e ? reduce_add(sums) : 0.0f;
-  for (; e < E; ++e) sum += query[e] * to_float(key[e]);
+  for (; e < E; ++e) sum = multiply_add(query[e], to_float(key[e]), sum);
   return sum;
 }
 
@@ -82,7 +82,8 @@ void weigh(const float* weights, const Head<Real>& rows, int64_t first, int64_t 
   for (int64_t s = first; s < last; ++s) {
     const Real* row = rows.value(s) + e;
     if (rows.next) prefetch(rows.key(s) + rows.next + e, VECTORS * WIDTH);
-    for (int i = 0; i < VECTORS; ++i) sums[i] += weights[s] * load(row + i * WIDTH);
+    const Vec<float> weight = broadcast(weights[s]);
+    for (int i = 0; i < VECTORS; ++i) sums[i] = multiply_add(weight, load(row + i * WIDTH), sums[i]);
   }
   for (int i = 0; i < VECTORS; ++i) store(mixed + e + i * WIDTH, sums[i]);
 }

@@ -25,7 +25,7 @@ struct GemmArgs {
   int64_t activation = Activation::NONE;  // of what is written, where whole blocks compute it
   const float* factor = nullptr;  // what it is multiplied with after that [M, N]; null: nothing
 
-  bool activates() const { return packs_weights && N % BLOCK == 0; }
+  bool activates() const { return packs_weights && N % PANEL == 0; }
 
   // Write a sum of vector instructions.
   void write(int64_t m, int64_t n, typename Traits::Sum sum) const {
@@ -40,9 +40,7 @@ struct GemmArgs {
   }
 };
 
-#ifdef HAS_GEMM
-
-// Of 16 outputs from n on.
+// Of WIDTH outputs from n on.
 template <typename Traits>
 class Epilogue {
  public:
@@ -73,6 +71,8 @@ class Epilogue {
   const int64_t n_;
   Vec<float> scales_, bias_;
 };
+
+#ifdef HAS_GEMM
 
 // The sums of 32 outputs for up to 32 rows. They are written while the next ones are computed.
 template <typename Traits>

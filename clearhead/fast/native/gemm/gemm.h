@@ -7,6 +7,7 @@
 #pragma once
 
 #include "gemv.h"
+#include "panel.h"
 #ifdef HAS_AMX
 #include "gemv_amx.h"
 #endif
@@ -15,15 +16,27 @@ namespace {
 
 constexpr int64_t CACHED_ROWS = 512;
 
-// Whether blocks multiply rows of K numbers.
+// Whether blocks multiply rows of K numbers, or packed panels do.
 template <typename Traits>
 constexpr bool has_blocks(int64_t K) {
-  return HAS_BLOCKS && !std::is_same_v<Traits, Float32> && K * int64_t(sizeof(typename Traits::W)) % LINE == 0;
+#if defined(HAS_GEMM)
+  return !std::is_same_v<Traits, Float32> && K * int64_t(sizeof(typename Traits::W)) % LINE == 0;
+#elif defined(HAS_PANELS)
+  return std::is_same_v<Traits, Int8> && K % (4 * WIDTH) == 0;
+#else
+  return false;
+#endif
 }
 
 template <typename Traits>
 bool packs_weights(int64_t M, int64_t K) {
+#if defined(HAS_GEMM)
   return has_blocks<Traits>(K) && M >= PACKED_ROWS;
+#elif defined(HAS_PANELS)
+  return has_blocks<Traits>(K) && M >= Int8::LEAST_PACKED;
+#else
+  return false;
+#endif
 }
 
 #ifdef HAS_GEMM
@@ -77,7 +90,11 @@ int64_t multiply_blocks_by_team(const GemmArgs<Traits>& args, Arena& arena) {
 #else
 
 template <typename Traits>
-int64_t multiply_blocks_by_team(const GemmArgs<Traits>&, Arena&) {
+int64_t multiply_blocks_by_team(const GemmArgs<Traits>& args, Arena& arena) {
+#ifdef HAS_PANELS
+  if constexpr (std::is_same_v<Traits, Int8>)
+    if (args.packs_weights) return multiply_panels_by_team(args, arena);
+#endif
   return 0;
 }
 
@@ -105,24 +122,28 @@ void gemm_by_team(const GemmArgs<Traits>& args, Arena& arena) {
 }
 
 // Round a row of x to 8 bits; its scale is the largest magnitude / 127, and not-a-number where one value is.
-inline float quantize(const float* row, int64_t K, int8_t* rounded) {
+template <typename Number>
+inline float quantize(const float* row, int64_t K, Number* rounded) {
   const float most = max_abs(row, K), fault = most * 0.0f;  // 0, or not a number
   const float inverse = most > 0 && fault == 0 ? 127.0f / most : 0.0f;
   const int64_t whole = K / WIDTH * WIDTH;
   for (int64_t k = 0; k < whole; k += WIDTH) store(rounded + k, load(row + k) * inverse);
-  for (int64_t k = whole; k < K; ++k) rounded[k] = int8_t(std::nearbyint(row[k] * inverse));
+  for (int64_t k = whole; k < K; ++k) rounded[k] = Number(std::nearbyint(row[k] * inverse));
   return most / 127.0f + fault;
 }
 
 // What the zero point of the weights makes the sums of a row in 8 bits too large by.
-inline int32_t compensation(const int8_t* row, int64_t K) {
-  if constexpr (Int8::ZERO_POINT == 0) return 0;
-  Vec<int32_t> sums = {};
-  int64_t k = 0;
-  for (; k + Int8::STEP <= K; k += Int8::STEP) Int8::add(sums, Int8::load_x(row + k), Int8::ones());
-  int32_t sum = reduce_add(sums);
-  for (; k < K; ++k) sum += row[k];
-  return Int8::ZERO_POINT * sum;
+template <typename Traits>
+int32_t compensation(const typename Traits::X* row, int64_t K) {
+  if constexpr (Traits::ZERO_POINT == 0) return 0;
+  else {
+    Vec<int32_t> sums = {};
+    int64_t k = 0;
+    for (; k + Traits::STEP <= K; k += Traits::STEP) Traits::add(sums, Traits::load_x(row + k), Traits::ones());
+    int32_t sum = reduce_add(sums);
+    for (; k < K; ++k) sum += row[k];
+    return Traits::ZERO_POINT * sum;
+  }
 }
 
 template <typename Number>
@@ -181,7 +202,7 @@ class GemmInput {
     auto* to = rounded_ + m * K;
     if constexpr (std::is_same_v<Traits, Int8>) {
       scales_[m] = quantize(row, K, to);
-      compensation_[m] = compensation(to, K);
+      compensation_[m] = compensation<Traits>(to, K);
     } else round_row(row, K, to);
   }
 

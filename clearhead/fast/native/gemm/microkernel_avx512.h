@@ -19,6 +19,7 @@ __attribute__((noinline)) void multiply_register_block(
     const uint8_t* a, int64_t row, int64_t a_step, const uint32_t* b, int64_t b_group, int64_t steps,
     typename Traits::Sum* c, int64_t c_stride, bool adds) {
   using Vector = SumsOf<Traits>;
+  using Words = decltype(Traits::load_w(nullptr));
   Vector sums[ROWS][2] = {};
   const auto place = [&](int i, int side) { return reinterpret_cast<Vector*>(c + i * c_stride + side * TILE); };
   if (adds)
@@ -26,11 +27,11 @@ __attribute__((noinline)) void multiply_register_block(
       for (int side = 0; side < 2; ++side) sums[i][side] = *place(i, side);
   for (int64_t step = 0; step < steps; ++step, a += a_step, b += TILE_WORDS)
     for (int64_t r = 0; r < TILE; ++r) {
-      const __m512i left = _mm512_load_si512(b + r * TILE), right = _mm512_load_si512(b + b_group + r * TILE);
+      const Words left = (Words)_mm512_load_si512(b + r * TILE), right = (Words)_mm512_load_si512(b + b_group + r * TILE);
       for (int i = 0; i < ROWS; ++i) {
         int32_t word;
         std::memcpy(&word, a + i * row + r * 4, 4);
-        const __m512i words = _mm512_set1_epi32(word);
+        const Words words = (Words)_mm512_set1_epi32(word);
         Traits::add(sums[i][0], words, left);
         Traits::add(sums[i][1], words, right);
       }

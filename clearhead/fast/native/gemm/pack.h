@@ -17,9 +17,7 @@ constexpr int64_t TILE = 16;  // rows and columns of a tile, of 64 bytes each
 constexpr int64_t BLOCK = 2 * TILE;
 constexpr int64_t TILE_WORDS = TILE * TILE;
 
-#ifdef HAS_GEMM
-
-constexpr bool HAS_BLOCKS = true;
+#ifdef __AVX512F__
 
 // Exchange rows and columns of 16 x 16 words.
 inline __attribute__((always_inline)) void transpose(__m512i rows[16]) {
@@ -43,6 +41,33 @@ inline __attribute__((always_inline)) void transpose(__m512i rows[16]) {
     rows[i + 8] = _mm512_shuffle_i32x4(other[i], other[i + 8], 0xdd);
   }
 }
+
+#elif defined(HAS_AVX2)
+
+// Exchange rows and columns of 8 x 8 words.
+inline __attribute__((always_inline)) void transpose(__m256i rows[8]) {
+  __m256i other[8];
+  for (int i = 0; i < 8; i += 2) {
+    other[i] = _mm256_unpacklo_epi32(rows[i], rows[i + 1]);
+    other[i + 1] = _mm256_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      rows[i + 2 * j] = _mm256_unpacklo_epi64(other[i + j], other[i + j + 2]);
+      rows[i + 2 * j + 1] = _mm256_unpackhi_epi64(other[i + j], other[i + j + 2]);
+    }
+  for (int i = 0; i < 4; ++i) {
+    const __m256i low = rows[i], high = rows[i + 4];
+    rows[i] = _mm256_permute2x128_si256(low, high, 0x20);
+    rows[i + 4] = _mm256_permute2x128_si256(low, high, 0x31);
+  }
+}
+
+#endif
+
+#ifdef HAS_GEMM
+
+constexpr int64_t PANEL = BLOCK;  // outputs that are packed together
 
 inline void transpose_tile(const uint32_t* from, int64_t stride, uint32_t* to) {
   __m512i rows[TILE];
@@ -110,8 +135,8 @@ inline void stream_pair(uint16_t* to, Vec<float> low, Vec<float> high) {
 }
 
 #else
-constexpr bool HAS_BLOCKS = false;
-constexpr int64_t PACKED_ROWS = 0;
+constexpr bool IS_SIGNED = false;
+constexpr int64_t PANEL = 2 * WIDTH;
 #endif
 
 }  // namespace

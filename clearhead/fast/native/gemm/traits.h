@@ -14,37 +14,40 @@ template <typename Number, typename Sum>
 struct PlainDot {
   static constexpr int32_t ZERO_POINT = 0;
   static constexpr int64_t STEP = WIDTH;
+  static constexpr int ROWS = WIDTH == 8 ? 3 : 4;
   static Vec<Sum> load_x(const Number* from) {
     if constexpr (std::is_same_v<Sum, float>) return load(from);
     else return __builtin_convertvector(*reinterpret_cast<const Vec<Number>*>(from), Vec<Sum>);
   }
   static Vec<Sum> load_w(const Number* from) { return load_x(from); }
-  static void add(Vec<Sum>& sums, Vec<Sum> x, Vec<Sum> w) { sums += x * w; }
+  static void add(Vec<Sum>& sums, Vec<Sum> x, Vec<Sum> w) {
+    if constexpr (std::is_same_v<Sum, float>) sums = multiply_add(x, w, sums);
+    else sums += x * w;
+  }
   static Vec<Sum> ones() { return Vec<Sum>{} + 1; }
 };
 
-#include "dot_avx512.h"
-#ifndef __AVX512BF16__
-using DotBFloat16 = PlainDot<uint16_t, float>;
-#endif
-#ifndef __AVX512VNNI__
-using DotInt8 = PlainDot<int8_t, int32_t>;
-#endif
+#include "dot.h"
 
+// ROWS: of x, whose sums are in registers together with those of a few outputs; PARTS: sums of a row by itself, which
+// are the same additions as those of a row among others where there is one.
 struct Float32 : PlainDot<float, float> {
+  static constexpr int PARTS = 1;
   using X = float;
   using W = float;
   using Y = float;
   using Sum = float;
-  static float product(float x, float w) { return x * w; }
+  static void add_one(float& sum, float x, float w) { sum = multiply_add(x, w, sum); }
 };
 
 struct BFloat16 : DotBFloat16 {
+  static constexpr int32_t ZERO_POINT = 0;
+  static constexpr int PARTS = 4;
   using X = uint16_t;
   using W = uint16_t;
   using Y = uint16_t;
   using Sum = float;
-  static float product(uint16_t x, uint16_t w) { return to_float(x) * to_float(w); }
+  static void add_one(float& sum, uint16_t x, uint16_t w) { sum = multiply_add(to_float(x), to_float(w), sum); }
 };
 
 // Weights and products in bfloat16, rows and outputs in float32.
@@ -54,11 +57,12 @@ struct Mixed : BFloat16 {
 
 // Both sides in 8 bits: a row of x has a scale of its own, and so has every output.
 struct Int8 : DotInt8 {
-  using X = int8_t;
+  static constexpr int PARTS = 4;
+  using X = Number;
   using W = int8_t;
   using Y = float;
   using Sum = int32_t;
-  static int32_t product(int8_t x, int8_t w) { return int32_t(x) * (int32_t(w) + ZERO_POINT); }
+  static void add_one(int32_t& sum, X x, W w) { sum += int32_t(x) * (int32_t(w) + ZERO_POINT); }
 };
 
 template <typename Traits>

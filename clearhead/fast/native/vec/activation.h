@@ -23,11 +23,9 @@ inline Vec<float> normal_density(Vec<float> x) { return exp2(x * x * (-0.5f * LO
 // The CDF of the normal distribution, from that density, to 1e-7. Source: Abramowitz and Stegun, Handbook of
 // Mathematical Functions, formula 7.1.26.
 inline Vec<float> normal_cdf(Vec<float> x, Vec<float> density) {
-  const Vec<float> far = abs(x), t = reciprocal(select(far < 1e9f, far, broadcast(1e9f)) * 0.23164189f + 1.0f);
-  Vec<float> series = t * 0.5307027145f - 0.7265760135f;
-  series = series * t + 0.7107068705f;
-  series = series * t - 0.142248368f;
-  series = series * t + 0.127414796f;
+  const Vec<float> far = abs(x), bounded = select(far < 1e9f, far, broadcast(1e9f));
+  const Vec<float> t = reciprocal(multiply_add(bounded, broadcast(0.23164189f), broadcast(1.0f)));
+  const Vec<float> series = polynomial(t, 0.5307027145f, -0.7265760135f, 0.7107068705f, -0.142248368f, 0.127414796f);
   const Vec<float> beyond = series * t * density;
   return select(x < 0.0f, beyond, 1.0f - beyond);
 }

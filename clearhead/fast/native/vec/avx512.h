@@ -31,6 +31,15 @@ inline void store(int8_t* to, Vec<float> x) {
   std::memcpy(to, &rounded, sizeof rounded);
 }
 
+inline void store(int16_t* to, Vec<float> x) {
+  const __m256i rounded = _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32((__m512)x));
+  std::memcpy(to, &rounded, sizeof rounded);
+}
+
+inline Vec<float> multiply_add(Vec<float> x, Vec<float> y, Vec<float> z) {
+  return (Vec<float>)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
+}
+
 // Write past the caches; false where the address does not allow it.
 inline bool stream(float* to, Vec<float> x) {
   if (reinterpret_cast<uintptr_t>(to) % 64 != 0) return false;
@@ -81,7 +90,8 @@ inline bool any_set(Vec<int32_t> is_true) {
 inline Vec<float> exp(Vec<float> x) {
   const __mmask16 is_large = _mm512_cmp_ps_mask((__m512)x, (__m512)broadcast(-87.0f), _CMP_NLT_UQ);
   const Vec<float> whole = (Vec<float>)_mm512_roundscale_ps((__m512)(x * 1.44269504f), 0);  // to the nearest
-  const Vec<float> r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+  const Vec<float> r =
+      multiply_add(whole, broadcast(2.12194440e-4f), multiply_add(whole, broadcast(-0.693359375f), x));
   return (Vec<float>)_mm512_maskz_scalef_ps(is_large, (__m512)exp_series(r), (__m512)whole);
 }
 
@@ -89,18 +99,15 @@ inline Vec<float> exp(Vec<float> x) {
 inline Vec<float> exp2(Vec<float> t) {
   const __mmask16 is_large = _mm512_cmp_ps_mask((__m512)t, (__m512)broadcast(-126.0f), _CMP_NLT_UQ);
   const Vec<float> part = (Vec<float>)_mm512_sub_ps((__m512)t, _mm512_roundscale_ps((__m512)t, _MM_FROUND_TO_NEG_INF));
-  Vec<float> series = part * 1.87758e-3f + 8.98934e-3f;
-  series = series * part + 5.582632e-2f;
-  series = series * part + 2.4015362e-1f;
-  series = series * part + 6.9315307e-1f;
-  series = series * part + 9.9999993e-1f;
+  const Vec<float> series =
+      polynomial(part, 1.87758e-3f, 8.98934e-3f, 5.582632e-2f, 2.4015362e-1f, 6.9315307e-1f, 9.9999993e-1f);
   return (Vec<float>)_mm512_maskz_scalef_ps(is_large, (__m512)series, (__m512)t);
 }
 
 // 1 / x, in a few instructions where a division takes many; not for infinite numbers.
 inline Vec<float> reciprocal(Vec<float> x) {
   const Vec<float> near = (Vec<float>)_mm512_rcp14_ps((__m512)x);
-  return near * (2.0f - x * near);
+  return near * multiply_add(-x, near, broadcast(2.0f));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Vectors by the compiler's extensions alone, for processors without AVX-512.
+// Vectors by the compiler's extensions alone, for processors that are not of x86, or have no AVX2.
 
 #pragma once
 
@@ -20,6 +20,12 @@ inline void store(uint16_t* to, Vec<float> x) {
 inline void store(int8_t* to, Vec<float> x) {
   for (int i = 0; i < WIDTH; ++i) to[i] = int8_t(std::nearbyint(x[i]));
 }
+
+inline void store(int16_t* to, Vec<float> x) {
+  for (int i = 0; i < WIDTH; ++i) to[i] = int16_t(std::nearbyint(x[i]));
+}
+
+inline Vec<float> multiply_add(Vec<float> x, Vec<float> y, Vec<float> z) { return x * y + z; }
 
 template <typename Number>
 inline bool stream(Number*, Vec<float>) {
@@ -57,21 +63,5 @@ inline bool any_set(Vec<int32_t> is_true) {
   for (int i = 0; i < WIDTH; ++i) found |= is_true[i];
   return found != 0;
 }
-
-// e^x for x <= 88, as in avx512.h.
-inline Vec<float> exp(Vec<float> x) {
-  const Vec<int32_t> is_small = x < -87.0f;
-  const Vec<float> bounded = is_small ? Vec<float>{} : x;
-  const Vec<float> shifted = bounded * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: what follows the point is rounded away
-  const Vec<float> whole = shifted - 12582912.0f;
-  const Vec<float> r = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
-  const Vec<float> power = (Vec<float>)(((Vec<int32_t>)shifted + 127) << 23);  // n in the lowest bits of shifted
-  const Vec<float> found = exp_series(r) * power;
-  return is_small ? Vec<float>{} : (x == x ? found : x);
-}
-
-inline Vec<float> exp2(Vec<float> t) { return exp(t * 0.693147181f); }
-
-inline Vec<float> reciprocal(Vec<float> x) { return 1.0f / x; }
 
 }  // namespace

@@ -6,9 +6,15 @@
 #include <cstdint>
 #include <cstring>
 
+#include "../isa.h"
+
 namespace {
 
+#ifdef HAS_AVX2
+constexpr int64_t WIDTH = 8;
+#else
 constexpr int64_t WIDTH = 16;
+#endif
 
 template <typename Number>
 struct VecOf {
@@ -18,7 +24,11 @@ struct VecOf {
 template <typename Number>
 using Vec = typename VecOf<Number>::Type;
 
+#ifdef HAS_AVX2
+const Vec<int32_t> INDEX = {0, 1, 2, 3, 4, 5, 6, 7};
+#else
 const Vec<int32_t> INDEX = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#endif
 
 inline float to_float(float value) { return value; }
 
@@ -67,26 +77,42 @@ inline int32_t reduce_add(Vec<int32_t> x) {
   return sum;
 }
 
-// The series of e^r up to r^7, for |r| <= ln(2) / 2.
-inline Vec<float> exp_series(Vec<float> r) {
-  Vec<float> series = r * (1.0f / 5040) + 1.0f / 720;
-  series = series * r + 1.0f / 120;
-  series = series * r + 1.0f / 24;
-  series = series * r + 1.0f / 6;
-  series = series * r + 0.5f;
-  series = series * r + 1.0f;
-  return series * r + 1.0f;
+// x * y + z, rounded once where the processor can; the compiler joins no product and sum by itself (build.py).
+#ifdef __FMA__
+inline float multiply_add(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+#else
+inline float multiply_add(float x, float y, float z) { return x * y + z; }
+#endif
+
+inline Vec<float> multiply_add(Vec<float> x, Vec<float> y, Vec<float> z);
+
+// A polynomial in x, from its highest coefficient on.
+template <typename... Coefficients>
+inline Vec<float> polynomial(Vec<float> x, float highest, Coefficients... coefficients) {
+  Vec<float> found = broadcast(highest);
+  ((found = multiply_add(found, x, broadcast(coefficients))), ...);
+  return found;
 }
 
-// Each instruction set adds: load and store of uint16_t and int8_t, stream, reduce_add, reduce_add_all, reduce_max,
-// any_set, exp, exp2, reciprocal.
+// The series of e^r up to r^7, for |r| <= ln(2) / 2.
+inline Vec<float> exp_series(Vec<float> r) {
+  return polynomial(r, 1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f);
+}
+
+// Each instruction set adds: load and store of uint16_t, store of int8_t and int16_t, load of int8_t, multiply_add,
+// stream, reduce_add, reduce_add_all, reduce_max, any_set, exp, exp2, reciprocal.
 
 }  // namespace
 
 #ifdef __AVX512F__
 #include "avx512.h"
 #else
+#ifdef HAS_AVX2
+#include "avx2.h"
+#else
 #include "portable.h"
+#endif
+#include "exp.h"
 #endif
 
 namespace {

@@ -1,0 +1,151 @@
+"""The products for every level of x86: exact in 8 bits, one order of sums in fp32, and no registers that overflow."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from clearhead.fast.native import build
+from clearhead.fast.probe import processor
+
+pytestmark = pytest.mark.slow
+V4 = "-march=x86-64-v4"
+LEVELS = {
+    "AVX2": ("-march=x86-64-v3", {"avx2"}),
+    "AVX-VNNI": ("-march=x86-64-v3 -mavxvnni", {"avx_vnni"}),
+    "AVX-512": (V4, {"avx512"}),
+    "AVX-512 VNNI": (f"{V4} -mavx512vnni", {"avx512_vnni"}),
+    "AVX-512 bf16": (f"{V4} -mavx512vnni -mavx512bf16", {"avx512_vnni", "avx512_bf16"}),
+}
+ROWS = 1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 129, 257
+SIZES = (96, 192), (37, 100), (130, 768)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The products alone, compiled for every level side by side."""
+    folder, source = tmp_path_factory.mktemp("levels"), build.FOLDER / build.INFERENCE / "linear.cpp"
+    fixed = [*build._OPTIONS, *build._EXACT[build.INFERENCE], build._HIDDEN, "-shared", str(source)]
+
+    def compiled(level: str) -> Path:
+        file = folder / f"{level}.so"
+        command = ["g++", *fixed, *LEVELS[level][0].split(), "-o", str(file)]
+        subprocess.run(command, check=True, capture_output=True)
+        return file
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(LEVELS, pool.map(compiled, LEVELS), strict=True))
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def library(level: str, files: dict[str, Path]) -> ctypes.CDLL:
+    if lacking := LEVELS[level][1] - processor().isa:
+        pytest.skip(f"this processor has no {', '.join(sorted(lacking))}")
+    return ctypes.CDLL(str(files[level]))
+
+
+def product(library: ctypes.CDLL, kind: str, x: Tensor, *weights: Tensor) -> Tensor:
+    """The outputs of a linear layer: a matrix, scales in 8 bits, and a bias."""
+    y = torch.full((len(x), len(weights[0])), torch.nan)
+    addresses = [ctypes.c_void_p(one.data_ptr()) for one in (x, *weights, y)]
+    sizes = [ctypes.c_int64(size) for size in (len(x), *weights[0].shape, 2)]
+    getattr(library, f"linear_{kind}")(*addresses, *sizes)
+    return y
+
+
+def test_sums_in_8_bits_are_exact_for_any_weights(library: ctypes.CDLL) -> None:
+    for rows in ROWS:
+        for outputs, inputs in SIZES:
+            x = torch.randint(-127, 128, (rows, inputs)).float()
+            x[:, 0] = 127  # so that the scale of a row is 1
+            weight = torch.randint(-128, 128, (outputs, inputs), dtype=torch.int8)
+            weight[0], weight[1] = -128, 127
+            scale, bias = torch.rand(outputs), torch.randn(outputs)
+            exact = (x.long() @ weight.long().T).float() * scale + bias
+            assert torch.equal(product(library, "int8", x, weight, scale, bias), exact), (rows, outputs, inputs)
+
+
+@pytest.mark.parametrize("kind", ["int8", "float32"])
+def test_a_row_has_the_bits_that_it_has_alone(library: ctypes.CDLL, kind: str) -> None:
+    for outputs, inputs in SIZES:
+        x, weight, bias = torch.randn(ROWS[-1], inputs), torch.randn(outputs, inputs), torch.randn(outputs)
+        weights = (weight, bias)
+        if kind == "int8":
+            weights = weight.mul(30).clamp(-127, 127).to(torch.int8), torch.rand(outputs), bias
+        alone = torch.cat([product(library, kind, row[None], *weights) for row in x])
+        assert all(torch.equal(product(library, kind, x[:rows], *weights), alone[:rows]) for rows in ROWS)
+        if kind == "float32":
+            exact = F.linear(x.double(), weight.double(), bias.double())
+            assert (alone - exact).abs().max() <= 1e-6 * F.linear(x.abs(), weight.abs()).max()
+
+
+def test_bfloat16_is_exact_but_for_its_sums(library: ctypes.CDLL) -> None:
+    for rows in ROWS[:6]:
+        for outputs, inputs in SIZES:
+            x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs).bfloat16(), torch.randn(outputs)
+            exact = F.linear(x.bfloat16().double(), weight.double(), bias.double())
+            found = product(library, "mixed", x, weight, bias)
+            assert (found - exact).abs().max() <= 1e-6 * F.linear(x.abs(), weight.abs().float()).max()
+
+
+class Loop(NamedTuple):
+    """An innermost loop."""
+
+    products: dict[str, int]  # instructions that multiply, by the beginnings of their names
+    instructions: int
+    on_stack: int
+
+
+FLOORS = {
+    "AVX2": {"vfmadd": (12, 26), "vpmaddwd": (8, 28)},
+    "AVX-VNNI": {"vfmadd": (12, 26), "vpdpbusd": (12, 27)},
+    "AVX-512": {"vfmadd": (16, 36), "vpmaddwd": (16, 50)},
+    "AVX-512 VNNI": {"vfmadd": (16, 36), "vpdpbusd": (16, 34)},
+    "AVX-512 bf16": {"vfmadd": (16, 36), "vpdpbusd": (16, 34), "vdpbf16ps": (16, 34)},
+}
+"""Of the best loop: how many instructions multiply, and how many it has in all."""
+
+
+def loops_of(file: Path) -> Iterator[Loop]:
+    """Yield the innermost loops that multiply."""
+    kinds = sorted({kind for floors in FLOORS.values() for kind in floors})
+    command = ["objdump", "-d", "--no-show-raw-insn", str(file)]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    for function in shown.split("\n\n"):
+        lines = re.findall(r"^ *([0-9a-f]+):\t(?:\{\w+\} )?(\S+) *(\S*)", function, re.MULTILINE)
+        places = {address: number for number, (address, *_) in enumerate(lines)}
+        ends = {(places.get(to, number + 1), number) for number, (_, name, to) in enumerate(lines) if name[0] == "j"}
+        loops = [(first, last) for first, last in ends if first <= last]
+        for first, last in loops:
+            if any(first <= start and end <= last for start, end in loops if (start, end) != (first, last)):
+                continue
+            body = lines[first : last + 1]
+            products = {kind: sum(name.startswith(kind) for _, name, _ in body) for kind in kinds}
+            if any(products.values()):
+                yield Loop(products, len(body), sum("(%rsp" in given or "(%rbp" in given for *_, given in body))
+
+
+def test_inner_loops_keep_their_sums_in_registers(level: str, files: dict[str, Path]) -> None:
+    """The floor of speed that needs no clock."""
+    loops = list(loops_of(files[level]))
+    for kind, (products, instructions) in FLOORS[level].items():
+        best = [loop.instructions for loop in loops if loop.products[kind] == products and not loop.on_stack]
+        assert best and min(best) <= instructions, (kind, best)
+    for loop in loops:
+        multiplied = sum(loop.products.values())
+        assert multiplied < 8 or loop.on_stack <= 2 * multiplied, loop
