@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from clearhead.cli.console import print_json, print_result
+import typer
+
+from clearhead.cli.console import print_json, print_message, print_result
 from clearhead.cli.lines import STANDARD_INPUT, Input, Line, answer_lines
 from clearhead.cli.options import (
     ComputeOptions,
@@ -22,6 +25,12 @@ from clearhead.generate.options import SearchKwargs, SearchOptions
 
 if TYPE_CHECKING:
     from clearhead import Hypothesis
+    from clearhead.maps.word_links import WordAligner
+
+Alignments = Annotated[bool, typer.Option("--alignments", help="Write which words belong together, as 0-0 1-2.")]
+AlignmentHeads = Annotated[
+    str | None, typer.Option("--alignment-heads", metavar="L.H,...", help="By these heads, such as 2.0,3.1.")
+]
 
 
 @takes_compute_options
@@ -31,6 +40,8 @@ def translate(
     n_best: Annotated[int, decoding_option(SearchOptions, "n_best")] = 1,
     from_language: FromLanguage = None,
     to_language: ToLanguage = None,
+    alignments: Alignments = False,
+    alignment_heads: AlignmentHeads = None,
     as_json: JsonLines = False,
     *,
     decoding: SearchKwargs,
@@ -50,19 +61,45 @@ def translate(
     sentence stops early once no unfinished hypothesis can still reach a better score than the worst of the best N
     finished ones. A checkpoint's own settings replace these defaults. With --n-best above 1 a line
     of output is "index ||| text ||| score", and the first index is 0.
+    --alignments ends a line with " ||| 0-0 1-2": word 0 of the input and word 0 of the output, word 1 and word 2. The
+    heads that align best in the first lines decide, and are named on stderr.
     Search is deterministic: --seed changes nothing unless the computation itself is random.
     """
     _check_options(decoding, n_best, as_json)
+    heads = _heads(alignment_heads) or alignments
     lines, size = Input.of(file), compute.batch_size
     model = compute.load_model(ref)
+    aligner = model.word_aligner(heads, from_language, to_language) if heads else None
 
     def search(texts: list[str]) -> list[list[Hypothesis]]:
-        return model.translate_n_best(texts, n=n_best, from_language=from_language, to_language=to_language, **decoding)
+        found = model.translate_n_best(
+            texts, n=n_best, from_language=from_language, to_language=to_language, **decoding
+        )
+        return found if aligner is None else _aligned(aligner, texts, found)
 
     def show(line: Line, hypotheses: list[Hypothesis] | None) -> None:
         _show(line, hypotheses or [], n_best, as_json)
 
     answer_lines(lines, search, show, batch_size=size)
+
+
+def _heads(named: str | None) -> list[tuple[int, int]]:
+    """Return the heads of --alignment-heads, such as 2.0,3.1."""
+    parts = [] if named is None else named.split(",")
+    matches = [re.fullmatch(r"\s*(\d{1,4})\.(\d{1,4})\s*", part) for part in parts]
+    if not all(matches):
+        raise InputError(f"--alignment-heads {named} names no heads; expected LAYER.HEAD, such as 2.0,3.1")
+    return [(int(match[1]), int(match[2])) for match in matches if match]
+
+
+def _aligned(aligner: WordAligner, texts: list[str], found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+    """Return translations with their alignments; the first time, say by which heads."""
+    is_measured = aligner.heads is None
+    aligned = aligner.add_to(texts, found)
+    if is_measured and aligner.heads is not None:
+        heads = ",".join(f"{layer}.{head}" for layer, head in aligner.heads)
+        print_message(f"alignments by the heads that align best in the first lines: --alignment-heads {heads}")
+    return aligned
 
 
 def _check_options(options: SearchKwargs, n_best: int, as_json: bool) -> None:
@@ -79,16 +116,25 @@ def _show(line: Line, hypotheses: Sequence[Hypothesis], n_best: int, as_json: bo
     index = line.number - 1
     if as_json:
         records = [
-            {"text": hypothesis.text, "score": hypothesis.score, "log_probability": hypothesis.log_probability}
+            {
+                "text": hypothesis.text,
+                "score": hypothesis.score,
+                "log_probability": hypothesis.log_probability,
+                **({} if hypothesis.alignment is None else {"alignment": hypothesis.alignment}),
+            }
             for hypothesis in hypotheses
         ]
         best = records[0] if records else {"text": "", "score": None, "log_probability": None}
         extra = {"hypotheses": records} if n_best > 1 else {}
         print_json({"index": index, "source": line.text, **best, **extra})
     elif n_best == 1:
-        print_result(hypotheses[0].text if hypotheses else "")
+        print_result(hypotheses[0].text + _alignment(hypotheses[0]) if hypotheses else "")
     else:
         for hypothesis in hypotheses:
-            print_result(f"{index} ||| {hypothesis.text} ||| {hypothesis.score:.6f}")
+            print_result(f"{index} ||| {hypothesis.text} ||| {hypothesis.score:.6f}{_alignment(hypothesis)}")
         if not hypotheses:
             print_result(f"{index} |||  ||| ")
+
+
+def _alignment(hypothesis: Hypothesis) -> str:
+    return "" if hypothesis.alignment is None else f" ||| {hypothesis.alignment}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,6 +30,7 @@ from clearhead.generate.options import GenerateOptions
 
 if TYPE_CHECKING:
     from clearhead import AttentionMaps, Model
+    from clearhead.maps.outcome import Chosen
 
 # The options that stand for arguments of Python.
 PAGE, PICTURES, ARRAYS, MATRIX = ".html", (".svg", ".png"), ".npz", "matrix"
@@ -45,7 +47,8 @@ Layers = Annotated[str | None, typer.Option("--layers", metavar="L", help="The l
 Heads = Annotated[str | None, typer.Option("--heads", metavar="H", help="The heads shown, such as 0,3-5.")]
 Effects = Annotated[bool, typer.Option("--effects", help="Measure the effect of every head on the output.")]
 Of = Annotated[
-    str | None, typer.Option("--of", metavar="P", help="The output followed: a position, a token or a label.")
+    list[str] | None,
+    typer.Option("--of", metavar="P", help="The output followed: a position, a token, a label; of two, why the first."),
 ]
 Checkpoints = Annotated[
     bool, typer.Option("--checkpoints", help="Play the checkpoints of a run: how its heads formed.")
@@ -106,11 +109,11 @@ def view(
     Heads chosen by --layers and --heads are stored with all digits and the numbers behind their weights, and --effects
     measures each token that they look at, too. --checkpoints shows the steps whose weights a run kept: the untrained
     model, a few more spaced like a logarithm (train.snapshots), the last checkpoints and the best. The output followed
-    is by default the last token, the first blank or the predicted label. --json ends with {"path", "tokens", ...}.
+    is by default the last token, the first blank or the predicted label; --of Mary --of John asks why the first.
     """
     path = output or Path(re.sub(r"[^\w.-]+", "-", Path(ref).name or "attention") + PAGE)
     together = {"--checkpoints": checkpoints, "--compare": compare, "--compare-with": compare_with}
-    _check_options(path, force, [name for name, given in together.items() if given], effects or of is not None)
+    _check_options(path, force, [name for name, given in together.items() if given], effects or bool(of))
     chosen = _numbers(layers, "--layers"), _numbers(heads, "--heads")
     _check_picture(path, picture, stack, *chosen)
     place = located(ref)
@@ -120,7 +123,7 @@ def view(
     maps = attend(place, text, target)
     if path.suffix == PAGE:
         runs = _runs(attend, maps, (ref, text, target), checkpoints, compare, compare_with)
-        _write_page(path, Path(ref).name or ref, runs, (*chosen, effects, _outcome(of)), is_timeline=checkpoints)
+        _write_page(path, Path(ref).name or ref, runs, (*chosen, effects, _outcome(of or [])), is_timeline=checkpoints)
     elif path.suffix == ARRAYS:
         maps.save(path, layers=chosen[0], heads=chosen[1], force=force)
     else:
@@ -202,7 +205,7 @@ def _write_page(
     path: Path,
     title: str,
     runs: list[tuple[str, AttentionMaps]],
-    options: tuple[list[int] | None, list[int] | None, bool, int | str | None],
+    options: tuple[list[int] | None, list[int] | None, bool, Chosen],
     *,
     is_timeline: bool,
 ) -> None:
@@ -251,8 +254,14 @@ def _numbers(text: str | None, option: str) -> list[int] | None:
     return sorted(found)
 
 
-def _outcome(of: str | None) -> int | str | None:
-    return int(of) if of is not None and of.isdecimal() else of
+def _outcome(of: Sequence[str]) -> Chosen:
+    """Return what --of names: a position, one or two tokens or labels, or a position and then these."""
+    position = [int(of[0])] if of and of[0].isdecimal() else []
+    tokens = of[len(position) :]
+    if len(tokens) > 2:
+        raise InputError(f"--of names {len(tokens)} outputs: name one, or two of which the first is compared")
+    parts: Any = (*position, *tokens)
+    return parts if len(parts) > 1 else next(iter(parts), None)
 
 
 def _checkpoints(ref: str) -> dict[str, Path]:

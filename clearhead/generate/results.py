@@ -50,12 +50,17 @@ class Hypothesis(Printed):
         tokens: its tokens as strings, with the end token.
         score: length-normalised log-probability.
         log_probability: sum of the natural-log probabilities of the tokens.
+        ids: of the tokens.
+        alignment: the words of the text and of the translation that belong together, counted from 0, as in
+            "0-0 1-2"; None: not asked for.
     """
 
     text: str
     tokens: list[str]
     score: float
     log_probability: float
+    ids: tuple[int, ...] = ()
+    alignment: str | None = None
 
 
 @dataclass(frozen=True, repr=False)

@@ -57,7 +57,7 @@ def translate_texts(
         hypotheses = [Hypothesis("", [], 0.0, 0.0)]
         if text.strip():
             hypotheses = [
-                Hypothesis(target.decode(best.ids), target.tokens(best.ids), best.score, best.log_probability)
+                Hypothesis(target.decode(best.ids), target.tokens(best.ids), best.score, best.log_probability, best.ids)
                 for best in next(of_filled)
             ]
         results.append(hypotheses)

@@ -21,6 +21,7 @@ from clearhead.maps.flow import norm_weighted, rollout
 from clearhead.maps.head_statistics import HeadStatistics
 from clearhead.maps.lens import Lens, logit_lens
 from clearhead.maps.outcome import Chosen, Outcome, OutputNames, choose_outcome
+from clearhead.maps.patching import Patcher, Patches, Positions, aligned_positions
 from clearhead.maps.reading import Reading
 from clearhead.maps.recording import ALL, STACKS, AttentionRecord
 from clearhead.maps.repeats import heads_over_texts
@@ -195,8 +196,9 @@ class AttentionRun:
         """Return the output that effects and contributions are measured on.
 
         Args:
-            of: as for `outcome.choose_outcome`: a position; a token or a label; a pair of both; None: the last token
-                of a language model, the first mask of a masked model, the label of a classifier.
+            of: as for `outcome.choose_outcome`: a position; a token or a label; two of them, for why the first and not
+                the second; a position in front of one or two; None: the last token of a language model, the first
+                mask of a masked model, the label of a classifier.
 
         Raises:
             InputError: there is no such output, or the model gives no probabilities.
@@ -204,7 +206,7 @@ class AttentionRun:
         return choose_outcome(of, self._streams, self.output_names, self.reading.labels)
 
     def effects(self, of: Chosen = None, *, notify: Notify | None = None) -> list[HeadEffect]:
-        """Return how much the log-probability of an output changes when each head is switched off.
+        """Return how much the log-probability of an output, or a difference of two, changes without each head.
 
         The model runs once for each head, in batches, from the layer of the head on.
 
@@ -233,6 +235,37 @@ class AttentionRun:
         record, head = self._record_of(stack, layer, head)
         return key_effects(self._streams, record, head, self.outcome(of), notify)
 
+    def patch(
+        self,
+        other: AttentionRun,
+        of: Chosen = None,
+        *,
+        positions: Positions | None = None,
+        notify: Notify | None = None,
+    ) -> Patches:
+        """Return how much the log-probability of an output changes when activations of another text are put into this.
+
+        The model runs once for each depth and position of every stack and once for each head, in batches.
+
+        Args:
+            other: the same model's run on the other text.
+            of: as for `outcome`, of this text.
+            positions: by the name of a stack ("encoder", "decoder"), pairs of a position in this text and its
+                counterpart in the other one; None: both read as many tokens, each the counterpart of the other.
+            notify: called with the numbers of places that are done, and of all.
+
+        Raises:
+            InputError: the runs are of different models, positions have no counterparts, or as for `outcome`.
+        """
+        if other.module.spec != self.module.spec:
+            raise InputError("the two runs are of different models: let one model read both texts")
+        outcome, names = self.outcome(of), self.output_names
+        pairs = aligned_positions(self._streams, other._streams, positions)
+        patcher = Patcher(self._streams, other._streams, outcome, pairs, list(self.records.values()), notify)
+        tokens = {name: self._written_tokens(f"{name}.self")[0] for name in pairs}
+        name = names.difference(outcome, " rather than ")
+        return Patches(patcher.streams(), patcher.heads(), patcher.total(), name, tokens)
+
     def contributions(self, of: Chosen = None) -> list[Contribution]:
         """Return the terms whose sum is the logit of an output, by what wrote them: see `contributions.contributions`.
 
@@ -252,16 +285,18 @@ class AttentionRun:
         start = int((reading.target or reading.source).ids[0, reading.num_given - 1])
         return beam_tree(reading.considered, self.tokenizers.target, start)
 
-    def lens(self, top_k: int = 5) -> Lens:
+    def lens(self, top_k: int = 5, of: Chosen = None) -> Lens:
         """Return what the model would predict if it ended after each layer of its last stack.
 
         Args:
             top_k: outputs for each position.
+            of: as for `outcome`, an output that is followed at every position; None: none.
 
         Raises:
-            InputError: top_k is out of range, or the model gives no probabilities.
+            InputError: top_k is out of range, there is no such output, or the model gives no probabilities.
         """
-        return logit_lens(self._streams, self.output_names, top_k, self.reading.labels)
+        followed = None if of is None else self.outcome(of)
+        return logit_lens(self._streams, self.output_names, top_k, self.reading.labels, followed)
 
     def _written_tokens(self, stack: str) -> tuple[list[str], list[str]]:
         """Return the tokens that look and those that are looked at, as pictures write them."""

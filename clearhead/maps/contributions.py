@@ -26,7 +26,7 @@ from clearhead.printing import Printed
 
 @dataclass(frozen=True, repr=False)
 class Contribution(Printed):
-    """A term of the logit.
+    """A term of the logit, or of the difference of two logits.
 
     Args:
         part: "embedding"; the stack of an attention, such as "decoder.self"; "feed-forward"; or "bias": of projections
@@ -44,6 +44,8 @@ class Contribution(Printed):
 
 def contributions(streams: Streams, outcome: Outcome) -> list[Contribution]:
     """Return the terms whose sum is the logit of an outcome, before a soft cap of the head, from one run.
+
+    Of two outputs it is the difference of their logits, which without a cap is that of their log-probabilities.
 
     Norms are linear with their statistics held fixed. A nonlinear layer of the head below its last map (an activation,
     the scaling to length 1) is replaced by its tangent at this point, whose constant part is a bias. The encoder of a
@@ -114,9 +116,10 @@ class _Path:
         for part in parts:
             inputs.append(x_TD)
             x_TD = self._run(part, x_TD)
-        gradient = (projection.weight_VD[outcome.id].double() * projection.scale).expand_as(x_TD)
+        ids, signs = list(outcome.signs), x_TD.new_tensor(list(outcome.signs.values()))
+        gradient = (signs @ projection.weight_VD[ids].double() * projection.scale).expand_as(x_TD)
         if projection.bias_V is not None:
-            self.bias += float(projection.bias_V[outcome.id])
+            self.bias += float(signs @ projection.bias_V[ids].double())
         for part, x in zip(reversed(parts), reversed(inputs), strict=True):
             gradient = self._back(part, x, gradient)
         return gradient

@@ -31,7 +31,8 @@ class HeadEffect(Printed):
     Args:
         stack: such as "decoder.self".
         layer, head: its numbers.
-        change: of the log-probability of the outcome when the head is switched off: below zero where it helps.
+        change: of the log-probability of the outcome when the head is switched off (below zero where it helps), or
+            gives what it gave in another text.
     """
 
     stack: str
@@ -52,18 +53,18 @@ def head_effects(
 
     Source: arXiv 1905.10650, section 3.1.
     """
-    total, before = sum(record.num_heads for record in records), _log_probability(streams, outcome)
+    total, before = sum(record.num_heads for record in records), measured(streams, outcome)
     tell = counter("heads", notify)
     found: list[HeadEffect] = []
     for record in records:
-        for heads in _batches(streams, record, range(record.num_heads)):
+        for heads in row_batches(streams, range(record.num_heads)):
 
             def without(mixed_BHQE: Tensor, heads: Sequence[int] = heads) -> Tensor:
                 mixed_BHQE = mixed_BHQE.clone()
                 mixed_BHQE[torch.arange(len(heads)), list(heads)] = 0.0
                 return mixed_BHQE
 
-            changes = _edited(streams, record, outcome, len(heads), without) - before
+            changes = measured_with(streams, record, outcome, len(heads), without) - before
             rows = zip(heads, changes.tolist(), strict=True)
             found += [HeadEffect(record.stack, record.layer, head, change) for head, change in rows]
             tell(len(found), total)
@@ -85,12 +86,12 @@ def key_effects(
         outcome: what is followed.
         notify: called with counts; None: `progress.update` is.
     """
-    before = _log_probability(streams, outcome)
+    before = measured(streams, outcome)
     weight_QK = record.weights([head])[0, 0]
     value_KE = record.value_BKSE[0, record.kv_head(head)]
     found: list[Tensor] = []
     done, total, tell = 0, len(value_KE), counter("keys", notify)
-    for keys in _batches(streams, record, range(total)):
+    for keys in row_batches(streams, range(total)):
         # What a key adds to the mixed values is subtracted from them, so that no row needs weights of its own.
         added_BQE = weight_QK.T[keys.start : keys.stop, :, None] * value_KE[keys.start : keys.stop, None].float()
 
@@ -99,19 +100,20 @@ def key_effects(
             mixed_BHQE[:, head] -= added_BQE.to(mixed_BHQE.dtype)
             return mixed_BHQE
 
-        found.append(_edited(streams, record, outcome, len(keys), without) - before)
+        found.append(measured_with(streams, record, outcome, len(keys), without) - before)
         done += len(keys)
         tell(done, total)
     return torch.cat(found).cpu()
 
 
-def _log_probability(streams: Streams, outcome: Outcome) -> Tensor:
+def measured(streams: Streams, outcome: Outcome) -> Float32[Tensor, " one"]:
+    """Return the log-probability of an outcome in the run itself."""
     return outcome.log_probability(streams.logits(streams.hidden, outcome.logits_position))
 
 
-def _edited(
+def measured_with(
     streams: Streams, record: AttentionRecord, outcome: Outcome, rows: int, change: Callable[[Tensor], Tensor]
-) -> Tensor:
+) -> Float32[Tensor, " rows"]:
     """Return the log-probability of the outcome in each row, where the mixed values of one attention are changed."""
 
     def at_depth(mixed_BHQE: Tensor, at: Place) -> Tensor:
@@ -123,9 +125,9 @@ def _edited(
         return outcome.log_probability(streams.logits(hidden_BTD, outcome.logits_position))
 
 
-def _batches(streams: Streams, record: AttentionRecord, items: range) -> Iterator[range]:
+def row_batches(streams: Streams, items: range) -> Iterator[range]:
     """Cut a range into parts whose rows of tokens fit into a batch."""
-    tokens = max(streams.last.ids.shape[1], record.key_BKSE.shape[2])
+    tokens = max(streams.last.ids.shape[1], streams.source.ids.shape[1])
     size = max(1, read_tokens(streams.module) // tokens)
     for start in range(0, len(items), size):
         yield items[start : start + size]

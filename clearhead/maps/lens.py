@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.core.stack import Stack
 from clearhead.errors import InputError, argument
-from clearhead.maps.outcome import OutputNames
+from clearhead.maps.outcome import Outcome, OutputNames
 from clearhead.maps.streams import Streams
 
 _MOST_LOGITS = 2**26
@@ -35,6 +35,8 @@ class Lens:
             what the model itself predicts.
         target_probabilities: of the targets at every depth.
         names: the vocabulary's entry or the label of each id that occurs.
+        followed: of the outcome that was asked for, the log-probability at every position, or how much larger that of
+            the first of two outputs is; None: none was.
     """
 
     stack: str
@@ -43,9 +45,12 @@ class Lens:
     target_ids: Int64[Tensor, " positions"]
     target_probabilities: Float32[Tensor, "depths positions"]
     names: dict[int, str]
+    followed: Float32[Tensor, "depths positions"] | None = None
 
 
-def logit_lens(streams: Streams, names: OutputNames, top_k: int, labels: Sequence[int] = ()) -> Lens:
+def logit_lens(
+    streams: Streams, names: OutputNames, top_k: int, labels: Sequence[int] = (), outcome: Outcome | None = None
+) -> Lens:
     """Return what the final norm, the output projection and the head make of the stream at every depth.
 
     Args:
@@ -53,6 +58,7 @@ def logit_lens(streams: Streams, names: OutputNames, top_k: int, labels: Sequenc
         names: of the outputs.
         top_k: outputs for each position.
         labels: in a language model, the id behind each token that the last stack reads, as far as it is known.
+        outcome: what is followed at every position, whatever its own is; None: nothing.
 
     Raises:
         InputError: top_k is out of range.
@@ -69,10 +75,10 @@ def logit_lens(streams: Streams, names: OutputNames, top_k: int, labels: Sequenc
     labels_T = ids_T.new_tensor(labels)
     with torch.no_grad():
         parts = [
-            _predictions(streams, names, slice(start, start + size), labels_T[start : start + size], top_k)
+            _predictions(streams, names, slice(start, start + size), labels_T[start : start + size], top_k, outcome)
             for start in range(0, length, size)
         ]
-    ids, probabilities, target_ids, target_probabilities = (
+    ids, probabilities, target_ids, target_probabilities, *followed = (
         torch.cat(part, dim=-1) for part in zip(*parts, strict=True)
     )
     found = {*ids.flatten().tolist(), *target_ids.tolist()}
@@ -83,28 +89,36 @@ def logit_lens(streams: Streams, names: OutputNames, top_k: int, labels: Sequenc
         target_ids,
         target_probabilities,
         {index: names.name(index) for index in sorted(found)},
+        *followed,
     )
 
 
 def _predictions(
-    streams: Streams, names: OutputNames, positions: slice, labels: Tensor, top_k: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return ids and probabilities [depths, top_k, positions], target ids [positions], and their probabilities."""
+    streams: Streams, names: OutputNames, positions: slice, labels: Tensor, top_k: int, outcome: Outcome | None
+) -> tuple[Tensor, ...]:
+    """Return ids and probabilities [depths, top_k, positions], target ids [positions], and their probabilities.
+
+    Behind them, where an outcome is followed, its log-probabilities.
+    """
     stack: Stack = getattr(streams.module, streams.top)
     head = streams.module.head
     assert head is not None
     ids: list[Tensor] = []
     probabilities: list[Tensor] = []
     targets: list[Tensor] = []
+    followed: list[Tensor] = []
     target_ids = labels
     for x_BTD in reversed(streams.before[streams.top]):
         hidden_BTD = stack.projection_out(stack.final_norm(x_BTD[:, positions]))
-        logits = head(hidden_BTD, streams.last.mask) if head.is_pooled else head(hidden_BTD)[0]
-        probability_TV = names.probabilities(logits.float()).cpu()
+        logits = (head(hidden_BTD, streams.last.mask) if head.is_pooled else head(hidden_BTD)[0]).float()
+        if outcome is not None:
+            followed.append(outcome.log_probability(logits).cpu())
+        probability_TV = names.probabilities(logits).cpu()
         best = probability_TV[:, : len(names.names)].topk(top_k, dim=-1)
         if not ids:  # the model's own prediction stands in for an unknown label
             target_ids = torch.cat([labels.cpu(), best.indices[len(labels) :, 0]])
         ids.append(best.indices.T)
         probabilities.append(best.values.T)
         targets.append(probability_TV.gather(1, target_ids[:, None])[:, 0])
-    return torch.stack(ids[::-1]), torch.stack(probabilities[::-1]), target_ids, torch.stack(targets[::-1])
+    first = torch.stack(ids[::-1]), torch.stack(probabilities[::-1]), target_ids, torch.stack(targets[::-1])
+    return (*first, torch.stack(followed[::-1])) if followed else first

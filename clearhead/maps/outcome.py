@@ -1,4 +1,4 @@
-"""The output whose probability is followed: a token or a label, at a position.
+"""The output whose probability is followed: a token or a label, at a position; or one rather than another.
 
 Legend: B rows, V outputs.
 """
@@ -6,7 +6,7 @@ Legend: B rows, V outputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -22,13 +22,13 @@ from clearhead.tasks.registry import find
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.word_starts import word_boundaries
 
-Chosen = int | str | tuple[int, str] | None
-"""How a user chooses an outcome: a position, a token or a label, both, or nothing."""
+Chosen = int | str | tuple[int, str] | tuple[str, str] | tuple[int, str, str] | None
+"""How a user chooses an outcome: a position, one or two tokens or labels, both, or nothing."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """An output of a model.
+    """An output of a model, or one rather than another: why A and not B.
 
     Args:
         position: where it stands among the tokens that the last stack reads, or behind them; None: it is of the whole
@@ -37,6 +37,8 @@ class Outcome:
         id: its index among the logits.
         is_independent: its probability is its own sigmoid (one of several labels), not a share of a softmax.
         is_next: the position before it predicts it, as in a language model.
+        other: the vocabulary's entry, or the label, that it is compared with; None: it is followed alone.
+        other_id: its index among the logits.
     """
 
     position: int | None
@@ -44,17 +46,23 @@ class Outcome:
     id: int
     is_independent: bool = False
     is_next: bool = False
+    other: str | None = None
+    other_id: int | None = None
+
+    @property
+    def signs(self) -> dict[int, float]:
+        """The outputs that are followed, by their indices among the logits: 1 of the one, -1 of the other."""
+        return {self.id: 1.0} if self.other_id is None else {self.id: 1.0, self.other_id: -1.0}
 
     @property
     def logits_position(self) -> int | None:
         """The position whose logits predict it; None: they are of the whole text."""
         return self.position if self.position is None else self.position - int(self.is_next)
 
-    def log_probability(self, logits_BV: Float[Tensor, "rows outputs"]) -> Float[Tensor, " rows"]:
-        """Return its natural logarithm in each row of logits."""
-        if self.is_independent:
-            return F.logsigmoid(logits_BV[:, self.id])
-        return logits_BV.log_softmax(-1)[:, self.id]
+    def log_probability(self, logits_BV: Float[Tensor, "*rows outputs"]) -> Float[Tensor, "*rows"]:
+        """Return its natural logarithm in each row of logits; of two outputs, how much larger that of the first is."""
+        found_BV = F.logsigmoid(logits_BV) if self.is_independent else logits_BV.log_softmax(-1)
+        return found_BV[..., list(self.signs)] @ found_BV.new_tensor(list(self.signs.values()))
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,10 @@ class OutputNames:
             return self.name(index)
         return written_tokens(self.tokenizer, [index])[0]
 
+    def difference(self, outcome: Outcome, joint: str) -> str:
+        """Return an outcome as pages write it: 'Mary', or with the other one behind some words, 'Mary' less 'John'."""
+        return joint.join(f"'{self.written(index)}'" for index in outcome.signs)
+
     def find(self, token: str) -> int:
         """Return the index of an output.
 
@@ -140,13 +152,10 @@ def predicts_next(streams: Streams, names: OutputNames) -> bool:
     return names.tokenizer is not None and streams.top == "decoder" and head is not None and not head.is_pooled
 
 
-def _position_and_token(of: Chosen) -> tuple[int | None, str | None]:
-    match of:
-        case tuple():
-            return of
-        case str():
-            return None, of
-    return of, None
+def _position_and_tokens(of: Chosen) -> tuple[int | None, list[str]]:
+    parts = of if isinstance(of, tuple) else (of,)
+    position = next((part for part in parts if not isinstance(part, str)), None)
+    return position, [part for part in parts if isinstance(part, str)]
 
 
 def choose_outcome(of: Chosen, streams: Streams, names: OutputNames, labels: Sequence[int] = ()) -> Outcome:
@@ -158,9 +167,10 @@ def choose_outcome(of: Chosen, streams: Streams, names: OutputNames, labels: Seq
 
     Args:
         of: a position: the token that stands there in a language model, else what the model predicts there. A token:
-            as the next one in a language model, at the first mask in a masked model. A label of a classifier. A pair:
-            this token or label at this position. None: the last token of a language model that is no end token, what a
-            masked model predicts at the first mask, the label that a classifier predicts.
+            as the next one in a language model, at the first mask in a masked model. A label of a classifier. Two
+            tokens or labels: how much more probable the first one is. A position in front of one or two: at this
+            position. None: the last token of a language model that is no end token, what a masked model predicts at
+            the first mask, the label that a classifier predicts.
         streams: of the text.
         names: of the outputs.
         labels: in a language model, the id behind each token that the last stack reads, as far as it is known.
@@ -169,7 +179,7 @@ def choose_outcome(of: Chosen, streams: Streams, names: OutputNames, labels: Seq
         InputError: there is no such position, token or label.
     """
     assert streams.module.head is not None
-    position, token = _position_and_token(of)
+    position, tokens = _position_and_tokens(of)
     length = streams.last.ids.shape[1]
     is_next = predicts_next(streams, names)
     if streams.module.head.is_pooled:
@@ -179,25 +189,29 @@ def choose_outcome(of: Chosen, streams: Streams, names: OutputNames, labels: Seq
             )
     elif is_next:
         if position is None:
-            position = length if token is not None else _last_label(labels, names)
+            position = length if tokens else _last_label(labels, names)
         _check_position(position, 1, length, "which a token before them predicts")
-        if token is None and position <= len(labels):
+        if not tokens and position <= len(labels):
             index = labels[position - 1]
             return Outcome(position, names.name(index), index, is_next=True)
     else:
         if position is None:
             position = _first_mask(streams, names)
         _check_position(position, 0, length - 1, "at which the model predicts")
-    if token is not None:
-        index = names.find(token)
+    if tokens:
+        index, *others = map(names.find, tokens)
+        if index in others:
+            raise InputError(key("of") + f" compares '{tokens[0]}' with itself: name two different ones, or one alone")
     else:
+        others = []
         place = Outcome(position, "", 0, is_next=is_next).logits_position
         logits_V = streams.logits(streams.hidden, place)[0, : len(names.names)].cpu()
         if names.tokenizer is not None and not is_next:
             # A mask stands for a part of a text, never for a special token.
             logits_V = logits_V.where(torch.from_numpy(word_boundaries(names.tokenizer).ordinary), -torch.inf)
         index = int(logits_V.argmax())
-    return Outcome(position, names.name(index), index, names.are_independent, is_next)
+    found = Outcome(position, names.name(index), index, names.are_independent, is_next)
+    return replace(found, other=names.name(others[0]), other_id=others[0]) if others else found
 
 
 def _last_label(labels: Sequence[int], names: OutputNames) -> int:

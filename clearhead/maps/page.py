@@ -213,8 +213,8 @@ class _SampleBuilder:
                 raise
             return
         where = "" if outcome.position is None else f" at position {outcome.position}"
-        written = f"'{run.output_names.written(outcome.id)}'"
-        self.facts.append(("followed output", f"{written}{where}"))
+        self.facts.append(("followed output", f"{run.output_names.difference(outcome, ' rather than ')}{where}"))
+        written = run.output_names.difference(outcome, " less that of ")
         self.columns.append(
             Column(CONTRIBUTION, "contribution", f"What it adds to the logit of {written}.", CONTRIBUTION)
         )
@@ -325,11 +325,24 @@ class _SampleBuilder:
         """The stack below the head."""
         return "encoder" if self.run.module.decoder is None else "decoder"
 
+    def _compared(self) -> tuple[str, Chosen]:
+        """Return the two outputs that are compared at every depth, in words and as chosen; or nothing.
+
+        A single output is not shown there: its effects and contributions are numbers of the heads.
+        """
+        of = self.options.of
+        if isinstance(of, tuple) and (outcome := self.run.outcome(of)).other is not None:
+            return self.run.output_names.difference(outcome, " rather than "), of
+        return "", None
+
     def _lens(self) -> Lens | None:
         try:
-            lens = self.run.lens(min(self.options.top_k, len(self.run.output_names.names)))
+            top_k = min(self.options.top_k, len(self.run.output_names.names))
         except InputError:
             return None
+        compared, of = self._compared()
+        lens = self.run.lens(top_k, of)
+        followed = lens.followed if lens.followed is None else lens.followed.numpy()
         tokenizer = self.run.tokenizers.source if self.top == "encoder" else self.run.tokenizers.target
         places = {index: place for place, index in enumerate(lens.names)}
         is_label = bool(self.run.task.labels)
@@ -338,15 +351,16 @@ class _SampleBuilder:
         )
         find = np.vectorize(places.__getitem__, otypes=[np.int64])
         depths = len(lens.ids)
-        row: RowName = "encoder" if lens.stack == "encoder" else "decoder"
         return Lens(
-            row,
+            self.top,
             ("embedding", *map(str, range(depths - 1))),
             vocabulary,
             find(lens.ids.numpy()),
             lens.probabilities.numpy(),
             find(lens.target_ids.numpy()),
             lens.target_probabilities.numpy(),
+            followed,
+            compared,
         )
 
 

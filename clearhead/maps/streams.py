@@ -84,16 +84,19 @@ class Streams:
         return self.target or self.source
 
     @torch.no_grad()
-    def continue_from(self, stack: str, depth: int, rows: int) -> Float[Tensor, "rows tokens width"]:
+    def continue_from(
+        self, stack: str, depth: int, rows: int, x_BTD: Float[Tensor, "rows own_tokens own_width"] | None = None
+    ) -> Float[Tensor, "rows tokens width"]:
         """Run the model from a depth on with equal rows, and return the output of the last stack.
 
         Args:
             stack: "encoder" or "decoder".
             depth: the layers of the stack below it do not run again; neither does an encoder below a decoder.
             rows: of the batch; edits of activations make them differ.
+            x_BTD: the stream at this depth; None: that of the text in every row.
         """
         memory = self.memory if stack == "decoder" else None
-        x_BTD = self._run_on(stack, depth, rows, memory)
+        x_BTD = self._run_on(stack, depth, rows, memory, x_BTD)
         if stack == self.top:
             return x_BTD
         return self._run_on("decoder", 0, rows, x_BTD)
@@ -115,11 +118,12 @@ class Streams:
             logits_BV = self.module.head(hidden_BTD[:, position : position + 1])[:, 0]
         return logits_BV.float()
 
-    def _run_on(self, name: str, depth: int, rows: int, memory: Tensor | None) -> Tensor:
+    def _run_on(self, name: str, depth: int, rows: int, memory: Tensor | None, x_BTD: Tensor | None = None) -> Tensor:
         stack: Stack = getattr(self.module, name)
         is_top = name == self.top
         sequence = repeat_rows(self.last if is_top else self.source, rows)
         mask = None if memory is None else repeat_rows(self.source, len(memory)).mask
         context = Context.of(sequence, memory, mask, None)
-        x_1TD = self.before[name][depth]
-        return stack.continue_from(depth, x_1TD.expand(rows, *x_1TD.shape[1:]), context)
+        if x_BTD is None:
+            x_BTD = self.before[name][depth].expand(rows, -1, -1)
+        return stack.continue_from(depth, x_BTD, context)

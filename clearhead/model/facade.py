@@ -14,7 +14,6 @@ from clearhead.evaluate.evaluation import evaluate_model
 from clearhead.evaluate.options import EvaluateKwargs, EvaluateOptions
 from clearhead.evaluate.result import Measures
 from clearhead.fast.runner import Runner
-from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import (
     GenerateKwargs,
     GenerateOptions,
@@ -46,6 +45,7 @@ from clearhead.maps.reading import (
 )
 from clearhead.maps.recording import AttentionRecord, record_run
 from clearhead.maps.repeats import heads_over_texts
+from clearhead.maps.word_links import Alignments
 from clearhead.model.predictions import Predictions
 from clearhead.model.saving import save_model
 from clearhead.model.texts import answer_each
@@ -56,7 +56,6 @@ from clearhead.spec.describe import model_summary
 from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
-from clearhead.text.special_tokens import SpecialTokens
 
 
 @checked
@@ -129,28 +128,42 @@ class Model(Predictions):
         )
 
     @overload
-    def translate_n_best(self, texts: str, *, n: int = 5, **options: Unpack[TranslateKwargs]) -> list[Hypothesis]: ...
+    def translate_n_best(
+        self, texts: str, *, n: int = 5, alignments: Alignments = False, **options: Unpack[TranslateKwargs]
+    ) -> list[Hypothesis]: ...
     @overload
     def translate_n_best(
-        self, texts: list[str], *, n: int = 5, **options: Unpack[TranslateKwargs]
+        self, texts: list[str], *, n: int = 5, alignments: Alignments = False, **options: Unpack[TranslateKwargs]
     ) -> list[list[Hypothesis]]: ...
     @overload
     def translate_n_best(
-        self, texts: Iterator[str], *, n: int = 5, **options: Unpack[TranslateKwargs]
+        self, texts: Iterator[str], *, n: int = 5, alignments: Alignments = False, **options: Unpack[TranslateKwargs]
     ) -> Iterator[list[Hypothesis]]: ...
 
     def translate_n_best(
-        self, texts: object, *, n: int = 5, **options: Unpack[TranslateKwargs]
+        self, texts: object, *, n: int = 5, alignments: Alignments = False, **options: Unpack[TranslateKwargs]
     ) -> list[Hypothesis] | list[list[Hypothesis]] | Iterator[list[Hypothesis]]:
         """Return the n best translations of a text, or of each of several, best first, with their scores.
 
         Args:
             texts: as for `translate`.
             n: hypotheses for each text.
+            alignments: whether each has the `alignment` of its words to those of the text: by the heads that align best
+                in the first texts of this call, see `WordAligner`, or by those named here, as (layer, head).
             options: as for `translate`; `beam_size` is at least n, and by default n, but not below that of `translate`.
+
+        Raises:
+            InputError: as for `translate`, or the attention to the source has no such head.
         """
+        languages = options.get("from_language"), options.get("to_language")
+        aligner = None if alignments is False else self.word_aligner(alignments, *languages)
         tree, batch_size = self.tree, options.get("batch_size")
-        return answer_each(texts, lambda texts: self._search(tree, texts, n, options), batch_size=batch_size)
+
+        def search(texts: Sequence[str]) -> list[list[Hypothesis]]:
+            found = self._search(tree, texts, n, options)
+            return found if aligner is None else aligner.add_to(texts, found)
+
+        return answer_each(texts, search, batch_size=batch_size)
 
     @overload
     def generate(self, prompt: str, *, chat: bool = False, **options: Unpack[GenerateKwargs]) -> list[Generation]: ...
@@ -465,21 +478,3 @@ class Model(Predictions):
         search_options = self._resolved(SearchOptions, {**given, "n_best": n})
         given_parts = tree, self.tokenizers, texts, search_options, special_tokens, config
         return translate_texts(*given_parts, max_length=self.task.max_length)
-
-    @property
-    def special_tokens(self) -> SpecialTokens:
-        """The special tokens of the model's input and output.
-
-        Raises:
-            InputError: the model has several languages.
-        """
-        return self._languages(None, None)[0]
-
-    def _languages(self, source: str | None, target: str | None) -> tuple[SpecialTokens, GenerationConfig | None]:
-        """Return the special tokens of two languages, and the checkpoint's generation settings for them."""
-        if self.hf_checkpoint is not None:
-            return self.hf_checkpoint.between(source, target)
-        if source is not None or target is not None:
-            raise InputError("the model was trained here on one pair of languages: leave the languages out")
-        special_tokens = self.tokenizers.source.special_tokens
-        return special_tokens.with_target(self.tokenizers.target.special_tokens.for_target), None

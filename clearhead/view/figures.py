@@ -100,16 +100,20 @@ def draw_heat_map(
     columns: Sequence[str],
     *,
     rotated: Sequence[bool],
+    largest: float | None = None,
 ) -> None:
-    """Draw values from 0 to 1 as coloured cells, with labels on the left and on top.
+    """Draw values as coloured cells, with labels on the left and on top.
 
     Args:
         axes: where to draw.
         values: the colour of each cell.
         rows, columns: labels.
         rotated: for each column whether its label is vertical.
+        largest: values are from -largest to largest, in two colours; None: from 0 to 1.
     """
-    axes.imshow(values, cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto", interpolation="nearest")
+    low, high = (0.0, 1.0) if largest is None else (-largest, largest)
+    axes.set_facecolor(GRID)  # seen where a value is NaN
+    axes.imshow(values, cmap=_colours(largest), vmin=low, vmax=high, aspect="auto", interpolation="nearest")
     axes.xaxis.tick_top()
     axes.set_xticks(range(len(columns)), list(columns), fontproperties=FONT, color=INK)
     for label, is_rotated in zip(axes.get_xticklabels(), rotated, strict=True):
@@ -139,13 +143,18 @@ def write_beside(
     )  # fmt: skip
 
 
-def draw_color_scale(figure: Figure, legend: str) -> None:
-    """Draw the colours from 0 to 1 as a bar at the bottom left, with their meaning beside it."""
+def _colours(largest: float | None) -> str:
+    return "Blues" if largest is None else "RdBu"
+
+
+def draw_color_scale(figure: Figure, legend: str, *, largest: float | None = None) -> None:
+    """Draw the colours of `draw_heat_map` as a bar at the bottom left, with their meaning beside it."""
+    ends = ("0", "0.5", "1") if largest is None else (f"{-largest:.2g}", "0", f"+{largest:.2g}")
     width, height = figure.get_size_inches()
     axes = figure.add_axes((0.25 / width, 0.42 / height, 1.6 / width, 0.12 / height))
-    axes.imshow(np.linspace(0, 1, 256)[None], cmap="Blues", aspect="auto", extent=(0, 1, 0, 1))
+    axes.imshow(np.linspace(0, 1, 256)[None], cmap=_colours(largest), aspect="auto", extent=(0, 1, 0, 1))
     axes.set_yticks([])
-    axes.set_xticks([0, 0.5, 1], ["0", "0.5", "1"], fontsize=8, color=FAINT)
+    axes.set_xticks([0, 0.5, 1], list(ends), fontsize=8, color=FAINT)
     axes.tick_params(length=0)
     axes.spines[:].set_color(EDGE)
     axes.text(1.06, 0.5, legend, fontsize=8, color=FAINT, va="center", transform=axes.transAxes)

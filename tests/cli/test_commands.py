@@ -132,6 +132,26 @@ def test_translate_n_best(trained: Path, tmp_path: Path, capfd: pytest.CaptureFi
         assert 1 <= len(scores) <= 3 and scores == sorted(scores, reverse=True)
 
 
+def test_translate_alignments(trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "input"
+    file.write_text("a m u\n\nb n v\n", encoding="utf-8")
+    plain = run(capfd, "translate", f"{trained}/run", str(file)).splitlines()
+    assert main(["translate", f"{trained}/run", str(file), "--alignments"]) == 0
+    out, err = capfd.readouterr()
+    heads = re.search(r"--alignment-heads ([\d.,]+)\n", err)
+    assert heads is not None
+    texts, written = zip(*(line.split(" ||| ") for line in out.splitlines() if line), strict=True)
+    assert [texts[0], "", texts[1]] == plain
+    assert all(re.fullmatch(r"\d+-\d+( \d+-\d+)*", one) for one in written)
+    assert run(capfd, "translate", f"{trained}/run", str(file), "--alignment-heads", heads[1]) == out
+    several = run(capfd, "translate", f"{trained}/run", str(file), "--alignments", "--n-best", "2", "--json")
+    records = list(map(json.loads, several.splitlines()))
+    assert [one["alignment"] for one in records[::2]] == list(written)
+    assert "alignment" in records[0]["hypotheses"][1]
+    assert main(["translate", f"{trained}/run", str(file), "--alignment-heads", "0"]) == 2
+    assert "--alignment-heads 0 names no heads; expected LAYER.HEAD" in capfd.readouterr().err
+
+
 def test_translate_json_has_one_object_for_each_line(
     trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

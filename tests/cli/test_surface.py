@@ -27,7 +27,17 @@ SURFACE = {
     | NEW,
     **dict.fromkeys(("new tag", "new answer"), {"--text", "--valid-text"} | NEW),
     "train": {"--resume", "--json"} | MACHINE,
-    "translate": {"--beam-size", "--n-best", "--length-penalty", "--from", "--to", "--json"} | MACHINE,
+    "translate": {
+        "--beam-size",
+        "--n-best",
+        "--length-penalty",
+        "--from",
+        "--to",
+        "--alignments",
+        "--alignment-heads",
+        "--json",
+    }
+    | MACHINE,
     "generate": {
         "--prompt",
         "--prompt-file",

@@ -129,6 +129,8 @@ def test_without_a_name_the_page_is_named_after_the_model(
         ([TEXT, "--stack", "decoder.self"], "--view and --stack choose a picture"),
         ([TEXT, "--compare", "a", "--checkpoints"], "put different things side by side: give one of them"),
         ([TEXT, "--of", "99"], "--of names position 99"),
+        ([TEXT, "--of", "1", "--of", "never"], "the vocabulary has no token 'never'"),
+        ([TEXT, "--of", "a", "--of", "b", "--of", "n"], "--of names 3 outputs: name one, or two"),
         ([TEXT, "--of", "never"], "the vocabulary has no token 'never'"),
         ([TEXT, "-o", "x.svg", "--view", "overview", "--heads", "0"], "leave --layers and --heads out"),
         ([TEXT, "-o", "file/x.html"], "file is not a folder"),

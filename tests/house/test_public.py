@@ -42,15 +42,15 @@ NAMES = {
 METHODS = {
     "AttentionMaps": """
         beams choose contributions effects heads key_effects key_tokens layers lens norm_weighted num_heads
-        outcome query_tokens record rollout save save_html save_picture stacks target_tokens to_json tokens weights
-        with_module
+        outcome patch query_tokens record rollout save save_html save_picture stacks target_tokens to_json tokens
+        weights with_module
     """,
     "Cache": "extend select",
     "Model": """
         answer attention capture classify edit embed evaluate exact fill for_languages for_task generate
         predict
         generate_options heads replaced save score spec special_tokens stream tag tokenizer translate
-        translate_n_best tree
+        translate_n_best tree word_aligner
     """,
     "MultiHeadAttention": "attention extra_repr forward train",
     "TrainResult": "load",

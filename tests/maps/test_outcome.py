@@ -103,6 +103,8 @@ def test_labels_are_of_a_text_or_of_a_position() -> None:
         ("encoder", None, "no mask, so 'of' must name a position"),
         ("encoder", "g", "no mask, so 'of' must name a position"),
         ("encoder", (0, "never"), "the vocabulary has no token 'never'"),
+        ("encoder", (0, "a", "never"), "the vocabulary has no token 'never'"),
+        ("encoder", (0, "a", "a"), "'of' compares 'a' with itself: name two different ones, or one alone"),
         ("encoder", 3, "expected 0 to 2, the positions at which the model predicts"),
         ("classifier by the mean", 1, "this model labels whole texts: name a label alone"),
         ("classifier by the mean", "yess", r"no label 'yess' \(did you mean 'yes'\?\); its labels are 'no', 'yes'"),

@@ -143,6 +143,8 @@ class Lens:
         targets: for each position the token that follows or that is filled in, as an index into the vocabulary, -1
             where unknown; None: unknown everywhere.
         target_probabilities: of these; None: not computed.
+        followed: how much larger the log-probability of one output is than that of another; None: none are compared.
+        followed_name: the two, in words, the first one in front.
     """
 
     row: RowName
@@ -152,6 +154,8 @@ class Lens:
     probabilities: Float[np.ndarray, "depths positions top"]
     targets: Int[np.ndarray, " positions"] | None = None
     target_probabilities: Float[np.ndarray, "depths positions"] | None = None
+    followed: Float[np.ndarray, "depths positions"] | None = None
+    followed_name: str = ""
 
 
 @dataclass(frozen=True)

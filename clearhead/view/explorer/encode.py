@@ -116,7 +116,7 @@ class Encoder:
 
     def lens(self, lens: Lens) -> Json:
         """Return the JSON of the predictions after each layer."""
-        targets, probabilities = lens.targets, lens.target_probabilities
+        targets, probabilities, followed = lens.targets, lens.target_probabilities, lens.followed
         return {
             "row": lens.row, "layers": list(lens.layers), "vocabulary": list(lens.vocabulary),
             "top": lens.entries.shape[2],
@@ -124,6 +124,8 @@ class Encoder:
             "probabilities": self.blob(lens.probabilities.astype(np.float32)),
             "targets": None if targets is None else targets.tolist(),
             "targetProbabilities": None if probabilities is None else self.blob(probabilities.astype(np.float32)),
+            "followed": None if followed is None else self.blob(followed.astype(np.float32)),
+            "followedName": lens.followed_name,
         }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import { array } from "./arrays.js";
 import { css, ink, inkOn } from "./color.js";
 import { Columns } from "./columns.js";
-import { el, fill, fixed } from "./dom.js";
+import { el, fill, fixed, refill, segmented, withSign } from "./dom.js";
 import { rowOf } from "./grids.js";
 import { labels, tokenNode } from "./labels.js";
 
@@ -37,6 +37,8 @@ class LensView {
     this.columns = new Columns(stage, "predictions by layer and position: arrow keys walk", (first, last) => this.draw(first, last));
     this.depth = 0;
     this.position = 0;
+    this.largest = 1;
+    this.showsFollowed = false;
     const { board } = this.columns;
     const at = (/** @type {Event} */ event) => /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("td"));
     board.addEventListener("pointerover", (event) => {
@@ -69,6 +71,10 @@ class LensView {
     const count = this.entries.length / (made.top * made.layers.length);
     this.row = count === row.length ? row : [{ text: "(the whole text)", members: [0], generated: false, rtl: false }];
     this.targets = made.targetProbabilities === null ? null : await array(made.targetProbabilities, Float32Array);
+    this.followed = made.followed === null ? null : await array(made.followed, Float32Array);
+    this.largest = Math.max(1e-6, ...[...(this.followed ?? [])].filter(Number.isFinite).map(Math.abs));
+    this.showsFollowed = this.followed !== null && state.cells === "followed";
+    refill(this.app.slot, this.followed ? segmented("cells", [["prediction", "the prediction"], ["followed", made.followedName]], state.cells, (value) => this.app.store.set({ cells: value })) : null);
     this.depth = Math.min(state.layer, made.layers.length - 1);
     this.position = state.query < 0 ? 0 : Math.min(state.query, this.row.length - 1);
     this.columns.resize(this.row.length, WIDTH, LEFT);
@@ -100,9 +106,12 @@ class LensView {
         const { text, entry, probability } = this.at(depth, position, 0);
         const isTarget = made.targets?.[position] === entry;
         const isChosen = depth === this.depth && position === this.position;
-        const cell = el("td", { "data-depth": depth, "data-position": position, class: `${isTarget ? "hit" : ""}${isChosen ? " chosen" : ""}` }, tokenNode(text));
-        cell.style.background = css(probability, "linear", false);
-        cell.style.color = inkOn(probability, "linear", false);
+        const difference = this.followed?.[depth * row.length + position] ?? NaN;
+        const value = this.showsFollowed ? difference / this.largest : probability;
+        const content = this.showsFollowed ? withSign(difference) : tokenNode(text);
+        const cell = el("td", { "data-depth": depth, "data-position": position, class: `${isTarget && !this.showsFollowed ? "hit" : ""}${isChosen ? " chosen" : ""}` }, content);
+        cell.style.background = css(value, "linear", this.showsFollowed);
+        cell.style.color = inkOn(value, "linear", this.showsFollowed);
         return cell;
       });
       return el("tr", {}, el("th", { scope: "row" }, name), ...cells);
@@ -113,7 +122,7 @@ class LensView {
       return el("td", {}, target >= 0 ? tokenNode(made.vocabulary[target]) : "");
     });
     const table = el("table", { class: "lens" },
-      el("caption", { class: "unseen" }, "the most probable token after each layer, by position"),
+      el("caption", { class: "unseen" }, this.showsFollowed ? `the log-probability of ${made.followedName}, after each layer, by position` : "the most probable token after each layer, by position"),
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "reads"), ...heads)),
       el("tbody", {}, ...lines.reverse()),
       made.targets ? el("tfoot", {}, el("tr", {}, el("th", { scope: "row" }, "follows"), ...targets)) : null,
@@ -139,9 +148,11 @@ class LensView {
     const target = made.targets?.[position] ?? -1;
     const canvas = /** @type {HTMLCanvasElement} */ (el("canvas", { class: "curve", role: "img", "aria-label": "probability of what follows, by layer" }));
     const curve = target >= 0 && this.targets ? made.layers.map((_, index) => this.targets?.[index * row.length + position] ?? NaN) : null;
+    const difference = this.followed?.[depth * row.length + position];
     fill(this.panel,
       el("h3", {}, `After ${made.layers[depth] === "embedding" ? "the embedding" : `layer ${made.layers[depth]}`}`),
       el("p", {}, "position ", String(position), ", reading ", tokenNode(row[position].text)),
+      difference === undefined ? null : el("p", {}, `Log-probability of ${made.followedName}: ${withSign(difference)}`),
       el("table", { class: "keys" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "prediction"), el("th", { scope: "col", class: "number" }, "probability"))), el("tbody", {}, ...rows)),
       curve ? el("div", {}, el("h4", {}, "Probability of ", tokenNode(made.vocabulary[target]), ", which follows"), canvas,
         el("div", { class: "curve-ends" }, el("span", {}, made.layers[0]), el("span", {}, `layer ${made.layers.at(-1)}: ${fixed(curve.at(-1) ?? NaN)}`))) : null,

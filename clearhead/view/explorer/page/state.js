@@ -22,6 +22,7 @@ const DEFAULTS = {
   average: "layer",
   box: "",
   node: -1,
+  cells: "prediction",
 };
 
 /** @typedef {typeof DEFAULTS} State */

@@ -34,6 +34,8 @@
  * @property {number} probabilities blob
  * @property {number[] | null} targets
  * @property {number | null} targetProbabilities blob
+ * @property {number | null} followed blob
+ * @property {string} followedName what is compared, in words
  *
  * @typedef {object} BeamNode
  * @property {number} parent
