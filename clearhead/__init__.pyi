@@ -20,6 +20,8 @@ from .maps.hook_points import edit as edit
 from .model.facade import Model as Model
 from .model.loading import load as load
 from .parts.modules import register as register
+from .sweeps.api import SweepResult as SweepResult
+from .sweeps.api import sweep as sweep
 from .tasks.answer.use import Answer as Answer
 from .tasks.classify.use import Classification as Classification
 from .tasks.fill.use import Filled as Filled

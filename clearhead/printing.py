@@ -156,3 +156,11 @@ def block(lines: Iterable[str], more: str = "") -> str:
         rest = len(found) - MOST_LINES + 1
         found[MOST_LINES - 1 :] = [f"... {rest} more lines{f'; {more}' if more else ''}"]
     return "\n".join(found)
+
+
+def human_count(value: float | int) -> str:
+    """Return a large number with three digits and its unit: 2.61M, 512k."""
+    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:.3g}{unit}"
+    return f"{value:.3g}"

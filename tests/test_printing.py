@@ -12,6 +12,8 @@ import torch
 
 import clearhead as ch
 from clearhead import spec
+from clearhead.compare.fairness import Fairness
+from clearhead.compare.report import Comparison
 from clearhead.maps.hook_points import capture
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.printing import MOST_LINES, WIDTH, Printed, short
@@ -25,6 +27,8 @@ from tests.house.test_public import NAMES
 from tests.parity.architectures.harness import all_cases
 
 MANY = 10_007
+TABLES = ch.surgery.SurgeryReport | ch.check.Report | ch.SweepResult
+"""What print shows whole."""
 RUN_FILE = """
 task.kind = "translate"
 data.train = { source = "train.de", target = "train.en" }
@@ -43,7 +47,7 @@ def check_readable(thing: object) -> str:
     lines = text.splitlines()
     assert 1 <= len(lines) <= MOST_LINES and max(map(len, lines)) <= WIDTH, text
     assert " at 0x" not in text
-    assert str(thing) == text or isinstance(thing, ch.surgery.SurgeryReport | ch.check.Report | Exception)
+    assert str(thing) == text or isinstance(thing, TABLES | Exception)
     return text
 
 
@@ -62,6 +66,7 @@ def model() -> ch.Model:
 def things(model: ch.Model) -> dict[type, Any]:
     """Return an object of every public class but the nodes of specs, with as much in it as there may be."""
     words, text = ["word"] * MANY, "text " * MANY
+    fairness = Fairness((text,), (text,), (text,), frozenset(), frozenset())
     ids = torch.ones(2, 5, dtype=torch.long)
     cache = ch.Cache()
     output = model.module.run(ch.core.Sequence(ids), ch.core.Sequence(ids), cache)
@@ -81,6 +86,7 @@ def things(model: ch.Model) -> dict[type, Any]:
         ch.PairScore((7,) * MANY, (-0.1,) * MANY, -2.0, -1.0),
         ch.HeadStatistics("encoder.self", 0, 1, 0.123456789, spread={"entropy": 0.1234567}, num_texts=7),
         ch.TrainResult(Path("runs/x"), 7, "step-7", 0.123456789, 3.0, "all steps are done"),
+        ch.SweepResult(Path("runs/x"), (Path("runs/x/y"),) * MANY, {"z": text}, Comparison((), fairness), None),
         ch.InputError("expected one, received two: leave one out"),
         ch.RunFailure("the loss is not finite"),
         ch.MultiHeadAttention(24, 3),

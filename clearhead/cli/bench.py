@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from clearhead.cli.console import human_bytes, human_count, print_either, print_message
+from clearhead.cli.console import human_bytes, print_either, print_message
 from clearhead.cli.options import ComputeOptions, Json, Ref, located, takes_compute_options
+from clearhead.printing import human_count
 
 if TYPE_CHECKING:
     from clearhead.bench.limits import Limits

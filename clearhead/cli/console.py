@@ -124,14 +124,6 @@ def long_texts_said_once() -> Iterator[None]:
                 print_message(f"clearhead: {LongTexts.joined(found)}")
 
 
-def human_count(value: float | int) -> str:
-    """Return a large number with three digits and its unit: 2.61M, 512k."""
-    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / limit:.3g}{unit}"
-    return f"{value:.3g}"
-
-
 def human_bytes(value: float | int) -> str:
     """Return a number of bytes with its unit (1 MB = 10**6 bytes)."""
     for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.console import human_bytes, human_count, print_either, print_message
+from clearhead.cli.console import human_bytes, print_either, print_message
 from clearhead.cli.options import Force, Json, located
 from clearhead.errors import InputError, nearest
+from clearhead.printing import human_count
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,22 +8,22 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from clearhead.cli.console import print_json, print_message, print_result, silence
 from clearhead.cli.options import Json, Seed, Threads
+from clearhead.cli.sweep import Equal, Sweep, is_sweep, train_sweep
 from clearhead.errors import InputError
-
-if TYPE_CHECKING:
-    from clearhead.training.runfile.sections import RunFile
 
 
 def train(
     file: Annotated[str, typer.Argument(metavar="FILE.toml", help="The run file, or a run directory to continue.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="table.key=value", help="Changes to it.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last undamaged checkpoint.")] = False,
+    sweep: Sweep = None,
+    equal: Equal = None,
     device: Annotated[str | None, typer.Option("--device", help="As train.device: auto, cpu, cuda or mps.")] = None,
     precision: Annotated[
         str | None, typer.Option("--precision", help="As train.precision: auto, fp32 or bf16.")
@@ -48,9 +48,12 @@ def train(
     Relative paths in the run file are relative to the current directory. Ctrl-C and SIGTERM finish the step, save, and
     say how to resume. With early_stop = { metric, patience } training stops once that many validations in a row have
     not improved the metric. --json ends with {"run", "step", "best", "seconds"}.
-    """
-    from clearhead.training.runfile.read import load_run_file
 
+    --sweep, once for each key, trains every combination of values in a directory inside train.run, at an equal budget,
+    and ends in the table and the picture of `clearhead compare`. A run that fails is named and skipped. --resume, or
+    the sweep's directory as FILE.toml, continues the whole. --json ends with {"sweep", "runs", "failed"} and compare's:
+    clearhead train run.toml --sweep model.norm_place=pre,post --sweep train.seed=1..3 --equal tokens
+    """
     options = {
         "train.device": device,
         "train.precision": precision,
@@ -60,7 +63,16 @@ def train(
     }
     words = list(overrides or [])
     words += [f"{key}={value}" for key, value in options.items() if value is not None]
-    path = Path(file)
+    if is_sweep(file, sweep, equal):
+        train_sweep(Path(file), words, sweep or [], equal, resume=resume, as_json=as_json)
+    else:
+        _train(Path(file), words, resume=resume, as_json=as_json)
+
+
+def _train(path: Path, words: list[str], *, resume: bool, as_json: bool) -> None:
+    """Train, and tell the result; of several processes the first one does."""
+    from clearhead.training.runfile.read import load_run_file
+
     if path.is_dir():
         resume = True
         # The folder that was named is the run: a copied or moved one goes on in its own place.
@@ -68,11 +80,6 @@ def train(
         path = path / "run.toml"
     with _told_once():
         run_file = load_run_file(path, words)
-    _train(run_file, resume=resume, as_json=as_json)
-
-
-def _train(run_file: RunFile, *, resume: bool, as_json: bool) -> None:
-    """Train, and tell the result; of several processes the first one does."""
     # Only now: the libraries for training take seconds to load, and a fault in the run file should not wait for them.
     from clearhead.training.assemble import train_run
     from clearhead.training.parallel.processes import Process, Quiet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from clearhead.compare.runs import Quality, Run
 from clearhead.compare.table import Row
@@ -16,6 +16,13 @@ from clearhead.tasks.registry import find
 TOKENS_TOLERANCE: Final = 1.01
 """Ratio up to which token counts are equal: batches of one budget hold a few tokens more or less."""
 
+SECONDS_TOLERANCE: Final = 1.05
+"""Ratio up to which times are equal: a run ends with the step and the validation in which its time does."""
+_AMOUNTS: Final[Mapping[str, tuple[float, str, Callable[[Row], float]]]] = {
+    "tokens": (TOKENS_TOLERANCE, "saw", lambda row: row.tokens.mean),
+    "seconds": (SECONDS_TOLERANCE, "took", lambda row: row.seconds.mean),
+    "parameters": (TOKENS_TOLERANCE, "has", lambda row: row.first.parameters.total),
+}
 # Keys of [task] that are not part of the objective: they have checks of their own, or belong to the model.
 _NO_OBJECTIVE: Final = ("task.init", "task.pool", "task.temperature")
 _VALIDATION_KEYS: Final = ("data.valid", "data.max_length", "data.max_ratio")
@@ -69,16 +76,24 @@ class _Check:
     spoils: tuple[Quality, ...] = ()
 
 
-def judge_fairness(rows: Sequence[Row]) -> Fairness:
+Amount = Literal["steps", "tokens", "seconds", "parameters"]
+
+
+def judge_fairness(rows: Sequence[Row], *, equal: Amount = "steps", beside: bool = False) -> Fairness:
     """Compare every row with the first one.
 
     Args:
         rows: at least one.
+        equal: what the runs were given alike: with equal tokens their steps may differ, with equal seconds their
+            tokens, and equal parameters are those of the models beside the steps.
+        beside: whether several runs shared the machine.
     """
     reference, runs = rows[0], [run for row in rows for run in row.runs]
     same, unfair = list[str](), list[tuple[str, str]]()
     spoiled: dict[Quality, set[str]] = {"loss": set(), "score": set()}
     for check in _checks(reference.first):
+        if check.name == "budget" and equal == "tokens":
+            continue
         for row in rows:
             difference = _difference(check, row, reference)
             if difference is not None:
@@ -87,14 +102,23 @@ def judge_fairness(rows: Sequence[Row]) -> Fairness:
                     spoiled[quality].add(row.name)
         if all(check.same(run, reference.first) for run in runs):
             same.append(check.name)
-    for name, differences in (("seeds", _seeds(rows)), ("tokens", _tokens(rows))):
+    notes = [note for row in rows for note in _notes(row)]
+    if beside:
+        notes.append(("runs", "that ran side by side shared the machine, so seconds and tokens/s cannot be compared"))
+    amounts = {"seeds": _seeds(rows), "tokens": _ratios(rows, "tokens")}
+    if equal in ("seconds", "parameters"):
+        amounts[equal] = _ratios(rows, equal)
+    for name, differences in amounts.items():
+        if name == "tokens" and equal == "seconds":
+            notes += differences
+            continue
         unfair += differences
         if not differences:
             same.append(name)
     return Fairness(
         same=tuple(same) if len(runs) > 1 else (),
         unfair=_sentences(unfair),
-        notes=_sentences([note for row in rows for note in _notes(row)]),
+        notes=_sentences(notes),
         losses=frozenset(spoiled["loss"]),
         scores=frozenset(spoiled["score"]),
     )
@@ -296,16 +320,19 @@ def _seed_list(row: Row) -> str:
     return f"the seed{'s' if len(row.seeds) > 1 else ''} {', '.join(map(str, row.seeds))}"
 
 
-def _tokens(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    first, found = rows[0], []
+def _ratios(rows: Sequence[Row], amount: Amount) -> list[tuple[str, str]]:
+    """Return the rows that had more or less of an amount than the first one, and how much."""
+    first, differences = rows[0], []
+    most, verb, read = _AMOUNTS[amount]
     for row in rows[1:]:
-        if min(first.tokens.mean, row.tokens.mean) <= 0:
+        if min(read(first), read(row)) <= 0:
             continue
-        ratio = row.tokens.mean / first.tokens.mean
-        if max(ratio, 1 / ratio) > TOKENS_TOLERANCE:
-            places = f"{ratio:.2f}".rstrip("0").rstrip(".") if ratio < 100 else f"{ratio:,.0f}"
-            found.append((row.name, f"saw {places if ratio >= 0.1 else f'{ratio:.2g}'} x the tokens of {first.name}"))
-    return found
+        ratio = read(row) / read(first)
+        if max(ratio, 1 / ratio) > most:
+            times = f"{ratio:.2f}".rstrip("0").rstrip(".") if ratio < 100 else f"{ratio:,.0f}"
+            shown = times if ratio >= 0.1 else f"{ratio:.2g}"
+            differences.append((row.name, f"{verb} {shown} x the {amount} of {first.name}"))
+    return differences
 
 
 def _notes(row: Row) -> Iterator[tuple[str, str]]:

@@ -119,7 +119,7 @@ def open_run(
     is_new = not path.exists() or not any(path.iterdir())
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = _acquire(path)
+        lock = acquire_lock(path)
     except OSError as error:
         raise InputError(f"The run directory {path} cannot be written: {error.strerror}.") from error
     run = RunDirectory(path, lock, is_new=is_new)
@@ -440,8 +440,12 @@ def _shown(flat: Mapping[str, Any], key: str) -> str:
     return json.dumps(flat[key], default=str) if key in flat else "not set"
 
 
-def _acquire(path: Path) -> BaseFileLock:
-    """Lock the folder through its lock file; the operating system releases the lock of a process that dies."""
+def acquire_lock(path: Path) -> BaseFileLock:
+    """Lock the folder through its lock file; the operating system releases the lock of a process that dies.
+
+    Raises:
+        InputError: another process has locked it.
+    """
     file = path / LOCK
     lock = FileLock(file, timeout=0, thread_local=False)
     try:

@@ -26,7 +26,7 @@ SURFACE = {
     "new classify": {"--text", "--labels", "--text-column", "--pair", "--label-kind", "--valid-text", "--valid-labels"}
     | NEW,
     **dict.fromkeys(("new tag", "new answer"), {"--text", "--valid-text"} | NEW),
-    "train": {"--resume", "--json"} | MACHINE,
+    "train": {"--resume", "--sweep", "--equal", "--json"} | MACHINE,
     "translate": {
         "--beam-size",
         "--n-best",

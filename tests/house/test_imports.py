@@ -47,7 +47,7 @@ ORDER = (
     ("model",),
     ("training",),
     ("tasks/train",),
-    ("bench", "check", "compare", "explain", "recipes", "surgery"),
+    ("bench", "check", "compare", "explain", "recipes", "surgery", "sweeps"),
     ("demo",),
     ("cli",),
     ("__main__",),

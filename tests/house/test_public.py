@@ -17,8 +17,8 @@ from tests.house.source import package_sources
 NAMES = {
     "clearhead": """
         Answer AttentionMaps Cache Classification Entity Filled Generation HeadStatistics HookPoints Hypothesis
-        InputError Model MultiHeadAttention Output PairScore RunFailure TrainResult Transformer __version__ build
-        capture check edit load presets register spec surgery train view_attention
+        InputError Model MultiHeadAttention Output PairScore RunFailure SweepResult TrainResult Transformer __version__
+        build capture check edit load presets register spec surgery sweep train view_attention
     """,
     "clearhead.check": "Finding Report attention layer loss module norm positions rope transformer",
     "clearhead.core": "Attention Cache MultiHeadAttention Output Sequence Transformer build",
@@ -53,6 +53,7 @@ METHODS = {
         translate_n_best tree word_aligner
     """,
     "MultiHeadAttention": "attention extra_repr forward train",
+    "SweepResult": "record",
     "TrainResult": "load",
     "Transformer": """
         decode encode extra_repr forward is_watched max_positions num_source_ids num_target_ids point run states

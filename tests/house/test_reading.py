@@ -33,9 +33,12 @@ ALLOWED = {
     "clearhead/compare/runs.py": {"json.loads": 1},
     "clearhead/training/runfile/read.py": {"tomllib.loads": 2, "read_text_file": 1},
     "clearhead/training/parallel/sharded.py": {"safe_open": 1, ".open": 1, "json.loads": 1},
-    # Files that the user names: run files, texts, own parts.
+    # Files that the user names: run files, sweep files (as JSON, to be typed), texts, own parts.
     "clearhead/parts/files.py": {".read_bytes": 1},
     "clearhead/parts/modules.py": {".read_bytes": 1},
+    "clearhead/sweeps/api.py": {"read_text_file": 1, "tomllib.loads": 1},
+    "clearhead/sweeps/variations.py": {"read_text_file": 1, "tomllib.loads": 2, "json.loads": 1},
+    "clearhead/cli/sweep.py": {"read_text_file": 1},
     "clearhead/training/api.py": {"read_text_file": 1},
     "clearhead/cli/answer.py": {"read_text_file": 1},
     "clearhead/training/data_files.py": {".open": 1},

@@ -56,8 +56,7 @@ def _tokenizers(run: OpenedRun, initial: InitialModel | None, train: Callable[[]
     if initial is not None:
         tokenizers = initial.tokenizers
     elif path is not None:
-        file = Path(path)
-        tokenizers = TokenizerPair.load(file) if file.is_dir() else one_sided(Tokenizer.load(file))
+        tokenizers = named_tokenizers(Path(path))
     elif remembered is not None:
         tokenizers = TokenizerPair.load(run.path)
     else:
@@ -70,3 +69,12 @@ def _tokenizers(run: OpenedRun, initial: InitialModel | None, train: Callable[[]
             "start anew in another run directory (train.run=...)"
         )
     return tokenizers
+
+
+def named_tokenizers(path: Path) -> TokenizerPair:
+    """Load the tokenizers that a run file names: a file, or a folder with one or two.
+
+    Raises:
+        InputError: there are none.
+    """
+    return TokenizerPair.load(path) if path.is_dir() else one_sided(Tokenizer.load(path))

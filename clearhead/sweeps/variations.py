@@ -1,0 +1,235 @@
+"""What a sweep varies: from the words of a command or a file to one configuration for each run, and back to a file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, cast, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from clearhead.errors import InputError, nearest, shortened
+from clearhead.files import read_text_file, typed
+from clearhead.training.runfile.read import toml_value
+
+Equal = Literal["steps", "tokens", "seconds", "parameters"]
+Configuration = Mapping[str, Any]
+
+BASE_FILE: Final = "base.toml"
+SWEEP_FILE: Final = "sweep.toml"
+SEED: Final = "train.seed"
+MOST_RUNS: Final = 256
+"""A sweep of more runs is a slip of the pen: a grid grows by a factor with each key."""
+_RANGE: Final = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)")
+_LONGEST_NAME: Final = 80
+
+
+@dataclass(frozen=True)
+class Variation:
+    """What is varied.
+
+    Attributes:
+        grid: the values of each key, all of which meet all others; empty: a list is given instead.
+        listed: the keys and values of each run; empty: a grid is given instead.
+    """
+
+    grid: Mapping[str, Any]
+    listed: Sequence[Configuration] = ()
+
+    @property
+    def keys(self) -> list[str]:
+        """The varied keys, in the order in which they were given."""
+        return list(dict.fromkeys(itertools.chain(self.grid, *self.listed)))
+
+    def configurations(self) -> list[Configuration]:
+        """Return the keys and values of each run, all seeds of one configuration in a row.
+
+        Raises:
+            InputError: nothing is varied, there are too many runs, or two runs are the same.
+        """
+        for key, values in self.grid.items():
+            if isinstance(values, str) or not isinstance(values, Sequence):
+                raise InputError(f"{key}: expected a list of values, received {values!r:.80}")
+            if not values:
+                raise InputError(f"{key} has no values to sweep over: give some, such as {key}=1,2")
+        for key, value in self._assigned():
+            if value is None or not isinstance(value, bool | int | float | str | Mapping | Sequence):
+                raise InputError(f"{key}: expected a number, a text or a list as a value, received {value!r:.80}")
+        number = len(self.listed) or math.prod(map(len, self.grid.values()))
+        if not self.keys:
+            raise InputError("a sweep of nothing: name a key and its values, such as train.seed=1..3")
+        if number > MOST_RUNS:
+            raise InputError(f"the sweep has {number:,} runs, and {MOST_RUNS} are the most: vary fewer keys or values")
+        # The seed turns fastest, wherever it was given.
+        keys = sorted(self.grid, key=lambda key: key == SEED)
+        grid = [dict(zip(keys, values, strict=True)) for values in itertools.product(*(self.grid[key] for key in keys))]
+        runs = [dict(run) for run in self.listed] or grid
+        for number, run in enumerate(runs):
+            if run in runs[:number]:
+                raise InputError(f"the sweep has {described(run)} twice: name each run once")
+        return list(runs)
+
+    def _assigned(self) -> Iterator[tuple[str, Any]]:
+        for key, values in self.grid.items():
+            yield from ((key, value) for value in values[:MOST_RUNS])
+        for run in self.listed:
+            yield from run.items()
+
+    def to_toml(self, equal: Equal) -> str:
+        """Write it as the text of a sweep file.
+
+        Args:
+            equal: what the runs have in common.
+        """
+        lines = [f'equal = "{equal}"', "", *(["[vary]"] if self.grid else [])]
+        lines += _toml_lines({key: list(values) for key, values in self.grid.items()})
+        for run in self.listed:
+            lines += ["[[runs]]", *_toml_lines(run), ""]
+        return "\n".join(lines).rstrip() + "\n"
+
+
+def _toml_lines(values: Configuration) -> list[str]:
+    return [f"{json.dumps(key)} = {toml_value(value)}" for key, value in values.items()]
+
+
+def described(run: Configuration) -> str:
+    """Return the keys and values of a run as text."""
+    return (
+        shortened(" ".join(f"{key}={toml_value(value)}" for key, value in run.items()), 200) or "the run file as it is"
+    )
+
+
+class _SweepFile(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    equal: Equal = "steps"
+    vary: dict[str, list[Any]] = {}
+    runs: Annotated[list[dict[str, Any]], Field(max_length=MOST_RUNS)] = []
+
+
+def read_sweep_file(path: Path) -> tuple[Variation, Equal]:
+    """Read what a sweep varied and what its runs had in common.
+
+    Args:
+        path: a sweep file: `equal`, and either the table [vary] with a list of values for each key, or a table [[runs]]
+            with the keys and values of each run.
+
+    Raises:
+        InputError: it cannot be read, or is not a sweep file.
+    """
+    try:
+        tree = tomllib.loads(read_text_file(path, "sweep file"))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path} is not valid TOML: {error}") from None
+    content = typed(json.loads(json.dumps(tree, default=str)), _SweepFile, name=str(path))
+    if content.vary and content.runs:
+        raise InputError(f"{path} has both [vary] and [[runs]]: a sweep is a grid or a list")
+    return Variation(content.vary, content.runs), content.equal
+
+
+def equal_of(name: str) -> Equal:
+    """Return the budget of a name.
+
+    Raises:
+        InputError: there is no such budget.
+    """
+    for equal in get_args(Equal):
+        if name == equal:
+            return cast(Equal, equal)
+    names = get_args(Equal)
+    raise InputError(f"--equal expects {', '.join(names[:-1])} or {names[-1]}, received '{name}'{nearest(name, names)}")
+
+
+def variation_of(words: Sequence[str]) -> tuple[Variation, Equal | None]:
+    """Return what the words of a command vary.
+
+    Args:
+        words: KEY=VALUES each, or the path of a sweep file alone.
+
+    Returns:
+        the variation, and what a sweep file says of the budget.
+
+    Raises:
+        InputError: a word is neither, a key is named twice, or as for `values_of`.
+    """
+    if len(words) == 1 and "=" not in words[0]:
+        return read_sweep_file(Path(words[0]))
+    grid: dict[str, Sequence[Any]] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise InputError(f"a sweep expects KEY=VALUES, such as train.seed=1..3, received '{word}'")
+        if key in grid:
+            raise InputError(f"{key} is swept twice: name all its values at once, such as {key}=1,2")
+        grid[key] = values_of(key, text)
+    return Variation(grid), None
+
+
+def values_of(key: str, text: str) -> Sequence[Any]:
+    """Return the values that a text names: `pre,post`, `1..3`, or a list of TOML such as `[[0.9, 0.98], [0.9, 0.999]]`.
+
+    Args:
+        key: whose values they are, for messages.
+        text: the values.
+
+    Raises:
+        InputError: a range runs backwards, or a list is not TOML.
+    """
+    ends = _RANGE.fullmatch(text)
+    if ends is not None:
+        first, last = int(ends[1]), int(ends[2])
+        if first > last:
+            raise InputError(f"{key}={text} runs backwards: write {last}..{first}")
+        if last - first >= MOST_RUNS:
+            raise InputError(f"{key}={text} has {last - first + 1:,} values, and a sweep has at most {MOST_RUNS} runs")
+        return range(first, last + 1)
+    if text.startswith("["):
+        values = _toml(text)
+        if values is None:
+            raise InputError(f"{key}={text} is not a list of TOML, such as {key}=[1, 2]")
+        return list(values)
+    words = [word.strip() for word in text.split(",")] if text else []
+    if "" in words:
+        raise InputError(f"{key}={text} has an empty value: remove the comma too many")
+    return [word if (value := _toml(word)) is None else value for word in words]
+
+
+def _toml(text: str) -> Any:
+    """Return a text as a value of TOML; None: it is none, but a bare word."""
+    try:
+        tree = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return None
+    return tree["value"] if list(tree) == ["value"] else None
+
+
+def names_of(runs: Sequence[Configuration]) -> list[str]:
+    """Return a name for the directory of each run: what is varied, with the seed at the end.
+
+    Args:
+        runs: the keys and values of each.
+    """
+    keys = list(dict.fromkeys(itertools.chain(*runs)))
+    last = Counter(key.rpartition(".")[2] for key in keys)
+    names: list[str] = []
+    for run in runs:
+        words = [f"{_short(key, last)}={value}" for key, value in run.items() if key != SEED]
+        words += [f"seed{run[SEED]}"] if SEED in run else []
+        # A file name everywhere, which no shell takes apart.
+        name = re.sub(r"[^\w.+=-]+", "_", "-".join(words))[:_LONGEST_NAME] or "as-it-is"
+        names.append(name if name not in names else f"{name}-{len(names) + 1}")
+    return names
+
+
+def _short(key: str, last: Mapping[str, int]) -> str:
+    """Return the last word of a key where no other key has it."""
+    word = key.rpartition(".")[2]
+    return word if last[word] == 1 else key
