@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Final
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from clearhead.core import Cache
 from clearhead.fast.int8 import LARGEST
@@ -15,6 +17,8 @@ from clearhead.fast.native.abi import Keys
 from clearhead.kernels.key_values import KeyValues
 
 TINY: Final = torch.finfo(torch.float32).tiny
+ROOM: Final = 64
+"""Keys that fit behind those of joined caches before a buffer grows."""
 
 
 class IndexedCache(Cache):
@@ -63,10 +67,14 @@ class IndexedCache(Cache):
         self.is_by_index = False
         if self.row_index is not None:
             row_index_RS, self.row_index = self.row_index.long(), None
-            places_S = torch.arange(row_index_RS.shape[1])
+            places: dict[tuple[int, ...], Tensor] = {}  # layers of one shape share them
             for entry in (*self.self_attention.values(), *self.scales.values()):
                 assert entry.buffer is not None
-                entry.buffer = entry.buffer[:, row_index_RS, :, places_S].permute(2, 0, 3, 1, 4).contiguous()
+                shape = tuple(entry.buffer.shape[:4])
+                if shape not in places:
+                    places[shape] = _places(shape, row_index_RS)
+                kept = entry.buffer.reshape(-1, entry.buffer.shape[4]).index_select(0, places[shape].flatten())
+                entry.buffer = kept.view(*places[shape].shape, -1)
         if self.memory_row_index is not None:
             rows, self.memory_row_index = self.memory_row_index.long(), None
             for place, (key, value) in self.memory_attention.items():
@@ -95,7 +103,117 @@ class IndexedCache(Cache):
         for place, (key, value) in self.memory_attention.items():
             self.memory_attention[place] = (key.to(of_memory), value.to(of_memory))
 
+    @property
+    def num_rows(self) -> int:
+        """How many rows it has; none of them is out of order."""
+        assert not self.is_by_index, "gather comes first"
+        return self.buffer_rows(0)
+
+    @property
+    def padding(self) -> int:
+        """How many keys stand in front of the first token of every row."""
+        return 0 if self.mask is None else int(self.mask.any(dim=0).int().argmax())
+
+    @property
+    def memory_masks(self) -> Bool[Tensor, "sentences keys"]:
+        """Which keys of the memory are real."""
+        if self.memory_mask is not None:
+            return self.memory_mask
+        key, _ = next(iter(self.memory_attention.values()))
+        return torch.ones(key.shape[0], key.shape[2], dtype=torch.bool, device=key.device)
+
     def buffer_rows(self, rows: int) -> int:
         """Return how many rows the buffers have, or will have when this many rows come first."""
         buffer = next((entry.buffer for entry in self.self_attention.values()), None)
         return rows if buffer is None else buffer.shape[1]
+
+
+def _places(shape: tuple[int, ...], row_index_RS: Int[Tensor, "rows keys"]) -> Int[Tensor, "2 rows heads keys"]:
+    """Return where the keys and values of each row lie in a buffer [2, rows, heads, capacity], flattened."""
+    _, rows, heads, capacity = shape
+    two, head = torch.arange(2)[:, None, None, None], torch.arange(heads)[:, None]
+    key = torch.arange(row_index_RS.shape[1])
+    return ((two * rows + row_index_RS[:, None]) * heads + head) * capacity + key
+
+
+def joined(caches: Sequence[Cache]) -> IndexedCache:
+    """Return one cache with the rows of several, which are no longer used; every row ends at its newest key.
+
+    Keys in front of the first token of every row are left out; padding is masked, in front of the tokens of a row and
+    behind those of a memory. Keys and values have the dtype of the first cache.
+
+    Args:
+        caches: of one model, each with rows that have been read.
+    """
+    own = [cache for cache in caches if isinstance(cache, IndexedCache)]
+    assert len(own) == len(caches), "only indexed caches can be joined"
+    return _joined(own)
+
+
+def _joined(caches: Sequence[IndexedCache]) -> IndexedCache:
+    first = caches[0]
+    for cache in caches:
+        cache.gather()
+    kept = next(iter(first.self_attention.values())).buffer
+    assert kept is not None
+    for cache in caches:
+        cache.convert(kept.dtype)
+    made = IndexedCache(_joined_lengths(caches))
+    made.length = max(cache.length - cache.padding for cache in caches)
+    made.mask = _joined_masks(caches, made.length)
+    for name in ("self_attention", "scales"):
+        for place in getattr(first, name):
+            entries = [getattr(cache, name)[place] for cache in caches]
+            getattr(made, name)[place] = _joined_keys(entries, made.length)
+    if first.memory_attention:
+        _join_memories(made, caches)
+    return made
+
+
+def _join_memories(made: IndexedCache, caches: Sequence[IndexedCache]) -> None:
+    masks = [cache.memory_masks for cache in caches]
+    longest = max(mask.shape[1] for mask in masks)
+    made.memory_mask = torch.cat([F.pad(mask, (0, longest - mask.shape[1])) for mask in masks])
+    for place in caches[0].memory_attention:
+        keys, values = [], []
+        for cache in caches:
+            key, value = cache.memory_attention[place]
+            keys.append(_padded(key, longest))
+            values.append(_padded(value, longest))
+        made.memory_attention[place] = (torch.cat(keys), torch.cat(values))
+
+
+def _joined_lengths(caches: Sequence[IndexedCache]) -> Int[Tensor, " rows"] | None:
+    lengths = []
+    for cache in caches:
+        if cache.total_length is None:
+            return None
+        lengths.append(torch.as_tensor(cache.total_length).expand(cache.num_rows))
+    return torch.cat(lengths)
+
+
+def _joined_masks(caches: Sequence[IndexedCache], length: int) -> Bool[Tensor, "rows keys"] | None:
+    """Return which of the last keys of each cache are real; None: all. Those in front of its first one are not."""
+    masks = []
+    for cache in caches:
+        mask = torch.ones(cache.num_rows, cache.length, dtype=torch.bool) if cache.mask is None else cache.mask
+        masks.append(F.pad(mask, (length - cache.length, 0)))
+    whole = torch.cat(masks)
+    return None if bool(whole.all()) else whole
+
+
+def _joined_keys(entries: Sequence[KeyValues], length: int) -> KeyValues:
+    buffers = [entry.buffer for entry in entries if entry.buffer is not None]
+    _, _, heads, _, size = buffers[0].shape
+    rows = sum(buffer.shape[1] for buffer in buffers)
+    made, start = KeyValues(), 0
+    made.length, made.buffer = length, buffers[0].new_zeros(2, rows, heads, length + ROOM, size)
+    for entry, buffer in zip(entries, buffers, strict=True):
+        kept, stop = min(entry.length, length), start + buffer.shape[1]
+        made.buffer[:, start:stop, :, length - kept : length] = buffer[:, :, :, entry.length - kept : entry.length]
+        start = stop
+    return made
+
+
+def _padded(x_NKSE: Tensor, length: int) -> Tensor:
+    return F.pad(x_NKSE, (0, 0, 0, length - x_NKSE.shape[2]))

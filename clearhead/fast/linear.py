@@ -22,8 +22,8 @@ Rows = Float[Tensor, "*axes inputs"]
 Outputs = Float[Tensor, "*axes outputs"]
 Run = Callable[[Tensor], Tensor]
 
-# Above so many rows the products of PyTorch in bf16 are as fast, or faster.
-MOST_ROWS: Final = 256
+MOST_BF16_ROWS: Final = 256
+"""Above it the products of PyTorch are as fast, or faster."""
 LEAST_BYTES: Final = 2**18
 """A smaller matrix, which stays in the caches, PyTorch multiplies in fp32 sooner than it rounds the rows to 8 bits."""
 
@@ -48,7 +48,7 @@ def float_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tenso
 
     def run(x: Tensor) -> Tensor:
         rows = x.numel() // inputs
-        is_many = rows > MOST_ROWS and not is_exact
+        is_many = rows > MOST_BF16_ROWS and not is_exact
         if is_many or torch.is_grad_enabled() or not fits(x, dtype, *x.shape[:-1], inputs, by_row=True):
             return F.linear(x, weight_NK, bias_N)
         x = x.contiguous()
@@ -77,7 +77,7 @@ def mixed_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tenso
 
     def run(x: Tensor) -> Tensor:
         rows = x.numel() // inputs
-        if rows > MOST_ROWS or not fits(x, torch.float32, *x.shape[:-1], inputs, by_row=True):
+        if rows > MOST_BF16_ROWS or not fits(x, torch.float32, *x.shape[:-1], inputs, by_row=True):
             y = F.linear(x.bfloat16(), weight_NK).float()
             return y if bias_N is None else y.add_(bias_N)
         x = x.contiguous()

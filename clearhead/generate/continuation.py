@@ -7,9 +7,8 @@ Results do not depend on which prompts share a batch: to the last bit where
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
@@ -24,12 +23,14 @@ from clearhead.generate.batching import batches_by_cost, check_lengths, device_o
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import Prefill, check_model, prefill_prompts, token_limits
-from clearhead.generate.processors import build_logits_processors
-from clearhead.generate.results import Candidate, Continuation, StopReason, length_normalised
-from clearhead.generate.search.beam import continue_beams
+from clearhead.generate.processors import Processor, build_logits_processors, is_timeless
+from clearhead.generate.results import Candidate, Continuation
+from clearhead.generate.rows import Row, Sentence
+from clearhead.generate.running import Generated, Progress, RunningBatch, Started, run_queue
+from clearhead.generate.search.beam import start_beams
 from clearhead.generate.search.contrastive import ContrastiveSearch
 from clearhead.generate.search.recorder import BeamRecorder
-from clearhead.generate.search.sampling import RandomStreams, Sampling, TokenChooser, sequence_seed
+from clearhead.generate.search.sampling import RandomStream, Sampling, TokenChooser, sequence_seed
 from clearhead.generate.streaming_decoder import Decode, StreamingDecoder
 
 # Most tokens in the KV cache of one batch, prompts and limits together.
@@ -94,18 +95,15 @@ def generate_ids(module: Transformer, request: GenerateRequest) -> list[list[Con
         RunFailure: the model's output is not a number, or the options ban every token.
     """
     limits = _checked_limits(module, request)
-    module = in_evaluation(module)
+    done: list[Generated] = []
+    for step in _run(in_evaluation(module), request, limits, with_text=bool(request.options.stops)):
+        done += [event.sequence for event in step if event.is_done]
     results: list[list[Continuation]] = [[] for _ in request.prompts]
-    for batch in _batches(request, limits):
-        if request.options.method == "beam":
-            for prompt, candidates in zip(batch, _search_beams(module, request, batch, limits), strict=True):
-                results[prompt] = [_of_candidate(candidate) for candidate in candidates]
-            continue
-        rows = _rows(request, batch, limits, with_text=bool(request.options.stops))
-        for step in _steps(module, request, batch, limits, rows):
-            progress.update(len(step[0][0].ids), max(row.limit for row in rows), "tokens")
-        for row in rows:
-            results[row.prompt].append(row.continuation())
+    for sequence in done:
+        if isinstance(sequence, Sentence):
+            results[sequence.prompt] = _of_candidates(sequence.candidates)
+    for row in sorted((row for row in done if isinstance(row, Row)), key=lambda row: row.number):
+        results[row.prompt].append(row.continuation())
     return results
 
 
@@ -131,50 +129,11 @@ def stream_ids(module: Transformer, request: GenerateRequest) -> Generator[str, 
 
 def _stream(module: Transformer, request: GenerateRequest, limits: list[int]) -> Generator[str, None, Continuation]:
     """Yield the text of one prompt; the request is already checked."""
-    (row,) = rows = _rows(request, [0], limits, with_text=True)
-    for step in _steps(module, request, [0], limits, rows):
-        yield from (piece for _, piece in step if piece)
+    for step in _run(module, request, limits, with_text=True):
+        yield from (event.text for event in step if event.text)
+    (row,) = (event.sequence for event in step)
+    assert isinstance(row, Row)
     return row.continuation()
-
-
-@dataclass
-class _Row:
-    """One unfinished sequence."""
-
-    prompt: int
-    number: int
-    limit: int
-    end_ids: tuple[int, ...]
-    decoder: StreamingDecoder | None
-    ids: list[int] = field(default_factory=list)
-    log_probability: float = 0.0
-    pieces: list[str] = field(default_factory=list)
-    stop_reason: StopReason | None = None
-
-    def take(self, token: int, log_probability: float) -> str:
-        """Add a token; return the text that it makes final."""
-        self.ids.append(token)
-        self.log_probability += log_probability
-        if token in self.end_ids:
-            self.stop_reason = "end"
-        elif len(self.ids) == self.limit:
-            self.stop_reason = "length"
-        if self.decoder is None:
-            return ""
-        piece = "" if token in self.end_ids else self.decoder.add(token)
-        if self.stop_reason is not None:
-            piece += self.decoder.finish()
-        if self.decoder.is_stopped:
-            self.stop_reason = "stop"
-        self.pieces.append(piece)
-        return piece
-
-    def continuation(self) -> Continuation:
-        """Return the finished sequence."""
-        assert self.stop_reason is not None
-        score = length_normalised(self.log_probability, len(self.ids), 1.0)
-        text = None if self.decoder is None else "".join(self.pieces)
-        return Continuation(tuple(self.ids), score, self.log_probability, self.stop_reason, text)
 
 
 def _checked_limits(module: Transformer, request: GenerateRequest) -> list[int]:
@@ -191,8 +150,28 @@ def _checked_limits(module: Transformer, request: GenerateRequest) -> list[int]:
     return limits
 
 
-def _batches(request: GenerateRequest, limits: list[int]) -> Iterator[list[int]]:
-    """Yield the prompts of each batch."""
+def _run(
+    module: Transformer, request: GenerateRequest, limits: list[int], *, with_text: bool
+) -> Iterator[list[Progress]]:
+    """Run all prompts, and give the progress of each step."""
+    costs = _costs(request, limits)
+    if request.options.method == "contrastive":
+        # It reads several candidates of a row at once, so that nobody joins.
+        for batch in batches_by_cost(costs, budget=BATCH_TOKENS, most_rows=request.options.batch_size):
+            for numbers in _of_equal_limits(request, batch, limits):
+                yield from _search_contrastively(module, request, numbers, limits, with_text=with_text)
+        return
+
+    def start(numbers: list[int]) -> list[Started]:
+        equal = _of_equal_limits(request, numbers, limits)
+        return [started(module, request, some, limits, with_text=with_text) for some in equal]
+
+    running = RunningBatch(module)
+    yield from run_queue(running, costs, start, budget=BATCH_TOKENS, most=request.options.batch_size)
+
+
+def _costs(request: GenerateRequest, limits: list[int]) -> list[int]:
+    """Return the most tokens in the cache for each prompt."""
     options = request.options
     rows = options.beam_size * options.num_return_sequences if options.method != "beam" else options.beam_size
     if options.method == "contrastive":
@@ -200,16 +179,37 @@ def _batches(request: GenerateRequest, limits: list[int]) -> Iterator[list[int]]
     costs = [rows * (len(prompt) + limit) for prompt, limit in zip(request.prompts, limits, strict=True)]
     if request.sources is not None:
         costs = [cost + rows * len(source) for cost, source in zip(costs, request.sources, strict=True)]
-    for batch in batches_by_cost(costs, budget=BATCH_TOKENS, most_rows=options.batch_size):
-        if request.config.forced_eos_id is None:
-            yield batch
-            continue
-        # The forced end token depends on the length, so all prompts of a batch have the same limit.
-        for limit in sorted({limits[prompt] for prompt in batch}):
-            yield [prompt for prompt in batch if limits[prompt] == limit]
+    return costs
 
 
-def _rows(request: GenerateRequest, batch: list[int], limits: list[int], *, with_text: bool) -> list[_Row]:
+def _of_equal_limits(request: GenerateRequest, numbers: list[int], limits: list[int]) -> list[list[int]]:
+    """Return prompts in groups that may start together: a forced end token depends on the length."""
+    if request.config.forced_eos_id is None:
+        return [numbers]
+    return [[n for n in numbers if limits[n] == limit] for limit in sorted({limits[n] for n in numbers})]
+
+
+def _search_contrastively(
+    module: Transformer, request: GenerateRequest, numbers: list[int], limits: list[int], *, with_text: bool
+) -> Iterator[list[Progress]]:
+    """Generate one token at a time for the unfinished rows of some prompts."""
+    rows = _rows(request, numbers, limits, with_text=with_text)
+    with torch.inference_mode():
+        search = _contrastive_search(module, request, numbers, limits)
+    while rows:
+        with torch.inference_mode():
+            steps = zip(rows, *search.step(), strict=True)
+        taken = [(row, row.take(token, log_probability)) for row, token, log_probability in steps]
+        yield [Progress(row, text, row.is_done) for row, text in taken]
+        kept = [index for index, row in enumerate(rows) if not row.is_done]
+        progress.update(len(rows[0].ids), max(limits), "tokens")
+        if 0 < len(kept) < len(rows):
+            with torch.inference_mode():
+                search.keep(torch.tensor(kept, device=device_of(module)))
+        rows = [rows[index] for index in kept]
+
+
+def _rows(request: GenerateRequest, batch: list[int], limits: list[int], *, with_text: bool) -> list[Row]:
     """Return the sequences of a batch, those of a prompt side by side."""
     rows = []
     for prompt in batch:
@@ -218,28 +218,8 @@ def _rows(request: GenerateRequest, batch: list[int], limits: list[int], *, with
             if with_text:
                 assert request.decode is not None
                 decoder = StreamingDecoder(request.decode, request.options.stops, request.context(prompt))
-            rows.append(_Row(prompt, number, limits[prompt], request.end_ids, decoder))
+            rows.append(Row(prompt, number, limits[prompt], request.end_ids, decoder))
     return rows
-
-
-def _steps(
-    module: Transformer, request: GenerateRequest, batch: list[int], limits: list[int], rows: list[_Row]
-) -> Iterator[list[tuple[_Row, str]]]:
-    """Generate one token at a time for the unfinished rows; yield the rows and their new text."""
-    # The caller's code runs between two steps, and must not run in inference mode.
-    with torch.inference_mode():
-        method = _start_method(module, request, batch, limits, rows)
-    while rows:
-        with torch.inference_mode():
-            tokens, log_probs = method.step()
-        _check(log_probs, len(rows[0].ids) + 1)
-        steps = zip(rows, tokens, log_probs, strict=True)
-        yield [(row, row.take(token, log_prob)) for row, token, log_prob in steps]
-        kept = [index for index, row in enumerate(rows) if row.stop_reason is None]
-        if 0 < len(kept) < len(rows):
-            with torch.inference_mode():
-                method.keep(torch.tensor(kept, device=device_of(module)))
-        rows = [rows[index] for index in kept]
 
 
 def _prefill(module: Transformer, request: GenerateRequest, batch: list[int], limits: list[int]) -> Prefill:
@@ -253,54 +233,83 @@ def _prefill(module: Transformer, request: GenerateRequest, batch: list[int], li
     )
 
 
-def _start_method(
-    module: Transformer, request: GenerateRequest, batch: list[int], limits: list[int], rows: list[_Row]
-) -> Sampling | ContrastiveSearch:
-    """Read the prompts of a batch and prepare the method for its rows."""
-    options = request.options
-    prefill = _prefill(module, request, batch, limits).repeat(options.num_return_sequences)
+def started(
+    module: Transformer,
+    request: GenerateRequest,
+    numbers: list[int],
+    limits: list[int],
+    *,
+    with_text: bool,
+) -> Started:
+    """Read some prompts of a request, and start to continue them.
+
+    Args:
+        module: in evaluation mode.
+        request: prompts and options; not those of contrastive search.
+        numbers: of the prompts; of one limit where a length forces the end token.
+        limits: most tokens generated for each prompt of the request.
+        with_text: whether the sequences make text.
+    """
+    if request.options.method == "beam":
+        return _started_beams(module, request, numbers, limits)
+    options, rows = request.options, _rows(request, numbers, limits, with_text=with_text)
+    prefill = _prefill(module, request, numbers, limits).repeat(options.num_return_sequences)
+    chain, streams = _chain(request, prefill, rows[0].limit), []
+    if options.method == "sample":
+        sources = request.sources or [()] * len(request.prompts)
+        streams = [
+            RandomStream(sequence_seed(options.seed, row.number, [*request.prompts[row.prompt], *sources[row.prompt]]))
+            for row in rows
+        ]
+    chooser = TokenChooser(chain, options if streams else None)
+    kind = _kind(request) if all(map(is_timeless, chain)) else None
+    return Started(Sampling(rows, prefill.ids, chooser, streams, kind), prefill.cache, prefill.logits)
+
+
+def _kind(request: GenerateRequest) -> Hashable:
+    """Return what two requests have in common whose sequences choose their tokens alike."""
+    options = replace(request.options, seed=None, max_new_tokens=1, num_return_sequences=1, stop=(), batch_size=None)
+    return options, request.end_ids, frozenset(request.banned), request.config
+
+
+def _chain(request: GenerateRequest, prefill: Prefill, limit: int) -> list[Processor]:
     prompt_length, banned_X = prefill.ids.shape[1], _banned(request, prefill.logits)
-    chain = build_logits_processors(options, request.end_ids, prompt_length, banned_X, prefill.source_ids)
-    chain += request.config.processors(prompt_length, rows[0].limit)
-    if options.method == "contrastive":
-        return ContrastiveSearch(module, prefill, chain, count=options.top_k, alpha=options.penalty_alpha)
-    if options.method == "greedy":
-        return Sampling(module, prefill, TokenChooser(chain, None))
-    sources = request.sources or [()] * len(request.prompts)
-    seeds = [
-        sequence_seed(options.seed, row.number, [*request.prompts[row.prompt], *sources[row.prompt]]) for row in rows
-    ]
-    streams = RandomStreams(seeds, prefill.ids.device)
-    return Sampling(module, prefill, TokenChooser(chain, streams, options))
+    chain = build_logits_processors(request.options, request.end_ids, prompt_length, banned_X, prefill.source_ids)
+    return chain + request.config.processors(prompt_length, limit)
 
 
-def _search_beams(
-    module: Transformer, request: GenerateRequest, batch: list[int], limits: list[int]
-) -> list[list[Candidate]]:
-    """Continue the prompts of a batch by beam search."""
+def _contrastive_search(
+    module: Transformer, request: GenerateRequest, numbers: list[int], limits: list[int]
+) -> ContrastiveSearch:
     options = request.options
-    with torch.inference_mode():
-        prefill = _prefill(module, request, batch, limits)
-        return continue_beams(
-            module,
-            prefill,
-            limits=[limits[prompt] for prompt in batch],
-            end_ids=request.end_ids,
-            banned_X=_banned(request, prefill.logits),
-            chain=request.config.processors(prefill.ids.shape[1], limits[batch[0]]),
-            options=SearchOptions(
-                beam_size=options.beam_size,
-                length_penalty=float(options.length_penalty),
-                n_best=options.num_return_sequences,
-                early_stopping=request.config.early_stopping,
-                repetition_penalty=options.repetition_penalty,
-                no_repeat_ngram_size=options.no_repeat_ngram_size,
-                encoder_no_repeat_ngram_size=options.encoder_no_repeat_ngram_size,
-                # Search counts the end token.
-                min_length=options.min_new_tokens + 1 if options.min_new_tokens else 0,
-            ),
-            recorder=request.recorder,
-        )
+    prefill = _prefill(module, request, numbers, limits).repeat(options.num_return_sequences)
+    chain = _chain(request, prefill, limits[numbers[0]])
+    return ContrastiveSearch(module, prefill, chain, count=options.top_k, alpha=options.penalty_alpha)
+
+
+def _started_beams(module: Transformer, request: GenerateRequest, numbers: list[int], limits: list[int]) -> Started:
+    """Start the beam search of some prompts."""
+    options = request.options
+    prefill = _prefill(module, request, numbers, limits)
+    return start_beams(
+        prefill,
+        sentences=[Sentence(number, limits[number]) for number in numbers],
+        end_ids=request.end_ids,
+        banned_X=_banned(request, prefill.logits),
+        chain=request.config.processors(prefill.ids.shape[1], limits[numbers[0]]),
+        options=SearchOptions(
+            beam_size=options.beam_size,
+            length_penalty=float(options.length_penalty),
+            n_best=options.num_return_sequences,
+            early_stopping=request.config.early_stopping,
+            repetition_penalty=options.repetition_penalty,
+            no_repeat_ngram_size=options.no_repeat_ngram_size,
+            encoder_no_repeat_ngram_size=options.encoder_no_repeat_ngram_size,
+            # Search counts the end token.
+            min_length=options.min_new_tokens + 1 if options.min_new_tokens else 0,
+        ),
+        recorder=request.recorder,
+    )
 
 
 def _banned(request: GenerateRequest, logits: Tensor) -> Int[Tensor, " banned"]:
@@ -309,18 +318,15 @@ def _banned(request: GenerateRequest, logits: Tensor) -> Int[Tensor, " banned"]:
     return torch.tensor(ids, dtype=torch.int64, device=logits.device)
 
 
-def _check(log_probs: list[float], number: int) -> None:
-    """Refuse NaN and infinite outputs."""
-    if any(math.isnan(value) for value in log_probs):
-        raise RunFailure(f"the model's output at generated token {number} is not a number.")
-    if any(value == -math.inf for value in log_probs):
-        raise RunFailure(
-            f"no token may follow at generated token {number}: the options ban every token of the vocabulary, "
-            "or the model's output is infinite."
-        )
+def _of_candidates(candidates: Sequence[Candidate]) -> list[Continuation]:
+    """Return the results of beam search as continuations.
 
-
-def _of_candidate(candidate: Candidate) -> Continuation:
-    """Return a result of beam search as a continuation."""
-    stop_reason: StopReason = "length" if candidate.cut_off else "end"
-    return Continuation(candidate.ids, candidate.score, candidate.log_probability, stop_reason)
+    Raises:
+        RunFailure: there are none.
+    """
+    if not candidates:
+        raise RunFailure("no token may follow: the options ban every token of the vocabulary.")
+    return [
+        Continuation(best.ids, best.score, best.log_probability, "length" if best.cut_off else "end")
+        for best in candidates
+    ]

@@ -16,8 +16,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead import spec
-from clearhead.core import Cache, Transformer
 from clearhead.core import Sequence as Read
+from clearhead.core import Transformer
 from clearhead.errors import InputError, argument
 from clearhead.fast.cache import IndexedCache
 from clearhead.generate.batching import device_of, pad_ids
@@ -38,7 +38,7 @@ class Prefill:
         logits: fp32, of the next token of each.
     """
 
-    cache: Cache
+    cache: IndexedCache
     ids: Int[Tensor, "rows tokens"]
     source_ids: Int[Tensor, "rows source"]
     hidden: Float[Tensor, "rows tokens width"]

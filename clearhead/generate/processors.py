@@ -41,6 +41,16 @@ def apply(chain: Sequence[Processor], logits_RV: Logits, ids_RT: RowIds) -> Logi
     return logits_RV
 
 
+def is_timeless(processor: Processor) -> bool:
+    """Return whether a processor changes the logits of a row in the same way in whichever batch the row is.
+
+    Those that count tokens count those of the batch that a row started in, and those that read sources hold its rows.
+    """
+    if isinstance(processor, BannedIds):
+        return processor.start == 0 and processor.stop is None
+    return isinstance(processor, RepetitionPenalty | NoRepeatNGram | BannedSequences)
+
+
 def only_banned(chain: Sequence[Processor], length: int, device: torch.device) -> Int[Tensor, " banned"] | None:
     """Return the ids that a chain bans after so many, some of them twice; None: it changes the logits in other ways."""
     banned = [processor.at_length(length, device) for processor in chain if isinstance(processor, BannedIds)]

@@ -8,13 +8,15 @@ from dataclasses import replace
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.fast.replica import in_evaluation
-from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, pad_ids
+from clearhead.generate.batching import check_lengths, device_of, pad_ids
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.prompts import check_generation_config, unused_outputs
 from clearhead.generate.results import Candidate, Hypothesis
+from clearhead.generate.rows import Sentence
+from clearhead.generate.running import RunningBatch, Started, run_queue
 from clearhead.generate.scoring.targets import PairScore, score_targets
-from clearhead.generate.search.beam import beam_search
+from clearhead.generate.search.beam import start_translations
 from clearhead.generate.search.recorder import BeamRecorder
 from clearhead.text.long_texts import encode_start, refuse_enormous, warn_of_long_texts
 from clearhead.text.pair import TokenizerPair
@@ -165,22 +167,30 @@ def translate_ids(
     check_lengths(sources, module.max_positions, what="source")
     module, device = in_evaluation(module), device_of(module)
     results: list[list[Candidate]] = [[] for _ in sources]
+
+    def start(numbers: list[int]) -> list[Started]:
+        ids_NS, mask_NS = pad_ids([sources[number] for number in numbers], pad_id, device)
+        return [
+            start_translations(
+                module,
+                ids_NS,
+                mask_NS,
+                prompts=numbers,
+                bos_id=bos_id,
+                eos_id=eos_id,
+                pad_id=pad_id,
+                options=options,
+                config=config,
+                recorder=recorder,
+            )
+        ]
+
     costs = [len(source) * options.beam_size for source in sources]
-    for batch in batches_by_cost(costs, budget=options.batch_tokens, most_rows=options.batch_size):
-        ids_NS, mask_NS = pad_ids([sources[i] for i in batch], pad_id, device)
-        candidates_of_batch = beam_search(
-            module,
-            ids_NS,
-            mask_NS,
-            bos_id=bos_id,
-            eos_id=eos_id,
-            pad_id=pad_id,
-            options=options,
-            config=config,
-            recorder=recorder,
-        )
-        for i, candidates in zip(batch, candidates_of_batch, strict=True):
-            results[i] = candidates
+    batch = RunningBatch(module)
+    for progress in run_queue(batch, costs, start, budget=options.batch_tokens, most=options.batch_size):
+        for event in progress:
+            if isinstance(event.sequence, Sentence) and event.is_done:
+                results[event.sequence.prompt] = event.sequence.candidates
     return results
 
 

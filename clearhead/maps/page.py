@@ -41,6 +41,8 @@ Weights = Float32[np.ndarray, "heads queries keys"]
 
 MOST_EXACT = 2**20
 """Numbers behind the weights that a page holds of every head without being asked."""
+MOST_TEXT = 2000
+"""Characters of a text in the heading."""
 MOST_MEASURED = 2**22
 """Weights up to which a page also holds them times the norm of what they move."""
 
@@ -118,7 +120,7 @@ def explorer_page(
         InputError: as for `run_sample`.
     """
     samples = tuple(run_sample(run, label, options or SampleOptions(), notify) for label, run in runs)
-    facts = [("parameters", f"{num_parameters(runs[0][1].module):,}")]
+    facts = [("task", runs[0][1].task.kind), ("parameters", f"{num_parameters(runs[0][1].module):,}")]
     if is_timeline:
         facts.append(("steps kept", " · ".join(label.removeprefix("step ") for label, _ in runs)))
     return Page(title, samples, is_timeline, tuple(facts))
@@ -145,6 +147,7 @@ def token_row(tokenizer: Tokenizer, ids: Sequence[int], num_given: int | None) -
         tuple(token_texts(tokenizer, ids)),
         np.array(words, dtype=np.int64),
         None if num_given is None or num_given >= len(ids) else np.arange(len(ids)) >= num_given,
+        np.array(specials) if any(specials) else None,
     )
 
 
@@ -186,7 +189,7 @@ class _SampleBuilder:
             maps += [self._norm_weighted, self._rollout]
         attentions = tuple(make(stack) for make in maps for stack in stacks)
         columns, facts = tuple(self.columns), tuple(self.facts)
-        return Sample(label, self._rows(), attentions, columns, self._lens(), self.run.beams(), facts)
+        return Sample(label, self._rows(), attentions, columns, self._lens(), self.run.beams(), facts, self._texts())
 
     def _rows(self) -> dict[RowName, TokenRow]:
         """Return the tokens that each stack reads."""
@@ -202,6 +205,28 @@ class _SampleBuilder:
             else:
                 rows[name] = token_row(tokenizers.source, ids, None)
         return rows
+
+    def _texts(self) -> tuple[tuple[str, str], ...]:
+        """Return what is read and what is written, as text."""
+        reading, tokenizers = self.run.reading, self.run.tokenizers
+        ids, given = reading.source.ids[0].tolist(), reading.num_given
+        if self.top == "encoder":
+            read, written = tokenizers.source.decode(ids), self._predicted()
+        elif reading.target is not None:
+            read, written = tokenizers.source.decode(ids), tokenizers.target.decode(list(reading.labels))
+        else:
+            read, written = (
+                tokenizers.target.decode(part) for part in (ids[:given], [ids[0], *reading.labels][given:])
+            )
+        texts = (("reads", read.strip()), ("writes", written.strip()))
+        return tuple((name, text[:MOST_TEXT]) for name, text in texts if text)
+
+    def _predicted(self) -> str:
+        """Return what a model without a decoder predicts; empty: it predicts no word and no label."""
+        try:
+            return self.run.output_names.difference(self.run.outcome(None), "")
+        except InputError:
+            return ""
 
     def _add_outcome(self, notify: Notify | None) -> None:
         """Add contributions and effects, where the model has an outcome that they can be measured on."""

@@ -15,7 +15,7 @@ from clearhead.errors import InputError, argument
 from clearhead.generate.batching import device_of
 from clearhead.generate.continuation import generate_ids
 from clearhead.generate.generation_config import GenerationConfig
-from clearhead.generate.options import GenerateOptions, SearchOptions
+from clearhead.generate.options import DecodingOptions, GenerateOptions, SearchOptions
 from clearhead.generate.prefill import has_prefix_mask
 from clearhead.generate.prompts import PromptFormat, generate_request, prompt_ids
 from clearhead.generate.search.recorder import BeamRecorder, Considered
@@ -194,7 +194,7 @@ def read_prompt(
     written: tuple[int, ...] = ()
     recorder = None
     if options is not None:
-        recorder = BeamRecorder(options.length_penalty) if options.method == "beam" else None
+        recorder = _recorder(options, tokenizers) if options.method == "beam" else None
         request = generate_request(module, tokenizers, [text], options, True, prompt_format)
         written = generate_ids(module, replace(request, recorder=recorder))[0][0].ids
     # The last token that the positions leave room for is generated, and not read.
@@ -246,7 +246,7 @@ def read_translation(
         _check_length(written[:-1], module, "target")
         num_given = len(written) - 1
     else:
-        recorder = BeamRecorder(target.length_penalty)
+        recorder = _recorder(target, tokenizers)
         found = search_translations(module, tokenizers, [text], target, special_tokens, config, recorder=recorder)
         written, num_given = [affixes.prefix[0], *found[0][0].ids], 1
         considered = recorder.considered([found[0][0].ids]) if target.beam_size > 1 else ()
@@ -259,6 +259,13 @@ def read_translation(
         affixes=(special_tokens.for_source, affixes.decoder_input),
         considered=considered,
     )
+
+
+def _recorder(options: DecodingOptions, tokenizers: TokenizerPair) -> BeamRecorder:
+    """Return a recorder that leaves out what stands for no text, but for the end of one."""
+    roles = tokenizers.target.roles
+    silent = [index for index in (roles.pad, roles.unk, roles.bos) if index is not None and index != roles.eos]
+    return BeamRecorder(options.length_penalty, hidden=silent)
 
 
 def _check_length(ids: Sequence[int], module: Transformer, what: str) -> None:

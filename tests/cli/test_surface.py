@@ -138,9 +138,11 @@ SURFACE = {
         "--time-limit",
         "--steps",
         "--kills",
-        "--seed",
+        "--html",
+        "--force",
         "--json",
-    },
+    }
+    | MACHINE,
     "bench": {"--json"} | MACHINE,
     "inspect": {"--addresses", "--svg", "--force", "--length", "--json"},
 }

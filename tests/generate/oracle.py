@@ -49,6 +49,14 @@ class PrefixCache(Cache):
             self.sources = [self.sources[row] for row in memory_rows.tolist()]
 
 
+def joined(caches: list[PrefixCache]) -> PrefixCache:
+    """One cache with the rows of all."""
+    made = PrefixCache()
+    made.sources = [source for cache in caches for source in cache.sources]
+    made.prefixes = [prefix for cache in caches for prefix in cache.prefixes]
+    return made
+
+
 class PrefixModel(Transformer):
     """Answers the decoder's calls from a function; its "memory" is the source itself."""
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.errors import InputError, RunFailure
+from clearhead.generate import running
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.results import Candidate
 from clearhead.generate.search import beam
@@ -22,6 +23,7 @@ from tests.generate.oracle import (
     PrefixModel,
     Problem,
     every_sequence,
+    joined,
     plain_beam_search,
     random_logits,
 )
@@ -32,6 +34,7 @@ SOURCES = [(3,), (4, 5, 3, 3, 3), (5, 5), (3, 4, 5, 6, 3, 4, 5), (6, 4, 3)]
 @pytest.fixture(autouse=True)
 def _prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beam, "IndexedCache", PrefixCache)
+    monkeypatch.setattr(running, "joined", joined)
 
 
 def search(
@@ -74,6 +77,7 @@ def test_search_follows_the_plain_rules_run_to_the_limit(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(beam, "IndexedCache", PrefixCache)
+        patch.setattr(running, "joined", joined)
         next_logits = random_logits(vocab, end_bonus=end_bonus)
         for source, found in zip(SOURCES, search(next_logits, vocab, SOURCES, options), strict=True):
             assert_same(found, plain_beam_search(Problem(next_logits, source, options)))

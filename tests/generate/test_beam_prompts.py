@@ -11,8 +11,19 @@ from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import prefill_prompts
 from clearhead.generate.processors import apply, repetition_processors
 from clearhead.generate.results import Candidate, Continuation
-from clearhead.generate.search.beam import continue_beams
-from tests.generate.tiny import BOS, EOS, PAD, next_logits, some_prompts, some_sources, tiny_decoder, tiny_model
+from clearhead.generate.rows import Sentence
+from clearhead.generate.search.beam import start_beams
+from tests.generate.tiny import (
+    BOS,
+    EOS,
+    PAD,
+    next_logits,
+    run_search,
+    some_prompts,
+    some_sources,
+    tiny_decoder,
+    tiny_model,
+)
 
 KINDS = ("original", "modern")
 
@@ -80,10 +91,17 @@ def test_one_beam_is_greedy_search(kind: str) -> None:
     greedy = generate(module, prompts, GenerateOptions(max_new_tokens=11))
     with torch.inference_mode():
         start = prefill_prompts(module, prompts, pad_id=PAD)
-        found = continue_beams(
-            module, start, limits=[11] * 5, end_ids=(EOS,), banned_X=torch.tensor([PAD, BOS]), chain=(),
-            options=SearchOptions(beam_size=1),
-        )  # fmt: skip
+        found = run_search(
+            module,
+            lambda: start_beams(
+                start,
+                sentences=[Sentence(number, 11) for number in range(5)],
+                end_ids=(EOS,),
+                banned_X=torch.tensor([PAD, BOS]),
+                chain=(),
+                options=SearchOptions(beam_size=1),
+            ),
+        )
     assert [one.ids for (one,) in found] == [one.ids for (one,) in greedy]
     assert [one.cut_off for (one,) in found] == [one.stop_reason == "length" for (one,) in greedy]
     scores = [one.score for (one,) in greedy]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
+from numpy.random import PCG64, Generator
 
 from clearhead import core as ch
 from clearhead.errors import InputError, RunFailure
@@ -16,7 +18,7 @@ from clearhead.generate.options import GenerateOptions
 from clearhead.generate.prefill import pad_left, prefill_prompts
 from clearhead.generate.processors import apply, build_logits_processors, build_logits_warpers
 from clearhead.generate.results import Continuation
-from clearhead.generate.search.sampling import RandomStreams, draw, sequence_seed
+from clearhead.generate.search.sampling import RandomStream, draw, sequence_seed
 from tests.generate.tiny import BOS, EOS, PAD, next_logits, some_prompts, some_sources, tiny_decoder, tiny_model
 
 KINDS = ("original", "modern")
@@ -52,7 +54,7 @@ def plain_loop(
     prefix: bool = False,
 ) -> tuple[tuple[int, ...], float]:
     """The definition: one pass over everything for each token, of one sequence without padding."""
-    stream = RandomStreams([sequence_seed(options.seed, number, [*prompt, *(source or [])])], torch.device("cpu"))
+    stream = RandomStream(sequence_seed(options.seed, number, [*prompt, *(source or [])]))
     chain = build_logits_processors(
         options, (EOS,), len(prompt), torch.tensor([PAD, BOS]), torch.tensor([source or prompt])
     )
@@ -61,7 +63,8 @@ def plain_loop(
         logits_1V = next_logits(module, ids, source, len(prompt) if prefix else 0)[None].float()
         changed_1V = apply([*chain, *build_logits_warpers(options)], logits_1V, torch.tensor([ids]))
         sampled = options.method == "sample"
-        token = int(draw(changed_1V.softmax(1), stream.next())) if sampled else int(changed_1V.argmax())
+        uniform = torch.tensor([stream.next()], dtype=torch.float64) if sampled else torch.zeros(1)
+        token = int(draw(changed_1V.softmax(1), uniform)) if sampled else int(changed_1V.argmax())
         total += float(logits_1V.double().log_softmax(1)[0, token])
         ids.append(token)
         if token == EOS:
@@ -144,16 +147,13 @@ def test_tokens_are_drawn_with_their_probabilities() -> None:
     assert draw(probs.expand(2, -1), edges).tolist() == [1, 4], "ids of probability 0 are drawn at no edge"
 
 
-def test_streams_are_those_of_their_rows() -> None:
-    """Rows that leave, and blocks that are used up, change nothing for those that stay."""
-    seeds = [sequence_seed(3, number, [1, 7]) for number in range(3)]
-    alone = RandomStreams(seeds[2:], torch.device("cpu"))
-    expected = [float(alone.next()) for _ in range(150)]
-    streams = RandomStreams(seeds, torch.device("cpu"))
-    found = [float(streams.next()[2]) for _ in range(70)]
-    streams.keep([0, 2])
-    found += [float(streams.next()[1]) for _ in range(80)]
-    assert found == expected and len(set(found)) == 150
+def test_a_stream_is_that_of_its_seed() -> None:
+    """Numbers that are drawn ahead change nothing, and other sequences of a prompt have other numbers."""
+    one, same, other = (RandomStream(sequence_seed(3, number, [1, 7])) for number in (2, 2, 1))
+    numbers = [one.next() for _ in range(150)]
+    assert numbers == [same.next() for _ in range(150)] and len(set(numbers)) == 150
+    assert np.array_equal(numbers, Generator(PCG64(sequence_seed(3, 2, [1, 7]))).random(150))
+    assert not {*numbers} & {other.next() for _ in range(150)}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -25,7 +25,7 @@ from clearhead.generate.processors import (
     build_logits_processors,
     build_logits_warpers,
 )
-from clearhead.generate.search.sampling import RandomStreams, TokenChooser, sequence_seed
+from clearhead.generate.search.sampling import TokenChooser
 
 peer = pytest.importorskip("transformers.generation.logits_process", reason="transformers is not installed")
 
@@ -167,7 +167,7 @@ def test_greedy_choice_beside_banned_ids_is_that_of_the_changed_logits() -> None
             logits_RV[0] = logits_RV[0].sort().values
             logits_RV[1, 5:] = -torch.inf
             logits_RV[2, 1] = torch.nan
-            tokens_R, log_probs_R = TokenChooser(chain, None).choose(logits_RV, ids_RT)
+            tokens_R, log_probs_R = TokenChooser(chain).choose(logits_RV, ids_RT)
             changed_RV = apply(chain, logits_RV, ids_RT)
             best_R = changed_RV.max(1).values - logits_RV.logsumexp(1)
             torch.testing.assert_close(log_probs_R[[0, 1, 3, 4, 5, 6]], best_R[[0, 1, 3, 4, 5, 6]])
@@ -181,12 +181,14 @@ def test_sampling_sorts_nothing(shape: str, monkeypatch: pytest.MonkeyPatch) -> 
     """What a draw costs does not depend on how flat the distribution is."""
     logits_RV = logits_of(shape)
     options = GenerateOptions(temperature=0.7, top_p=0.9)
-    streams = RandomStreams([sequence_seed(3, row, []) for row in range(len(logits_RV))], torch.device("cpu"))
+    uniform = torch.Generator().manual_seed(3)
     kept_RV = apply(build_logits_warpers(options), logits_RV, ids_of(logits_RV)) > -torch.inf
     for name in ("sort", "argsort", "topk"):
         monkeypatch.setattr(Tensor, name, None)
         monkeypatch.setattr(torch, name, None)
     for _ in range(20):
-        tokens_R, _ = TokenChooser([], streams, options).choose(logits_RV, ids_of(logits_RV))
+        tokens_R, _ = TokenChooser([], options).choose(
+            logits_RV, ids_of(logits_RV), torch.rand(len(logits_RV), dtype=torch.float64, generator=uniform)
+        )
         # Of equal logits sorting promises no order.
         assert kept_RV.gather(1, tokens_R[:, None]).all() or shape in ("flat", "ties", "large ties")

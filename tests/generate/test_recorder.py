@@ -121,6 +121,21 @@ def test_continued_prompts_are_recorded(changes: dict[str, float]) -> None:
     assert all(math.isfinite(one.total) for one in considered)
 
 
+def test_what_stands_for_no_text_takes_no_place_of_a_candidate() -> None:
+    options = GenerateOptions(beam_size=3, max_new_tokens=4)
+    prompt = some_prompts(1, longest=5, vocab=11)[0]
+    module = tiny_decoder("modern", seed=2, vocab=11, end_bonus=0.5)
+    shown = []
+    for hidden in ((), (PAD, BOS)):
+        recorder = BeamRecorder(1.0, num_pruned=2, hidden=hidden)
+        (found,) = generate_ids(module, GenerateRequest([prompt], options, EOS, PAD, (PAD, BOS), recorder=recorder))
+        shown.append(recorder.considered([one.ids for one in found]))
+    plain, without = shown
+    assert any(one.ids[-1] in (PAD, BOS) for one in plain) and not any(one.ids[-1] in (PAD, BOS) for one in without)
+    assert len(without) == len(plain), "others take their places"
+    assert [one for one in plain if one.state != "pruned"] == [one for one in without if one.state != "pruned"]
+
+
 def check_ranked_cut_off(found: list[object], ranked: dict[int, Considered]) -> None:
     reasons = {one.stop_reason: ranked[rank].reason for rank, one in enumerate(found)}  # type: ignore[attr-defined]
     assert reasons.get("end", "end") in ("end", "ends with an end token")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -12,9 +13,9 @@ from clearhead.errors import InputError
 from clearhead.generate.batching import batches_by_cost, pad_ids
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.results import Candidate
-from clearhead.generate.search.beam import beam_search
+from clearhead.generate.search.beam import start_translations
 from clearhead.generate.translation import translate_ids
-from tests.generate.tiny import BOS, EOS, PAD, some_sources, tiny_model
+from tests.generate.tiny import BOS, EOS, PAD, run_search, some_sources, tiny_model
 
 KINDS = ("original", "modern")
 
@@ -97,7 +98,10 @@ def test_sources_padded_left_right_or_not_at_all_agree(kind: str) -> None:
         left_ids[row] = torch.tensor([PAD] * (right_ids.shape[1] - len(source)) + source)
     options = SearchOptions(beam_size=3, n_best=3, max_length=11)
     left, right = (
-        beam_search(module, ids, mask, bos_id=BOS, eos_id=EOS, pad_id=PAD, options=options)
+        run_search(
+            module,
+            partial(start_translations, module, ids, mask, bos_id=BOS, eos_id=EOS, pad_id=PAD, options=options),
+        )
         for ids, mask in ((left_ids, left_mask), (right_ids, right_mask))
     )
     assert_same(left, right)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 
 import torch
 
 from clearhead import core as ch
 from clearhead import spec
+from clearhead.generate.results import Candidate
+from clearhead.generate.running import RunningBatch, Started
 
 PAD, BOS, EOS = 0, 1, 2
 SOURCE_VOCAB, TARGET_VOCAB = 11, 7
@@ -102,3 +105,15 @@ def next_logits(
             return module(torch.tensor([source]), torch.tensor([ids])).logits[0, -1]
         prefix = torch.arange(len(ids))[None] < prefix_length if prefix_length else None
         return module.run(ch.Sequence(torch.tensor([ids]), prefix=prefix)).logits[0, -1]
+
+
+def run_search(module: ch.Transformer, start: Callable[[], Started]) -> list[list[Candidate]]:
+    """Run a search alone, and return the candidates of each of its sentences."""
+    batch = RunningBatch(module)
+    with torch.inference_mode():
+        started = start()
+        sentences = list(started.member.sequences)
+        batch.join([started])
+        while batch.members:
+            batch.step()
+    return [sentence.candidates for sentence in sentences]

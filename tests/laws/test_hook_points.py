@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -15,10 +16,11 @@ from clearhead.core import Cache, MultiHeadAttention, Sequence, build
 from clearhead.core.attention import Attention, MemoryAttention, attention_weights
 from clearhead.errors import InputError
 from clearhead.generate.options import SearchOptions
-from clearhead.generate.search.beam import beam_search
+from clearhead.generate.search.beam import start_translations
 from clearhead.hooks import HookPoints, is_seen
 from clearhead.kernels import attention as kernels
 from clearhead.maps.hook_points import Place, addresses, capture, edit
+from tests.generate.tiny import run_search
 from tests.laws.hf_parts import HF_PARTS, hf_part
 from tests.laws.tiny import MODELS, TARGET_VOCAB, Reader, difference, hparams, padded, ragged, resolved, tiny
 
@@ -187,11 +189,12 @@ def test_beams_are_recorded_row_by_row() -> None:
 def test_search_is_captured_and_edited() -> None:
     module, ids = tiny(PAIR), torch.randint(29, (2, 7))
     special = {"bos_id": 1, "eos_id": 2, "pad_id": 0, "options": SearchOptions(beam_size=3, max_length=6)}
+    start = partial(start_translations, module, ids, torch.ones_like(ids, dtype=torch.bool), **special)
     with capture(module, ["decoder.layers.0.**.weights", "logits"]) as seen:
-        plain = beam_search(module, ids, torch.ones_like(ids, dtype=torch.bool), **special)
+        plain = run_search(module, start)
     assert [record.step for record in seen["logits"]] == list(range(len(seen["logits"])))
     with edit(module, {"logits": lambda logits, at: logits.index_fill(-1, torch.tensor([5]), 100.0)}):
-        steered = beam_search(module, ids, torch.ones_like(ids, dtype=torch.bool), **special)
+        steered = run_search(module, start)
     assert all(set(found[0].ids) <= {2, 5} for found in steered), "5, and the end token at the limit"
     assert [found[0].ids for found in plain] != [found[0].ids for found in steered]
 

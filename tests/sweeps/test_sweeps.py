@@ -32,10 +32,10 @@ def interrupt_once(path: Path) -> None:
 
 @pytest.mark.usefixtures("quick_trainings")
 def test_a_sweep(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    file = write_run_file(tmp_path, train="steps = 100\nvalidate_every = 100\nsave_every = 10\nwarmup = 1\n")
+    file = write_run_file(tmp_path, train="steps = 60\nvalidate_every = 60\nsave_every = 5\nwarmup = 1\n")
     folder = tmp_path / "run"
     good, bad = folder / "learning_rate=0.01", folder / "learning_rate=1e+30"
-    interrupt_once(good / "checkpoints" / "step-10")
+    interrupt_once(good / "checkpoints" / "step-5")
     assert main(["train", str(file), *SWEEP]) == 130
     assert "with 0 of 2 runs finished; everything is saved in" in capfd.readouterr().err
     assert good.exists() and not bad.exists()
@@ -54,7 +54,7 @@ def test_a_sweep(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "loss became" in record["failed"][bad.name] or "gradient became" in record["failed"][bad.name]
     assert [row["name"] for row in record["rows"]] == [good.name] and Path(record["picture"]).is_file()
 
-    alone = ch.train(file, {"train.learning_rate": 0.01, "train.run": str(tmp_path / "alone"), "train.save_every": 10})
-    weights = "checkpoints/step-100/weights.safetensors"
+    alone = ch.train(file, {"train.learning_rate": 0.01, "train.run": str(tmp_path / "alone"), "train.save_every": 5})
+    weights = "checkpoints/step-60/weights.safetensors"
     first, second = (load_tensors(run / weights) for run in (good, alone.run))
     assert first.keys() == second.keys() and all(first[name].equal(second[name]) for name in first)

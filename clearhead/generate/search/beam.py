@@ -34,8 +34,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from clearhead import progress
-from clearhead.core import Cache, Output, Transformer
+from clearhead.core import Output, Transformer
 from clearhead.errors import InputError, RunFailure, argument
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.top import top_and_log_total
@@ -44,27 +43,32 @@ from clearhead.generate.options import SearchOptions
 from clearhead.generate.prefill import Prefill
 from clearhead.generate.processors import NO_ID, Processor, apply, repetition_processors, select
 from clearhead.generate.results import Candidate, length_normalised
+from clearhead.generate.rows import Sentence
+from clearhead.generate.running import Generated, Kept, Member, Progress, Started
 from clearhead.generate.search.recorder import CUT_OFF, END, FORCED_END, BeamRecorder
+from clearhead.progress import update
 
 
-def beam_search(
+def start_translations(
     module: Transformer,
     ids_NS: Int[Tensor, "batch source"],
     mask_NS: Bool[Tensor, "batch source"],
     *,
+    prompts: Sequence[int] | None = None,
     bos_id: int,
     eos_id: int,
     pad_id: int,
     options: SearchOptions,
     config: GenerationConfig | None = None,
     recorder: BeamRecorder | None = None,
-) -> list[list[Candidate]]:
-    """Return the best translations of each row, best first, by the rules at the top of this file.
+) -> Started:
+    """Read sources, and start the search for their translations, by the rules at the top of this file.
 
     Args:
         module: an encoder-decoder model in evaluation mode.
         ids_NS: source ids, int64, padded on either side.
         mask_NS: True for real tokens.
+        prompts: the number of each row among all; None: numbered as the rows are.
         bos_id: id the decoder starts from; never generated, unless it is also the end token.
         eos_id: id that ends a hypothesis.
         pad_id: padding id; never generated, unless it is also the end token.
@@ -72,76 +76,54 @@ def beam_search(
         config: of a Hugging Face checkpoint; its banned ids replace those of start and padding.
         recorder: notes what is considered for a single row; None: nothing is noted.
 
-    Returns:
-        One list for each row with up to `n_best` different candidates; fewer only where fewer were found.
-
     Raises:
         InputError: a length in the options is beyond the decoder's positions.
-        RunFailure: the model's output is not a number.
     """
     limits = target_limits(module, mask_NS.sum(1).tolist(), options)
-    ends = (eos_id, *(index for index in config.eos_ids if index != eos_id)) if config else (eos_id,)
-    banned = sorted({bos_id, pad_id} - {eos_id}) if config is None else list(config.banned_ids)
-    with torch.inference_mode():
-        start_N1 = ids_NS.new_full((len(ids_NS), 1), bos_id)
-        chain = repetition_processors(options, ids_NS.masked_fill(~mask_NS, NO_ID))
-        chain += config.processors(1, None) if config else []
-        banned_X = ids_NS.new_tensor(banned)
-        search = _Search(limits, ends, options, start_N1, banned_X, chain=chain, recorder=recorder)
-        # The decoder reads the start token and all generated tokens but the last.
-        cache = IndexedCache(total_length=ids_NS.new_tensor(limits))
-        memory_NSD = module.encode(ids_NS, mask=mask_NS).memory
-        out = module.decode(start_N1, memory_NSD, memory_mask=mask_NS, cache=cache)
-        return _run(module, search, _newest_logits(out), cache)
+    ends: tuple[int, ...] = (eos_id,)
+    banned = sorted({bos_id, pad_id} - {eos_id})
+    if config is not None:
+        ends = (eos_id, *(index for index in config.eos_ids if index != eos_id))
+        banned = list(config.banned_ids)
+    start_N1 = ids_NS.new_full((len(ids_NS), 1), bos_id)
+    chain = repetition_processors(options, ids_NS.masked_fill(~mask_NS, NO_ID))
+    chain += config.processors(1, None) if config else []
+    numbers = range(len(ids_NS)) if prompts is None else prompts
+    sentences = [Sentence(number, limit) for number, limit in zip(numbers, limits, strict=True)]
+    banned_X = ids_NS.new_tensor(banned)
+    search = Search(sentences, ends, options, start_N1, banned_X, chain=chain, recorder=recorder)
+    # The decoder reads the start token and all generated tokens but the last.
+    cache = IndexedCache(total_length=ids_NS.new_tensor(limits))
+    memory_NSD = module.encode(ids_NS, mask=mask_NS).memory
+    out = module.decode(start_N1, memory_NSD, memory_mask=mask_NS, cache=cache)
+    return Started(search, cache, _newest_logits(out))
 
 
-def continue_beams(
-    module: Transformer,
+def start_beams(
     prefill: Prefill,
     *,
-    limits: list[int],
+    sentences: Sequence[Sentence],
     end_ids: tuple[int, ...],
     banned_X: Int[Tensor, " banned"],
     chain: Sequence[Processor],
     options: SearchOptions,
     recorder: BeamRecorder | None = None,
-) -> list[list[Candidate]]:
-    """Return the best continuations of prefilled prompts, best first, by the rules at the top of this file.
+) -> Started:
+    """Start the search for the best continuations of prefilled prompts, by the rules at the top of this file.
 
     Args:
-        module: in evaluation mode.
         prefill: the prompts; their logits are overwritten.
-        limits: most tokens generated for each prompt.
+        sentences: one for each prompt.
         end_ids: ids that end a hypothesis.
         banned_X: ids never generated.
         chain: processors of the log-probabilities, after those of the options; hypotheses are ranked by the result.
         options: beam size, length penalty, number of hypotheses, shortest length, and limits on repetition.
         recorder: notes what is considered for a single prompt; None: nothing is noted.
-
-    Returns:
-        One list for each prompt with up to `n_best` different candidates.
-
-    Raises:
-        RunFailure: the model's output is not a number, or every token is banned.
     """
-    with torch.inference_mode():
-        whole = [*repetition_processors(options, prefill.source_ids), *chain]
-        start = limits, end_ids, options, prefill.ids, banned_X
-        search = _Search(*start, chain=whole, open_ended=True, recorder=recorder)
-        finished = _run(module, search, prefill.logits, prefill.cache)
-    if not all(finished):
-        raise RunFailure("no token may follow: the options ban every token of the vocabulary.")
-    return finished
-
-
-def _run(
-    module: Transformer, search: _Search, logits_RV: Float[Tensor, "rows vocab"], cache: Cache
-) -> list[list[Candidate]]:
-    """Decode until every sentence is done."""
-    while (tokens_R1 := search.step(logits_RV, cache)) is not None:
-        progress.update(search.length, max(search.limits), "tokens")
-        logits_RV = _newest_logits(module.decode(tokens_R1, cache=cache))
-    return [finished.ranked for finished in search.finished]
+    whole = [*repetition_processors(options, prefill.source_ids), *chain]
+    start = sentences, end_ids, options, prefill.ids, banned_X
+    search = Search(*start, chain=whole, open_ended=True, recorder=recorder)
+    return Started(search, prefill.cache, prefill.logits)
 
 
 def _newest_logits(out: Output) -> Float[Tensor, "rows vocab"]:
@@ -258,12 +240,12 @@ def best_extensions(
     return Extensions(sums_MC, ids_MC.gather(1, order_MC), parents_MC)
 
 
-class _Search:
-    """One batch of sentences: live hypotheses in tensors, finished ones in lists; finished sentences leave."""
+class Search(Member):
+    """Sentences of a running batch: live hypotheses in tensors, finished ones in lists; see `Member`."""
 
     def __init__(
         self,
-        limits: list[int],
+        sentences: Sequence[Sentence],
         end_ids: tuple[int, ...],
         options: SearchOptions,
         prompts_NT: Int[Tensor, "batch tokens"],
@@ -274,29 +256,64 @@ class _Search:
         recorder: BeamRecorder | None = None,
     ) -> None:
         """Start every sentence with one hypothesis: its prompt."""
-        assert recorder is None or len(limits) == 1, "a recorder notes the search for one sentence"
+        assert recorder is None or len(sentences) == 1, "a recorder notes the search for one sentence"
+        self.sentences = list(sentences)
         self.recorder = recorder
         self.options = options
-        self.limits = limits
+        self.limits = [sentence.limit for sentence in sentences]
         self.eos_id = end_ids[0]
         self.chain = chain
         self.open_ended = open_ended
-        self.finished = [Finished(options.n_best) for _ in limits]
-        self.alive = list(range(len(limits)))
+        self.finished = [Finished(options.n_best) for _ in sentences]
+        self.alive = list(range(len(sentences)))
         self.length = 0
         self.prompt_length = prompts_NT.shape[1]
-        self.sums_MB = torch.zeros(len(limits), 1, device=prompts_NT.device)
+        self.sums_MB = torch.zeros(len(sentences), 1, device=prompts_NT.device)
         self.prefix_RT = prompts_NT
         self.banned_X = banned_X
         self.ends_E = banned_X.new_tensor(end_ids)
         self.banned_early_X = torch.cat([banned_X, self.ends_E])
 
-    def step(self, logits_RV: Float[Tensor, "rows vocab"], cache: Cache) -> Int[Tensor, "next_rows 1"] | None:
+    @property
+    def sequences(self) -> list[Sentence]:
+        """The sentences that are not done."""
+        return [self.sentences[number] for number in self.alive]
+
+    @property
+    def tokens(self) -> Int[Tensor, "rows 1"]:
+        """The newest token of each live hypothesis."""
+        return self.prefix_RT[:, -1:]
+
+    @property
+    def num_sentences(self) -> int:
+        """How many sentences of a memory the hypotheses read."""
+        return len(self.alive)
+
+    def absorb(self, other: Member) -> bool:
+        """Take over nothing: searches count their steps from their own start."""
+        return False
+
+    def drop(self, sequence: Generated) -> Kept:
+        """Let a sentence leave before it is done."""
+        kept = [index for index, number in enumerate(self.alive) if self.sentences[number] is not sequence]
+        return self._leave(kept) if len(kept) < len(self.alive) else Kept()
+
+    def advance(self, logits_RV: Float[Tensor, "rows vocab"]) -> tuple[list[Progress], Kept]:
         """Take one token for every live hypothesis.
 
-        Returns:
-            The tokens of the next decoder step, for whose rows the cache has been rearranged; None when all is done.
+        Raises:
+            RunFailure: the model's output is not a number.
         """
+        before = self.sequences
+        kept = self._step(logits_RV)
+        alive = set(self.alive)
+        for number, sentence in enumerate(self.sentences):
+            if number not in alive and not sentence.is_done:
+                sentence.candidates, sentence.is_done = self.finished[number].ranked, True
+        update(self.length, max(self.limits), "tokens")
+        return [Progress(sentence, "", sentence.is_done) for sentence in before], kept
+
+    def _step(self, logits_RV: Float[Tensor, "rows vocab"]) -> Kept:
         self.length += 1
         beams = self.options.beam_size
         # Each of B hypotheses has E end tokens, so (1 + E) * B extensions always hold B that live on; greedy needs no
@@ -323,7 +340,7 @@ class _Search:
             self._keep_finished(best, is_end_MC[:, :beams])
             live = best.take(is_end_MC.to(torch.uint8).argsort(dim=1, stable=True)[:, :beams])
         kept = self._unfinished(live, end_R - normaliser_R)
-        return self._advance(live, kept, cache) if kept else None
+        return self._advance(live, kept)
 
     def _keep_finished(self, best: Extensions, is_end_MB: Bool[Tensor, "sentences beams"]) -> None:
         """Move the extensions that end into their sentences' lists."""
@@ -408,19 +425,28 @@ class _Search:
         beams = self.sums_MB.shape[1]
         return torch.arange(sentence * beams, (sentence + 1) * beams, device=self.sums_MB.device)
 
-    def _advance(self, live: Extensions, kept: list[int], cache: Cache) -> Int[Tensor, "next_rows 1"]:
-        """Make the live extensions of the kept sentences the new hypotheses, in the cache too."""
+    def _advance(self, live: Extensions, kept: list[int]) -> Kept:
+        """Make the live extensions of the kept sentences the new hypotheses."""
         old_beams = self.sums_MB.shape[1]
         some_finished = len(kept) < len(self.alive)
-        kept_M = torch.tensor(kept, device=self.sums_MB.device)
+        kept_M = torch.tensor(kept, dtype=torch.int64, device=self.sums_MB.device)
         if some_finished:
             self.alive = [self.alive[sentence] for sentence in kept]
             live = Extensions(live.sums_MC[kept_M], live.ids_MC[kept_M], live.parents_MC[kept_M])
         rows_R = (kept_M[:, None] * old_beams + live.parents_MC).flatten()
-        tokens_R1 = live.ids_MC.reshape(-1, 1)
         self.sums_MB = live.sums_MC
-        self.prefix_RT = torch.cat([self.prefix_RT.index_select(0, rows_R), tokens_R1], 1)
+        self.prefix_RT = torch.cat([self.prefix_RT.index_select(0, rows_R), live.ids_MC.reshape(-1, 1)], 1)
         self.chain = select(self.chain, rows_R)
         if some_finished or self.options.beam_size > 1:
-            cache.select(rows_R, memory_rows=kept_M if some_finished else None)
-        return tokens_R1
+            return Kept(rows_R, kept_M if some_finished else None)
+        return Kept()
+
+    def _leave(self, kept: list[int]) -> Kept:
+        """Keep the hypotheses of the sentences at these places, as they are."""
+        kept_M = torch.tensor(kept, dtype=torch.int64, device=self.sums_MB.device)
+        beams = self.sums_MB.shape[1]
+        rows_R = (kept_M[:, None] * beams + torch.arange(beams, device=kept_M.device)).flatten()
+        self.alive = [self.alive[index] for index in kept]
+        self.sums_MB, self.prefix_RT = self.sums_MB[kept_M], self.prefix_RT[rows_R]
+        self.chain = select(self.chain, rows_R)
+        return Kept(rows_R, kept_M)

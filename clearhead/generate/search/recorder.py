@@ -68,11 +68,13 @@ class BeamRecorder:
     Args:
         length_penalty: of the search.
         num_pruned: most pruned candidates noted for each hypothesis and step.
+        hidden: ids that are not noted where they were pruned, such as that of padding, which says nothing.
     """
 
-    def __init__(self, length_penalty: float, *, num_pruned: int = 3) -> None:
+    def __init__(self, length_penalty: float, *, num_pruned: int = 3, hidden: Collection[int] = ()) -> None:
         self.length_penalty = length_penalty
         self.num_pruned = num_pruned
+        self.hidden = frozenset(hidden)
         self._parents: list[_Parent] = []
         self._finished: dict[IdTuple, tuple[float, str]] = {}
         self._considered: dict[IdTuple, Considered] = {}
@@ -95,7 +97,7 @@ class BeamRecorder:
             banned: ids that are not chosen in this step.
         """
         self._finished = {}
-        count = min(before_RV.shape[1], len(prefixes) + self.num_pruned + len(banned))
+        count = min(before_RV.shape[1], len(prefixes) + self.num_pruned + len(banned) + len(self.hidden))
         top_RK = before_RV.topk(count, dim=1).indices
         rows = zip(
             top_RK.tolist(), before_RV.gather(1, top_RK).tolist(), after_RV.gather(1, top_RK).tolist(), strict=True
@@ -151,7 +153,7 @@ class BeamRecorder:
                     self._add(parent, ids, total, "pruned" if stop_reason else "kept", stop_reason)
             for token, (log_probability, is_banned) in parent.tokens.items():
                 ids = (*parent.ids, token)
-                if ids in children or ids in self._finished or pruned == self.num_pruned:
+                if ids in children or ids in self._finished or token in self.hidden or pruned == self.num_pruned:
                     continue
                 pruned += 1
                 reason = LATE_END if token in ends else BELOW

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from numpy.random import PCG64, Generator, SeedSequence
 from torch import Tensor
+from torch.nn import functional
 
-from clearhead.core import Transformer
 from clearhead.fast.draw import draw_tokens
 from clearhead.fast.top import top_and_log_total
 from clearhead.generate.options import GenerateOptions
-from clearhead.generate.prefill import Prefill
-from clearhead.generate.processors import Processor, apply, build_logits_warpers, only_banned, select
+from clearhead.generate.processors import NO_ID, Processor, apply, build_logits_warpers, only_banned, select
+from clearhead.generate.rows import Row
+from clearhead.generate.running import Generated, Kept, Member, Progress
 
 # Numbers drawn at a time; it does not change the stream.
 _DRAWN_AHEAD = 64
@@ -50,33 +50,22 @@ def draw(probs_RV: Float[Tensor, "rows vocab"], uniform_R: Float[Tensor, " rows"
     return place_R1[:, 0].clamp_(max=probs_RV.shape[1] - 1)
 
 
-class RandomStreams:
-    """A stream of uniform random numbers for each row.
+class RandomStream:
+    """A stream of uniform random numbers.
 
     Args:
-        seeds: one for each row.
-        device: of the numbers.
+        seed: of the stream.
     """
 
-    def __init__(self, seeds: Sequence[SeedSequence], device: torch.device) -> None:
-        self._generators = [Generator(PCG64(seed)) for seed in seeds]
-        self._device = device
-        self._used = _DRAWN_AHEAD
-        self._drawn_RN: Float[Tensor, "rows ahead"] | None = None
+    def __init__(self, seed: SeedSequence) -> None:
+        self._generator = Generator(PCG64(seed))
+        self._ahead: list[float] = []
 
-    def next(self) -> Float[Tensor, " rows"]:
-        """Return the next number of each row, fp64, from 0 to below 1."""
-        if self._drawn_RN is None or self._used == _DRAWN_AHEAD:
-            drawn = np.stack([generator.random(_DRAWN_AHEAD) for generator in self._generators])
-            self._drawn_RN, self._used = torch.from_numpy(drawn).to(self._device), 0
-        self._used += 1
-        return self._drawn_RN[:, self._used - 1]
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows only."""
-        self._generators = [self._generators[row] for row in rows]
-        if self._drawn_RN is not None:
-            self._drawn_RN = self._drawn_RN[list(rows)]
+    def next(self) -> float:
+        """Return the next number, from 0 to below 1."""
+        if not self._ahead:
+            self._ahead = self._generator.random(_DRAWN_AHEAD)[::-1].tolist()
+        return self._ahead.pop()
 
 
 def sequence_seed(seed: int | None, number: int, ids: Sequence[int]) -> SeedSequence:
@@ -96,26 +85,28 @@ class TokenChooser:
 
     Args:
         chain: logits processors.
-        streams: random numbers; None: greedy.
-        options: of sampling: what shapes the distribution behind the chain; None: nothing.
+        options: of sampling: what shapes the distribution behind the chain; None: greedy.
     """
 
     chain: Sequence[Processor]
-    streams: RandomStreams | None
     options: GenerateOptions | None = None
 
     def choose(
-        self, logits_RV: Float[Tensor, "rows vocab"], ids_RT: Int[Tensor, "rows tokens"]
+        self,
+        logits_RV: Float[Tensor, "rows vocab"],
+        ids_RT: Int[Tensor, "rows tokens"],
+        uniform_R: Float[Tensor, " rows"] | None = None,
     ) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"]]:
         """Return a token for each row, and its log-probability by the unprocessed logits.
 
         Args:
             logits_RV: fp32 or bf16.
             ids_RT: prompt and generated ids.
+            uniform_R: a random number for each row, fp64, from 0 to below 1; None: greedy.
         """
         banned_X = only_banned(self.chain, ids_RT.shape[1], logits_RV.device)
-        if self.streams is not None:
-            return self._sample(logits_RV, ids_RT, banned_X, self.streams.next())
+        if uniform_R is not None:
+            return self._sample(logits_RV, ids_RT, banned_X, uniform_R)
         if banned_X is not None and len(banned_X) <= _FEW_BANNED:
             # One of them is not banned, unless all tokens are; nothing as large as the logits is written.
             best_RC, tokens_RC, log_total_R = top_and_log_total(logits_RV, min(len(banned_X) + 1, logits_RV.shape[1]))
@@ -147,9 +138,7 @@ class TokenChooser:
 
     def keep(self, rows_K: Int[Tensor, " kept"]) -> TokenChooser:
         """Return the chooser of these rows only."""
-        if self.streams is not None:
-            self.streams.keep(rows_K.tolist())
-        return TokenChooser(select(self.chain, rows_K), self.streams, self.options)
+        return TokenChooser(select(self.chain, rows_K), self.options)
 
 
 def _log_probabilities(
@@ -161,35 +150,76 @@ def _log_probabilities(
     return chosen_R.where(can_R | log_total_R.isnan(), -torch.inf)
 
 
-class Sampling:
-    """Sampling, or greedy search if the chooser has no random streams.
+class Sampling(Member):
+    """Rows of a running batch that sample alike, or take the most probable tokens; see `Member`.
 
     Args:
-        module: in evaluation mode.
-        prefill: one prompt for each sequence.
+        rows: the sequences, one for each row.
+        ids_RT: their prompts, `NO_ID` for padding.
         chooser: chooses tokens.
+        streams: random numbers of each row; none: greedy.
+        kind: members of an equal kind choose alike, whenever they start; None: no other does.
     """
 
-    def __init__(self, module: Transformer, prefill: Prefill, chooser: TokenChooser) -> None:
-        self._module, self._chooser, self._cache = module, chooser, prefill.cache
-        self._ids_RT, self._logits_RV = prefill.ids, prefill.logits
-        self._newest_R: Int[Tensor, " rows"] | None = None
+    def __init__(
+        self,
+        rows: list[Row],
+        ids_RT: Int[Tensor, "rows tokens"],
+        chooser: TokenChooser,
+        streams: list[RandomStream],
+        kind: object = None,
+    ) -> None:
+        self._rows, self.kind = rows, kind
+        self._ids_RT, self._chooser, self._streams = ids_RT, chooser, streams
 
-    def step(self) -> tuple[list[int], list[float]]:
-        """Return the next token of each row and its log-probability: -inf where every token is banned."""
-        if self._newest_R is not None:
-            # A token is read only if another one follows.
-            out = self._module.decode(self._newest_R[:, None], cache=self._cache)
-            assert out.logits is not None
-            self._logits_RV = out.logits[:, -1]
-        tokens_R, log_probs_R = self._chooser.choose(self._logits_RV, self._ids_RT)
-        self._newest_R = tokens_R
+    @property
+    def sequences(self) -> Sequence[Row]:
+        """The rows."""
+        return self._rows
+
+    @property
+    def tokens(self) -> Int[Tensor, "rows 1"]:
+        """The newest token of each row."""
+        return self._ids_RT[:, -1:]
+
+    @property
+    def num_sentences(self) -> int:
+        """Every row has a memory of its own."""
+        return len(self._rows)
+
+    def advance(self, logits_RV: Float[Tensor, "rows vocab"]) -> tuple[list[Progress], Kept]:
+        """Take a token for each row; a row whose logits are not numbers ends with a failure, and no other."""
+        uniform_R = None
+        if self._streams:
+            uniform_R = torch.tensor([stream.next() for stream in self._streams], dtype=torch.float64)
+            uniform_R = uniform_R.to(logits_RV.device)
+        tokens_R, log_probs_R = self._chooser.choose(logits_RV, self._ids_RT, uniform_R)
         self._ids_RT = torch.cat([self._ids_RT, tokens_R[:, None]], 1)
-        return fetch(tokens_R, log_probs_R)
+        progress = []
+        for row, token, log_probability in zip(self._rows, *fetch(tokens_R, log_probs_R), strict=True):
+            text = row.take(token, log_probability)
+            progress.append(Progress(row, text, row.is_done))
+        return progress, self._keep([index for index, row in enumerate(self._rows) if not row.is_done])
 
-    def keep(self, rows_K: Int[Tensor, " kept"]) -> None:
-        """Keep these rows only; called after a step."""
-        assert self._newest_R is not None
-        self._cache.select(rows_K, memory_rows=rows_K)
-        self._newest_R, self._ids_RT = self._newest_R[rows_K], self._ids_RT[rows_K]
-        self._chooser = self._chooser.keep(rows_K)
+    def drop(self, sequence: Generated) -> Kept:
+        """Let a row leave."""
+        return self._keep([index for index, row in enumerate(self._rows) if row is not sequence])
+
+    def absorb(self, other: Member) -> bool:
+        """Take over the rows of another member behind its own ones, if they choose their tokens alike."""
+        if self.kind is None or not isinstance(other, Sampling) or other.kind != self.kind:
+            return False
+        length = max(self._ids_RT.shape[1], other._ids_RT.shape[1])
+        both = [functional.pad(ids, (length - ids.shape[1], 0), value=NO_ID) for ids in (self._ids_RT, other._ids_RT)]
+        self._ids_RT = torch.cat(both)
+        self._rows, self._streams = self._rows + other._rows, self._streams + other._streams
+        return True
+
+    def _keep(self, kept: list[int]) -> Kept:
+        if len(kept) == len(self._rows):
+            return Kept()
+        rows_K = torch.tensor(kept, dtype=torch.int64, device=self._ids_RT.device)
+        self._rows = [self._rows[index] for index in kept]
+        self._streams = [self._streams[index] for index in kept] if self._streams else []
+        self._ids_RT, self._chooser = self._ids_RT[rows_K], self._chooser.keep(rows_K)
+        return Kept(rows_K, rows_K)

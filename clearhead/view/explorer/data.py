@@ -27,12 +27,14 @@ class TokenRow:
         words: the number of the word that each token belongs to, never falling; neighbours with the same number are
             joined on demand.
         is_generated: whether the model chose the token itself; None: no token is marked.
+        is_special: whether the token stands for no text, such as the end of one; None: none does.
     """
 
     tokens: tuple[str, ...]
     texts: tuple[str, ...]
     words: Int[np.ndarray, " tokens"]
     is_generated: Bool[np.ndarray, " tokens"] | None = None
+    is_special: Bool[np.ndarray, " tokens"] | None = None
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,7 @@ class Sample:
         lens: None: not computed.
         beams: the search tree, parents before children; empty: no search.
         facts: pairs of name and value, such as ("step", "4,000").
+        texts: pairs of what is done with a text and the text, such as ("writes", "A dog runs.").
     """
 
     label: str
@@ -204,6 +207,7 @@ class Sample:
     lens: Lens | None = None
     beams: tuple[BeamNode, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
+    texts: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

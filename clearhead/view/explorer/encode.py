@@ -79,6 +79,7 @@ class Encoder:
         return {
             "label": sample.label,
             "facts": list(map(list, sample.facts)),
+            "texts": list(map(list, sample.texts)),
             "rows": {name: _token_row(row) for name, row in sample.rows.items()},
             "columns": list(map(_column, sample.columns)),
             "attentions": [self.stack(stack, sample) for stack in sample.attentions],
@@ -130,9 +131,12 @@ class Encoder:
 
 
 def _token_row(row: TokenRow) -> Json:
-    generated = None if row.is_generated is None else row.is_generated.astype(int).tolist()
+    generated, special = (
+        None if marks is None else marks.astype(int).tolist() for marks in (row.is_generated, row.is_special)
+    )
     return {
         "tokens": list(row.tokens), "texts": list(row.texts), "words": row.words.tolist(), "generated": generated,
+        "special": special,
     }  # fmt: skip
 
 

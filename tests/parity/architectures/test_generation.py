@@ -96,19 +96,16 @@ def test_sampling_with_the_same_chance(pair: Pair, monkeypatch: pytest.MonkeyPat
     """The same stream of numbers for both: then what is drawn depends on the distributions alone."""
     stream = torch.rand(NEW, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
-    class Same(sampling.RandomStreams):
-        def __init__(self, seeds: list[Any], _device: torch.device) -> None:
-            self.rows, self.used = len(seeds), 0
+    class Same(sampling.RandomStream):
+        def __init__(self, _seed: Any) -> None:
+            self.used = 0
 
-        def next(self) -> Tensor:
+        def next(self) -> float:
             self.used += 1
-            return stream[self.used - 1].expand(self.rows)
-
-        def keep(self, rows: list[int]) -> None:
-            self.rows = len(rows)
+            return float(stream[self.used - 1])
 
     texts = prompts_of(pair)
-    monkeypatch.setattr("clearhead.generate.continuation.RandomStreams", Same)
+    monkeypatch.setattr("clearhead.generate.continuation.RandomStream", Same)
     end = an_end(pair, texts)
     found = [list(one.ids) for one in ours(pair, texts, end, seed=1, **CHANCE)]
     for text, mine in zip(texts, found, strict=True):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from clearhead.view.explorer.data import LayerAttention, Page, Sample
+from clearhead.view.explorer.write import write_page
 from tests.view.explorer import examples
-from tests.view.explorer.browser import Tab, browser
+from tests.view.explorer.browser import DRAWN, Tab, browser
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,46 @@ PAINTED = """() => {
   const canvas = document.querySelector(".line-canvas canvas");
   return new Uint32Array(canvas.getContext("2d").getImageData(0, 0, 300, 600).data.buffer).some(Boolean);
 }"""
+
+
+WATCH = """
+globalThis.painted = [];
+const isPainted = () => {
+  const canvas = document.querySelector(".heat > canvas");
+  const size = canvas && [canvas.width, canvas.height];
+  return size && new Uint32Array(canvas.getContext("2d").getImageData(0, 0, ...size).data.buffer).some(Boolean);
+};
+const watched = { subtree: true, attributeFilter: ["data-drawn"] };
+new MutationObserver(() => painted.push(isPainted())).observe(document, watched);
+globalThis.resized = (root) => new Promise((done) => {
+  root.style.width = "700px";
+  const observer = new ResizeObserver(() => { observer.disconnect(); done(isPainted()); });
+  observer.observe(root);
+});
+"""
+
+
+@pytest.mark.parametrize("page", ["decoder", "translation"])
+def test_what_is_drawn_is_on_the_canvas(running: Any, tmp_path: Path, page: str) -> None:
+    path = tmp_path / "page.html"
+    write_page(getattr(examples, f"{page}_page")(), path)
+    tab = running.new_page(viewport={"width": 1440, "height": 900})
+    tab.add_init_script(WATCH)
+    tab.goto(f"{path.as_uri()}#view=matrix")
+    tab.wait_for_function(DRAWN)
+    assert tab.evaluate("painted") == [True], "no screenshot finds an empty canvas once the page says that it is drawn"
+    assert tab.evaluate("resized(document.querySelector('.heat'))"), "nor does one of another width"
+
+
+def test_the_last_of_two_states_is_shown(running: Any, tmp_path: Path) -> None:
+    tab = Tab(running, examples.decoder_page(), tmp_path)
+    for key in (3, 11):
+        tab.tab.evaluate(f"location.hash = '#view=matrix&layer=2&head=1&query=12&key={key}'")
+    tab.drawn()
+    tab.tab.wait_for_timeout(300)
+    assert float(tab.tab.locator(".cell").get_attribute("data-value")) == pytest.approx(
+        DECODER_LAYERS[2].weights()[1, 12, 11], abs=5e-4
+    )
 
 
 def only(page: Page) -> Sample:
@@ -269,7 +311,7 @@ def test_a_state_that_the_page_does_not_have_shows_the_nearest(decoder: Tab) -> 
     tab = decoder.go("view=nothing&layer=99&head=77&stack=encoder.self&query=9999&other=5&sort=none&box=x")
     assert tab.locator("nav [aria-current]").inner_text() == "Overview"
     assert decoder.go("view=matrix&layer=99&head=-1&query=9999&key=2").locator(".heat").count() == 1
-    first = decoder.go("view=lens&layer=0&query=0").locator(".panel").inner_text()
+    first = decoder.go("view=lens&layer=-1&query=0").locator(".panel").inner_text()
     assert decoder.go("view=lens&layer=-3&query=-3").locator(".panel").inner_text() == first
 
 

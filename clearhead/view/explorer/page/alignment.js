@@ -1,6 +1,6 @@
 /** Source by target: which source tokens each target token looks at, of one head, a layer, or all layers. */
 
-import { el, fill, refill, segmented, stepper } from "./dom.js";
+import { el, fill, fixed, refill, segmented, stepper } from "./dom.js";
 import { headOf, layerOf, paneGrid, strongest } from "./grids.js";
 import { HeatMap, zoomButtons } from "./heat.js";
 import { labelOf, tokenNode } from "./labels.js";
@@ -24,6 +24,16 @@ export function hasAlignment(sample) {
   return sample.attentions.some((stack) => stack.stack === "decoder.memory");
 }
 
+/**
+ * The head whose links between both texts agree most, by its column "alignment"; null: it was not measured.
+ * @param {import("./types.js").Stack} stack
+ */
+function bestHead(stack) {
+  const heads = stack.layers.flatMap((layer) => layer.heads.map((head, place) => ({ layer: layer.layer, head, value: layer.values.alignment?.[place] ?? -1 })));
+  const best = heads.reduce((one, two) => (two.value > one.value ? two : one));
+  return best.value < 0 ? null : best;
+}
+
 class Alignment {
   /**
    * @param {HTMLElement} root
@@ -45,6 +55,10 @@ class Alignment {
     this.controls = el("div", { class: "bar" });
     if (!app.slot.hasChildNodes()) app.slot.append(this.controls, zoomButtons(this.heat));
     this.shown = "";
+    /** @type {Promise<import("./types.js").Grid> | undefined} */
+    this.made = undefined;
+    /** @type {import("./types.js").Grid | undefined} */
+    this.grid = undefined;
   }
 
   close() {
@@ -61,20 +75,25 @@ class Alignment {
     const stack = pane.sample.attentions.find((one) => one.stack === "decoder.memory");
     if (!stack) return;
     const layer = layerOf(stack, state);
-    this.choices(stack, layer, state);
+    const best = bestHead(stack);
+    if (state.average === "best" && !best) state.average = "layer";
+    this.choices(stack, layer, state, best !== null);
     const layers = state.average === "all" ? stack.layers : [layer];
-    const heads = layers.flatMap((one) =>
+    const heads = state.average === "best" && best ? [best] : layers.flatMap((one) =>
       (state.average === "head" ? [headOf(one, state)] : one.heads).map((head) => ({ layer: one.layer, head })));
+    this.tag = state.average === "best" && best ? `layer ${best.layer} · head ${best.head}, whose links agree most (${fixed(best.value, 2)})` : "";
     const shown = JSON.stringify([pane.name, heads, state.join]);
     if (shown !== this.shown) {
       this.shown = shown;
-      const grid = await paneGrid(this.app.page, pane, state, heads);
-      if (shown !== this.shown) return;
+      this.made = paneGrid(this.app.page, pane, state, heads);
+    }
+    /** @type {import("./types.js").Grid | undefined} */
+    const grid = await this.made;
+    if (!grid || shown !== this.shown || outer !== this.app.store.state) return;
+    if (grid !== this.grid) {
       this.grid = grid;
       this.list();
     }
-    const { grid } = this;
-    if (!grid) return;
     const [query, key] = [labelOf(grid.queries, state.query), labelOf(grid.keys, state.key)];
     this.heat.show(grid, state.scale, query >= 0 && key >= 0 ? { query, key } : null, state.box);
   }
@@ -83,12 +102,13 @@ class Alignment {
    * @param {import("./types.js").Stack} stack
    * @param {import("./types.js").Layer} layer
    * @param {State} state
+   * @param {boolean} hasBest
    */
-  choices(stack, layer, state) {
+  choices(stack, layer, state, hasBest) {
     const { store } = this.app;
     refill(this.controls,
-      segmented("average", [["all", "all layers"], ["layer", "one layer"], ["head", "one head"]], state.average, (value) => store.set({ average: value })),
-      state.average === "all" ? null : stepper("Layer", stack.layers.map((one) => one.layer), layer.layer, (value) => store.set({ layer: value })),
+      segmented("average", [...(hasBest ? [/** @type {[string, string]} */ (["best", "best head"])] : []), ["all", "all layers"], ["layer", "one layer"], ["head", "one head"]], state.average, (value) => store.set({ average: value })),
+      ["all", "best"].includes(state.average) ? null : stepper("Layer", stack.layers.map((one) => one.layer), layer.layer, (value) => store.set({ layer: value })),
       state.average === "head" ? stepper("Head", layer.heads, headOf(layer, state), (value) => store.set({ head: value })) : null,
     );
   }
@@ -98,7 +118,7 @@ class Alignment {
     if (!grid) return;
     const pairs = grid.queries.map((label, query) => ({ label, query, best: strongest(grid, query, 1)[0] }));
     this.heat.rings = pairs.flatMap(({ query, best }) => (best ? [{ query, key: best.key }] : []));
-    fill(this.panel, el("h3", {}, "What each target token looks at most"),
+    fill(this.panel, el("h3", {}, "What each target token looks at most"), this.tag ? el("p", { class: "tag" }, this.tag) : null,
       el("table", { class: "keys" },
         el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "target"), el("th", { scope: "col" }, "source"), el("th", { scope: "col", class: "number" }, "weight"))),
         el("tbody", {}, ...pairs.flatMap(({ label, query, best }) => best ? [el("tr", {},

@@ -13,6 +13,7 @@ import { lines } from "./lines.js";
 import { matrix } from "./matrix.js";
 import { hasExact, neuron } from "./neuron.js";
 import { overview } from "./overview.js";
+import { inWords } from "./words.js";
 import { Player } from "./player.js";
 import { Store } from "./state.js";
 import { token } from "./token.js";
@@ -49,6 +50,16 @@ function factNodes(facts) {
   return facts.map(([name, value]) => el("span", { class: "fact" }, el("span", { class: "fact-name" }, name), " ", el("bdi", {}, value)));
 }
 
+/**
+ * What is read and written, once for samples that agree.
+ * @param {Sample[]} samples
+ */
+function textNodes(samples) {
+  const known = new Set(samples.map((sample) => JSON.stringify(sample.texts)));
+  return (known.size === 1 ? samples.slice(0, 1) : samples).flatMap((sample) => (sample.texts ?? []).map(([name, text]) =>
+    el("p", { title: text }, el("span", { class: "fact-name" }, known.size > 1 ? `${sample.label} ${name} ` : `${name} `), el("bdi", {}, text))));
+}
+
 class Explorer {
   constructor() {
     /** @type {import("./types.js").Page} */
@@ -63,6 +74,8 @@ class Explorer {
     this.controlled = "";
     document.title = `${this.page.title} · attention`;
     this.nav = el("nav", { class: "views", "aria-label": "views" });
+    this.texts = el("div", { class: "texts" });
+    this.words = el("p", { class: "note words" });
     this.bar = el("div", { class: "bar" });
     this.slot = el("div", { class: "bar" });
     this.scaleBar = el("div", { class: "bar scale" });
@@ -91,7 +104,7 @@ class Explorer {
           el("button", { type: "button", class: "icon", "aria-label": "help and keys", title: "help and keys (?)", onclick: () => showHelp(this.offered()) }, "?"),
         ),
       ),
-      this.nav, el("div", { class: "controls" }, this.bar, this.slot, this.scaleBar),
+      this.texts, this.nav, el("div", { class: "controls" }, this.bar, this.slot, this.scaleBar), this.words,
     );
   }
 
@@ -122,7 +135,9 @@ class Explorer {
 
   kind() {
     const offered = this.offered();
-    return offered.find((kind) => kind.name === this.store.state.view) ?? offered[0];
+    const named = offered.find((kind) => kind.name === this.store.state.view);
+    // What a model of two stacks did is which words it linked.
+    return named ?? offered.find((kind) => kind.name === "alignment") ?? offered[0];
   }
 
   /** @returns {Pane[]} */
@@ -147,6 +162,8 @@ class Explorer {
     this.controls(state, kind);
     this.player.update(state);
     const panes = this.panes();
+    fill(this.texts, ...textNodes([...new Set(panes.map((pane) => pane.sample))]));
+    fill(this.words, inWords(kind.name, this.sample(), state));
     // The checkpoints of a run follow each other in the same panes.
     const place = (/** @type {Sample} */ sample) => (this.page.timeline && kind.has(sample) ? 0 : this.page.samples.indexOf(sample));
     const opened = JSON.stringify([kind.name, panes.map((pane) => [place(pane.sample), pane.minus !== null])]);

@@ -38,7 +38,10 @@ export function fill(element, ...children) {
  * @param {number} [digits]
  */
 export function fixed(number, digits = 3) {
-  return Number.isFinite(number) ? number.toFixed(digits).replace("-", "−") : "–";
+  if (!Number.isFinite(number)) return "–";
+  const text = number.toFixed(digits);
+  // What is rounded to zero has no sign.
+  return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−");
 }
 
 /** @param {number} number a number of any size, in few digits */
@@ -59,7 +62,8 @@ export function narrow(number) {
 
 /** @param {number} signed */
 export function withSign(signed) {
-  return (signed > 0 ? "+" : "") + fixed(signed);
+  const text = fixed(signed);
+  return (signed > 0 && Number(text) !== 0 ? "+" : "") + text;
 }
 
 /**

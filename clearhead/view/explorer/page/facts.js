@@ -31,7 +31,7 @@ export function headFacts(layer, head) {
   const share = layer.numHeads / layer.numKvHeads;
   const first = Math.floor(head / share) * share;
   /** @type {[string, string][]} */
-  const facts = [["mask", layer.mask]];
+  const facts = [["mask", maskWords(layer.mask)]];
   if (share > 1) facts.push(["keys and values", `shared by heads ${first}–${first + share - 1}`]);
   if (layer.sink) facts.push(["sink", "a part of the attention goes to no token"]);
   if (layer.bias) facts.push(["score bias", layer.bias]);
@@ -39,7 +39,12 @@ export function headFacts(layer, head) {
   return el("dl", { class: "facts" }, ...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
 }
 
-/** For each column a line with a tick for every head, and this head's among them. */
+/** @param {string} mask */
+export function maskWords(mask) {
+  return mask === "none" ? "none: every token is seen" : mask;
+}
+
+/** For each column that the head has a number of, a line with a tick for every head, and this head's among them. */
 export class Strips {
   constructor() {
     this.root = el("div", { class: "strips" });
@@ -56,7 +61,8 @@ export class Strips {
     const width = this.root.clientWidth || 280;
     /** @type {(() => void)[]} */
     const canvases = [];
-    fill(this.root, ...columns.map((column) => {
+    const own = columns.filter((column) => !Number.isNaN(headNumbers(pane, stack, layer, place, column.name)));
+    fill(this.root, ...own.map((column) => {
       const value = headNumbers(pane, stack, layer, place, column.name);
       const all = stack.layers.flatMap((one) => one.heads.map((_, at) => headNumbers(pane, stack, one, at, column.name)));
       const known = all.filter((number) => !Number.isNaN(number));
@@ -67,6 +73,7 @@ export class Strips {
         el("span", { class: "strip-name" }, column.title),
         el("span", { class: "strip-value" }, short(value)),
         canvas,
+        el("small", { class: "strip-note" }, column.description),
         el("span", { class: "unseen" }, `rank ${above + 1} of ${known.length}`),
       );
     }));

@@ -13,13 +13,25 @@ import { labels } from "./labels.js";
 export const STACK_NAMES = { "encoder.self": "Encoder", "decoder.self": "Decoder", "decoder.memory": "Cross" };
 
 /**
- * The stack and measure that the state names; where the sample lacks them, the first one.
+ * The stack and measure that the state names; else what links two texts, where there are two, or the only stack.
  * @param {Sample} sample
  * @param {State} state
  */
 export function stackOf(sample, state) {
-  const named = sample.attentions.filter((stack) => stack.stack === state.stack);
-  return named[state.measure] ?? named[0] ?? sample.attentions[0];
+  const names = sample.attentions.map((stack) => stack.stack);
+  const name = [state.stack, "decoder.memory"].find((one) => names.includes(/** @type {any} */ (one))) ?? names[0];
+  const named = sample.attentions.filter((stack) => stack.stack === name);
+  return named[state.measure] ?? named[0];
+}
+
+/**
+ * The last token that is text, for a view to open on; behind it may stand the end of the text.
+ * @param {import("./types.js").TokenRow} row
+ * @param {Label[]} shown
+ */
+export function lastOfText(row, shown) {
+  const texts = [...shown.keys()].filter((index) => !row.special?.[shown[index].members[0]]);
+  return texts.at(-1) ?? shown.length - 1;
 }
 
 /**

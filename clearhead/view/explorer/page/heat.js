@@ -90,20 +90,34 @@ export class HeatMap {
     this.scale = scale;
     this.picked = picked;
     if (box !== this.box) this.isFit = box === "";
+    if (this.width === 0) this.widen();
     this.measure();
     if (box !== this.box && box) this.setBox(box);
     this.box = box;
-    this.draw();
+    this.paintNow();
   }
 
-  /** Colours or sizes changed. */
+  /** Take the width of the place: whether it is another than before. */
+  widen() {
+    const { width } = this.root.getBoundingClientRect();
+    const pixels = Math.round(width * devicePixelRatio);
+    if (width === 0 || (width === this.width && pixels === this.canvas.width)) return false;
+    this.width = width;
+    this.canvas.width = pixels;
+    return true;
+  }
+
+  /** A new size has emptied the canvas, and this is the last moment before the browser shows it. */
   resize() {
-    const bounds = this.root.getBoundingClientRect();
-    if (bounds.width === 0) return;
-    this.width = bounds.width;
-    this.canvas.width = Math.round(bounds.width * devicePixelRatio);
+    if (!this.widen()) return;
     this.measure();
-    this.draw();
+    this.paintNow();
+  }
+
+  paintNow() {
+    cancelAnimationFrame(this.request);
+    this.request = 0;
+    if (this.grid && this.width) this.paint(this.grid);
   }
 
   measure() {
@@ -339,10 +353,7 @@ export class HeatMap {
 
   draw() {
     if (this.request) return;
-    this.request = requestAnimationFrame(() => {
-      this.request = 0;
-      if (this.grid && this.width) this.paint(this.grid);
-    });
+    this.request = requestAnimationFrame(() => this.paintNow());
   }
 
   /** @param {Grid} grid */

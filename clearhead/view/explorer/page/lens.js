@@ -48,7 +48,7 @@ class LensView {
     board.addEventListener("pointerleave", () => this.list(this.depth, this.position));
     board.addEventListener("click", (event) => {
       const cell = at(event);
-      if (cell) app.store.set({ layer: Number(cell.dataset.depth), query: Number(cell.dataset.position) });
+      if (cell) app.store.set({ layer: Number(cell.dataset.depth) - 1, query: Number(cell.dataset.position) });
     });
   }
 
@@ -75,7 +75,8 @@ class LensView {
     this.largest = Math.max(1e-6, ...[...(this.followed ?? [])].filter(Number.isFinite).map(Math.abs));
     this.showsFollowed = this.followed !== null && state.cells === "followed";
     refill(this.app.slot, this.followed ? segmented("cells", [["prediction", "the prediction"], ["followed", made.followedName]], state.cells, (value) => this.app.store.set({ cells: value })) : null);
-    this.depth = Math.min(state.layer, made.layers.length - 1);
+    // Layers count as everywhere, from 0; below them is the embedding.
+    this.depth = Math.max(0, Math.min(state.layer + 1, made.layers.length - 1));
     this.position = state.query < 0 ? 0 : Math.min(state.query, this.row.length - 1);
     this.columns.resize(this.row.length, WIDTH, LEFT);
     this.list(this.depth, this.position);
@@ -154,7 +155,8 @@ class LensView {
       el("p", {}, "position ", String(position), ", reading ", tokenNode(row[position].text)),
       difference === undefined ? null : el("p", {}, `Log-probability of ${made.followedName}: ${withSign(difference)}`),
       el("table", { class: "keys" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "prediction"), el("th", { scope: "col", class: "number" }, "probability"))), el("tbody", {}, ...rows)),
-      curve ? el("div", {}, el("h4", {}, "Probability of ", tokenNode(made.vocabulary[target]), ", which follows"), canvas,
+      curve ? el("div", {}, el("p", {}, "What really follows is ", tokenNode(made.vocabulary[target]), `: the model gives it ${percent(curve[depth])} here, and ${percent(curve.at(-1) ?? NaN)} after its last layer.`),
+        el("h4", {}, "Probability of ", tokenNode(made.vocabulary[target]), " by layer"), canvas,
         el("div", { class: "curve-ends" }, el("span", {}, made.layers[0]), el("span", {}, `layer ${made.layers.at(-1)}: ${fixed(curve.at(-1) ?? NaN)}`))) : null,
     );
     if (curve) paintCurve(canvas, curve, depth);
@@ -169,9 +171,14 @@ class LensView {
     this.columns.reveal(position);
     const { text, probability } = this.at(depth, position, 0);
     this.app.announce(`${this.lens.layers[depth]}, after ${this.row[position].text}: ${text}, ${fixed(probability)}`);
-    this.app.store.set({ layer: depth, query: position });
+    this.app.store.set({ layer: depth - 1, query: position });
     return true;
   }
+}
+
+/** @param {number} share */
+function percent(share) {
+  return `${share >= 0.0995 ? fixed(100 * share, 0) : fixed(100 * share, 1)} %`;
 }
 
 /**

@@ -2,7 +2,8 @@
 
 import { css, ink, inkOn, theme } from "./color.js";
 import { el, fill, fixed, refill } from "./dom.js";
-import { combined, headOf, layerOf, paneGrid, stackOf, turned } from "./grids.js";
+import { maskWords } from "./facts.js";
+import { combined, headOf, lastOfText, layerOf, paneGrid, rowOf, stackOf, turned } from "./grids.js";
 import { labelOf, tokenNode } from "./labels.js";
 import { keyTable } from "./matrix.js";
 
@@ -120,7 +121,7 @@ class Lines {
       this.build();
     }
     fill(this.note, pane.minus ? "Blue: more; orange: less. " : "", layer.sink ? "A part of the attention goes to no token (sink); its share is beside each query. " : "",
-      `${layer.mask}${layer.bias ? `, ${layer.bias}` : ""}`);
+      `Mask: ${maskWords(layer.mask)}${layer.bias ? `; ${layer.bias}` : ""}`);
     this.draw();
     this.shade();
     this.list();
@@ -130,7 +131,7 @@ class Lines {
   list() {
     const [grid] = this.grids;
     if (!grid) return;
-    const focus = this.focus() ?? { side: /** @type {const} */ ("query"), index: grid.queries.length - 1 };
+    const focus = this.focus() ?? { side: /** @type {const} */ ("query"), index: lastOfText(rowOf(this.pane.sample, stackOf(this.pane.sample, this.app.store.state).queries), grid.queries) };
     const label = (focus.side === "query" ? grid.queries : grid.keys)[focus.index];
     const all = this.grids.length === 1 ? grid : combined(this.grids, "max");
     const asked = focus.side === "query" ? all : turned(all);

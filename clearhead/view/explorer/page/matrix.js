@@ -3,7 +3,7 @@
 import { array } from "./arrays.js";
 import { headFacts } from "./facts.js";
 import { el, fill, fixed, withSign } from "./dom.js";
-import { headOf, layerOf, paneGrid, stackOf, strongest } from "./grids.js";
+import { headOf, lastOfText, layerOf, paneGrid, rowOf, stackOf, strongest } from "./grids.js";
 import { HeatMap, zoomButtons } from "./heat.js";
 import { labelOf, tokenNode } from "./labels.js";
 
@@ -122,14 +122,16 @@ class Matrix {
     const shown = [pane.name, stack.stack, stack.measure, layer.layer, head, state.join].join();
     if (shown !== this.shown) {
       this.shown = shown;
-      const grid = await paneGrid(this.app.page, this.pane, state, [{ layer: layer.layer, head }]);
-      const above = await keyEffects(layer, head, grid, pane);
-      if (shown !== this.shown) return;
-      this.grid = grid;
-      this.heat.above = above;
+      this.made = paneGrid(this.app.page, this.pane, state, [{ layer: layer.layer, head }])
+        .then(async (grid) => ({ grid, above: await keyEffects(layer, head, grid, pane) }));
     }
-    const { grid } = this;
-    if (!grid) return;
+    // Also where an update before this one asked for it: whoever awaits this one may count on what it shows.
+    const made = await this.made;
+    if (!made || shown !== this.shown || state !== this.app.store.state) return;
+    const { grid } = made;
+    this.grid = grid;
+    this.heat.above = made.above;
+    this.first = lastOfText(rowOf(pane.sample, stack.queries), grid.queries);
     this.facts = headFacts(layer, head);
     const query = labelOf(grid.queries, state.query);
     const key = labelOf(grid.keys, state.key);
@@ -159,7 +161,7 @@ class Matrix {
   list(cell) {
     const { grid } = this;
     if (!grid) return;
-    const query = cell?.query ?? grid.queries.length - 1;
+    const query = cell?.query ?? this.first ?? 0;
     const value = cell ? this.heat.value(cell) : NaN;
     fill(this.panel,
       el("h3", {}, this.title ?? ""),

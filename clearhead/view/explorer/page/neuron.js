@@ -4,7 +4,8 @@ import { exactNumbers } from "./arrays.js";
 import { css, inkOn } from "./color.js";
 import { el, fill, fixed, refill, select, short } from "./dom.js";
 import { labels, tokenNode } from "./labels.js";
-import { rowOf, stackOf } from "./grids.js";
+import { maskWords } from "./facts.js";
+import { lastOfText, rowOf, stackOf } from "./grids.js";
 import { Ribbon } from "./ribbon.js";
 
 /** @typedef {import("./types.js").Pane} Pane */
@@ -100,7 +101,7 @@ class Neuron {
     const [queries, keys] = [labels(rowOf(pane.sample, stack.queries), false), labels(rowOf(pane.sample, stack.keys), false)];
     const exact = await exactNumbers(this.app.page, chosen.layer, chosen.head, keys.length);
     if (!exact) return;
-    const query = state.query < 0 || state.query >= queries.length ? queries.length - 1 : state.query;
+    const query = state.query < 0 || state.query >= queries.length ? lastOfText(rowOf(pane.sample, stack.queries), queries) : state.query;
     const numbers = keyNumbers(exact, query, keys.length);
     const best = numbers.reduce((one, two) => (two.share > one.share ? two : one)).key;
     const key = state.key < 0 || state.key >= keys.length ? best : state.key;
@@ -159,7 +160,7 @@ class Neuron {
     const steps = [["query · key", "sum of the products", fixed(numbers.product, 6)], ["× scale", short(head.scale), fixed(scaled, 6)]];
     if (head.softCap !== null) steps.push(["soft cap", `${head.softCap} tanh(score / ${head.softCap})`, fixed(capped, 6)]);
     if (exact.biases) steps.push(["+ bias", numbers.allowed ? `${layer.bias || "bias"} ${short(numbers.score - capped)}` : "–", fixed(numbers.score, 6)]);
-    steps.push(["mask", layer.mask, numbers.allowed ? "may attend" : "masked: −∞"]);
+    steps.push(["mask", maskWords(layer.mask), numbers.allowed ? "may attend" : "masked: −∞"]);
     if (head.sink !== null) steps.push(["sink", "one more score, without a token", fixed(head.sink, 6)]);
     steps.push(["softmax", "e^score / sum over all keys", fixed(numbers.share, 7)]);
     const off = Math.abs(numbers.share - (numbers.allowed ? numbers.weight : 0));

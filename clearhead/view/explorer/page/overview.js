@@ -4,7 +4,9 @@ import { theme } from "./color.js";
 import { headFacts, headNumbers, Strips } from "./facts.js";
 import { el, fill, narrow, refill, segmented, select, short } from "./dom.js";
 import { headOf, layerOf, paneGrid, stackOf } from "./grids.js";
+import { HeatMap } from "./heat.js";
 import { heatImage } from "./image.js";
+import { cellNodes } from "./matrix.js";
 
 /** @typedef {import("./types.js").Layer} Layer */
 /** @typedef {{ layer: Layer, head: number, place: number, button: HTMLElement, caption: HTMLElement }} Card */
@@ -38,6 +40,12 @@ class Overview {
     this.built = "";
     this.drawn = "";
     this.strips = new Strips();
+    this.picture = el("div", { class: "preview" });
+    this.heat = new HeatMap(this.picture, {
+      name: "the chosen head: arrow keys walk",
+      hover: (cell) => { if (cell && this.heat.grid) fill(this.heat.tip, ...cellNodes(this.heat.grid, cell, this.heat.value(cell))); },
+      pick: (cell) => this.picked(cell),
+    });
     /** @type {Map<string, HTMLCanvasElement>} */
     this.images = new Map();
     this.observer = new IntersectionObserver((entries) => this.seen(entries), { rootMargin: "200px" });
@@ -51,6 +59,14 @@ class Overview {
 
   close() {
     this.observer.disconnect();
+    this.heat.close();
+  }
+
+  /** @param {import("./heat.js").Cell} cell */
+  picked({ query, key }) {
+    const { grid } = this.heat;
+    const [layer, head] = this.shownHead.split(" ").map(Number);
+    if (grid) this.app.store.set({ view: "matrix", layer, head, query: grid.queries[query].members[0], key: grid.keys[key].members[0], box: "" });
   }
 
   /**
@@ -84,7 +100,7 @@ class Overview {
 
   /** @param {import("./types.js").Stack} stack */
   columns(stack) {
-    return this.pane.sample.columns.filter((column) => stack.layers.some((layer) => column.name in layer.values));
+    return this.pane.sample.columns.filter((column) => stack.layers.some((layer) => layer.values[column.name]?.some((value) => value !== null)));
   }
 
   /**
@@ -172,7 +188,7 @@ class Overview {
   layerRow(layer) {
     const cards = this.cards.filter((card) => card.layer === layer);
     return el("div", { class: "layer" },
-      el("span", { class: "layer-name" }, el("span", { class: "wide" }, "layer "), String(layer.layer), el("small", {}, layer.mask.split(":")[0])),
+      el("span", { class: "layer-name" }, el("span", { class: "wide" }, "layer "), String(layer.layer), el("small", { title: layer.mask }, layer.mask === "none" ? "no mask" : layer.mask.split(":")[0])),
       el("div", { class: "thumbs" }, ...cards.map((card) => card.button)),
     );
   }
@@ -265,31 +281,27 @@ class Overview {
     if (name === this.shownHead || !this.state) return;
     this.shownHead = name;
     const place = layer.heads.indexOf(head);
-    const picture = el("div", { class: "preview" });
     const stack = /** @type {import("./types.js").Stack} */ (this.stack);
     this.strips.show(this.pane, stack, layer, place, this.columns(stack));
     fill(this.panel,
       el("h3", {}, `Layer ${layer.layer} · head ${head}`),
       layer.patterns[place] ? el("p", { class: "tag" }, layer.patterns[place]) : null,
-      picture,
+      this.picture,
       headFacts(layer, head),
       this.strips.root,
     );
-    void this.preview(picture, layer, head);
+    void this.preview(name, layer, head);
   }
 
   /**
-   * @param {HTMLElement} picture
+   * @param {string} name of what is to be shown
    * @param {Layer} layer
    * @param {number} head
    */
-  async preview(picture, layer, head) {
+  async preview(name, layer, head) {
     if (!this.state) return;
     const grid = await paneGrid(this.app.page, this.pane, { ...this.state, join: 0 }, [{ layer: layer.layer, head }]);
-    const image = heatImage(grid, Math.max(1, Math.floor(grid.keys.length / 400)), this.state.scale);
-    image.setAttribute("aria-hidden", "true");
-    image.classList.toggle("pixelated", grid.keys.length < 150);
-    fill(picture, image);
+    if (name === this.shownHead) this.heat.show(grid, this.state.scale, null, "");
   }
 
   /** @param {KeyboardEvent} event */

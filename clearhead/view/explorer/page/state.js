@@ -1,7 +1,7 @@
 /** The state of the page: what is looked at, kept in the address so that a link leads back to it. */
 
 const DEFAULTS = {
-  view: "overview",
+  view: "",
   stack: "",
   measure: 0,
   layer: 0,
@@ -19,7 +19,7 @@ const DEFAULTS = {
   pattern: "",
   least: 5,
   over: "mean",
-  average: "layer",
+  average: "best",
   box: "",
   node: -1,
   cells: "prediction",
@@ -38,8 +38,8 @@ export function readState(hash) {
   for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
     if (!Object.hasOwn(DEFAULTS, name)) continue;
     if (typeof state[name] === "string") state[name] = value;
-    // Counted from 0; -1 is none, where there may be none.
-    else if (Number.isInteger(Number(value))) state[name] = Math.max(Number(value), Math.min(0, Number(defaults[name])));
+    // Counted from 0; -1 is none, where there may be none, and the embedding below layer 0.
+    else if (Number.isInteger(Number(value))) state[name] = Math.max(Number(value), name === "layer" ? -1 : Math.min(0, Number(defaults[name])));
   }
   return /** @type {State} */ (state);
 }

@@ -1,7 +1,7 @@
 /** One token through all layers: where it looks, and who looks at it. */
 
 import { el, fill, refill, select } from "./dom.js";
-import { headOf, layerOf, paneGrid, rowOf, stackOf } from "./grids.js";
+import { headOf, lastOfText, layerOf, paneGrid, rowOf, stackOf } from "./grids.js";
 import { heatImage } from "./image.js";
 import { labelOf, labels, tokenNode } from "./labels.js";
 import { amount } from "./matrix.js";
@@ -162,18 +162,19 @@ class TokenView {
     const shown = [pane.name, stack.stack, stack.measure, state.join, state.over, state.over === "head" ? state.head : ""].join();
     if (shown !== this.shown) {
       this.shown = shown;
-      const grids = await Promise.all(stack.layers.map((layer) => {
+      this.made = Promise.all(stack.layers.map((layer) => {
         const heads = state.over === "head" ? [headOf(layer, state)] : layer.heads;
         return paneGrid(this.app.page, pane, state, heads.map((head) => ({ layer: layer.layer, head })), state.over === "max" ? "max" : "mean");
       }));
-      if (shown !== this.shown) return;
-      this.grids = grids;
     }
-    if (!this.grids) return;
+    const grids = await this.made;
+    if (!grids || shown !== this.shown || state !== this.app.store.state) return;
+    this.grids = grids;
     const [{ queries, keys }] = this.grids;
     const isCross = stack.queries !== stack.keys;
-    const query = Math.max(labelOf(queries, state.query), state.query < 0 ? queries.length - 1 : 0);
-    const key = isCross ? Math.max(0, labelOf(keys, state.key)) : query;
+    const query = Math.max(labelOf(queries, state.query), state.query < 0 ? lastOfText(rowOf(pane.sample, stack.queries), queries) : 0);
+    const isText = (/** @type {import("./types.js").Label} */ label) => !rowOf(pane.sample, stack.keys).special?.[label.members[0]];
+    const key = isCross ? Math.max(0, state.key < 0 ? keys.findIndex(isText) : labelOf(keys, state.key)) : query;
     this.text.setRow(queries);
     this.text.paint(query, null, state.scale, false);
     this.source.root.hidden = !isCross;

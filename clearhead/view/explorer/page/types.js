@@ -3,7 +3,7 @@
  *
  * @typedef {"encoder.self" | "decoder.self" | "decoder.memory"} StackName
  * @typedef {"encoder" | "decoder"} RowName
- * @typedef {{ tokens: string[], texts: string[], words: number[], generated: number[] | null }} TokenRow
+ * @typedef {{ tokens: string[], texts: string[], words: number[], generated: number[] | null, special?: number[] | null }} TokenRow
  * @typedef {{ name: string, title: string, description: string, kind: "statistic" | "effect" | "contribution" }} Column
  * @typedef {{ blob: number, size: number, scale: number, softCap: number | null, sink: number | null, bias: boolean }} ExactHead
  *
@@ -50,6 +50,7 @@
  * @typedef {object} Sample
  * @property {string} label
  * @property {[string, string][]} facts
+ * @property {[string, string][]=} texts what is read and what is written
  * @property {Partial<Record<RowName, TokenRow>>} rows
  * @property {Column[]} columns
  * @property {Stack[]} attentions

@@ -1,0 +1,107 @@
+"""What a batch works on: sequences that are generated, and sentences that are searched for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from clearhead.errors import RunFailure
+from clearhead.generate.results import Candidate, Continuation, StopReason, length_normalised
+from clearhead.generate.streaming_decoder import StreamingDecoder
+
+
+@dataclass
+class Row:
+    """One sequence that is generated.
+
+    Args:
+        prompt: the number of its prompt.
+        number: among the sequences of its prompt.
+        limit: most tokens.
+        end_ids: that end it.
+        decoder: makes text of its tokens; None: nobody asks for text.
+    """
+
+    prompt: int
+    number: int
+    limit: int
+    end_ids: tuple[int, ...]
+    decoder: StreamingDecoder | None
+    ids: list[int] = field(default_factory=list)
+    log_probability: float = 0.0
+    pieces: list[str] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+    failure: RunFailure | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no token follows."""
+        return self.stop_reason is not None or self.failure is not None
+
+    def take(self, token: int, log_probability: float) -> str:
+        """Add a token; return the text that it makes final.
+
+        Args:
+            token: its id.
+            log_probability: NaN where the model's output is none, -inf where no token may follow: both end the sequence
+                with a failure, and no other.
+        """
+        self.failure = _failure(log_probability, len(self.ids) + 1)
+        if self.failure is not None:
+            return ""
+        self.ids.append(token)
+        self.log_probability += log_probability
+        if token in self.end_ids:
+            self.stop_reason = "end"
+        elif len(self.ids) == self.limit:
+            self.stop_reason = "length"
+        if self.decoder is None:
+            return ""
+        piece = "" if token in self.end_ids else self.decoder.add(token)
+        if self.stop_reason is not None:
+            piece += self.decoder.finish()
+        if self.decoder.is_stopped:
+            self.stop_reason = "stop"
+        self.pieces.append(piece)
+        return piece
+
+    def continuation(self) -> Continuation:
+        """Return the finished sequence.
+
+        Raises:
+            RunFailure: it ended with one.
+        """
+        if self.failure is not None:
+            raise self.failure
+        assert self.stop_reason is not None
+        score = length_normalised(self.log_probability, len(self.ids), 1.0)
+        text = None if self.decoder is None else "".join(self.pieces)
+        return Continuation(tuple(self.ids), score, self.log_probability, self.stop_reason, text)
+
+
+@dataclass
+class Sentence:
+    """A sentence, or a prompt, that is searched for.
+
+    Args:
+        prompt: its number among all.
+        limit: most tokens of a hypothesis.
+        candidates: the best ones, best first; empty until the search is done, and where nothing was found.
+    """
+
+    prompt: int
+    limit: int
+    candidates: list[Candidate] = field(default_factory=list)
+    is_done: bool = False
+
+
+def _failure(log_probability: float, number: int) -> RunFailure | None:
+    """Return what is wrong with the log-probability of a token, which has this number among the generated ones."""
+    if math.isnan(log_probability):
+        return RunFailure(f"the model's output at generated token {number} is not a number.")
+    if log_probability == -math.inf:
+        return RunFailure(
+            f"no token may follow at generated token {number}: the options ban every token of the vocabulary, "
+            "or the model's output is infinite."
+        )
+    return None

@@ -1,0 +1,293 @@
+"""A running batch: sequences of any length join it and leave it between two steps of the decoder.
+
+What decodes together is a member: sequences that choose their tokens alike, or a beam search over some sentences. All
+members share one cache, in which every row ends at the newest key, and each step of the decoder reads the newest token
+of all rows. A row counts its keys and positions from its own first token, so that its result is that of the row alone:
+exactly, where kernels serve that keep the law of bits, else up to rounding.
+
+Shapes: R rows of a member, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.core import Cache, Transformer
+from clearhead.fast.cache import joined
+from clearhead.generate.rows import Row, Sentence
+from clearhead.progress import update
+
+Generated = Row | Sentence
+"""A sequence that is generated, or a sentence that is searched for."""
+JOINING_SHARE: Final = 0.25
+"""Of a batch that must be free before others join, since joining copies all keys and values."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The rows of a member after a step.
+
+    Args:
+        rows: for each row, which row of before it continues; None: each its own.
+        sentences: of a memory, those that still have rows; None: all.
+    """
+
+    rows: Int[Tensor, " rows"] | None = None
+    sentences: Int[Tensor, " sentences"] | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a step did to a sequence.
+
+    Args:
+        sequence: the sequence.
+        text: that became final.
+        is_done: no token follows.
+    """
+
+    sequence: Generated
+    text: str
+    is_done: bool
+
+
+class Member(ABC):
+    """Rows of a running batch that choose their tokens together."""
+
+    @property
+    @abstractmethod
+    def sequences(self) -> Sequence[Generated]:
+        """Those that are not done."""
+
+    @property
+    @abstractmethod
+    def tokens(self) -> Int[Tensor, "rows 1"]:
+        """The newest token of each row, which the model has not read."""
+
+    @property
+    @abstractmethod
+    def num_sentences(self) -> int:
+        """How many sentences of a memory its rows read."""
+
+    @abstractmethod
+    def advance(self, logits_RV: Float[Tensor, "rows vocab"]) -> tuple[list[Progress], Kept]:
+        """Take a token for each row; a member whose sequences are all done has no rows afterwards."""
+
+    @abstractmethod
+    def drop(self, sequence: Generated) -> Kept:
+        """Let a sequence leave before it is done."""
+
+    @abstractmethod
+    def absorb(self, other: Member) -> bool:
+        """Take over the rows of another member behind its own ones, if they choose their tokens alike."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A member whose prompts have been read.
+
+    Args:
+        member: whose first tokens have not been chosen.
+        cache: with the rows of the prompts; an `IndexedCache`, where others join.
+        logits: of the next token of each row; may be overwritten.
+    """
+
+    member: Member
+    cache: Cache
+    logits: Float[Tensor, "rows vocab"]
+
+
+class RunningBatch:
+    """Members that decode together.
+
+    Args:
+        module: in evaluation mode, with a decoder.
+    """
+
+    def __init__(self, module: Transformer) -> None:
+        self.module = module
+        # Beams share the keys of a memory, so in one call of the decoder all sentences have as many rows.
+        self._lanes: dict[int, _Lane] = {}
+
+    @property
+    def members(self) -> list[Member]:
+        """Those with rows."""
+        return [member for lane in self._lanes.values() for member in lane.members]
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows a step reads."""
+        return sum(len(member.tokens) for member in self.members)
+
+    def join(self, started: Sequence[Started]) -> list[Progress]:
+        """Let members choose their first tokens and join.
+
+        Args:
+            started: none of them with rows of this batch.
+        """
+        progress: list[Progress] = []
+        joining: dict[int, list[Started]] = {}
+        for start in started:
+            before = len(start.logits), start.member.num_sentences
+            done, kept = start.member.advance(start.logits)
+            progress += done
+            _select(start.cache, [_Change(start.member, kept, *before)])
+            if len(start.member.tokens):
+                beams = len(start.member.tokens) // start.member.num_sentences
+                joining.setdefault(beams, []).append(start)
+        for beams, some in joining.items():
+            self._lanes.setdefault(beams, _Lane(self.module)).join(some)
+        return progress
+
+    def step(self) -> list[Progress]:
+        """Take one token for every row."""
+        progress = [event for lane in list(self._lanes.values()) for event in lane.step()]
+        self._leave()
+        return progress
+
+    def drop(self, sequence: Generated) -> None:
+        """Let a sequence leave before it is done.
+
+        Args:
+            sequence: one that no member has is ignored.
+        """
+        for lane in self._lanes.values():
+            lane.drop(sequence)
+        self._leave()
+
+    def _leave(self) -> None:
+        self._lanes = {beams: lane for beams, lane in self._lanes.items() if lane.members}
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What a step changed of a member, which had so many rows and sentences before."""
+
+    member: Member
+    kept: Kept
+    rows: int
+    sentences: int
+
+
+class _Lane:
+    """Members that share a cache."""
+
+    def __init__(self, module: Transformer) -> None:
+        self.module = module
+        self.members: list[Member] = []
+        self._cache: Cache | None = None
+
+    def join(self, started: Sequence[Started]) -> None:
+        caches = [] if self._cache is None else [self._cache]
+        for start in started:
+            caches.append(start.cache)
+            if not (self.members and self.members[-1].absorb(start.member)):
+                self.members.append(start.member)
+        self._cache = caches[0] if len(caches) == 1 else joined(caches)
+
+    def step(self) -> list[Progress]:
+        tokens = torch.cat([member.tokens for member in self.members])
+        out = self.module.decode(tokens, cache=self._cache)
+        assert out.logits is not None
+        logits, progress, changes, first = out.logits[:, -1], [], [], 0
+        for member in self.members:
+            before = len(member.tokens), member.num_sentences
+            done, kept = member.advance(logits[first : first + before[0]])
+            progress += done
+            changes.append(_Change(member, kept, *before))
+            first += before[0]
+        self._leave(changes)
+        return progress
+
+    def drop(self, sequence: Generated) -> None:
+        before = [(len(member.tokens), member.num_sentences) for member in self.members]
+        kept = [member.drop(sequence) for member in self.members]
+        self._leave([_Change(*change) for change in zip(self.members, kept, *zip(*before, strict=True), strict=True)])
+
+    def _leave(self, changes: list[_Change]) -> None:
+        self.members = [member for member in self.members if len(member.tokens)]
+        if self.members and self._cache is not None:
+            _select(self._cache, changes)
+
+
+def run_queue(
+    batch: RunningBatch,
+    costs: Sequence[int],
+    start: Callable[[list[int]], list[Started]],
+    *,
+    budget: int,
+    most: int | None,
+) -> Iterator[list[Progress]]:
+    """Run prompts in one batch, costliest first; as some end, others take their places. Give the progress of each step.
+
+    Args:
+        batch: an empty one.
+        costs: of each prompt, in tokens.
+        start: reads the prompts of these numbers.
+        budget: largest count * greatest cost of the prompts that run; one that exceeds it runs alone.
+        most: most prompts that run; None: only the budget limits them.
+    """
+    waiting = deque(sorted(range(len(costs)), key=lambda number: (-costs[number], number)))
+    running: Counter[int] = Counter()  # how many sequences of each prompt are not done
+    while waiting or running:
+        joining = _joining(waiting, [costs[number] for number in running], costs, budget, most)
+        for _ in joining:
+            waiting.popleft()
+        with torch.inference_mode():
+            progress = _joined(batch, start(joining), running) if joining else []
+        if progress:
+            yield _counted(progress, running)
+        if batch.members:
+            with torch.inference_mode():
+                progress = batch.step()
+            yield _counted(progress, running)
+        update(len(costs) - len(waiting) - len(running), len(costs), "examples")
+
+
+def _joining(waiting: deque[int], running: list[int], costs: Sequence[int], budget: int, most: int | None) -> list[int]:
+    """Return the prompts that join: all that fit, once they are enough to be worth a copy of the keys."""
+    greatest = max([*running, *(costs[number] for number in list(waiting)[:1])], default=1)
+    room = max(budget // max(greatest, 1), 1)
+    room = room if most is None else min(room, most)
+    free = room - len(running)
+    is_worth = not running or free >= max(1, JOINING_SHARE * room) or free >= len(waiting)
+    return list(waiting)[:free] if free > 0 and is_worth else []
+
+
+def _joined(batch: RunningBatch, started: list[Started], running: Counter[int]) -> list[Progress]:
+    for start in started:
+        running.update(sequence.prompt for sequence in start.member.sequences)
+    return batch.join(started)
+
+
+def _counted(progress: list[Progress], running: Counter[int]) -> list[Progress]:
+    for event in progress:
+        if event.is_done:
+            running[event.sequence.prompt] -= 1
+    for prompt in [prompt for prompt, count in running.items() if not count]:
+        del running[prompt]
+    return progress
+
+
+def _select(cache: Cache, changes: Sequence[_Change]) -> None:
+    """Bring the rows of a cache into the order of the members' rows after a step."""
+    if all(change.kept.rows is None and change.kept.sentences is None for change in changes):
+        return
+    rows, sentences, first_row, first_sentence = [], [], 0, 0
+    for change in changes:
+        kept, device = change.kept, change.member.tokens.device
+        kept_rows = torch.arange(change.rows, device=device) if kept.rows is None else kept.rows
+        rows.append(kept_rows + first_row)
+        memory = torch.arange(change.sentences, device=device) if kept.sentences is None else kept.sentences
+        sentences.append(memory + first_sentence)
+        first_row, first_sentence = first_row + change.rows, first_sentence + change.sentences
+    is_same_memory = all(change.kept.sentences is None for change in changes)
+    cache.select(torch.cat(rows), memory_rows=None if is_same_memory else torch.cat(sentences))
