@@ -1,4 +1,4 @@
-"""Linear layers of few rows by the compiled kernels, and by PyTorch where there are none.
+"""Linear layers by the compiled kernels, and by PyTorch where there are none.
 
 Legend: M rows, N outputs, K inputs.
 """
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from clearhead.fast.int8 import LARGEST
 from clearhead.fast.native.addresses import fits
 from clearhead.fast.native.load import function
-from clearhead.fast.probe import has_exact_int_mm, processor
+from clearhead.fast.probe import has_exact_int_mm
 
 Rows = Float[Tensor, "*axes inputs"]
 Outputs = Float[Tensor, "*axes outputs"]
@@ -24,16 +24,8 @@ Run = Callable[[Tensor], Tensor]
 
 MOST_BF16_ROWS: Final = 256
 """Above it the products of PyTorch are as fast, or faster."""
-MOST_FP32_ROWS: Final = 64
-"""The same in fp32; up to it, outputs of a row have the bits that they have alone."""
 LEAST_BYTES: Final = 2**18
 """A smaller matrix, which stays in the caches, PyTorch multiplies in fp32 sooner than it rounds the rows to 8 bits."""
-
-
-def most_fp32_rows() -> int:
-    """Return up to how many rows kernels multiply in fp32 at least as fast as PyTorch."""
-    # On processors of AMD, MKL uses no more than AVX2.
-    return 8 * MOST_FP32_ROWS if processor().vendor == "AuthenticAMD" else MOST_FP32_ROWS
 
 
 def float_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tensor, " outputs"] | None) -> Run | None:
@@ -51,12 +43,13 @@ def float_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tenso
     outputs, inputs = weight_NK.shape
     if kernel is None or not _fit(weight_NK, dtype, bias_N, dtype):
         return None
-    most_rows = most_fp32_rows() if dtype == torch.float32 else MOST_BF16_ROWS
+    is_exact = dtype == torch.float32  # then each row has the same bits among any others
     weight, bias = weight_NK.data_ptr(), None if bias_N is None else bias_N.data_ptr()
 
     def run(x: Tensor) -> Tensor:
         rows = x.numel() // inputs
-        if rows > most_rows or torch.is_grad_enabled() or not fits(x, dtype, *x.shape[:-1], inputs, by_row=True):
+        is_many = rows > MOST_BF16_ROWS and not is_exact
+        if is_many or torch.is_grad_enabled() or not fits(x, dtype, *x.shape[:-1], inputs, by_row=True):
             return F.linear(x, weight_NK, bias_N)
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], outputs)

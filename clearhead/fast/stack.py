@@ -37,18 +37,12 @@ from clearhead.fast.keys import (
     set_memory,
     sight,
 )
-from clearhead.fast.linear import most_fp32_rows
 from clearhead.fast.native.abi import ACTIVATIONS, Branch, Keys, Matrix, Norm, values
 from clearhead.fast.native.addresses import Unfit, address
-from clearhead.fast.native.load import has_gemm
 from clearhead.fast.native.stack import RunStack, Weights, stack_runner
 from clearhead.fast.pieces import NewTokens, Piece
 from clearhead.fast.plan import PlannedBranch, planned_branches
 
-MOST_TURNED_ROWS: Final = 16
-"""Above it PyTorch multiplies by fp32 weights that lie the other way round as fast, or faster."""
-# Without a GEMM in blocks: scores of longer texts are matrix products, which PyTorch computes faster.
-MOST_TOKENS: Final = 128
 LONGEST_TEXT: Final = 8192
 Rows = Float[Tensor, "rows width"]
 Places = Int[Tensor, " rows"]
@@ -79,7 +73,6 @@ class StackPlan:
         self._kept: list[Tensor] = []  # what only addresses name
         self._in_bf16 = in_bf16
         self._kinds: set[Weights] = set()
-        self._most_fp32_rows = most_fp32_rows()
         self._attentions: list[tuple[Attention, int] | None] = []
         self._width = _input_width(stack)
         try:
@@ -94,31 +87,23 @@ class StackPlan:
             raise NotServed("no kernels")
         self._run: RunStack = run
         attentions = [entry[0] for entry in self._attentions if entry is not None]
-        # In fp32 PyTorch reads several tokens as fast.
-        self.reads_texts = self.kind != "float32"
         self.has_bias = any(attention.spec.score_bias is not None for attention in attentions)
         self._has_window = any(isinstance(attention.spec.mask, spec.Window) for attention in attentions)
-        self._has_gemm = has_gemm()
 
     def serves(self, context: Context, batch: int, length: int) -> bool:
         """Return whether the kernels compute a call with so many rows and tokens, without gradients.
 
-        They do not: masks of the caller, many rows in fp32, long texts where there are no products of blocks, several
-        tokens with padding elsewhere than in front of them where the distance to it counts.
+        They do not: masks of the caller, very long texts, several tokens with padding elsewhere than in front of them
+        where the distance to it counts. Which other rows share the call changes nothing of this.
         """
         masking, cache = context.masking, context.cache
         hides_more = not masking.documents is masking.allowed is masking.prefix is None
         if torch.is_grad_enabled() or hides_more:
             return False
-        if cache is not None and length == 1:
-            return self.kind != "float32" or batch <= self._most_fp32_rows
-        # Texts without a cache are read without their padding.
+        if cache is None:  # texts are read without their padding
+            return length <= LONGEST_TEXT
         by_distance = self._has_window or self.has_bias
-        is_by_place = cache is None or not by_distance or new_tokens(context, batch).mask is None
-        most = MOST_TOKENS
-        if self._has_gemm:
-            most = LONGEST_TEXT if cache is None else EVERYWHERE
-        return self.reads_texts and is_by_place and length <= most
+        return length == 1 or not by_distance or new_tokens(context, batch).mask is None
 
     def extend(self, x_BTD: States, context: Context, cache: IndexedCache) -> States:
         """Run the layers for the new tokens of each row, beside the cached ones."""
@@ -303,7 +288,6 @@ class StackPlan:
         if weight.device.type != "cpu" or is_altered(linear) or not (is_turned or weight.is_contiguous()):
             raise NotServed("weights are on another device, spread over processes, or not row by row")
         if is_turned:
-            self._most_fp32_rows = MOST_TURNED_ROWS
             matrix.ldb = weight.stride(1)  # GPT-2's files, which are mapped, have them so
             matrix.weight = address(weight.T, torch.float32, inputs, outputs, by_row=True)
         else:

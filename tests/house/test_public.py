@@ -48,7 +48,7 @@ METHODS = {
     "Cache": "extend select",
     "Model": """
         answer attention capture classify edit embed evaluate exact fill for_languages for_task generate
-        predict
+        is_batch_invariant predict
         generate_options heads replaced save score spec special_tokens stream tag tokenizer translate
         translate_n_best tree word_aligner
     """,
