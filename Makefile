@@ -10,13 +10,14 @@ SEED ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test lint types pytest fuzz clean
+.PHONY: help demo test lint types pytest fuzz wheel clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   install into $(VENV), train a small Transformer on this machine, show what it learned"
 	@echo "make test   install the development tools, check style and types, run every test"
 	@echo "make fuzz   change files of tiny models at random for MINUTES, and say what is not refused in one sentence"
+	@echo "make wheel  build a wheel with kernels into dist/, and prove it in a fresh environment without a compiler"
 	@echo "make clean  remove $(VENV) and the tools' caches; runs/ is kept"
 
 $(BIN)/python:
@@ -54,6 +55,9 @@ pytest: $(VENV)/.installed-dev
 
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+wheel: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.prove_wheel dist
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

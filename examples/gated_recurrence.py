@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import clearhead as ch
 from clearhead.core.context import Context
 
-CHUNK = 64
+CHUNK = 16
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from clearhead.fast.native import build, load
+from clearhead.fast.native.options import INFERENCE
 from clearhead.fast.probe import processor
 
 UNIT = Path(__file__).parent / "fast/native/matrix_unit.h"
@@ -37,10 +38,19 @@ def options_of(level: str) -> list[str]:
     return options
 
 
+def loaded(file: Path) -> ctypes.CDLL:
+    return ctypes.CDLL(str(file))
+
+
 @contextlib.contextmanager
 def kernels_of(level: str) -> Iterator[ctypes.CDLL]:
     """The kernels for one level, in place of those for this processor."""
-    compiled = cache(partial(build.compiled, options_of(level)))
+    options = options_of(level)
+
+    @cache
+    def library(kernels: str = INFERENCE) -> ctypes.CDLL:
+        return loaded(build.compiled(options, kernels))
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load, "library", compiled)
-        yield compiled(build.INFERENCE)
+        patch.setattr(load, "library", library)
+        yield library(INFERENCE)

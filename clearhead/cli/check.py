@@ -1,4 +1,4 @@
-"""`clearhead check`: whether a checkpoint, or a hand-written part of a Transformer, computes what it should."""
+"""`clearhead check`: whether a model, or a hand-written part of a Transformer, computes what it should."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from clearhead.cli.check_job import Kills, Steps, check_run_file, is_run_file
+from clearhead.cli.check_model import Html, check_model
 from clearhead.cli.console import print_either, print_message
-from clearhead.cli.options import Json, Seed, located
+from clearhead.cli.options import ComputeOptions, Force, Json, located, set_threads_and_seed, takes_compute_options
 from clearhead.errors import InputError
 
 Against = Annotated[
@@ -46,6 +47,7 @@ TimeLimit = Annotated[
 ]
 
 
+@takes_compute_options
 def check(
     ref: Annotated[str, typer.Argument(metavar="REF", help="A checkpoint, a run, a run file, FILE.py[:NAME].")],
     against: Against = None,
@@ -58,74 +60,84 @@ def check(
     time_limit: TimeLimit = None,
     steps: Steps = None,
     kills: Kills = None,
-    seed: Seed = None,
+    html: Html = None,
+    force: Force = False,
     as_json: Json = False,
+    *,
+    compute: ComputeOptions,
 ) -> None:
-    """Compare a checkpoint with another library, layer by layer, or your own Transformer with the mathematics.
+    """Prove what a model does; or compare it with transformers, a job with itself, your own Transformer with the paper.
 
     \b
     Example:
+      clearhead check runs/de-en --html report.html
       clearhead check bert-base-uncased-folder --against transformers
-      clearhead check converted --against transformers --reference original
       clearhead check mine.py:MyAttention --hint 1
-      clearhead check tests/adapters.py
       clearhead check run.toml
 
-    Both models read random tokens, padded tokens and, if there is a tokenizer, real text; the tokenizers read hard
-    strings. If they differ, the first differing submodule is named with the likely cause, found by experiment: one
-    setting after another is changed here until the outputs agree. A run directory is first saved as a Hugging Face
-    checkpoint. The exit code is 1 if they differ. --json ends with {"same", "largest", "layers", "divergence",
-    "causes"} and more.
+    A model is run in double precision. What each output reads is measured and compared with its masks; batches,
+    padding, caches, packing, kernels and files must not change results, where a difference that stays in double
+    precision is a defect; kernels may be 4 times as far from it as plain layers; weights, heads, norms and rows are
+    looked at. Against transformers both models read random, padded and real texts; the first submodule that differs is
+    named with the cause. FILE.py is run in a process of its own, and the mistake that gives the same numbers is named.
+    The first steps of a run file are killed and resumed, and every bit must be the same.
 
-    FILE.py is run in a process of its own. What is in it (a class or function whose name says what it is: attention,
-    norm, positions, rope, loss, layer, transformer) is compared with the mathematics on the same weights, and where it
-    differs, the known mistake that gives the same numbers is named. The exit code is 1 if a part is wrong or not
-    written yet, and 2 if it cannot be compared. --json ends with {"ok", "reports"}.
-
-    A run file (.toml) is checked as a job: its first steps are trained undisturbed, and again with SIGKILL at random
-    moments, inside saving and inside validation, each time resumed; every bit must be the same. Without dropout, halves
-    of batches accumulated, and two processes, must give the gradients of whole batches in one. Nothing is left behind.
+    The exit code is 1 if something is wrong, differs or is not written yet, and 2 if it cannot be compared. --json ends
+    with {"ok", "findings"} and more, with {"same", "divergence", "causes"}, or with {"ok", "reports"}.
     """
     from clearhead.check.handwritten.files import python_file
 
     file = python_file(ref)
-    options: Mapping[str, Mapping[str, object]] = {
-        "a Python file": {"--hint": hint, "--width": width, "--heads": heads, "--as": kind, "--time-limit": time_limit},
-        "a run file (.toml)": {"--steps": steps, "--kills": kills, "--seed": seed},
-        "a checkpoint or a run": {"--against": against, "--reference": reference, "--tolerance": tolerance},
-    }
+    machine = _given(compute) | {"--html": html, "--force": force or None}
+    library = {"--against": against, "--reference": reference, "--tolerance": tolerance}
+    own = {"--hint": hint, "--width": width, "--heads": heads, "--as": kind, "--time-limit": time_limit}
+    job = {"--steps": steps, "--kills": kills}
     if file is not None:
-        _refuse_others(options, f"{file[0]}", "a Python file")
+        _refuse(f"{file[0]} is a Python file", machine, library, job)
         _check_file(*file, hint or 3, kind, (width or 24, heads or 3), time_limit or 120.0, as_json)
     elif is_run_file(ref):
-        _refuse_others(options, ref, "a run file (.toml)")
-        check_run_file(ref, steps=steps, kills=kills, seed=seed, as_json=as_json)
-    else:
-        _refuse_others(options, ref, "a checkpoint or a run")
+        _refuse(f"{ref} is a run file (.toml)", {**machine, "--seed": None}, library, own)
+        check_run_file(ref, steps=steps, kills=kills, seed=compute.seed, as_json=as_json)
+    elif any(value is not None for value in library.values()):
+        _refuse(f"{ref} is compared on the CPU in fp32", {**machine, "--threads": None}, own, job)
+        set_threads_and_seed(compute.threads, None)
         _check_checkpoint(ref, against, reference, 1e-4 if tolerance is None else tolerance, as_json)
+    else:
+        _refuse(f"{ref} is a checkpoint or a run", own, job)
+        check_model(ref, compute, html=html, force=force, as_json=as_json)
 
 
-def _refuse_others(options: Mapping[str, Mapping[str, object]], ref: str, subject: str) -> None:
-    """Refuse options that are for something else.
+def _given(compute: ComputeOptions) -> dict[str, object]:
+    """Return the options of how a model is run, None where one is as it is when it is left out."""
+    return {
+        "--device": None if compute.device == "auto" else compute.device,
+        "--precision": None if compute.precision == "auto" else compute.precision,
+        "--threads": compute.threads,
+        "--batch-size": compute.batch_size,
+        "--seed": compute.seed,
+    }
+
+
+def _refuse(reason: str, *options: Mapping[str, object]) -> None:
+    """Refuse options that have no effect on what is checked.
 
     Args:
-        options: their values by their names, None where one is not given, for each thing that can be checked.
-        ref, subject: what is checked, and which of these it is.
+        reason: why they have none.
+        options: their values by their names, None where one is not given.
 
     Raises:
         InputError: one is given.
     """
-    for other, values in options.items():
-        if other != subject and any(value is not None for value in values.values()):
-            *names, last = values
-            raise InputError(f"{', '.join(names)} and {last} are for {other}; {ref} is {subject}")
+    names = [name for group in options for name, value in group.items() if value is not None]
+    if names:
+        raise InputError(f"{reason}: {' and '.join(names)} would have no effect; leave that out")
 
 
 def _check_checkpoint(ref: str, against: str | None, reference: Path | None, tolerance: float, as_json: bool) -> None:
     from clearhead.files import absent
 
     if against is None:
-        raise InputError("name the library to compare with: --against transformers")
+        raise InputError("--reference and --tolerance are for a comparison: add --against transformers")
     if against != "transformers":
         raise InputError(f"--against {against} is not known; expected transformers")
     if reference is not None and not reference.exists():

@@ -356,7 +356,9 @@ def _served(found: _Found) -> tuple[list[Served], list[str]]:
     if found.load is None:
         return [], []
     try:
-        return Runner(found.load()).report(), []
+        runner = Runner(found.load())
+        depend = "do not depend" if runner.is_batch_invariant else "depend, in their last digits,"
+        return runner.report(), [f"batches     results {depend} on what shares a batch, with the weights as they are"]
     except InputError as error:
         return [], [f"kernels     not known, for the weights cannot be loaded: {error}"]
 

@@ -54,9 +54,10 @@ def serve(
     if host not in ("127.0.0.1", "localhost", "::1") and not keys:
         print_message(f"clearhead: {host} may be reached by other machines, and no key is needed: give --api-key-file")
     set_threads_and_seed(threads, None)
-    from clearhead.serve.api.application import Rules, Server, hosts_of, listen, make_application
+    from clearhead.serve.api.application import Rules, Server, hosts_of, make_application
+    from clearhead.serve.app import listen
 
-    listener = listen(host, port)
+    listener = listen(port, host)
     port = listener.getsockname()[1]
     models = _loaded(refs, device, precision)
     try:
@@ -118,7 +119,10 @@ def _lines(models: Models, host: str, port: int) -> list[str]:
     address = f"http://{host}:{port}"
     for served in models:
         dtype = str(next(served.model.module.parameters()).dtype).removeprefix("torch.")
-        lines.append(f"{served.name}: {served.model.task.kind}, {dtype}, at {address}/v1")
+        batches = "no result depends on the others of its batch"
+        if not served.model.is_batch_invariant:
+            batches = "results depend on the others of their batch by rounding"
+        lines.append(f"{served.name}: {served.model.task.kind}, {dtype}, {batches}, at {address}/v1")
     first = next(iter(models))
     body = f'{{"model": "{first.name}", "prompt": "Once upon a time"}}' if first.writes else '{"input": "a text"}'
     path = "completions" if first.writes else "embeddings"

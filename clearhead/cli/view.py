@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.console import print_either, print_message
+from clearhead.cli.live import takes_serve
 from clearhead.cli.options import (
     Device,
     Force,
@@ -70,6 +71,7 @@ StackOption = Annotated[
 ]
 
 
+@takes_serve
 def view(
     ref: Ref,
     text: Text,
@@ -100,7 +102,7 @@ def view(
     Example:
       clearhead view runs/de-en "Zwei Hunde spielen im Schnee." -o heads.html
       clearhead view runs/shakespeare "My lord," --generate 30 --effects
-      clearhead view runs/de-en "Zwei Hunde." --checkpoints
+      clearhead view runs/de-en "Zwei Hunde." --serve
       clearhead view runs/de-en "Zwei Hunde." --view matrix \\
         --stack decoder.memory --layers 2 --heads 1 -o head.svg
 

@@ -1,4 +1,4 @@
-"""Linear layers of few rows by the compiled kernels, and by PyTorch where there are none.
+"""Linear layers by the compiled kernels, and by PyTorch where there are none.
 
 Legend: M rows, N outputs, K inputs.
 """
@@ -22,8 +22,8 @@ Rows = Float[Tensor, "*axes inputs"]
 Outputs = Float[Tensor, "*axes outputs"]
 Run = Callable[[Tensor], Tensor]
 
-# Above so many rows the products of PyTorch are as fast, or faster.
-MOST_ROWS: Final = {torch.float32: 16, torch.bfloat16: 256}
+MOST_BF16_ROWS: Final = 256
+"""Above it the products of PyTorch are as fast, or faster."""
 LEAST_BYTES: Final = 2**18
 """A smaller matrix, which stays in the caches, PyTorch multiplies in fp32 sooner than it rounds the rows to 8 bits."""
 
@@ -43,12 +43,13 @@ def float_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tenso
     outputs, inputs = weight_NK.shape
     if kernel is None or not _fit(weight_NK, dtype, bias_N, dtype):
         return None
-    most_rows = MOST_ROWS[dtype]
+    is_exact = dtype == torch.float32  # then each row has the same bits among any others
     weight, bias = weight_NK.data_ptr(), None if bias_N is None else bias_N.data_ptr()
 
     def run(x: Tensor) -> Tensor:
         rows = x.numel() // inputs
-        if rows > most_rows or torch.is_grad_enabled() or not fits(x, dtype, *x.shape[:-1], inputs, by_row=True):
+        is_many = rows > MOST_BF16_ROWS and not is_exact
+        if is_many or torch.is_grad_enabled() or not fits(x, dtype, *x.shape[:-1], inputs, by_row=True):
             return F.linear(x, weight_NK, bias_N)
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], outputs)
@@ -72,12 +73,11 @@ def mixed_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tenso
     outputs, inputs = weight_NK.shape
     if kernel is None or not _fit(weight_NK, torch.bfloat16, bias_N, torch.float32):
         return None
-    most_rows = MOST_ROWS[torch.bfloat16]
     weight, bias = weight_NK.data_ptr(), None if bias_N is None else bias_N.data_ptr()
 
     def run(x: Tensor) -> Tensor:
         rows = x.numel() // inputs
-        if rows > most_rows or not fits(x, torch.float32, *x.shape[:-1], inputs, by_row=True):
+        if rows > MOST_BF16_ROWS or not fits(x, torch.float32, *x.shape[:-1], inputs, by_row=True):
             y = F.linear(x.bfloat16(), weight_NK).float()
             return y if bias_N is None else y.add_(bias_N)
         x = x.contiguous()

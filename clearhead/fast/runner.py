@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.core.head import Linear as HeadLinear
 from clearhead.core.stack import Stack
@@ -31,7 +32,6 @@ from clearhead.hooks import HookPoints, is_seen
 LEAST_WEIGHTS: Final = 2**23
 """A model with fewer numbers in its linear layers stays in the caches, where products in bf16 gain nothing."""
 _LOGGER = logging.getLogger("clearhead.fast.native")
-_MANY_ROWS: Final = "many rows in fp32, which PyTorch multiplies as fast"
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,17 @@ class Runner:
             return [Served("", "plain", f"{KERNELS}=plain")]
         return list(self._served(list(self.module.modules())).report)
 
+    @property
+    def is_batch_invariant(self) -> bool:
+        """Whether what a request gets depends, to the last bit, on that request alone and not on those beside it.
+
+        It does where kernels serve the whole model with weights in 8 bits or in fp32, and no prefix is attended to from
+        both sides; for one number of threads. Products in bf16 are added in another order for few rows than for many.
+        """
+        if any(isinstance(node, spec.Prefix) for _, node in spec.walk(self.module.spec)):
+            return False
+        return all(one.by == "kernels" and one.why in ("int8", "float32") for one in self.report())
+
     def _served(self, parts: list[nn.Module]) -> _Tree:
         state = tuple(number for part in parts for number in _state(part))
         with self._lock:
@@ -129,8 +140,18 @@ def warn_of_fp32() -> None:
         )
 
 
+def say_of_batches(runner: Runner) -> None:
+    """Say in one sentence where products are in bf16, so that results depend on the batch."""
+    dtypes = {parameter.dtype for parameter in runner.module.parameters()}
+    if (runner.in_bf16 or torch.bfloat16 in dtypes) and uses_kernels():
+        _LOGGER.info(
+            "products are in bf16, where the last digits of a result depend on what shares its batch; in fp32 and int8 "
+            "they do not"
+        )
+
+
 class ServedLinear(nn.Module):
-    """A linear layer of a replica whose products are those of kernels; few rows of fp32, and many of other weights."""
+    """A linear layer of a replica whose products are those of kernels."""
 
     product: Run
 
@@ -144,11 +165,7 @@ def _tree(module: Transformer, state: tuple[int | float, ...], *, in_bf16: bool)
     for part in made.modules():
         if isinstance(part, HookPoints):
             part.identity = object()  # a block of `capture` that opens meanwhile is not for this tree
-    # In fp32 a model without a decoder reads whole texts, where PyTorch is as fast.
-    has_few_rows = made.decoder is not None
-    plans = {
-        stack: _plan(stack, in_bf16, stack is made.encoder) for stack in made.modules() if isinstance(stack, Stack)
-    }
+    plans = {stack: _plan(stack, in_bf16) for stack in made.modules() if isinstance(stack, Stack)}
     inside = {one for stack, plan in plans.items() if isinstance(plan, StackPlan) for one in stack.layers.modules()}
     for address, part in list(made.named_modules()):
         if isinstance(part, Stack):
@@ -156,21 +173,20 @@ def _tree(module: Transformer, state: tuple[int | float, ...], *, in_bf16: bool)
             if isinstance(plan, StackPlan):
                 override(part, PlannedStack).plan = plan
             report.append(_said(address, plan.kind if isinstance(plan, StackPlan) else None, str(plan)))
-        product = _product(part, in_bf16=in_bf16, has_few_rows=has_few_rows)
+        product = _product(part, in_bf16=in_bf16)
         if product is not None:
             override(part, ServedLinear).product = product
         if isinstance(part, nn.Linear | Int8Linear | HeadLinear) and part not in inside:
-            why = "the kernels do not have it" if has_few_rows else _MANY_ROWS
-            report.append(_said(address, _kind(part, in_bf16) if product is not None else None, why))
+            kind = _kind(part, in_bf16) if product is not None else None
+            report.append(_said(address, kind, "the kernels do not have it"))
     return _Tree(state, made, tuple(report))
 
 
-def _plan(stack: Stack, in_bf16: bool, reads_texts: bool) -> StackPlan | NotServed:
+def _plan(stack: Stack, in_bf16: bool) -> StackPlan | NotServed:
     try:
-        plan = StackPlan(stack, in_bf16=in_bf16)
+        return StackPlan(stack, in_bf16=in_bf16)
     except NotServed as reason:
         return reason
-    return NotServed(_MANY_ROWS) if reads_texts and not plan.reads_texts else plan
 
 
 def _said(address: str, kind: str | None, reason: str) -> Served:
@@ -191,26 +207,26 @@ def _state(part: nn.Module) -> Iterator[int | float]:
             yield 0 if weight.is_inference() else weight._version
 
 
-def _product(part: nn.Module, *, in_bf16: bool, has_few_rows: bool) -> Run | None:
+def _product(part: nn.Module, *, in_bf16: bool) -> Run | None:
     if is_altered(part):
         return None
     if isinstance(part, Int8Linear):
         return int8_linear(part.weight_int8, part.weight_scale, part.bias)
     if type(part) is nn.Linear:
-        return _of_weight(part.weight, part.bias, in_bf16, has_few_rows)
+        return _of_weight(part.weight, part.bias, in_bf16)
     if not isinstance(part, HeadLinear):
         return None
     holder = part.borrowed[0] if part.borrowed else part
     if isinstance(holder, Int8Matrix):
         run: Run | None = int8_linear(holder.weight_int8, holder.weight_scale, part.bias)
     else:
-        run = _of_weight(part.projection.weight_VD, part.bias, in_bf16, has_few_rows)
+        run = _of_weight(part.projection.weight_VD, part.bias, in_bf16)
     return run if run is None or part.scale == 1.0 else _scaled(run, part.scale)
 
 
-def _of_weight(weight: Tensor, bias: Tensor | None, in_bf16: bool, has_few_rows: bool) -> Run | None:
+def _of_weight(weight: Tensor, bias: Tensor | None, in_bf16: bool) -> Run | None:
     if not in_bf16:
-        return float_linear(weight, bias) if has_few_rows or weight.dtype != torch.float32 else None
+        return float_linear(weight, bias)
     return mixed_linear(weight.detach().bfloat16().contiguous(), bias)
 
 

@@ -39,15 +39,10 @@ from clearhead.fast.keys import (
 )
 from clearhead.fast.native.abi import ACTIVATIONS, Branch, Keys, Matrix, Norm, values
 from clearhead.fast.native.addresses import Unfit, address
-from clearhead.fast.native.load import has_gemm
 from clearhead.fast.native.stack import RunStack, Weights, stack_runner
 from clearhead.fast.pieces import NewTokens, Piece
 from clearhead.fast.plan import PlannedBranch, planned_branches
 
-# In fp32, above so many rows the products of PyTorch are as fast, or faster.
-MOST_FP32_ROWS: Final = 16
-# Without a GEMM in blocks: scores of longer texts are matrix products, which PyTorch computes faster.
-MOST_TOKENS: Final = 128
 LONGEST_TEXT: Final = 8192
 Rows = Float[Tensor, "rows width"]
 Places = Int[Tensor, " rows"]
@@ -92,31 +87,23 @@ class StackPlan:
             raise NotServed("no kernels")
         self._run: RunStack = run
         attentions = [entry[0] for entry in self._attentions if entry is not None]
-        # In fp32 PyTorch reads several tokens as fast.
-        self.reads_texts = self.kind != "float32"
         self.has_bias = any(attention.spec.score_bias is not None for attention in attentions)
         self._has_window = any(isinstance(attention.spec.mask, spec.Window) for attention in attentions)
-        self._has_gemm = has_gemm()
 
     def serves(self, context: Context, batch: int, length: int) -> bool:
         """Return whether the kernels compute a call with so many rows and tokens, without gradients.
 
-        They do not: masks of the caller, many rows in fp32, long texts where there are no products of blocks, several
-        tokens with padding elsewhere than in front of them where the distance to it counts.
+        They do not: masks of the caller, very long texts, several tokens with padding elsewhere than in front of them
+        where the distance to it counts. Which other rows share the call changes nothing of this.
         """
         masking, cache = context.masking, context.cache
         hides_more = not masking.documents is masking.allowed is masking.prefix is None
         if torch.is_grad_enabled() or hides_more:
             return False
-        if cache is not None and length == 1:
-            return self.kind != "float32" or batch <= MOST_FP32_ROWS
-        # Texts without a cache are read without their padding.
+        if cache is None:  # texts are read without their padding
+            return length <= LONGEST_TEXT
         by_distance = self._has_window or self.has_bias
-        is_by_place = cache is None or not by_distance or new_tokens(context, batch).mask is None
-        most = MOST_TOKENS
-        if self._has_gemm:
-            most = LONGEST_TEXT if cache is None else EVERYWHERE
-        return self.reads_texts and is_by_place and length <= most
+        return length == 1 or not by_distance or new_tokens(context, batch).mask is None
 
     def extend(self, x_BTD: States, context: Context, cache: IndexedCache) -> States:
         """Run the layers for the new tokens of each row, beside the cached ones."""

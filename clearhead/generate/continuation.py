@@ -1,6 +1,7 @@
 """Generation from prompts in ids: batches, the loop over tokens, and the end of each sequence.
 
-Results do not depend on which prompts share a batch, up to rounding.
+Results do not depend on which prompts share a batch: to the last bit where
+`Runner.is_batch_invariant`, elsewhere up to rounding.
 """
 
 from __future__ import annotations

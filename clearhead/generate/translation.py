@@ -202,7 +202,8 @@ def translate_ids(
 ) -> list[list[Candidate]]:
     """Return the best translations of each source, best first, in the order of the sources.
 
-    Results do not depend on which sentences share a batch, up to rounding.
+    Results do not depend on which sentences share a batch: to the last bit where
+    `Runner.is_batch_invariant`, elsewhere up to rounding.
 
     Args:
         module: an encoder-decoder model; one in training runs as a replica in evaluation mode.

@@ -38,11 +38,14 @@ class Place:
         address: of the activation.
         depth: how many layers of its stack ran before; 0 outside of the layers.
         step: how many calls of its stack came before in this block: the decoding step, where tokens are generated.
+        positions: of the tokens of this call, [texts, tokens], from 0: the real tokens before each, cached ones
+            included; None outside of the layers.
     """
 
     address: str
     depth: int
     step: int
+    positions: Tensor | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -184,11 +187,12 @@ def _edited(change: Action, tensor: Tensor, at: Place) -> Tensor:
 
 
 class _Clock:
-    """Counts, while a block is open, the calls of each stack and keeps the depth of the layer that runs."""
+    """Counts, while a block is open, the calls of each stack and keeps depth and positions of the layer that runs."""
 
     def __init__(self, module: nn.Module, watchers: Watchers, blocks: ExitStack) -> None:
         self.step: dict[str, int] = {}
         self.depth: dict[str, int] = {}
+        self.positions: dict[str, Tensor] = {}
         self.stacks = [path for path, part in module.named_modules() if isinstance(part, Stack)] or [""]
         for path in self.stacks:
             part = module.get_submodule(path)
@@ -205,7 +209,7 @@ class _Clock:
 
     def _enter(self, path: str) -> Callable[..., None]:
         def enter(_layer: nn.Module, inputs: tuple[Tensor, Context]) -> None:
-            self.depth[path] = inputs[1].depth
+            self.depth[path], self.positions[path] = inputs[1].depth, inputs[1].query_position
 
         return enter
 
@@ -214,8 +218,10 @@ class _Clock:
         own = [path for path in self.stacks if address.startswith(f"{path}.") or not path]
         stack = own[-1] if own else self.stacks[-1]
         inner = address.removeprefix(f"{stack}.")
-        depth = self.depth.get(stack, 0) if inner.startswith("layers.") else 0
-        return Place(address, depth, self.step.get(stack, 0))
+        step = self.step.get(stack, 0)
+        if not inner.startswith("layers."):
+            return Place(address, 0, step)
+        return Place(address, self.depth.get(stack, 0), step, self.positions.get(stack))
 
 
 @contextmanager

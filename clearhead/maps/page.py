@@ -160,6 +160,22 @@ def _starts_word(before: str, piece: str) -> bool:
     return unicodedata.east_asian_width(first) in "WF" or first.isalnum() != last.isalnum()
 
 
+def token_rows(run: AttentionRun) -> dict[RowName, TokenRow]:
+    """Return the tokens that each stack of a run reads."""
+    reading, tokenizers = run.reading, run.tokenizers
+    sequences = {"encoder" if run.module.decoder is None else "decoder": reading.source}
+    if reading.target is not None:
+        sequences = {"encoder": reading.source, "decoder": reading.target}
+    rows: dict[RowName, TokenRow] = {}
+    for name, sequence in sequences.items():
+        ids = sequence.ids[0].tolist()
+        if name == "decoder":
+            rows["decoder"] = token_row(tokenizers.target, ids, reading.num_given)
+        else:
+            rows["encoder"] = token_row(tokenizers.source, ids, None)
+    return rows
+
+
 class _SampleBuilder:
     """Builds one sample; every number is computed once."""
 
@@ -189,22 +205,9 @@ class _SampleBuilder:
             maps += [self._norm_weighted, self._rollout]
         attentions = tuple(make(stack) for make in maps for stack in stacks)
         columns, facts = tuple(self.columns), tuple(self.facts)
-        return Sample(label, self._rows(), attentions, columns, self._lens(), self.run.beams(), facts, self._texts())
-
-    def _rows(self) -> dict[RowName, TokenRow]:
-        """Return the tokens that each stack reads."""
-        reading, tokenizers = self.run.reading, self.run.tokenizers
-        sequences = {self.top: reading.source}
-        if reading.target is not None:
-            sequences = {"encoder": reading.source, "decoder": reading.target}
-        rows: dict[RowName, TokenRow] = {}
-        for name, sequence in sequences.items():
-            ids = sequence.ids[0].tolist()
-            if name == "decoder":
-                rows[name] = token_row(tokenizers.target, ids, reading.num_given)
-            else:
-                rows[name] = token_row(tokenizers.source, ids, None)
-        return rows
+        return Sample(
+            label, token_rows(self.run), attentions, columns, self._lens(), self.run.beams(), facts, self._texts()
+        )
 
     def _texts(self) -> tuple[tuple[str, str], ...]:
         """Return what is read and what is written, as text."""
@@ -269,7 +272,7 @@ class _SampleBuilder:
             for record, heads in self.chosen
         )
         is_exact = self.options.are_chosen or count <= MOST_EXACT
-        return _stack_attention(
+        return stack_attention(
             stack,
             [
                 self._layer(record, heads, partial(_weights, record, heads), heads if is_exact else ())
@@ -279,7 +282,7 @@ class _SampleBuilder:
         )
 
     def _norm_weighted(self, stack: StackName) -> StackAttention:
-        return _stack_attention(
+        return stack_attention(
             stack,
             [
                 self._layer(record, heads, partial(self._moved, record, heads))
@@ -297,7 +300,7 @@ class _SampleBuilder:
     def _rollout(self, stack: StackName) -> StackAttention:
         shares = dict(zip(self.run.layers(stack), self.run.rollout(stack).numpy(), strict=True))
         mask = _reach([self.run.record(stack, layer) for layer in shares])
-        return _stack_attention(
+        return stack_attention(
             stack,
             [
                 LayerAttention(
@@ -332,9 +335,9 @@ class _SampleBuilder:
             num_kv_heads=record.key_BKSE.shape[1],
             weights=weights,
             mask=_mask(record),
-            mask_name=_mask_name(record),
+            mask_name=mask_name(record),
             has_sink=record.attention.sink is not None,
-            score_bias=_bias_name(record),
+            score_bias=bias_name(record),
             exact={head: _exact_head(record, head) for head in exact},
             values={column.name: self._column_values(column.name, places) for column in self.columns},
             patterns=tuple(self.patterns[place] for place in places),
@@ -389,9 +392,10 @@ class _SampleBuilder:
         )
 
 
-def _stack_attention(
+def stack_attention(
     stack: StackName, layers: Sequence[LayerAttention], measure: str = "attention weight"
 ) -> StackAttention:
+    """Return the attention of some layers with the rows of tokens that look and are looked at."""
     queries: RowName = "encoder" if stack == "encoder.self" else "decoder"
     keys: RowName = "decoder" if stack == "decoder.self" else "encoder"
     return StackAttention(stack, queries, keys, tuple(layers), measure)
@@ -421,12 +425,14 @@ def _reach(records: Sequence[AttentionRecord]) -> np.ndarray | None:
     return causal if all(mask is not None and not mask[~causal].any() for mask in masks) else None
 
 
-def _bias_name(record: AttentionRecord) -> str:
+def bias_name(record: AttentionRecord) -> str:
+    """Return the kind of the bias on scores in words; empty: none."""
     bias = record.attention.spec.score_bias
     return "" if bias is None else bias.kind.replace("_", " ")
 
 
-def _mask_name(record: AttentionRecord) -> str:
+def mask_name(record: AttentionRecord) -> str:
+    """Return the mask of an attention in words."""
     mask = record.attention.spec.mask
     if isinstance(mask, spec.Window):
         return f"window: {mask.before} before, {mask.after} after"

@@ -23,6 +23,7 @@ from clearhead.core import Sequence as Read
 from clearhead.core import Transformer
 from clearhead.core.attention import Attention, attention_weights
 from clearhead.core.context import Context
+from clearhead.errors import InputError
 from clearhead.fast.replica import replica
 from clearhead.maps.hook_points import capture
 from clearhead.view.explorer.data import StackName
@@ -159,6 +160,8 @@ def recording(module: nn.Module) -> Iterator[list[AttentionRecord]]:
         a list that is filled when the block ends: the records of each stack, lowest layer first.
     """
     attentions = {path: child for path, child in module.named_modules() if isinstance(child, Attention)}
+    if not attentions:
+        raise InputError("this model has no attention, and so no maps of it; explain and capture show what it computes")
     contexts: dict[str, list[Context]] = defaultdict(list)
     records: list[AttentionRecord] = []
 

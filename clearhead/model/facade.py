@@ -94,6 +94,11 @@ class Model(Predictions):
         return Model(self.module, self.tokenizers, self.task, self.hf_checkpoint, self.runner.exact)
 
     @property
+    def is_batch_invariant(self) -> bool:
+        """Whether a result depends, to the last bit, on its own request alone: not on what shares its batch."""
+        return self.runner.is_batch_invariant
+
+    @property
     def spec(self) -> ModelSpec:
         """The specification of the module."""
         return self.module.spec

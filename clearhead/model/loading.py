@@ -11,7 +11,7 @@ from clearhead.arguments import check_precision, checked
 from clearhead.busy_waiting import adapt_waiting
 from clearhead.errors import InputError
 from clearhead.fast.int8 import is_int8, to_int8
-from clearhead.fast.runner import Runner, multiplies_in_bf16, warn_of_fp32
+from clearhead.fast.runner import Runner, multiplies_in_bf16, say_of_batches, warn_of_fp32
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.files.hub import find_checkpoint
 from clearhead.hf.files.tensor_files import stored_dtype
@@ -48,9 +48,38 @@ def load(
         InputError: no usable model is there, its weights are not numbers, or a part that it needs is not there or from
             a file that has changed; the message says what was expected.
     """
-    check_precision(precision)
     if parts is not None:
         load_parts(parts)
+    model = _loaded(ref, device, precision)
+    for line in recomputed_parts(model.module):
+        message(line)
+    refuse_nan(model.module, str(ref))
+    in_int8 = precision == "int8"
+    if in_int8 and not is_int8(model.module):
+        to_int8(model.module)
+    elif precision == "auto":
+        model.runner = Runner(model.module, in_bf16=multiplies_in_bf16(model.module))
+    if is_int8(model.module):
+        warn_of_fp32()
+    if all(parameter.is_cpu for parameter in model.module.parameters()):
+        say_of_batches(model.runner)
+    return model
+
+
+def load_unchecked(ref: str | Path, *, device: str = "auto") -> Model:
+    """Load a model as fp32, whether its weights are numbers and fit its tokenizer or not.
+
+    Args:
+        ref, device: as for `load`.
+
+    Raises:
+        InputError: no model is there, or the device is none of this machine.
+    """
+    return _loaded(ref, device, "fp32", check_rows=False)
+
+
+def _loaded(ref: str | Path, device: str, precision: str, *, check_rows: bool = True) -> Model:
+    check_precision(precision)
     adapt_waiting()
     torch_device = choose_device(device)
     in_int8 = precision == "int8"
@@ -60,21 +89,10 @@ def load(
     dtype = torch.bfloat16 if chosen == "bf16" else torch.float32
     checkpoint = find_checkpoint(str(ref))
     if checkpoint is not None:
-        model = _of_checkpoint(checkpoint, dtype, torch_device)
-    else:
-        keep_int8 = in_int8 or (precision == "auto" and torch_device.type == "cpu")
-        module, pair, task, hf_checkpoint = load_saved(str(ref), dtype=dtype, keep_int8=keep_int8)
-        model = Model(module.to(torch_device).eval(), pair, task, hf_checkpoint)
-    for line in recomputed_parts(model.module):
-        message(line)
-    refuse_nan(model.module, str(ref))
-    if in_int8 and not is_int8(model.module):
-        to_int8(model.module)
-    elif precision == "auto":
-        model.runner = Runner(model.module, in_bf16=multiplies_in_bf16(model.module))
-    if is_int8(model.module):
-        warn_of_fp32()
-    return model
+        return _of_checkpoint(checkpoint, dtype, torch_device, check_rows=check_rows)
+    keep_int8 = in_int8 or (precision == "auto" and torch_device.type == "cpu")
+    module, pair, task, hf_checkpoint = load_saved(str(ref), dtype=dtype, keep_int8=keep_int8, check_rows=check_rows)
+    return Model(module.to(torch_device).eval(), pair, task, hf_checkpoint)
 
 
 def load_as_stored(ref: str | Path) -> Model:
@@ -92,9 +110,10 @@ def load_as_stored(ref: str | Path) -> Model:
     return _of_checkpoint(checkpoint, stored_dtype(checkpoint), torch.device("cpu"))
 
 
-def _of_checkpoint(folder: Path, dtype: torch.dtype, device: torch.device) -> Model:
+def _of_checkpoint(folder: Path, dtype: torch.dtype, device: torch.device, *, check_rows: bool = True) -> Model:
     hf_checkpoint = HFCheckpoint.load(folder, dtype=dtype)
     assert hf_checkpoint.loaded is not None, "a loaded checkpoint has a family"
     module, pair = hf_checkpoint.loaded.module.to(device), hf_checkpoint.tokenizers.pair
-    pair.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
+    if check_rows:
+        pair.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
     return Model(module.eval(), pair, hf_checkpoint.loaded.task, hf_checkpoint)

@@ -23,7 +23,7 @@ from clearhead.weights.lora import load_merged
 
 
 def load_saved(
-    reference: str, *, dtype: torch.dtype, keep_int8: bool = False
+    reference: str, *, dtype: torch.dtype, keep_int8: bool = False, check_rows: bool = True
 ) -> tuple[Transformer, TokenizerPair, TaskRecord, HFCheckpoint | None]:
     """Load a model that a run or `save` wrote.
 
@@ -31,6 +31,7 @@ def load_saved(
         reference: a run directory, optionally with @best, @last, @averaged or @step-N, or a saved model's folder.
         dtype: of the weights.
         keep_int8: whether weights that were saved in 8 bits stay so.
+        check_rows: a tokenizer with more entries than the model has rows is refused.
 
     Returns:
         The module on the CPU, its tokenizers, its task record, and the Hugging Face checkpoint of its origin, if any.
@@ -50,7 +51,8 @@ def load_saved(
     if not is_int8(module):
         module.to(dtype)
     tokenizers = TokenizerPair.load(folder)
-    tokenizers.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
+    if check_rows:
+        tokenizers.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
     return module, tokenizers, task, load_origin(folder, module, task, tokenizers)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import clearhead as ch
+
+CASES = int(os.environ.get("CLEARHEAD_CASES", "40"))
+"""Drawn attentions; docs/results.md has a run with 1,000 of them."""
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
@@ -109,7 +114,7 @@ class Drawn(nn.Module):
         return self.out(mixed.permute(*order).flatten(2))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=CASES, deadline=None)
 @given(
     heads=st.integers(1, 5), size=st.integers(1, 6), bias=st.booleans(),
     fused=st.sampled_from(["none", "thirds", "heads"]),

@@ -177,7 +177,7 @@ def test_what_cannot_be_compared_is_one_sentence(
 ) -> None:
     folder = made.language_model(tmp_path / "model")
     for arguments, words in (
-        ([], "name the library to compare with: --against transformers"),
+        (["--tolerance", "0.1"], "add --against transformers"),
         (["--against", "jax"], "--against jax is not known"),
         (["--against", "transformers", "--reference", str(tmp_path)], "it has no config.json"),
     ):

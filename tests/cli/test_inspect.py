@@ -47,15 +47,17 @@ def test_what_a_model_costs_comes_first_and_its_weights_last(runs: Runs, capfd: 
     assert "bias=True" not in "".join(lines[tree:weights]), "what is at its default is left out"
 
 
-def test_parts_that_kernels_run_are_named_with_the_reason_for_the_others(
+def test_parts_that_kernels_run_are_named_and_whether_results_depend_on_the_batch(
     runs: Runs, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = json.loads(run(capfd, "inspect", str(runs("generate")), "--json"))["served"]
     assert {"address": "decoder", "by": "kernels", "why": "float32"} in served
     assert "kernels     decoder, head.layers.0: by our kernels" in run(capfd, "inspect", str(runs("generate")))
     encoder = json.loads(run(capfd, "inspect", str(runs("classify")), "--json"))["served"]
-    assert {one["by"] for one in encoder} == {"plain"} and all("many rows in fp32" in one["why"] for one in encoder)
+    assert {(one["by"], one["why"]) for one in encoder} == {("kernels", "float32")}
+    assert "results do not depend on what shares a batch" in run(capfd, "inspect", str(runs("generate")))
     monkeypatch.setenv("CLEARHEAD_KERNELS", "plain")
+    assert "results depend, in their last digits, on" in run(capfd, "inspect", str(runs("generate")))
     assert "kernels     model: plain: CLEARHEAD_KERNELS=plain" in run(capfd, "inspect", str(runs("generate")))
     assert json.loads(run(capfd, "inspect", "gpt2", "--json"))["served"] == []
 

@@ -99,6 +99,8 @@ SURFACE = {
         "--compare-with",
         "--output",
         "-o",
+        "--serve",
+        "--port",
         "--view",
         "--stack",
         "--from",
@@ -139,9 +141,11 @@ SURFACE = {
         "--time-limit",
         "--steps",
         "--kills",
-        "--seed",
+        "--html",
+        "--force",
         "--json",
-    },
+    }
+    | MACHINE,
     "bench": {"--json"} | MACHINE,
     "inspect": {"--addresses", "--svg", "--force", "--length", "--json"},
 }

@@ -181,3 +181,26 @@ def test_a_text_too_long_for_a_page_is_refused_before_it_is_read(
     monkeypatch.setattr("clearhead.maps.attention_maps.record_run", lambda *_: pytest.fail("the model has run"))
     assert main(["view", str(trained / "run"), "a m u " * 11, "-o", str(tmp_path / "p.html")]) == 2
     assert "a page holds up to 700 attention weights, and this one would hold 1,089" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--port", "8000"], "clearhead: --port is that of a live page: give --serve as well"),
+        (["--serve", "-o", "x.html", "--effects"], "--effects, --output has no effect on a live page: leave it out"),
+    ],
+)
+def test_a_live_page_refuses_what_has_no_effect(
+    options: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["view", "runs/any", "a text", *options]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_a_live_page_names_missing_packages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("clearhead.cli.live.find_spec", lambda name: None)
+    assert main(["view", "runs/any", "a text", "--serve"]) == 2
+    needs = "--serve needs fastapi and uvicorn: install them with pip install 'clearhead[serve]'"
+    assert needs in capsys.readouterr().err

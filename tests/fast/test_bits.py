@@ -14,6 +14,7 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.core import Transformer, build
+from clearhead.fast import pieces
 from clearhead.fast.int8 import to_int8
 from clearhead.fast.runner import Runner
 from clearhead.generate.continuation import GenerateRequest, generate_ids
@@ -100,6 +101,8 @@ CASES: dict[str, tuple[Callable[[], spec.Model], Run]] = {
     "scores of translations": (lambda: small("transformer"), scored),
     "embeddings": (embedder, embedded),
 }
+LONG = 300, 3, 140, 31
+"""Of texts that are divided among threads, and read in chunks."""
 
 
 def of_model(model: spec.Model, precision: str) -> Transformer:
@@ -117,13 +120,32 @@ def same(one: object, other: object) -> bool:
     return torch.equal(one, other) if isinstance(one, Tensor) and isinstance(other, Tensor) else one == other
 
 
+@pytest.mark.parametrize("precision", ["int8", "fp32"])
 @pytest.mark.parametrize("case", CASES)
-def test_result_does_not_depend_on_the_requests_beside_it(case: str) -> None:
+def test_result_does_not_depend_on_the_requests_beside_it(case: str, precision: str) -> None:
     model, run = CASES[case]
-    tree = of_model(model(), "int8")
+    tree = of_model(model(), precision)
     requests = ids_of(max(COUNTS))
     alone = [run(tree, [request])[0] for request in requests]
     for count in COUNTS:
         together = run(tree, requests[:count])
         wrong = [i for i in range(count) if not same(together[i], alone[i])]
         assert not wrong, (count, wrong)
+
+
+@pytest.mark.parametrize("case", ["logits of a decoder", "embeddings"])
+def test_long_requests_do_not_depend_on_those_beside_them(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE_TOKENS", 256)
+    model, run = CASES[case]
+    tree, requests = of_model(model(), "int8"), ids_of(len(LONG), LONG)
+    together = run(tree, requests)
+    assert all(same(one, run(tree, [request])[0]) for one, request in zip(together, requests, strict=True))
+
+
+def test_whether_results_depend_on_the_batch_is_said() -> None:
+    torch.manual_seed(0)
+    module = build(small("gpt2")).eval().requires_grad_(False)
+    assert Runner(module).is_batch_invariant
+    assert not Runner(module, in_bf16=True).is_batch_invariant
+    assert not Runner(build(small("gpt2", mask=spec.Prefix()))).is_batch_invariant
+    assert Runner(to_int8(module)).is_batch_invariant

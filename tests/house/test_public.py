@@ -48,9 +48,8 @@ METHODS = {
     "Cache": "extend select",
     "Model": """
         answer attention capture classify edit embed evaluate exact fill for_languages for_task generate
-        predict
-        generate_options heads languages replaced save score search_options spec special_tokens stream
-        tag tokenizer translate
+        generate_options heads is_batch_invariant languages predict replaced save score search_options spec
+        special_tokens stream tag tokenizer translate
         translate_n_best tree word_aligner
     """,
     "MultiHeadAttention": "attention extra_repr forward train",

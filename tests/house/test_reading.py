@@ -60,6 +60,7 @@ ALLOWED = {
     "clearhead/fast/native/abi.py": {".read_text": 1},
     "clearhead/fast/native/build.py": {".read_text": 1},
     "clearhead/fast/probe.py": {".read_text": 1},
+    "clearhead/fast/native/verdict.py": {".read_bytes": 2},
     "clearhead/fast/native/cache.py": {"os.open": 1, "open": 1, ".read_bytes": 1},
     "clearhead/cli/console.py": {"os.open": 1},
 }

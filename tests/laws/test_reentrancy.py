@@ -18,8 +18,7 @@ from torch import nn
 import clearhead as ch
 from clearhead.fast import runner
 from clearhead.fast.int8 import to_int8
-from clearhead.fast.native import build
-from clearhead.fast.native import load as native
+from clearhead.fast.native.options import TRAINING
 from clearhead.fast.runner import Runner
 from clearhead.fast.stack import PlannedStack
 from tests import hf_models as made
@@ -227,7 +226,7 @@ def test_the_plain_tree_alone_is_used_where_that_is_asked_for(
     model = ch.load(folders["decoder"], device="cpu", precision="int8")
     assert [one.by for one in model.runner.report()] == ["plain"]
     model.generate("the", max_new_tokens=2, temperature=0)
-    assert not calls and native.library() is native.library(build.TRAINING) is None
+    assert not calls and native.library() is native.library(TRAINING) is None
     assert native.function("top_float32", pointers=4, numbers=4) is None
     monkeypatch.setenv(native.KERNELS, "fast")
     with pytest.raises(ch.InputError, match="expected auto or plain"):

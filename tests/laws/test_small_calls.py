@@ -1,6 +1,6 @@
 """A public call on a loaded model makes nothing as large as its weights: what is made of them is made once.
 
-Kernels serve every call but those that read whole texts in fp32, which PyTorch multiplies as fast.
+Kernels serve every call.
 """
 
 from __future__ import annotations
@@ -117,14 +117,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def served(model: ch.Model, name: str, precision: str) -> str:
-    """The kind of the weights by which kernels serve a call, all of it but whole texts in fp32."""
+    """The kind of the weights by which kernels serve a call."""
     is_exact = name.startswith("score")  # scores depend on no processor
     in_bf16 = not is_exact and has_fast_bf16(torch.device("cpu"))
     kinds = {"fp32": "float32", "bf16": "mixed", "int8": "int8", "auto": "mixed" if in_bf16 else "float32"}
     report = (model.runner.exact if is_exact else model.runner).report()
     assert {one.why for one in report if one.by == "kernels"} <= {kinds[precision]}
-    plain = {one.why for one in report if one.by != "kernels"}
-    assert not plain or (plain == {runner._MANY_ROWS} and kinds[precision] == "float32")
+    assert {one.by for one in report} == {"kernels"}
     return kinds[precision]
 
 

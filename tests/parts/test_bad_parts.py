@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,16 @@ def test_a_spec_is_refused_without_its_file_and_with_another(tmp_path: Path) -> 
     load_parts(written(tmp_path, "kept", PART, "2 * x"))
     with pytest.raises(InputError, match=r"was made with another version of kept\.py: .*; restore the file"):
         spec.Model.from_json(text)
+
+
+def test_an_installed_package_has_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, "packed", PART, "self.out(x)")
+    monkeypatch.syspath_prepend(tmp_path)
+    points = [metadata.EntryPoint(name, f"{name}:Module", "clearhead.parts") for name in ("packed", "absent")]
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [point for point in points if point.group == group])
+    try_parts(mixed("packed"))
+    with pytest.raises(InputError, match=r"the part 'absent' of absent:Module cannot be imported .ModuleNotFoundError"):
+        mixed("absent")
 
 
 @pytest.fixture

@@ -159,6 +159,11 @@ def test_maps_have_the_weights_of_its_steps(name: str) -> None:
         assert difference(record.weights([3], slice(2, 5)), weights[:, [3], 2:5]) < 1e-6
 
 
+def test_a_model_without_attention_has_no_maps() -> None:
+    with pytest.raises(InputError, match="this model has no attention, and so no maps of it"):
+        record_run(module("recurrent"), Sequence(ids(1)), None)
+
+
 def test_the_cost_is_measured_or_its_own() -> None:
     plain, own = cost_per_token(resolved(hparams("decoder/pre-grouped/rotary")), 32, 32), model("recurrent")
     cost = cost_per_token(own, 32, 32)

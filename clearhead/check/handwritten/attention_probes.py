@@ -5,6 +5,7 @@ Legend: B batch, T queries, S keys, D width.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from clearhead.check.handwritten.attention_mistakes import SPLITS, Probe
 from clearhead.check.handwritten.calling import Argument, Given, call_arguments
+from clearhead.check.handwritten.libraries import LIBRARIES
 from clearhead.check.handwritten.report import Finding
 from clearhead.check.handwritten.running import Runner, described, tensors_of
 from clearhead.check.handwritten.weights import Reading
@@ -25,7 +27,7 @@ SHAPES = (
     "[batch, keys]",
     "[batch, 1, 1, keys]",
 )
-_LIBRARIES = ("torch", "transformers", "x_transformers")
+_OF_MEMORY = re.compile("(context|memory|cross|encoder)(_key_padding)?_mask")
 KEY_SHAPES = SHAPES[3:]
 BATCH = 2
 
@@ -59,7 +61,7 @@ class Session:
     @property
     def is_library(self) -> bool:
         """Whether the part is of a library, which leaves out a step on purpose."""
-        return type(self.runner.part).__module__.split(".")[0] in _LIBRARIES
+        return type(self.runner.part).__module__.split(".")[0] in LIBRARIES
 
     @property
     def mask_arguments(self) -> list[str]:
@@ -89,7 +91,7 @@ class Session:
         turned = [None if x is None else self.shaped(x, way) for x in (probe.query, probe.memory)]
         assert turned[0] is not None
         mask = None if probe.allowed is None else written_mask(probe.allowed, way, turned[0].dtype)
-        given = Given(turned[0], turned[1], mask, None if mask is None else way.argument)
+        given = Given(turned[0], turned[1], mask, None if mask is None else self._mask_name(probe, way))
         result = self._called(given)
         wanted = self.shaped(probe.query, way).shape
         for one in tensors_of(result)[:1]:
@@ -98,6 +100,12 @@ class Session:
         if result is not None:
             self.runner.error = TypeError(f"it returns {described(result)}, not a tensor {list(wanted)}")
         return None
+
+    def _mask_name(self, probe: Probe, way: Way) -> str | None:
+        """Return the argument for a mask: padding of a memory may have one of its own."""
+        if probe.memory is None or way.shape not in KEY_SHAPES:
+            return way.argument
+        return next((name for name in self.mask_arguments if _OF_MEMORY.fullmatch(name)), way.argument)
 
     def _called(self, given: Given) -> Any:
         args, named = call_arguments(self.runner.part, self.arguments, given, self.numbers)

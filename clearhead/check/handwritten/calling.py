@@ -115,7 +115,7 @@ def _role(name: str, before: Sequence[str], required: bool) -> str | None:
         return _LETTERS[named[1]]
     if not inputs:
         return "memory" if re.match(r"enc|memory", low) else "query"
-    if _MEMORY.search(low):
+    if _MEMORY.search(low) and (required or "memory" not in inputs):
         return "memory"
     if "memory" in inputs and "query" not in inputs:
         return "query"

@@ -21,6 +21,7 @@ from clearhead.check.handwritten.attention_mistakes import Probe, Steps, attend
 from clearhead.check.handwritten.attentions import MaskMeaning, attention
 from clearhead.check.handwritten.calling import Argument, Given, attention_arguments, call_arguments
 from clearhead.check.handwritten.experiments import Settings, compared, largest_difference
+from clearhead.check.handwritten.libraries import spares_libraries
 from clearhead.check.handwritten.mistakes import MISTAKES
 from clearhead.check.handwritten.modules import module
 from clearhead.check.handwritten.report import CannotCompare, Finding, Report
@@ -154,6 +155,7 @@ class _Layer:
 
 
 @checked
+@spares_libraries
 def layer(
     part: Callable[..., Any], *, width: int, heads: int, norm_place: NormPlace | None = None,
     activation: ActivationName | None = None, causal: bool | None = None, mask: MaskMeaning | None = None,
@@ -366,6 +368,7 @@ def _part_reports(part: nn.Module, attentions: Sequence[str], width: int, heads:
 
 
 @checked
+@spares_libraries
 def transformer(
     part: Callable[..., Any], *, width: int, heads: int, vocab_size: int | None = None,
     flow: Literal["causal", "full"] | None = None,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clearhead.arguments import checked
 from clearhead.check.handwritten.calling import parameters_of
+from clearhead.check.handwritten.libraries import spares_libraries
 from clearhead.check.handwritten.report import CannotCompare, Finding, Report, judged
 from clearhead.check.handwritten.running import ROUNDED, NoDropout, Runner, described, relative, shown_error, tensors_of
 from clearhead.errors import InputError
@@ -48,6 +49,7 @@ def _vocabulary(part: nn.Module, given: int | None) -> int:
 
 
 @checked
+@spares_libraries
 def module(
     part: Callable[..., Any], *, vocab_size: int | None = None, flow: Flow | None = None, length: int = _LENGTH
 ) -> Report:

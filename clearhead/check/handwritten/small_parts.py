@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from clearhead.arguments import checked
 from clearhead.check.handwritten.calling import parameters_of
 from clearhead.check.handwritten.experiments import Changes, Settings, compared, largest_difference
+from clearhead.check.handwritten.libraries import spares_libraries
 from clearhead.check.handwritten.mistakes import MISTAKES
 from clearhead.check.handwritten.report import CannotCompare, Finding, Report
 from clearhead.check.handwritten.running import ROUNDED, Runner, described, shown_error, tensors_of
@@ -167,6 +168,7 @@ _RMS_CHANGES: Changes = (
 
 
 @checked
+@spares_libraries
 def norm(
     part: Callable[..., Any], *, width: int = 8, kind: Literal["layer", "rms"] | None = None, eps: float | None = None
 ) -> Report:

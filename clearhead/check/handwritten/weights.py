@@ -220,7 +220,8 @@ def _flat(groups: Mapping[Role, list[_Leaf]], width: int, is_flipped: bool) -> d
     for role, leaves in groups.items():
         parts = [_matrix(leaf, role, width, is_flipped and not leaf.is_linear) for leaf in leaves]
         found = [one for one in parts if one is not None]
-        if len(found) == len(leaves):
+        # Others that have such a name, as keys that a module adds to those of its input, are no projections.
+        if len(found) == len(leaves) and len({one.weight.shape for one in found}) == 1:
             flat[role] = _joined(found, role, width)
     return flat
 

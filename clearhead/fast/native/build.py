@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import hashlib
 import logging
 import os
@@ -19,24 +18,18 @@ from typing import Final
 import torch
 
 from clearhead.fast.native.cache import fault_of, keep, kernel_folder, locked, workplace
+from clearhead.fast.native.options import INFERENCE, LEVELS, PACKAGED, command, library_name
 from clearhead.fast.probe import processor
 
 FOLDER: Final = Path(__file__).parent
-INFERENCE: Final = "stack"
-"""The folder with the sources of the kernels for inference; each folder is a library, compiled when it is needed."""
-TRAINING: Final = "training"
 _COMPILERS: Final = "g++", "clang++", "c++"
-_OPTIONS: Final = "-O3", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC"
-# A row's results must not depend on where the compiler joins products and sums; in training none is compared so.
-_EXACT: Final = {INFERENCE: ["-ffp-contract=off"]}
-_HIDDEN: Final = "-fvisibility=hidden"  # two libraries have functions of the same names
 _SECONDS: Final = 120
 # Of its own, so that a command shows these messages wherever its output goes.
 _LOGGER = logging.getLogger("clearhead.fast.native")
 
 
-def compiled(options: Sequence[str], kernels: str = INFERENCE) -> ctypes.CDLL:
-    """Compile the kernels of a folder, or find them in the cache, and load them.
+def compiled(options: Sequence[str], kernels: str = INFERENCE) -> Path:
+    """Compile the kernels of a folder, or find them in the cache, and return their file.
 
     Args:
         options: of the compiler, beside the usual ones; they say what the processor can do.
@@ -46,14 +39,29 @@ def compiled(options: Sequence[str], kernels: str = INFERENCE) -> ctypes.CDLL:
         OSError: there is no compiler, or it failed, or the cache cannot be written or is open to other users.
     """
     compiler = _compiler()
-    command = [compiler, *_OPTIONS, *_EXACT.get(kernels, ()), _HIDDEN, *options]
+    call = command(compiler, kernels, options)
     sources = sorted((FOLDER / kernels).glob("*.cpp"))
-    file = kernel_folder() / f"{_key(compiler, command, sources)}.so"
+    file = kernel_folder() / f"{_key(compiler, call, sources)}.so"
     if fault_of(file) is not None:
         with locked(file.parent):
             if (fault := fault_of(file)) is not None:
-                _compile(command, sources, file, fault)
-    return ctypes.CDLL(str(file))
+                _compile(call, sources, file, fault)
+    return file
+
+
+def packaged(kernels: str) -> Path | None:
+    """Return the library of a wheel that is the best for this processor; None: the package is no wheel with any.
+
+    Raises:
+        OSError: the wheel has none for this processor.
+    """
+    if not (FOLDER / PACKAGED).is_dir():
+        return None
+    for level, (needed, _) in reversed(LEVELS.items()):
+        file = FOLDER / PACKAGED / library_name(kernels, level)
+        if processor().isa.issuperset(needed) and file.exists():
+            return file
+    raise OSError("the package has none for this processor")
 
 
 def _compiler() -> str:

@@ -54,7 +54,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def workplace(folder: Path) -> Iterator[Path]:
-    """Give a temporary folder to compile in, without those of killed processes; the cache must be locked."""
+    """Give a temporary folder to work in, without those of killed processes; the cache must be locked."""
     for left in folder.glob("tmp*"):
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder) as name:
@@ -81,7 +81,7 @@ def fault_of(file: Path) -> str | None:
     if not os.path.lexists(_record_of(file)):
         return "has no digest"
     try:
-        is_whole = _read(_record_of(file)) == _described(file, _read(file)).encode("ascii")
+        is_whole = read_own(_record_of(file)) == _described(file, read_own(file)).encode("ascii")
     except OSError as error:
         return f"is not to be trusted ({error.strerror or error})"
     return None if is_whole else "is damaged"
@@ -115,7 +115,15 @@ def _described(file: Path, content: bytes) -> str:
     return f"{hashlib.sha256(content).hexdigest()} {len(content)} {file.name}\n"
 
 
-def _read(path: Path) -> bytes:
+def write_own(path: Path, content: bytes) -> None:
+    """Write a file into the folder of kernels, which others see whole or not at all; the cache must be locked."""
+    with workplace(path.parent) as folder:
+        (folder / path.name).write_bytes(content)
+        (folder / path.name).chmod(0o700)
+        os.replace(folder / path.name, path)
+
+
+def read_own(path: Path) -> bytes:
     """Return the content of a file that nobody else can have written.
 
     Raises:

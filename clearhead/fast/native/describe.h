@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <omp.h>
+
 #include <cstddef>
 
 #include "abi.h"
@@ -45,6 +47,9 @@ KERNEL const char* isa() {
 #endif
       ;
 }
+
+// Where the OpenMP library lies that runs the threads.
+KERNEL const void* openmp() { return reinterpret_cast<const void*>(&omp_get_max_threads); }
 
 // Whether products of many rows are blocks of the GEMM.
 KERNEL int64_t has_gemm() {

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -14,8 +15,11 @@ import torch
 from clearhead.errors import InputError
 from clearhead.fast import probe
 from clearhead.fast.native import abi
-from clearhead.fast.native.build import INFERENCE, compiled
+from clearhead.fast.native.build import compiled, packaged
+from clearhead.fast.native.openmp import refuse_other_openmp
+from clearhead.fast.native.options import INFERENCE
 from clearhead.fast.native.turns import Turns
+from clearhead.fast.native.verdict import refuse_untried
 
 # Of its own, so that a command shows these messages wherever its output goes.
 _LOGGER = logging.getLogger("clearhead.fast.native")
@@ -31,6 +35,7 @@ _OFF: Final = {
 KERNELS: Final = "CLEARHEAD_KERNELS"
 """The environment variable: "plain" uses no kernels of ours, "auto" (as where it is not set) what is fastest."""
 _TURNS: Final = Turns()
+_GIVEN: Final[dict[str, ctypes.CDLL]] = {}
 
 
 def uses_kernels() -> bool:
@@ -50,14 +55,22 @@ def library(kernels: str = INFERENCE) -> ctypes.CDLL | None:
 
     The reason for the latter is logged as a warning, once.
     """
-    return _library(kernels) if uses_kernels() else None
+    if not uses_kernels():
+        return None
+    return _GIVEN.get(kernels) if _GIVEN else _library(kernels)
+
+
+def serve_only(kernels: str, found: ctypes.CDLL) -> None:
+    """Let this process, which tries a library, use it and no other."""
+    _GIVEN[kernels] = found
 
 
 @cache
 def _library(kernels: str) -> ctypes.CDLL | None:
     try:
-        found = compiled(["-march=native", *_without(probe.processor().hidden)], kernels)
-        refuse_unfit(found)
+        file = packaged(kernels) or compiled(["-march=native", *_without(probe.processor().hidden)], kernels)
+        refuse_untried(file, kernels)
+        found = opened(file)
     except OSError as error:
         _LOGGER.warning("kernels of PyTorch are used, because our own could not be used: %s", error)
         return None
@@ -65,8 +78,19 @@ def _library(kernels: str) -> ctypes.CDLL | None:
     return found
 
 
+def opened(file: Path) -> ctypes.CDLL:
+    """Load a library.
+
+    Raises:
+        OSError: it cannot be loaded, or is not fit for use.
+    """
+    found = ctypes.CDLL(str(file))
+    refuse_unfit(found)
+    return found
+
+
 def refuse_unfit(found: ctypes.CDLL) -> None:
-    """Refuse a library with other structures, or with instructions that this processor lacks.
+    """Refuse a library with other structures, with instructions that this processor lacks, or with threads of its own.
 
     Raises:
         OSError: it is not fit for use.
@@ -74,6 +98,7 @@ def refuse_unfit(found: ctypes.CDLL) -> None:
     abi.check(found)
     if lacking := isa(found) - probe.processor().isa:
         raise OSError(f"they were compiled for {', '.join(sorted(lacking))}, which this processor does not have")
+    refuse_other_openmp(found)
 
 
 def isa(found: ctypes.CDLL) -> frozenset[str]:

@@ -29,10 +29,10 @@ def stack_runner(weights: Weights, branches: Sequence[Branch], width: int) -> Ru
 
     Returns:
         A function of fp32 activations, contiguous, which it changes in place, and of the keys of each branch. None
-        where there are no compiled kernels.
+        where there are no compiled kernels for such weights.
     """
     kernel = function("stack", pointers=1)
-    if kernel is None:
+    if kernel is None or (weights == "int8" and function("linear_int8", pointers=5, numbers=3) is None):
         return None
     count, kind = len(branches), values("WeightKind")[weights]
     of_branches = (Branch * count)(*branches)

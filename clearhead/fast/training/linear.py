@@ -21,7 +21,7 @@ from clearhead.core.feedforward import FeedForward
 from clearhead.fast.native import load
 from clearhead.fast.native.abi import ACTIVATIONS, NO_ACTIVATION, LinearArgs, LinearCall
 from clearhead.fast.native.addresses import address
-from clearhead.fast.native.build import TRAINING
+from clearhead.fast.native.options import TRAINING
 from clearhead.fast.replica import plain_type
 from clearhead.hooks import is_seen
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.fast.replica import in_evaluation
+from clearhead.fast.top import top_and_log_total
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, pad_ids
 from clearhead.generate.results import length_normalised
 from clearhead.printing import Printed
@@ -109,5 +110,6 @@ def label_log_probabilities(
 ) -> list[list[float]]:
     """Return the fp32 log-probability of each real label, row by row."""
     logits_BTV = logits_BTV.float()
-    chosen_BT = logits_BTV.gather(2, labels_BT[:, :, None])[:, :, 0] - logits_BTV.logsumexp(2)
+    log_total_BT = top_and_log_total(logits_BTV.flatten(0, 1), 1)[2].view(labels_BT.shape)
+    chosen_BT = logits_BTV.gather(2, labels_BT[:, :, None])[:, :, 0] - log_total_BT
     return [row[: int(count)] for row, count in zip(chosen_BT.tolist(), mask_BT.sum(1).tolist(), strict=True)]

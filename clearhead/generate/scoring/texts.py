@@ -22,6 +22,7 @@ from clearhead import core
 from clearhead.core import Transformer
 from clearhead.errors import InputError, nth_text
 from clearhead.fast.replica import in_evaluation
+from clearhead.fast.top import top_and_log_total
 from clearhead.generate.batching import batches_by_cost, device_of
 from clearhead.generate.prefill import check_model
 from clearhead.generate.scoring.targets import MOST_LOGITS, PairScore
@@ -137,8 +138,11 @@ def _score(
         labels.append(np.asarray(ids[span.first : span.stop + 1], dtype=np.int64))
         positions.append(row * longest + np.arange(span.first - 1 - span.start, span.stop - span.start))
     device = device_of(module)
-    # No mask: padding is on the right, where no real token attends.
-    hidden_BTD = module.states(core.Sequence(torch.from_numpy(ids_BT).to(device))).hidden
+    # Padding is on the right, where no real token attends; with a mask it is not even read.
+    lengths_B1 = torch.tensor([[span.stop - span.start] for span in spans], device=device)
+    mask_BT = torch.arange(longest, device=device) < lengths_B1
+    mask = None if bool(mask_BT.all()) else mask_BT
+    hidden_BTD = module.states(core.Sequence(torch.from_numpy(ids_BT).to(device), mask)).hidden
     positions_C = torch.from_numpy(np.concatenate(positions)).to(device)
     labels_C = torch.from_numpy(np.concatenate(labels)).to(device)
     log_probs_C = _label_log_probabilities(module, hidden_BTD.flatten(0, 1)[positions_C], labels_C, most_states)
@@ -153,7 +157,7 @@ def _label_log_probabilities(
     log_probs = []
     for some_CD, some_C in zip(hidden_CD.split(most_states), labels_C.split(most_states), strict=True):
         logits_CV = module.head(some_CD[:, None])[:, 0].float()
-        log_probs.append(logits_CV.gather(1, some_C[:, None])[:, 0] - logits_CV.logsumexp(1))
+        log_probs.append(logits_CV.gather(1, some_C[:, None])[:, 0] - top_and_log_total(logits_CV, 1)[2])
     return torch.cat(log_probs).double().cpu().numpy()
 
 

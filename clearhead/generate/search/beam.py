@@ -205,7 +205,8 @@ def top_log_probabilities(
     if len(banned_X):
         # Whoever captures logits has them as the model computed them.
         logits_RV.index_copy_(1, banned_X, banned_RX)
-        normaliser_R = torch.logaddexp(normaliser_R, banned_RX.float().logsumexp(1))
+        # In fp64, whose last digits depend on a row's place in the batch: in fp32 those of the result would.
+        normaliser_R = torch.logaddexp(normaliser_R.double(), banned_RX.double().logsumexp(1)).float()
     # Rounding can lift a probability above 1, and the early stop relies on sums that never grow.
     return (top_RC - normaliser_R[:, None]).clamp_(max=0.0), ids_RC, normaliser_R
 

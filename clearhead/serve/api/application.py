@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import hmac
 import json
 import signal
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -218,27 +216,3 @@ def hosts_of(host: str, port: int) -> tuple[str, ...] | None:
         return None
     names: Sequence[str] = (host, "127.0.0.1", "localhost", "[::1]")
     return tuple(dict.fromkeys(f"{name}:{port}" for name in names))
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
-
-    Args:
-        host: its address.
-        port: its number; 0: one that is free.
-
-    Raises:
-        InputError: another program has the port, or this one may not have it.
-    """
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        reason = (
-            "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror}"
-        )
-        raise InputError(f"port {port} of {host} {reason}; choose another with --port") from None
-    return listener

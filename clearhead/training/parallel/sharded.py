@@ -68,7 +68,11 @@ class Sharded(Engine[Share[BatchT]]):
                 # Sums, because the loop divides by the labels of all processes; gloo knows no averages either.
                 submodule.set_gradient_divide_factor(1.0)
                 submodule.set_force_sum_reduction_for_comms(True)
+        unsaved = {path: buffer for path, buffer in module.named_buffers() if path not in module.state_dict()}
         module.to_empty(device=device)
+        for path, buffer in unsaved.items():  # of own parts: computed, and in no state
+            owner, _, name = path.rpartition(".")
+            module.get_submodule(owner)._buffers[name] = buffer.to(device)
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         set_model_state_dict(module, weights, options=options)
 

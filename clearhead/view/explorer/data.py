@@ -67,9 +67,10 @@ class LayerAttention:
         heads: the numbers of the heads that are shown, ascending.
         num_heads, num_kv_heads: of the whole attention; neighbouring heads share a key/value head.
         weights: gives the float32 weights [heads, queries, keys], from 0 to 1, of the shown heads, when the page is
-            written: one layer is in memory at a time. Zero where the mask is False.
+            written: one layer is in memory at a time. Zero where the mask is False. None: a live page asks for pieces.
         mask: [queries, keys], True = may attend; None: every query sees every key. The keys that a query sees are
             neighbours.
+        spans: in place of a large mask, the first and the last key of each query in turn; empty: the mask says it.
         mask_name: in words, such as "causal" or "window: 64 before, 64 after".
         has_sink: whether a part of each query's attention goes to no token.
         score_bias: its kind in words; empty: none.
@@ -84,10 +85,11 @@ class LayerAttention:
     heads: tuple[int, ...]
     num_heads: int
     num_kv_heads: int
-    weights: Callable[[], Float[np.ndarray, "heads queries keys"]]
+    weights: Callable[[], Float[np.ndarray, "heads queries keys"]] | None
     mask: Bool[np.ndarray, "queries keys"] | None
     mask_name: str
     has_sink: bool = False
+    spans: tuple[int, ...] = ()
     score_bias: str = ""
     exact: Mapping[int, ExactHead] = field(default_factory=dict)
     values: Mapping[str, Float[np.ndarray, " heads"]] = field(default_factory=dict)

@@ -42,16 +42,19 @@ class Encoder:
     Args:
         makers: each gives some arrays; the arrays are numbered in this order.
         num_blobs: arrays so far.
+        starts: the number of the first array that each maker gives.
         spans: for each distinct mask, the first and the last key that each query sees (last < first: none).
     """
 
     makers: list[Callable[[], list[Num[np.ndarray, "..."]]]] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
     num_blobs: int = 0
     spans: list[list[int]] = field(default_factory=list)
 
     def blobs(self, count: int, make: Callable[[], list[Num[np.ndarray, "..."]]]) -> int:
         """Return the number of the first of `count` arrays, which are made when the page is written."""
         self.makers.append(make)
+        self.starts.append(self.num_blobs)
         self.num_blobs += count
         return self.num_blobs - count
 
@@ -97,18 +100,20 @@ class Encoder:
 
     def layer(self, layer: LayerAttention, size: tuple[int, int]) -> Json:
         """Return the JSON of a layer."""
-        spans = spans_of(layer.mask, size)
+        spans = list(layer.spans) or spans_of(layer.mask, size)
         if spans not in self.spans:
             self.spans.append(spans)
-        allowed = _allowed_pairs(spans, size)
-        chosen = sorted(layer.exact)
-        weights = self.blobs(1 + len(chosen), lambda: _layer_arrays(layer, allowed))
-        exact = {str(head): _exact_head(layer.exact[head], weights + 1 + index) for index, head in enumerate(chosen)}
+        chosen, weights, first = sorted(layer.exact), layer.weights, None
+        exact = {}
+        if weights is not None:
+            allowed = _allowed_pairs(spans, size)
+            first = self.blobs(1 + len(chosen), lambda: _layer_arrays(layer, weights(), allowed))
+            exact = {str(head): _exact_head(layer.exact[head], first + 1 + at) for at, head in enumerate(chosen)}
         effects = layer.key_effects
         return {
             "layer": layer.layer, "heads": list(layer.heads), "numHeads": layer.num_heads,
             "numKvHeads": layer.num_kv_heads, "spans": self.spans.index(spans), "mask": layer.mask_name,
-            "sink": layer.has_sink, "bias": layer.score_bias, "weights": weights, "exact": exact,
+            "sink": layer.has_sink, "bias": layer.score_bias, "weights": first, "exact": exact,
             "values": {name: _numbers(values) for name, values in layer.values.items()},
             "patterns": list(layer.patterns),
             "keyEffects": None if effects is None else self.blob(effects.astype(np.float32)),
@@ -186,9 +191,12 @@ def _allowed_pairs(spans: list[int], size: tuple[int, int]) -> Bool[np.ndarray, 
     return allowed
 
 
-def _layer_arrays(layer: LayerAttention, allowed: Bool[np.ndarray, "queries keys"]) -> list[Num[np.ndarray, "..."]]:
+def _layer_arrays(
+    layer: LayerAttention,
+    weights: Float[np.ndarray, "heads queries keys"],
+    allowed: Bool[np.ndarray, "queries keys"],
+) -> list[Num[np.ndarray, "..."]]:
     """Return the integers of all heads of a layer, and then the numbers of each exact head."""
-    weights = layer.weights()
     assert weights.shape == (len(layer.heads), *allowed.shape), "weights [heads, queries, keys]"
     exact = [
         _exact_numbers(layer.exact[head], weights[layer.heads.index(head)], allowed) for head in sorted(layer.exact)

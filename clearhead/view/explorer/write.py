@@ -17,14 +17,17 @@ from clearhead.files import replacing
 from clearhead.view.explorer.data import Page
 from clearhead.view.explorer.encode import Encoder
 
-FIRST_MODULE = "app.js"
+FIRST_MODULE, LIVE_MODULE = "app.js", "live.js"
 IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w-]+\.js)";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.MULTILINE)
+DATA = "<!-- data -->"
 # Names that a text gives become text only. Should that ever fail, the browser still runs and loads nothing but these.
 POLICY = (
     "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data: blob:; base-uri 'none'; "
     "form-action 'none'"
 )
+# A live page asks the program that it came from.
+LIVE_POLICY = POLICY + "; connect-src 'self'"
 
 
 def write_page(page: Page, path: Path) -> None:
@@ -79,11 +82,29 @@ def page_parts(page: Page) -> Iterator[str]:
     """Give the document in pieces; the first one comes after the input was checked."""
     encoder = Encoder()
     data = escaped_json(encoder.page(page))
-    before, after = template().split("<!-- data -->")
-    yield f'{before}<script type="application/json" id="data">{data}</script>\n'
+    before, after = template().split(DATA)
+    yield f"{before}{_json_element('data', data)}"
     for number, text in enumerate(encoder.texts()):
         yield f'<script type="text/plain" id="blob-{number}">{text}</script>\n'
     yield after
+
+
+def live_html(title: str, facts: object) -> str:
+    """Return the document of a live page, which asks the program that it came from for all that it shows.
+
+    Args:
+        title: the heading.
+        facts: what the page asks for first, and what it knows of the model, as JSON.
+    """
+    empty = {"title": title, "facts": [], "timeline": False, "samples": [], "spans": []}
+    elements = {"data": empty, "model": facts}
+    return template(is_live=True).replace(
+        DATA, "".join(_json_element(name, escaped_json(content)) for name, content in elements.items())
+    )
+
+
+def _json_element(name: str, data: str) -> str:
+    return f'<script type="application/json" id="{name}">{data}</script>\n'
 
 
 def escaped_json(content: object) -> str:
@@ -93,15 +114,17 @@ def escaped_json(content: object) -> str:
 
 
 @cache
-def template() -> str:
+def template(*, is_live: bool = False) -> str:
     """Return the document without its data: markup, policy, style and modules."""
-    style, script = _source("style.css"), bundle()
-    policy = POLICY.format(script=digest(script), style=digest(style))
+    style, script = _source("style.css"), bundle(LIVE_MODULE if is_live else FIRST_MODULE)
+    if is_live:
+        style += _source("live.css")
+    policy = (LIVE_POLICY if is_live else POLICY).format(script=digest(script), style=digest(style))
     places = {"policy": policy, "style": style, "script": script}
     return re.sub(r"\{\{ (\w+) \}\}", lambda match: places[match[1]], _source("index.html"))
 
 
-def bundle() -> str:
+def bundle(first: str = FIRST_MODULE) -> str:
     """Return all modules as one script, each in a scope of its own and after those that it imports."""
     texts: dict[str, str] = {}
 
@@ -116,7 +139,7 @@ def bundle() -> str:
         )
         texts[name] = f'modules["{name}"] = (() => {{\n{body}return {{ {exported} }};\n}})();\n'
 
-    add(FIRST_MODULE)
+    add(first)
     return "const modules = {};\n" + "".join(texts.values())
 
 

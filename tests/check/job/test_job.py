@@ -188,10 +188,10 @@ def test_what_differs_before_the_first_kill_is_not_blamed_on_resuming(
     [
         (["missing.toml"], "missing.toml"),
         (["run.toml", "--against", "transformers"], "run.toml is a run file"),
-        (["run.toml", "--tolerance", "0.1"], "--against, --reference and --tolerance are for a checkpoint or a run"),
-        (["run.toml", "--hint", "1"], "--time-limit are for a Python file; run.toml is a run file"),
+        (["run.toml", "--tolerance", "0.1"], "run.toml is a run file (.toml): --tolerance would"),
+        (["run.toml", "--hint", "1"], "--hint would have no effect"),
         (["mine.py", "--tolerance", "0.1"], "mine.py is a Python file"),
-        (["run", "--steps", "4"], "--steps, --kills and --seed are for a run file"),
+        (["run", "--steps", "4"], "run is a checkpoint or a run: --steps would have no effect"),
         (["run.toml", "--kills", "0"], "--kills expects a number of at least 1"),
         (["broken.toml"], "broken.toml:1: not valid TOML"),
         (["elsewhere.toml"], "train.source"),

@@ -8,6 +8,7 @@ import re
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,15 +17,18 @@ import pytest
 from clearhead.cli.console import library_messages
 from clearhead.cli.stopping import StopOnSignal, Stopped
 from clearhead.fast.native import build
+from clearhead.fast.native.options import INFERENCE, PACKAGED, library_name
+from clearhead.fast.probe import processor
+from tests.processors import loaded
 
 
 @pytest.fixture(autouse=True)
 def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Two small sources and an empty cache."""
-    (tmp_path / build.INFERENCE).mkdir()
+    (tmp_path / INFERENCE).mkdir()
     for name in ("one", "two"):
         text = f'extern "C" __attribute__((visibility("default"))) int {name}() {{ return 1; }}\n'
-        (tmp_path / build.INFERENCE / f"{name}.cpp").write_text(text)
+        (tmp_path / INFERENCE / f"{name}.cpp").write_text(text)
     monkeypatch.setattr(build, "FOLDER", tmp_path)
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
 
@@ -32,7 +36,7 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_command_says_once_that_it_compiles_and_how_long_it_took(capfd: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         with library_messages():
-            kernels = build.compiled([])
+            kernels = loaded(build.compiled([]))
         assert (kernels.one(), kernels.two()) == (1, 1)
     first, second = capfd.readouterr().err.splitlines()
     assert first.startswith("clearhead: compiling kernels for this processor, once, which takes about ")
@@ -66,6 +70,29 @@ def test_no_compiler_goes_on_when_the_program_is_stopped(monkeypatch: pytest.Mon
             if is_running(number):
                 time.sleep(0.01)
         assert not is_running(number)
+
+
+def test_a_wheel_brings_the_best_library_for_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the levels that it has a file for."""
+    assert build.packaged(INFERENCE) is None  # a checkout compiles
+    folder, isa = build.FOLDER / PACKAGED, {"avx2", "avx_vnni", "avx512", "avx512_vnni"}
+    folder.mkdir()
+
+    def best(*without: str) -> str:
+        found = replace(processor(), isa=frozenset(isa - {*without}))
+        monkeypatch.setattr(build, "processor", lambda: found)
+        file = build.packaged(INFERENCE)
+        assert file is not None
+        return file.name
+
+    for level in ("avx2", "avx512", "avx512_bf16", "amx"):
+        (folder / library_name(INFERENCE, level)).touch()
+    isa |= {"avx512_bf16"}
+    assert best() == "stack-avx512_bf16.so"
+    assert best("avx512_vnni") == best("avx512_bf16") == "stack-avx512.so"
+    assert best("avx512_vnni", "avx512", "avx512_bf16") == "stack-avx2.so"
+    with pytest.raises(OSError, match="none for this processor"):
+        best(*isa)
 
 
 def is_running(number: int) -> bool:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from clearhead.fast.native import build, cache
+from clearhead.fast.native.options import INFERENCE
+from tests.processors import loaded
 
 NOBODY = 65534
 SOURCE = 'extern "C" __attribute__((visibility("default"))) int one() { return 1; }\n'
@@ -20,8 +22,8 @@ SOURCE = 'extern "C" __attribute__((visibility("default"))) int one() { return 1
 
 @pytest.fixture(autouse=True)
 def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / build.INFERENCE).mkdir()
-    (tmp_path / build.INFERENCE / "one.cpp").write_text(SOURCE)
+    (tmp_path / INFERENCE).mkdir()
+    (tmp_path / INFERENCE / "one.cpp").write_text(SOURCE)
     monkeypatch.setattr(build, "FOLDER", tmp_path)
 
 
@@ -73,7 +75,7 @@ def take_from_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_sound_library_is_loaded_as_it_is(library: Path, warnings: Callable[[], list[str]]) -> None:
     before = library.stat()
-    assert build.compiled([]).one() == 1
+    assert loaded(build.compiled([])).one() == 1
     assert library.stat().st_ino == before.st_ino and not warnings()
 
 
@@ -83,7 +85,7 @@ def test_a_planted_library_is_compiled_anew(
 ) -> None:
     mark = plant(library, tmp_path)
     library.parent.chmod(mode)
-    assert build.compiled([]).one() == 1
+    assert loaded(build.compiled([])).one() == 1
     assert not mark.exists() and mode_of(library.parent) == 0o700
     (message,) = warnings()
     assert message == f"kernels are compiled anew, in about 10 s: the library in {library.parent} is damaged"
@@ -92,14 +94,14 @@ def test_a_planted_library_is_compiled_anew(
 @pytest.mark.parametrize("size", [0, 1000, 4096, 9000])
 def test_a_truncated_library_is_compiled_anew(size: int, library: Path, warnings: Callable[[], list[str]]) -> None:
     os.truncate(library, size)
-    assert build.compiled([]).one() == 1
+    assert loaded(build.compiled([])).one() == 1
     (message,) = warnings()
     assert message.endswith("is damaged") and cache.fault_of(library) is None
 
 
 def test_a_library_that_others_can_write_is_compiled_anew(library: Path, warnings: Callable[[], list[str]]) -> None:
     library.chmod(0o722)
-    assert build.compiled([]).one() == 1
+    assert loaded(build.compiled([])).one() == 1
     (message,) = warnings()
     assert message.endswith("is not to be trusted (it can be written by others)") and mode_of(library) == 0o700
 
@@ -151,7 +153,7 @@ def test_kernels_are_kept_whatever_the_umask_is(
     open_umask: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: Callable[[], list[str]]
 ) -> None:
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "deep" / "cache"))
-    assert build.compiled([]).one() == 1
+    assert loaded(build.compiled([])).one() == 1
     (library,) = (tmp_path / "deep" / "cache" / "native").glob("*.so")
     assert cache.fault_of(library) is None and not warnings()
     assert mode_of(library.parent) == mode_of(library.parents[1]) == 0o700
@@ -163,7 +165,7 @@ def test_the_default_cache_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     root = tmp_path / ".cache" / "clearhead"
     root.mkdir(parents=True)
     root.chmod(0o775)
-    assert build.compiled([]).one() == 1
+    assert loaded(build.compiled([])).one() == 1
     assert mode_of(root) == 0o755
 
 
@@ -186,4 +188,4 @@ def test_a_folder_that_cannot_be_closed_is_used_as_long_as_nobody_else_can_write
         raise OSError(f"{path} is on a disk that cannot be written")
 
     monkeypatch.setattr(Path, "chmod", refuse)
-    assert build.compiled([]).one() == 1
+    assert loaded(build.compiled([])).one() == 1

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from clearhead.fast.linear import float_linear, int8_linear, mixed_linear
 from clearhead.fast.native import build, load
+from clearhead.fast.native.options import INFERENCE, TRAINING
 from clearhead.fast.top import top_and_log_total
 from tests.processors import options_of
 
@@ -150,7 +151,7 @@ def test_what_is_compiled_is_kept_and_a_failure_leaves_nothing(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("level", ["AVX-512", "AMX emulated"])
-@pytest.mark.parametrize("folder", [build.INFERENCE, build.TRAINING])
+@pytest.mark.parametrize("folder", [INFERENCE, TRAINING])
 def test_no_kernel_reads_or_writes_outside_its_arrays(folder: str, level: str, tmp_path: Path) -> None:
     program = tmp_path / "program"
     checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]

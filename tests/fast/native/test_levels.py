@@ -15,18 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.fast.native import build
+from clearhead.fast.native import build, options
 from clearhead.fast.probe import processor
 
 pytestmark = pytest.mark.slow
-V4 = "-march=x86-64-v4"
-LEVELS = {
-    "AVX2": ("-march=x86-64-v3", {"avx2"}),
-    "AVX-VNNI": ("-march=x86-64-v3 -mavxvnni", {"avx_vnni"}),
-    "AVX-512": (V4, {"avx512"}),
-    "AVX-512 VNNI": (f"{V4} -mavx512vnni", {"avx512_vnni"}),
-    "AVX-512 bf16": (f"{V4} -mavx512vnni -mavx512bf16", {"avx512_vnni", "avx512_bf16"}),
-}
+LEVELS = {name: level for name, level in options.LEVELS.items() if name != "amx"}
 ROWS = 1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 129, 257
 SIZES = (96, 192), (37, 100), (130, 768)
 
@@ -34,13 +27,12 @@ SIZES = (96, 192), (37, 100), (130, 768)
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The products alone, compiled for every level side by side."""
-    folder, source = tmp_path_factory.mktemp("levels"), build.FOLDER / build.INFERENCE / "linear.cpp"
-    fixed = [*build._OPTIONS, *build._EXACT[build.INFERENCE], build._HIDDEN, "-shared", str(source)]
+    folder, source = tmp_path_factory.mktemp("levels"), build.FOLDER / options.INFERENCE / "linear.cpp"
 
     def compiled(level: str) -> Path:
         file = folder / f"{level}.so"
-        command = ["g++", *fixed, *LEVELS[level][0].split(), "-o", str(file)]
-        subprocess.run(command, check=True, capture_output=True)
+        command = options.command("g++", options.INFERENCE, LEVELS[level][1])
+        subprocess.run([*command, "-shared", str(source), "-o", str(file)], check=True, capture_output=True)
         return file
 
     with ThreadPoolExecutor(2) as pool:
@@ -54,7 +46,7 @@ def level(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def library(level: str, files: dict[str, Path]) -> ctypes.CDLL:
-    if lacking := LEVELS[level][1] - processor().isa:
+    if lacking := set(LEVELS[level][0]) - processor().isa:
         pytest.skip(f"this processor has no {', '.join(sorted(lacking))}")
     return ctypes.CDLL(str(files[level]))
 
@@ -112,11 +104,11 @@ class Loop(NamedTuple):
 
 
 FLOORS = {
-    "AVX2": {"vfmadd": (12, 26), "vpmaddwd": (8, 28)},
-    "AVX-VNNI": {"vfmadd": (12, 26), "vpdpbusd": (12, 27)},
-    "AVX-512": {"vfmadd": (16, 36), "vpmaddwd": (16, 50)},
-    "AVX-512 VNNI": {"vfmadd": (16, 36), "vpdpbusd": (16, 34)},
-    "AVX-512 bf16": {"vfmadd": (16, 36), "vpdpbusd": (16, 34), "vdpbf16ps": (16, 34)},
+    "avx2": {"vfmadd": (12, 26), "vpmaddwd": (8, 28)},
+    "avx_vnni": {"vfmadd": (12, 26), "vpdpbusd": (12, 27)},
+    "avx512": {"vfmadd": (16, 36), "vpmaddwd": (16, 50)},
+    "avx512_vnni": {"vfmadd": (16, 36), "vpdpbusd": (16, 34)},
+    "avx512_bf16": {"vfmadd": (16, 36), "vpdpbusd": (16, 34), "vdpbf16ps": (16, 34)},
 }
 """Of the best loop: how many instructions multiply, and how many it has in all."""
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 import clearhead as ch
-from clearhead.serve.api.application import Rules, Server, hosts_of, listen, make_application
+from clearhead.serve.api.application import Rules, Server, hosts_of, make_application
 from clearhead.serve.api.served import Models, Served
+from clearhead.serve.app import listen
 from tests.hf_models import language_model, translator
 from tests.tasks.fine_tuning import encoder
 
@@ -44,7 +45,7 @@ def locked(models: Models) -> Iterator[str]:
 
 
 def running(models: Models, keys: tuple[str, ...]) -> Iterator[str]:
-    listener = listen("127.0.0.1", 0)
+    listener = listen(0)
     port = listener.getsockname()[1]
     app = make_application(models, Rules(hosts_of("127.0.0.1", port), keys))
     server = Server(app, models)

@@ -34,11 +34,15 @@ FAMILIES = {
     "fill": 'early_stop = { metric = "loss", patience = 1 }',
     "lora": "accumulate = 2",
     "stream": "accumulate = 2",
+    "own": "accumulate = 2",
 }
+OWN_PART = f"""
+parts = "{Path(__file__).parents[2] / "parts" / "own.py"}"
+mixer = {{ kind = "last_tokens", count = 2 }}"""
 GROUPS = [
     ("generate", "ddp", 2), ("generate", "ddp", 4), ("translate", "ddp", 2), ("fill", "ddp", 2), ("lora", "ddp", 2),
     ("stream", "ddp", 2),
-    ("generate", "fsdp", 2), ("translate", "fsdp", 2), ("lora", "fsdp", 2),
+    ("generate", "fsdp", 2), ("translate", "fsdp", 2), ("lora", "fsdp", 2), ("own", "ddp", 2), ("own", "fsdp", 2),
 ]  # fmt: skip
 RESUMED = [("ddp", 4), ("fsdp", 2)]
 DROPOUT = ["model.dropout=0.2", "train.ema=0.9"]
@@ -70,6 +74,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Rec
                 "translate": ('kind = "translate"', "encoder-decoder", PAIRS),
                 "fill": ('kind = "fill"', "encoder", TEXT),
                 "stream": ('kind = "generate"', "decoder", TEXT),
+                "own": ('kind = "generate"', "decoder", TEXT),
                 "lora": (f'kind = "generate"\ninit = "{folder}/generate/run"', "", TEXT),
             }[name]
             more += "\n[lora]\nrank = 3" if name == "lora" else ""
@@ -77,6 +82,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Rec
             if name == "stream":
                 keys = "max_length = 13\nstream = true\nshuffle_buffer = 501"
                 file.write_text(file.read_text().replace("max_length = 13", keys))
+            if name == "own":
+                file.write_text(file.read_text().replace("dropout = 0.0", f"dropout = 0.0{OWN_PART}"))
             found[name] = train_alone(file)
     return folder, found
 

@@ -208,5 +208,6 @@ def test_the_modules_are_typed() -> None:
     folder = ROOT / "clearhead" / "view" / "explorer" / "page"
     options = "--checkJs --allowJs --strict --noEmit --noUnusedLocals --target es2022 --module es2022".split()
     options += ["--lib", "es2022,dom,dom.iterable"]
-    done = subprocess.run([compiler, *options, str(folder / "app.js")], capture_output=True, text=True, check=False)
+    files = [str(folder / name) for name in ("app.js", "live.js")]
+    done = subprocess.run([compiler, *options, *files], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

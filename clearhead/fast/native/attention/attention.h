@@ -9,6 +9,8 @@
 
 namespace {
 
+constexpr int64_t KEYS = 4;                             // whose scores are computed together
+constexpr int TOGETHER = WIDTH == 8 ? 2 : 4, VALUES = 4;  // rows, and vectors of a value, in registers together
 constexpr int64_t FEW_ROWS = 8;  // below it, rounding and packing keys costs more than it saves
 
 // Where the keys and values of a group lie, for one head.
@@ -65,27 +67,51 @@ void prefetch(const Real* row, int64_t E) {
   for (int64_t e = 0; e < E; e += LINE / int64_t(sizeof(Real))) __builtin_prefetch(row + e);
 }
 
-template <typename Real>
-float dot(const float* query, const Real* key, int64_t E) {
-  Vec<float> sums = {};
-  int64_t e = 0;
-  for (; e + WIDTH <= E; e += WIDTH) sums = multiply_add(load(query + e), load(key + e), sums);
-  float sum = e ? reduce_add(sums) : 0.0f;
-  for (; e < E; ++e) sum = multiply_add(query[e], to_float(key[e]), sum);
-  return sum;
+// Scores of so many rows, `stride` apart, with the keys [first, last), four at a time: a key is read once for all rows.
+template <typename Real, int ROWS>
+void score(
+    const float* query, int64_t stride, const Head<Real>& rows, int64_t E, int64_t first, int64_t last, float scale,
+    float* scores, int64_t scores_stride) {
+  for (int64_t s = first; s < last; s += KEYS) {
+    const Real* key[KEYS];
+    for (int i = 0; i < KEYS; ++i) key[i] = rows.key(std::min(s + i, last - 1));
+    for (int i = 0; i < KEYS; ++i) prefetch(rows.value(std::min(s + i, last - 1)), E);
+    alignas(64) Vec<float> sums[ROWS][KEYS] = {};
+    int64_t e = 0;
+    for (; e + WIDTH <= E; e += WIDTH)
+      for (int i = 0; i < KEYS; ++i) {
+        const Vec<float> vec = load(key[i] + e);
+        for (int j = 0; j < ROWS; ++j) sums[j][i] = multiply_add(load(query + j * stride + e), vec, sums[j][i]);
+      }
+    for (int j = 0; j < ROWS; ++j) {
+      float found[KEYS];
+      reduce_add_all<KEYS>(sums[j], found);
+      for (int i = 0; i < std::min(KEYS, last - s); ++i) {
+        for (int64_t rest = e; rest < E; ++rest)
+          found[i] = multiply_add(query[j * stride + rest], to_float(key[i][rest]), found[i]);
+        scores[j * scores_stride + s + i] = scale * rows.key_scale(s + i) * found[i];
+      }
+    }
+  }
 }
 
-// Sum so many vectors of values by their weights, in registers.
-template <typename Real, int VECTORS>
-void weigh(const float* weights, const Head<Real>& rows, int64_t first, int64_t last, int64_t e, float* mixed) {
-  Vec<float> sums[VECTORS] = {};
+// Sum so many vectors of values by the weights of each row, in registers.
+template <typename Real, int ROWS, int VECTORS>
+void weigh(
+    const float* weights, int64_t weights_stride, const Head<Real>& rows, int64_t first, int64_t last, int64_t e,
+    float* mixed, int64_t stride) {
+  Vec<float> sums[ROWS][VECTORS] = {};
   for (int64_t s = first; s < last; ++s) {
     const Real* row = rows.value(s) + e;
     if (rows.next) prefetch(rows.key(s) + rows.next + e, VECTORS * WIDTH);
-    const Vec<float> weight = broadcast(weights[s]);
-    for (int i = 0; i < VECTORS; ++i) sums[i] = multiply_add(weight, load(row + i * WIDTH), sums[i]);
+    for (int i = 0; i < VECTORS; ++i) {
+      const Vec<float> vec = load(row + i * WIDTH);
+      for (int j = 0; j < ROWS; ++j)
+        sums[j][i] = multiply_add(broadcast(weights[j * weights_stride + s]), vec, sums[j][i]);
+    }
   }
-  for (int i = 0; i < VECTORS; ++i) store(mixed + e + i * WIDTH, sums[i]);
+  for (int j = 0; j < ROWS; ++j)
+    for (int i = 0; i < VECTORS; ++i) store(mixed + j * stride + e + i * WIDTH, sums[j][i]);
 }
 
 // Turn scores [S], which fill whole vectors, into weights that are still to be multiplied by the number that is
@@ -127,30 +153,34 @@ void to_scores(const Branch& branch, const Group& group, int64_t m, int64_t head
   }
 }
 
-// Attend from a row, by one head; what it mixes takes the place of the query.
-template <typename Real>
-void attend_row(
-    const Branch& branch, const Group& group, const Head<Real>& rows, float* query, int64_t m, int64_t head,
-    float* scores) {
-  const int64_t E = branch.head_size, first = group.first(m), last = group.last(m);
-  const int64_t seen = round_up(last - first, WIDTH);
-  for (int64_t s = first; s < last; ++s) {
-    prefetch(rows.value(s), E);
-    scores[s] = branch.score_scale * rows.key_scale(s) * dot(query, rows.key(s), E);
+// Attend from the row m and those after it, by one head; what they mix takes the places of the queries, which are `stride`
+// apart. Vectors of scores begin at multiples of two of them: sums are the same, whichever rows are computed together.
+template <typename Real, int ROWS>
+void attend_rows(
+    const Branch& branch, const Group& group, const Head<Real>& rows, float* query, int64_t stride, int64_t m,
+    int64_t head, float* scores) {
+  const int64_t E = branch.head_size, first = group.first(m), last = group.last(m + ROWS - 1);
+  const int64_t from = first / (2 * WIDTH) * (2 * WIDTH), seen = round_up(last, WIDTH), width = seen - from;
+  score<Real, ROWS>(query, stride, rows, E, first, last, branch.score_scale, scores - from, width);
+  for (int j = 0; j < ROWS; ++j) {
+    float* row = scores + j * width - from;
+    to_scores(branch, group, m + j, head, row);
+    std::fill(row + from, row + group.first(m + j), -INFINITY);
+    std::fill(row + group.last(m + j), row + seen, -INFINITY);
+    const float share = softmax(row + from, width, branch.sink ? branch.sink + head : nullptr);
+    for (int64_t s = first; s < last; ++s) row[s] *= share * rows.value_scale(s);
   }
-  to_scores(branch, group, m, head, scores);
-  std::fill(scores + last, scores + first + seen, -INFINITY);
-  const float share = softmax(scores + first, seen, branch.sink ? branch.sink + head : nullptr);
-  for (int64_t s = first; s < last; ++s) scores[s] *= share * rows.value_scale(s);
+  const float* weights = scores - from;
   int64_t e = 0;
-  for (; e + 4 * WIDTH <= E; e += 4 * WIDTH) weigh<Real, 4>(scores, rows, first, last, e, query);
-  for (; e + 2 * WIDTH <= E; e += 2 * WIDTH) weigh<Real, 2>(scores, rows, first, last, e, query);
-  for (; e + WIDTH <= E; e += WIDTH) weigh<Real, 1>(scores, rows, first, last, e, query);
-  for (; e < E; ++e) {
-    float sum = 0;
-    for (int64_t s = first; s < last; ++s) sum += scores[s] * to_float(rows.value(s)[e]);
-    query[e] = sum;
-  }
+  for (; e + VALUES * WIDTH <= E; e += VALUES * WIDTH)
+    weigh<Real, ROWS, VALUES>(weights, width, rows, first, last, e, query, stride);
+  for (; e + WIDTH <= E; e += WIDTH) weigh<Real, ROWS, 1>(weights, width, rows, first, last, e, query, stride);
+  for (; e < E; ++e)
+    for (int j = 0; j < ROWS; ++j) {
+      float sum = 0;
+      for (int64_t s = first; s < last; ++s) sum = multiply_add(weights[j * width + s], to_float(rows.value(s)[e]), sum);
+      query[j * stride + e] = sum;
+    }
 }
 
 // --- blocks: queries, keys, weights and values rounded to bfloat16, sums in float32 ---

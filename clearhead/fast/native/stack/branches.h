@@ -53,7 +53,7 @@ class Team {
   // Called by all threads: from where the keys of branch `from` are kept to where those of branch `to` are.
   void run(int64_t from, int64_t to, Arena& arena) {
     const Arena::Frame frame(arena);
-    Own own{arena, arena.take<float>(widest_), arena.take<float>(rows_.D), arena.take<float>(most_keys_ + WIDTH)};
+    Own own{arena, arena.take<float>(widest_), arena.take<float>(rows_.D), arena.take<float>(TOGETHER * (most_keys_ + 3 * WIDTH))};
     if (from >= 0) finish_branch(from, own);
     for (int64_t b = from + 1; b <= std::min(to, count_ - 1); ++b) {
       begin_branch(b, own);
@@ -210,8 +210,10 @@ class Team {
         attend_by_blocks(branch, group, rows, begin, end, queries, head, H * E, own.arena);
         continue;
       }
-      for (int64_t m = begin; m < end; ++m)
-        attend_row(branch, group, rows, queries + m * H * E, m, head, own.scores);
+      int64_t m = begin;
+      for (; m + TOGETHER <= end; m += TOGETHER)
+        attend_rows<Real, TOGETHER>(branch, group, rows, queries + m * H * E, H * E, m, head, own.scores);
+      for (; m < end; ++m) attend_rows<Real, 1>(branch, group, rows, queries + m * H * E, H * E, m, head, own.scores);
     }
   }
 

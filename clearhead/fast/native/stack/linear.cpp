@@ -38,8 +38,10 @@ KERNEL void linear_mixed(
   multiply<Mixed>(x, w, nullptr, bias, y, M, N, K, threads);
 }
 
+#if defined(HAS_GEMM) || defined(HAS_PANELS)  // elsewhere fp32 is faster
 KERNEL void linear_int8(
     const float* x, const int8_t* w, const float* scales, const float* bias, float* y, int64_t M, int64_t N, int64_t K,
     int64_t threads) {
   multiply<Int8>(x, w, scales, bias, y, M, N, K, threads);
 }
+#endif

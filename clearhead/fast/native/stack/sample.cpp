@@ -36,10 +36,12 @@ struct Cut {
 template <typename Values, typename Value>
 double sum_in_fp64(int64_t start, int64_t stop, const Values& values, const Value& value) {
   Doubles sums[4] = {};
-  for (; start + 2 * WIDTH <= stop; start += 2 * WIDTH) {
-    const Vec<float> vec[2] = {values(start), values(start + WIDTH)};
-    HalfFloats halves[4];
-    std::memcpy(halves, vec, sizeof vec);
+  HalfFloats halves[4];
+  constexpr int64_t STEP = sizeof halves / sizeof(float);
+  for (; start + STEP <= stop; start += STEP) {
+    Vec<float> vec[STEP / WIDTH];
+    for (int64_t i = 0; i < STEP / WIDTH; ++i) vec[i] = values(start + i * WIDTH);
+    std::memcpy(halves, vec, sizeof halves);
     for (int i = 0; i < 4; ++i) sums[i] += __builtin_convertvector(halves[i], Doubles);
   }
   sums[0] += sums[1] + (sums[2] + sums[3]);

@@ -32,15 +32,17 @@ import { token } from "./token.js";
  */
 
 const hasAttention = (/** @type {Sample} */ sample) => sample.attentions.length > 0;
+/** Of a long text a live page has pieces of maps only. */
+const hasWeights = (/** @type {Sample} */ sample) => hasAttention(sample) && sample.attentions[0].layers[0].weights !== null;
 
 /** @type {ViewKind[]} */
 const VIEWS = [
   { name: "overview", title: "Overview", has: hasAttention, open: overview, chooses: [], canDiffer: true },
   { name: "matrix", title: "Matrix", has: hasAttention, open: matrix, chooses: ["layer", "head"], canDiffer: true },
-  { name: "lines", title: "Lines", has: hasAttention, open: lines, chooses: ["layer"], canDiffer: true },
-  { name: "token", title: "Token", has: hasAttention, open: token, chooses: [], canDiffer: true },
+  { name: "lines", title: "Lines", has: hasWeights, open: lines, chooses: ["layer"], canDiffer: true },
+  { name: "token", title: "Token", has: hasWeights, open: token, chooses: [], canDiffer: true },
   { name: "neuron", title: "Neuron", has: hasExact, open: neuron, chooses: [], canDiffer: false },
-  { name: "alignment", title: "Alignment", has: hasAlignment, open: alignment, chooses: [], canDiffer: true },
+  { name: "alignment", title: "Alignment", has: (sample) => hasWeights(sample) && hasAlignment(sample), open: alignment, chooses: [], canDiffer: true },
   { name: "lens", title: "Lens", has: (sample) => sample.lens !== null, open: lens, chooses: [], canDiffer: false },
   { name: "beams", title: "Beams", has: (sample) => sample.beams.length > 0, open: beams, chooses: [], canDiffer: false },
 ];
@@ -87,6 +89,17 @@ class Explorer {
     dark.addEventListener("change", () => this.recolor(dark.matches ? "dark" : "light"));
     watchFrames();
     this.recolor(dark.matches ? "dark" : "light");
+  }
+
+  /**
+   * Show another page in place of this one.
+   * @param {import("./types.js").Page} page
+   */
+  replace(page) {
+    this.page = page;
+    this.opened = this.controlled = "";
+    this.heading();
+    this.update();
   }
 
   /** @param {string} text */
@@ -355,4 +368,4 @@ class Explorer {
   }
 }
 
-new Explorer();
+export const explorer = new Explorer();

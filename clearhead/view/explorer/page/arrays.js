@@ -6,7 +6,7 @@
 // Older descriptions of the browser lack it.
 const Inflater = /** @type {any} */ (globalThis).DecompressionStream;
 const LEVELS = 2047;
-const WEIGHTS = Float32Array.from({ length: LEVELS + 1 }, (_, code) => (code / LEVELS) ** 2);
+export const WEIGHTS = Float32Array.from({ length: LEVELS + 1 }, (_, code) => (code / LEVELS) ** 2);
 
 /**
  * @param {string} text
@@ -22,6 +22,28 @@ function fromBase64(text) {
 }
 
 /**
+ * Where arrays come from that the file does not hold.
+ * @type {(blob: number) => Promise<string>}
+ */
+let fetched = async () => "";
+
+/**
+ * Forget the arrays of the page before, and take those of another one from elsewhere.
+ * @param {(blob: number) => Promise<string>} source
+ */
+export function readFrom(source) {
+  fetched = source;
+  loading.clear();
+  knownSpans.clear();
+}
+
+/** @param {Uint8Array} packed deflated bytes */
+export async function inflated(packed) {
+  const stream = new Blob([/** @type {any} */ (packed)]).stream().pipeThrough(new Inflater("deflate"));
+  return new Response(stream).arrayBuffer();
+}
+
+/**
  * @template {Uint16Array | Float32Array | Int32Array} A
  * @param {number} blob
  * @param {{ new (buffer: ArrayBuffer): A, BYTES_PER_ELEMENT: number }} type
@@ -29,10 +51,8 @@ function fromBase64(text) {
  */
 async function inflate(blob, type) {
   const element = document.getElementById(`blob-${blob}`);
-  const packed = fromBase64(element?.textContent ?? "");
+  const planes = new Uint8Array(await inflated(fromBase64(element ? element.textContent ?? "" : await fetched(blob))));
   element?.remove();
-  const stream = new Blob([/** @type {any} */ (packed)]).stream().pipeThrough(new Inflater("deflate"));
-  const planes = new Uint8Array(await new Response(stream).arrayBuffer());
   const size = type.BYTES_PER_ELEMENT;
   const count = planes.length / size;
   const bytes = new Uint8Array(planes.length);
@@ -187,7 +207,7 @@ export function spansOf(page, layer) {
  * @param {Layer} layer
  */
 export async function layerWeights(page, layer) {
-  return new LayerWeights(layer, await array(layer.weights, Uint16Array), spansOf(page, layer));
+  return new LayerWeights(layer, await array(layer.weights ?? -1, Uint16Array), spansOf(page, layer));
 }
 
 /**

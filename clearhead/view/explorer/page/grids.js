@@ -71,6 +71,17 @@ function tokenLabels(row) {
 }
 
 /**
+ * How the maps of a long text are had: the page makes grids that ask for pieces.
+ * @type {((sample: Sample, stack: Stack, layer: import("./types.js").Layer, head: number, queries: Label[], keys: Label[]) => Promise<Grid>) | null}
+ */
+let pieceGrid = null;
+
+/** @param {typeof pieceGrid} make */
+export function gridsFrom(make) {
+  pieceGrid = make;
+}
+
+/**
  * One head, token by token; exact where the file has it so.
  * @param {import("./types.js").Page} page
  * @param {Sample} sample
@@ -82,6 +93,7 @@ function tokenLabels(row) {
 export async function headGrid(page, sample, stack, layer, head) {
   const queries = tokenLabels(rowOf(sample, stack.queries));
   const keys = tokenLabels(rowOf(sample, stack.keys));
+  if (layer.weights === null && pieceGrid) return pieceGrid(sample, stack, layer, head, queries, keys);
   const weights = await layerWeights(page, layer);
   const exact = await exactNumbers(page, layer, head, keys.length);
   const place = layer.heads.indexOf(head);

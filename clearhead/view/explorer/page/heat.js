@@ -365,7 +365,7 @@ export class HeatMap {
     const right = Math.min(width - this.right, left + (grid.keys.length - x) * zoom);
     const bottom = Math.min(height - 6, top + (grid.queries.length - y) * zoom);
     if (!this.image) {
-      this.pool = 1;
+      this.pool = grid.coarse?.pool ?? 1;
       while ((grid.keys.length / this.pool) * (grid.queries.length / this.pool) > LARGEST_IMAGE) this.pool *= 2;
       this.image = heatImage(grid, this.pool, this.scale);
     }
@@ -376,6 +376,7 @@ export class HeatMap {
     context.imageSmoothingEnabled = zoom * this.pool < 1;
     const size = zoom * this.pool;
     context.drawImage(this.image, left - x * zoom, top - y * zoom, this.image.width * size, this.image.height * size);
+    grid.tiles?.paint(this, context, right, bottom);
     if (zoom >= 9) paintLines(this, context, left, top, right, bottom);
     paintMarks(this, context);
     context.restore();

@@ -11,6 +11,7 @@ import { colors, shade } from "./color.js";
  * @param {string} scale
  */
 export function heatImage(grid, pool, scale) {
+  if (grid.coarse) return heatImage(grid.coarse.grid, Math.max(1, Math.floor(pool / grid.coarse.pool)), scale);
   const width = Math.max(1, Math.ceil(grid.keys.length / pool));
   const height = Math.max(1, Math.ceil(grid.queries.length / pool));
   const canvas = document.createElement("canvas");

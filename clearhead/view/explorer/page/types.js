@@ -16,7 +16,7 @@
  * @property {string} mask in words
  * @property {boolean} sink
  * @property {string} bias in words, or empty
- * @property {number} weights blob
+ * @property {number | null} weights blob; null: a live page asks for pieces
  * @property {Record<string, ExactHead>} exact
  * @property {Record<string, (number | null)[]>} values
  * @property {string[]} patterns
@@ -70,6 +70,8 @@
  * @property {(query: number) => number} sink the share of no token; NaN where there is no sink
  * @property {boolean} signed from -1 to 1, else from 0 to 1
  * @property {boolean} exact float32, else within 0.0005
+ * @property {{ grid: Grid, pool: number }=} coarse the largest number of each square of so many tokens, of a long text
+ * @property {{ paint: (heat: import("./heat.js").HeatMap, context: CanvasRenderingContext2D, right: number, bottom: number) => void }=} tiles
  *
  * What a pane shows: a sample, or what it has more than another.
  * @typedef {{ sample: Sample, minus: Sample | null, name: string }} Pane

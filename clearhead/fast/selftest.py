@@ -1,0 +1,200 @@
+"""The test that kernels pass before they serve: each of them beside plain layers, in a process of its own.
+
+A wrong instruction, or a processor that computes wrong, ends or fails that process; see `native/verdict.py`.
+
+Legend: M rows, N outputs, K inputs, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from clearhead import spec
+from clearhead.core import Cache, Transformer, build
+from clearhead.core.head import Projection
+from clearhead.fast.cache import IndexedCache
+from clearhead.fast.draw import draw_tokens
+from clearhead.fast.int8 import LARGEST, quantize, to_int8
+from clearhead.fast.linear import float_linear, int8_linear, mixed_linear
+from clearhead.fast.native.load import opened, serve_only
+from clearhead.fast.native.options import INFERENCE
+from clearhead.fast.runner import Runner
+from clearhead.fast.top import top_and_log_total
+from clearhead.fast.training.linear import has_products
+from clearhead.fast.training.loss import fast_cross_entropy
+from clearhead.fast.training.muon import Update, update_matrices
+from clearhead.fast.training.parts import training_tree
+
+V: Final = 70
+Found = tuple[str, float, float]
+"""What is compared, by how much it differs relative to its size, and by how much it may."""
+EXACT, IN_BF16, IN_INT8 = 1e-5, 0.02, 0.06
+_FACTORS: Final = 3.4445, -4.7750, 2.0315
+
+
+def differences(kernels: str) -> Iterator[Found]:
+    """Compare the kernels of a folder, as the parts that call them do, with plain layers of random weights."""
+    torch.manual_seed(1)
+    if kernels == INFERENCE:
+        yield from _products()
+        yield from _choices()
+        for has_memory in (True, False):
+            yield from _stacks(has_memory)
+    elif has_products():
+        yield from _training()
+        yield "Muon's update", _muon(), IN_BF16
+
+
+def fault_of(kernels: str) -> str | None:
+    """Return in words what differs first; None: nothing."""
+    for what, error, most in differences(kernels):
+        if not error <= most:
+            return f"on this machine they compute {what} wrong, by {error:.1g} where {most:g} is rounding"
+    return None
+
+
+def far(found: Tensor, expected: Tensor) -> float:
+    """Return the norm of a difference relative to that of what is expected."""
+    difference = found.detach().double() - expected.detach().double()
+    return float(difference.norm() / expected.detach().double().norm().clamp(min=1e-9))
+
+
+@torch.inference_mode()
+def _products() -> list[Found]:
+    found = []
+    for rows in (1, 2, 3, 40):
+        # Whole blocks, and sizes that fill none.
+        for outputs, inputs in ((96, 128), (37, 101)):
+            x_MK, weight_NK, bias_N = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
+            half_MK, half_NK, half_N = x_MK.bfloat16(), weight_NK.bfloat16(), bias_N.bfloat16()
+            matrix_NK, scale_N = quantize(weight_NK)
+            largest_M1 = x_MK.abs().amax(1, True) / LARGEST
+            rounded_MK = (x_MK / largest_M1).round() * largest_M1
+            wide_NK = (matrix_NK * scale_N[:, None]).double()
+            cases = {
+                "layers in fp32": (float_linear(weight_NK, bias_N), x_MK, x_MK, weight_NK, bias_N, EXACT),
+                "layers in bf16": (float_linear(half_NK, half_N), half_MK, half_MK, half_NK, half_N, IN_BF16),
+                "layers of bf16 products": (mixed_linear(half_NK, bias_N), x_MK, half_MK, half_NK, bias_N, EXACT),
+                "layers in 8 bits": (int8_linear(matrix_NK, scale_N, bias_N), x_MK, rounded_MK, wide_NK, bias_N, 1e-3),
+            }
+            for what, (run, rows_MK, *exact, most) in cases.items():
+                assert run is not None
+                found.append((what, far(run(rows_MK), F.linear(*(one.double() for one in exact))), most))
+    return found
+
+
+def _choices() -> Iterator[Found]:
+    for dtype in (torch.float32, torch.bfloat16):
+        x_MV = (torch.randn(4, 1000) * 3.0).to(dtype)
+        exact_MV = x_MV.double()
+        values, places, totals = top_and_log_total(x_MV, 3)
+        yield "the highest numbers", far(values, exact_MV.topk(3).values), EXACT
+        yield "the places of the highest numbers", far(places, exact_MV.topk(3).indices), 0.0
+        yield "sums of exponentials", far(totals, exact_MV.logsumexp(1)), EXACT
+        shares_MV, chosen = (exact_MV / 2.0).softmax(1), torch.tensor([0, 17, 500, 999])
+        # In the middle of each token's share.
+        middle_M = (shares_MV.cumsum(1) - shares_MV / 2.0).gather(1, chosen[:, None])[:, 0]
+        none = torch.empty(0, dtype=torch.int64)
+        drawn = draw_tokens(x_MV, middle_M, none, divisor=2.0, top_k=0, top_p=1.0, min_p=0.0)
+        assert drawn is not None
+        yield "drawn tokens", far(drawn, chosen), 0.0
+
+
+def _stacks(has_memory: bool) -> Iterator[Found]:
+    plain = build(_model(has_memory)).eval()
+    for kind, most in (("fp32", EXACT), ("bf16 products", IN_BF16), ("8 bits", IN_INT8)):
+        module = to_int8(copy.deepcopy(plain)) if kind == "8 bits" else plain
+        runner = Runner(module, in_bf16=kind == "bf16 products")
+        for rows in (1, 3):
+            with torch.inference_mode():
+                found, expected = _decoded(runner.tree(), IndexedCache(), rows), _decoded(module, Cache(), rows)
+            yield f"a stack in {kind}", far(found, expected), most
+
+
+def _decoded(module: Transformer, cache: Cache, rows: int) -> Tensor:
+    """Return the logits of a prompt and of two tokens behind it."""
+    ids, lengths = torch.arange(rows * 24).view(rows, 24) % V, torch.arange(24, 0, -1)[:rows]
+    mask = torch.arange(24) < lengths[:, None]
+    memory = None if module.encoder is None else module.encode(ids, mask=mask).memory
+    pieces = ids[:, :22], ids[:, 22:23], ids[:, 23:]
+    memory_mask = None if memory is None else mask
+    logits = [module.decode(piece, memory=memory, memory_mask=memory_mask, cache=cache).logits for piece in pieces]
+    return torch.cat([one for one in logits if one is not None], 1)
+
+
+def _model(has_memory: bool) -> spec.Model:
+    attention = spec.Attention(num_heads=2, num_kv_heads=2, head_size=32, position=spec.Rotary())
+    causal = attention.model_copy(update={"mask": spec.Causal()})
+    # A bias of keys moves all scores of a query alike, so its gradient would be nothing but rounding.
+    bias = spec.Biases(key=False)
+    memory = spec.Attention(source="memory", num_heads=2, num_kv_heads=2, head_size=32, bias=bias)
+    feed_forward = spec.FeedForward(size=128, activation="silu", gated=True, bias_in=False, bias_out=False)
+
+    def stack(*functions: spec.Attention | spec.FeedForward) -> spec.Stack:
+        steps = [spec.Step(branches=(spec.Branch(function=one, pre=spec.RMSNorm()),)) for one in functions]
+        layers = (spec.Layer(steps=tuple(steps)),)
+        embedding = spec.Embedding(table=spec.Table(rows=V))
+        return spec.Stack(width=64, embedding=embedding, layers=layers, final_norm=spec.LayerNorm())
+
+    decoder = stack(causal, *[memory] * has_memory, feed_forward)
+    head = spec.Head(layers=(spec.Linear(size=V, bias=False),))
+    return spec.Model(encoder=stack(attention, feed_forward) if has_memory else None, decoder=decoder, head=head)
+
+
+def _training() -> Iterator[Found]:
+    model = build(_model(True)).train()
+    expected, found = _gradients(model, _plain_loss), _gradients(training_tree(model, "bf16"), _fast_loss)
+    for name, gradient in found.items():
+        what = "the loss of a training step" if not name else "gradients of a training step"
+        yield what, far(gradient, expected[name]), 0.05
+
+
+def _gradients(model: Transformer, loss_of: Callable[[Tensor, Projection, Tensor], Tensor]) -> dict[str, Tensor]:
+    ids = torch.arange(3 * 40).view(3, 40) % V
+    with torch.autocast("cpu", torch.bfloat16, loss_of is _fast_loss):
+        hidden = model(ids, ids.flip(1)).hidden
+        assert model.head is not None
+        loss = loss_of(hidden.flatten(0, 1), model.head.projection(), ids.flatten())
+    names, weights = zip(*model.named_parameters(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss, weights), strict=True)) | {"": loss.detach()}
+
+
+def _plain_loss(states: Tensor, projection: Projection, labels: Tensor) -> Tensor:
+    return F.cross_entropy(projection.outputs(states), labels, reduction="sum")
+
+
+def _fast_loss(states: Tensor, projection: Projection, labels: Tensor) -> Tensor:
+    return fast_cross_entropy(states, projection, labels, label_smoothing=0.0, plain=_plain_loss)
+
+
+def _muon() -> float:
+    weight, momentum = torch.randn(64, 96), torch.randn(64, 96)
+    gradient = weight.grad = torch.randn(64, 96)
+    moved = momentum.lerp(gradient, 0.05)
+    x = gradient.lerp(moved, 0.95)
+    x = x / x.norm()
+    for _ in range(2):
+        gram = x @ x.T
+        x = _FACTORS[0] * x + (_FACTORS[1] * gram + _FACTORS[2] * gram @ gram) @ x
+    expected = torch.cat([weight * 0.9 - 0.5 * x, moved])
+    update_matrices([weight], [momentum], [0.5], Update(_FACTORS, 2, 0.95, 0.9))
+    return far(torch.cat([weight, momentum]), expected)
+
+
+def main(file: str, kernels: str) -> None:
+    """Write to stdout what is wrong with a library, and nothing where it may serve."""
+    torch.set_num_threads(2)
+    try:
+        serve_only(kernels, opened(Path(file)))
+        fault = fault_of(kernels)
+    except OSError as error:
+        fault = str(error)
+    os.write(1, (fault or "").encode())

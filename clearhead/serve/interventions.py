@@ -1,0 +1,203 @@
+"""What a page changes in a run of a model: data, its function for `model.edit`, and the line of Python that does it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from typing import Annotated, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from clearhead.core import Transformer
+from clearhead.core.attention import Attention
+from clearhead.errors import InputError
+from clearhead.maps.hook_points import Place, addresses, edit, matching_addresses
+
+BY_HEAD = ("queries", "keys", "values", "mixed", "scores", "weights")
+"""Activations whose second axis counts heads."""
+Position = Annotated[int, Field(ge=0, lt=2**24)]
+
+
+class Data(BaseModel):
+    """Values of JSON, checked."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Intervention(Data):
+    """One change of a run.
+
+    Args:
+        kind: the activation is multiplied, or replaced by that of another text.
+        address: of the activation, or a pattern of addresses.
+        factor: what it is multiplied by; 0 switches off.
+        head: the only head that is changed; None: all.
+        positions: of the tokens that are changed; empty: all.
+        depth: the only depth at which it is changed, where layers share their weights; None: all.
+        text, target: the other text, and what the decoder of a two-stack model reads with it.
+    """
+
+    kind: Literal["scale", "patch"] = "scale"
+    address: Annotated[str, Field(min_length=1, max_length=300)]
+    factor: Annotated[float, Field(ge=-1000, le=1000)] = 0.0
+    head: Annotated[int, Field(ge=0, lt=2**16)] | None = None
+    positions: Annotated[tuple[Position, ...], Field(max_length=256)] = ()
+    depth: Annotated[int, Field(ge=0, lt=2**16)] | None = None
+    text: Annotated[str, Field(max_length=1_000_000)] = ""
+    target: Annotated[str, Field(max_length=1_000_000)] | None = None
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether the activation has an axis of heads."""
+        return self.address.rpartition(".")[2] in BY_HEAD
+
+
+Edits = Annotated[tuple[Intervention, ...], Field(max_length=64)]
+
+
+def check(one: Intervention, module: Transformer, lengths: Mapping[str, int]) -> None:
+    """Refuse a change that a model cannot make.
+
+    Args:
+        one: the change.
+        module: the model.
+        lengths: how many tokens each stack reads, by "encoder" and "decoder".
+
+    Raises:
+        InputError: there is no such address, head or position; the nearest address is named.
+    """
+    found = matching_addresses(module, one.address)
+    if one.kind == "patch" and len(found) > 1:
+        raise InputError(f"'{one.address}' matches {len(found)} activations; a patch puts in one: name its address")
+    if one.head is not None:
+        _check_head(one, module, found)
+    for address in found if one.positions else ():
+        stack = address.partition(".")[0]
+        if ".layers." not in address:
+            raise InputError(f"'{address}' is outside of the layers, where positions are not known: leave them out")
+        last = max(one.positions)
+        if last >= lengths[stack]:
+            raise InputError(f"position {last} is behind the last token of the {stack}, {lengths[stack] - 1}")
+
+
+def _check_head(one: Intervention, module: Transformer, found: Sequence[str]) -> None:
+    assert one.head is not None
+    if not one.has_heads:
+        wanted = next((address for address in addresses(module) if address.endswith(".mixed")), "")
+        raise InputError(f"'{one.address}' has no axis of heads: leave the head out, or name one such as '{wanted}'")
+    for address in found:
+        path, _, point = address.rpartition(".")
+        attention = module.get_submodule(path)
+        assert isinstance(attention, Attention)
+        count = attention.spec.num_kv_heads if point in ("keys", "values") else attention.spec.num_heads
+        if one.head >= count:
+            raise InputError(f"'{address}' has no head {one.head}; it has 0 to {count - 1}")
+
+
+def action(one: Intervention, other: Tensor | None = None) -> Callable[[Tensor, Place], Tensor]:
+    """Return the function of a change, for `model.edit`.
+
+    Args:
+        one: the change, as `check` let it pass.
+        other: of a patch: the activation of the other text, one row.
+    """
+    return partial(_changed, one, other)
+
+
+def _changed(one: Intervention, other: Tensor | None, x: Tensor, at: Place) -> Tensor:
+    if one.depth is not None and at.depth != one.depth:
+        return x
+    axes = (slice(None), *(None,) * int(one.has_heads), slice(None), None)
+    value, chosen = one.factor * x, torch.ones((), dtype=torch.bool, device=x.device)
+    if one.positions or other is not None:
+        _check_axis(one, x, at)
+        assert at.positions is not None
+        if one.positions:
+            chosen = chosen & torch.isin(at.positions, at.positions.new_tensor(one.positions))[axes]
+        if other is not None:
+            last = other.shape[-2] - 1
+            value = other[..., at.positions[0].clamp(max=last), :].to(x)
+            chosen = chosen & (at.positions <= last)[axes]
+    if one.head is not None:
+        chosen = chosen & (torch.arange(x.shape[1], device=x.device) == one.head)[:, None, None]
+    return torch.where(chosen, value, x)
+
+
+def _check_axis(one: Intervention, x: Tensor, at: Place) -> None:
+    rank = 4 if one.has_heads else 3
+    if at.positions is None or x.dim() != rank or x.shape[-2] != at.positions.shape[1]:
+        raise InputError(
+            f"'{at.address}' has the shape {list(x.shape)}, in which no axis counts the tokens that the stack reads: "
+            "leave positions out, or choose another activation"
+        )
+
+
+def editing(
+    module: Transformer, edits: Sequence[Intervention], others: Sequence[Tensor | None]
+) -> AbstractContextManager[object]:
+    """Return a block in which a model runs with changes.
+
+    Args:
+        module: the model.
+        edits: the changes, in the order in which they are made.
+        others: for each the activation of the other text, of a patch.
+    """
+    blocks = ExitStack()
+    for one, other in zip(edits, others, strict=True):
+        blocks.enter_context(edit(module, {one.address: action(one, other)}))
+    return blocks
+
+
+def python_lines(edits: Sequence[Intervention], num_records: Sequence[int], call: str) -> list[str]:
+    """Return the Python that does the same: what it needs before, the `with` line, and the call inside.
+
+    Args:
+        edits: the changes.
+        num_records: for each, how many depths share the layer of its address.
+        call: what is asked of the model.
+    """
+    before, blocks = list[str](), list[str]()
+    for number, (one, shared) in enumerate(zip(edits, num_records, strict=True)):
+        name = f"other_{number}"
+        if one.kind == "patch":
+            before += _capture_lines(one, name, shared)
+        blocks.append(f"model.edit({{{json.dumps(one.address)}: {_lambda(one, name)}}})")
+    block = ", ".join(blocks)
+    return [*before, *([f"with {block}:", f"    {call}"] if blocks else [call])]
+
+
+def _capture_lines(one: Intervention, name: str, shared: int) -> list[str]:
+    given = ", ".join(map(repr, filter(None, (one.text, one.target))))
+    record = -1 if one.depth is None else one.depth - shared
+    return [
+        f"with model.capture({json.dumps(one.address)}) as seen:",
+        f"    model.attention({given})",
+        f"{name} = seen[{json.dumps(one.address)}][{record}].tensor",
+    ]
+
+
+def _lambda(one: Intervention, name: str) -> str:
+    axes = "[:, None, :, None]" if one.has_heads else "[..., None]"
+    value, chosen = f"{one.factor!r} * x", list[str]()
+    if one.positions:
+        equal = [f"(at.positions == {position})" for position in one.positions]
+        chosen.append(f"{equal[0]}{axes}" if len(equal) == 1 else f"({' | '.join(equal)}){axes}")
+    if one.kind == "patch":
+        value = f"{name}[..., at.positions[0].clamp(max={name}.shape[-2] - 1), :]"
+        chosen.append(f"(at.positions < {name}.shape[-2]){axes}")
+    if one.head is not None:
+        chosen.append(f"(torch.arange(x.shape[1], device=x.device) == {one.head})[:, None, None]")
+    text = f"torch.where({' & '.join(chosen)}, {value}, x)" if chosen else value
+    if one.depth is not None:
+        text = f"{text} if at.depth == {one.depth} else x"
+    return f"lambda x{', at' * ('at.' in text)}: {text}"
+
+
+def finite(value: float) -> float | None:
+    """Return a number as JSON has it; None for what it has no number for."""
+    return value if math.isfinite(value) else None

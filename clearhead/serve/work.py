@@ -1,0 +1,175 @@
+"""Computations for requests: in threads of their own, and ended where nobody waits for them any more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import TypeVar
+
+from fastapi import Request
+from torch import Tensor
+
+from clearhead.maps.hook_points import addresses, edit
+from clearhead.model.facade import Model
+from clearhead.progress import Counted, Display, shown_by
+
+ResultT = TypeVar("ResultT")
+GRACE = 1.0  # seconds in which a thread may end
+POLLED = 0.1  # seconds between two looks at whether the browser is still there
+
+
+class Left(Exception):
+    """Nobody waits for a result any more."""
+
+
+class Work(Display):
+    """One computation: it ends at its next sign of life after `end`.
+
+    Args:
+        is_quick: other computations wait for it.
+    """
+
+    def __init__(self, workers: Workers, is_quick: bool) -> None:
+        self._workers, self.is_quick = workers, is_quick
+        self._ended = threading.Event()
+
+    def end(self) -> None:
+        """Let the computation end."""
+        self._ended.set()
+
+    def check(self) -> None:
+        """Say that the computation lives, and let quick ones go first.
+
+        Raises:
+            Left: it was ended.
+        """
+        while not self.is_quick and not self._workers.are_idle.wait(POLLED) and not self._ended.is_set():
+            pass
+        if self._ended.is_set():
+            raise Left
+
+    def update(self, done: int, total: int, what: Counted) -> None:
+        """Check with each count that is told."""
+        self.check()
+
+    @contextmanager
+    def watching(self, model: Model) -> Iterator[None]:
+        """Check before each layer of a model that runs inside a with block."""
+
+        def checked(x: Tensor) -> Tensor:
+            self.check()
+            return x
+
+        layers = [address for address in addresses(model.module) if address.split(".")[1::2] == ["layers", "before"]]
+        with edit(model.module, dict.fromkeys(layers, checked)), shown_by(self):
+            yield
+
+
+class Workers:
+    """The threads of an application: one for what takes long, and one for what somebody waits for at this moment."""
+
+    def __init__(self) -> None:
+        self._lanes = {is_quick: _Lane("quick" if is_quick else "slow") for is_quick in (False, True)}
+        self._running: set[Work] = set()
+        self.are_idle = threading.Event()  # the quick ones
+        self.are_idle.set()
+        self.is_closed = False
+
+    async def compute(
+        self, request: Request, function: Callable[[Work], ResultT], *, is_quick: bool = False
+    ) -> ResultT:
+        """Return what a function computes, unless the browser leaves or the application ends.
+
+        Args:
+            request: of the browser that waits.
+            function: receives the work, and checks it now and then.
+            is_quick: longer computations pause for it.
+
+        Raises:
+            Left: nobody waits any more.
+        """
+        work = Work(self, is_quick)
+        if self.is_closed:
+            work.end()
+        self._running.add(work)
+        self._count()
+        future = asyncio.wrap_future(self._lanes[is_quick].begin(function, work))
+        try:
+            while not (await asyncio.wait([future], timeout=POLLED))[0]:
+                if await request.is_disconnected():
+                    work.end()
+            return future.result()
+        except asyncio.CancelledError:
+            raise Left from None
+        finally:
+            work.end()
+            self._running.discard(work)
+            self._count()
+
+    def _count(self) -> None:
+        if any(work.is_quick for work in self._running):
+            self.are_idle.clear()
+        else:
+            self.are_idle.set()
+
+    @property
+    def num_running(self) -> int:
+        """How many computations somebody waits for."""
+        return len(self._running)
+
+    def close(self) -> None:
+        """End every computation."""
+        self.is_closed = True
+        for work in list(self._running):
+            work.end()
+
+    def join(self) -> None:
+        """End every computation, and wait a little until its thread has ended."""
+        self.close()
+        for lane in self._lanes.values():
+            lane.join()
+
+
+class _Lane:
+    """A thread that computes one thing after another; it does not hold up the end of the process.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def begin(self, function: Callable[[Work], ResultT], work: Work) -> Future[ResultT]:
+        """Compute a function when the thread is free, unless its work has ended by then."""
+        future: Future[ResultT] = Future()
+
+        def task() -> None:
+            future.set_running_or_notify_cancel()
+            try:
+                work.check()
+                result = function(work)
+            except BaseException as error:  # noqa: BLE001 - whoever waits receives it
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        context = contextvars.copy_context()
+        self._tasks.put(lambda: context.run(task))
+        return future
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+
+    def join(self) -> None:
+        """Let the thread end after what it computes."""
+        self._tasks.put(None)
+        self._thread.join(GRACE)

@@ -1,0 +1,194 @@
+/** The form in which somebody says what is changed in the model. */
+
+import { el, fill } from "./dom.js";
+import { STACK_NAMES } from "./grids.js";
+
+/**
+ * One change, as the program reads it (see interventions.py).
+ * @typedef {object} Change
+ * @property {"scale" | "patch"} kind
+ * @property {string} address
+ * @property {number} [factor]
+ * @property {number | null} [head]
+ * @property {number[]} [positions]
+ * @property {number | null} [depth]
+ * @property {string} [text]
+ * @property {string | null} [target]
+ */
+
+/** @param {Change} change */
+export function changeName(change) {
+  const { address, head, positions, depth } = change;
+  const short = address.replace(/\.steps\.(\d+)\.branches\.(\d+)\.function/, "").replace(".steps.*.branches.*", "");
+  const where = [short, head !== null && head !== undefined ? `head ${head}` : "", depth !== null && depth !== undefined ? `depth ${depth}` : "",
+    positions?.length ? `position ${positions.join(", ")}` : ""].filter(Boolean).join(" · ");
+  return change.kind === "patch" ? `${where} from “${change.text}”` : `${where} × ${change.factor ?? 0}`;
+}
+
+/**
+ * The numbers of a list with ranges, such as 0,3-5.
+ * @param {string} text
+ */
+export function numbersOf(text) {
+  /** @type {number[]} */
+  const found = [];
+  for (const part of text.split(",").map((one) => one.trim()).filter(Boolean)) {
+    const match = /^(\d{1,7})(?:-(\d{1,7}))?$/.exec(part);
+    if (!match) throw new Error(`“${part}” is no position: give numbers and ranges, such as 0,3-5`);
+    for (let at = Number(match[1]); at <= Number(match[2] ?? match[1]) && found.length < 256; at++) found.push(at);
+  }
+  return found;
+}
+
+export class ChangeForm {
+  /**
+   * @param {import("./live.js").Facts} facts
+   * @param {{ store: import("./state.js").Store, page: import("./types.js").Page }} explorer
+   * @param {(change: Change) => void} apply
+   * @param {(text: string, target: string | null) => void} sweep
+   */
+  constructor(facts, explorer, apply, sweep) {
+    this.sweep = sweep;
+    this.facts = facts;
+    this.explorer = explorer;
+    this.apply = apply;
+    this.what = this.choice("What", [["head", "a head"], ["layer", "a layer"], ["stream", "the stream after a layer"]]);
+    this.how = this.choice("How", [["scale", "times"], ["patch", "from another text"]]);
+    this.stack = this.choice("Stack", []);
+    this.layer = this.choice("Layer", []);
+    this.head = this.choice("Head", []);
+    this.positions = this.input({ type: "text", placeholder: "all", size: 7, "aria-label": "positions" });
+    this.factor = this.input({ type: "number", value: 0, step: 0.1, min: -1000, max: 1000, "aria-label": "factor" });
+    this.slider = this.input({ type: "range", value: 0, step: 0.1, min: 0, max: 2, "aria-label": "factor" });
+    this.slider.addEventListener("input", () => (this.factor.value = this.slider.value));
+    this.factor.addEventListener("input", () => (this.slider.value = this.factor.value));
+    this.other = this.input({ type: "text", placeholder: "a second text", "aria-label": "the second text" });
+    this.otherTarget = this.input({ type: "text", placeholder: "its target: what the model writes", "aria-label": "the target of the second text" });
+    this.fault = el("p", { class: "status fault", role: "status" });
+    this.root = el("div", { class: "bench-form" });
+    this.followed = "";
+    this.build();
+  }
+
+  /** @param {Record<string, string | number>} properties */
+  input(properties) {
+    return /** @type {HTMLInputElement} */ (el("input", properties));
+  }
+
+  /**
+   * @param {string} title
+   * @param {[string, string][]} options
+   */
+  choice(title, options) {
+    const element = /** @type {HTMLSelectElement} */ (el("select", { "aria-label": title }));
+    this.offer(element, options);
+    element.addEventListener("change", () => this.build());
+    return element;
+  }
+
+  /**
+   * @param {HTMLSelectElement} element
+   * @param {[string, string][]} options
+   */
+  offer(element, options) {
+    const { value } = element;
+    fill(element, ...options.map(([name, text]) => el("option", { value: name }, text)));
+    if (options.some(([name]) => name === value)) element.value = value;
+  }
+
+  /** Take over what the views have chosen. */
+  follow() {
+    const { state } = this.explorer.store;
+    const followed = [state.stack, state.layer, state.head, state.query].join();
+    if (followed === this.followed) return;
+    this.followed = followed;
+    this.build();
+    if (this.what.value === "head" && state.stack in this.facts.attentions) this.stack.value = state.stack;
+    this.build();
+    this.layer.value = String(state.layer);
+    this.build();
+    this.head.value = String(state.head);
+    if (state.query >= 0 && this.what.value === "stream") this.positions.value = String(state.query);
+  }
+
+  build() {
+    const { facts, explorer } = this;
+    const isHead = this.what.value === "head";
+    const stacks = Object.keys(isHead ? facts.attentions : facts.orders);
+    this.offer(this.stack, stacks.map((name) => [name, STACK_NAMES[name] ?? name]));
+    const layers = isHead ? Object.keys(facts.attentions[this.stack.value] ?? {}).map(Number).sort((one, two) => one - two) : (facts.orders[this.stack.value] ?? []).map((_, depth) => depth);
+    this.offer(this.layer, layers.map((number) => [String(number), String(number)]));
+    const shown = explorer.page.samples[0]?.attentions.find((one) => one.stack === this.stack.value)?.layers.find((one) => String(one.layer) === this.layer.value);
+    this.offer(this.head, Array.from({ length: shown?.numHeads ?? 1 }, (_, head) => [String(head), String(head)]));
+    const isPatch = this.how.value === "patch";
+    if (isPatch && this.what.value === "layer") this.how.value = "scale";
+    const part = (/** @type {string} */ title, /** @type {HTMLElement[]} */ ...fields) => el("label", { class: "field" }, el("span", { class: "field-name" }, title), ...fields);
+    fill(this.root,
+      el("div", { class: "bench-row" }, part("Change", this.what), stacks.length > 1 ? part("of", this.stack) : null, part("layer", this.layer), isHead ? part("head", this.head) : null),
+      el("div", { class: "bench-row" }, part("at positions", this.positions), this.what.value === "layer" ? el("span", { class: "field-name" }, "times") : this.how,
+        ...(isPatch ? [this.other, facts.readsTarget ? this.otherTarget : null] : [this.factor, this.slider])),
+      el("div", { class: "bench-row" },
+        el("button", { type: "button", class: "do", onclick: () => this.submit() }, isPatch ? "Put in" : "Apply"),
+        isPatch ? el("button", { type: "button", class: "plain-button", onclick: () => this.sweep(...this.second()) }, "Sweep all places") : null, this.fault),
+    );
+  }
+
+  /** @returns {[string, string | null]} the second text and its target */
+  second() {
+    return [this.other.value, this.facts.readsTarget && this.otherTarget.value.trim() ? this.otherTarget.value : null];
+  }
+
+  /**
+   * The change that puts in the stream of the second text.
+   * @param {string} stack
+   * @param {number} depth 0 is the embedding, d the stream after d layers
+   * @param {number} position
+   * @returns {Change}
+   */
+  patch(stack, depth, position) {
+    const order = this.facts.orders[stack];
+    const place = Math.max(0, depth - 1);
+    const address = `${stack}.layers.${order[place]}.${depth ? "after" : "before"}`;
+    const isShared = order.indexOf(order[place]) !== order.lastIndexOf(order[place]);
+    const [text, target] = this.second();
+    return { kind: "patch", address, head: null, positions: [position], depth: isShared ? place : null, text, target };
+  }
+
+  submit() {
+    this.fault.textContent = "";
+    try {
+      this.apply(this.change());
+    } catch (error) {
+      this.fault.textContent = /** @type {Error} */ (error).message;
+    }
+  }
+
+  /** @returns {Change} */
+  change() {
+    const { facts } = this;
+    const depth = Number(this.layer.value);
+    const name = this.stack.value.split(".")[0];
+    const order = facts.orders[name];
+    const isShared = order.indexOf(order[depth]) !== order.lastIndexOf(order[depth]);
+    const addresses = {
+      head: `${facts.attentions[this.stack.value]?.[String(depth)]}.mixed`,
+      layer: `${name}.layers.${order[depth]}.steps.*.branches.*`,
+      stream: `${name}.layers.${order[depth]}.after`,
+    };
+    /** @type {Change} */
+    const change = {
+      kind: this.how.value === "patch" ? "patch" : "scale",
+      address: addresses[/** @type {"head" | "layer" | "stream"} */ (this.what.value)],
+      head: this.what.value === "head" ? Number(this.head.value) : null,
+      positions: numbersOf(this.positions.value),
+      depth: isShared ? depth : null,
+    };
+    if (change.kind === "patch") {
+      const [text, target] = this.second();
+      return { ...change, text, target };
+    }
+    const factor = Number(this.factor.value);
+    if (!Number.isFinite(factor) || this.factor.value.trim() === "") throw new Error("the factor is no number");
+    return { ...change, factor };
+  }
+}

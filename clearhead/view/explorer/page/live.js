@@ -1,0 +1,236 @@
+/** A live page: another text, changes of the model, and what it puts out beside what it put out before. */
+
+import { explorer } from "./app.js";
+import { readFrom } from "./arrays.js";
+import { post, text } from "./ask.js";
+import { ChangeForm, changeName } from "./changes.js";
+import { el, fill } from "./dom.js";
+import { gridsFrom } from "./grids.js";
+import { outputNodes } from "./outputs.js";
+import { Pieces, arrivals } from "./pieces.js";
+import { showSweep } from "./sweep.js";
+
+/** @typedef {import("./changes.js").Change} Change */
+/** @typedef {{ text: string, target: string | null, generate: number, edits: Change[] }} Asked */
+/**
+ * What the program says of its model.
+ * @typedef {object} Facts
+ * @property {Asked} first
+ * @property {Record<string, Record<string, string>>} attentions address by stack and depth
+ * @property {Record<string, number[]>} orders the layer that runs at each depth, by stack
+ * @property {boolean} readsTarget
+ * @property {boolean} writes
+ */
+/** @typedef {{ name: string, page: import("./types.js").Page, outputs: import("./outputs.js").Outputs, python: string[] }} Answer */
+
+class Bench {
+  constructor() {
+    /** @type {Facts} */
+    this.facts = JSON.parse(document.getElementById("model")?.textContent ?? "");
+    /** @type {Asked} */
+    this.asked = this.facts.first;
+    /** @type {Asked[]} */
+    this.before = [];
+    /** @type {AbortController | null} */
+    this.asking = null;
+    /** @type {Answer | null} */
+    this.answer = null;
+    this.text = this.field("Text", this.asked.text);
+    this.target = this.field("Target", this.asked.target ?? "", "what the model writes");
+    this.more = /** @type {HTMLInputElement} */ (el("input", { type: "number", min: 0, max: 1024, value: this.asked.generate }));
+    this.form = new ChangeForm(this.facts, explorer, (change) => this.add(change), (text, target) => void this.sweep(text, target));
+    this.list = el("ul", { class: "changes" });
+    this.status = el("p", { class: "status", role: "status" });
+    this.output = el("section", { class: "bench-part output", "aria-label": "output" });
+    /** @type {{ position: number | null, index: number } | null} */
+    this.followed = null;
+    this.swept = el("section", { class: "bench-part swept", "aria-label": "sweep" });
+    this.python = el("pre", { class: "python", tabindex: 0 });
+    this.build();
+    gridsFrom((sample, stack, layer, head, queries, keys) => {
+      const place = explorer.page.samples.indexOf(sample);
+      return this.pieces.grid(place, stack.stack, layer.layer, head, queries, keys);
+    });
+    this.pieces = new Pieces("");
+    arrivals.addEventListener("come", () => explorer.update());
+    explorer.store.watchers.push(() => this.form.follow());
+    void this.ask();
+  }
+
+  /**
+   * @param {string} title
+   * @param {string} value
+   * @param {string} [placeholder]
+   */
+  field(title, value, placeholder = "") {
+    const field = /** @type {HTMLTextAreaElement} */ (el("textarea", { rows: 2, spellcheck: "false", "aria-label": title, placeholder }));
+    field.value = value;
+    field.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && !event.shiftKey) {
+        event.preventDefault();
+        this.read();
+      }
+    });
+    return field;
+  }
+
+  build() {
+    const { facts } = this;
+    const label = (/** @type {string} */ title, /** @type {HTMLElement} */ field) => el("label", { class: "bench-field" }, el("span", { class: "field-name" }, title), field);
+    const isDecoder = facts.writes && !facts.readsTarget;
+    const reads = el("section", { class: "bench-part", "aria-label": "text" },
+      label("Text", this.text),
+      facts.readsTarget ? label("Target", this.target) : null,
+      el("div", { class: "bench-row" },
+        isDecoder ? label("New tokens", this.more) : null,
+        el("button", { type: "button", class: "do", onclick: () => this.read() }, "Read"),
+        el("button", { type: "button", class: "stop", onclick: () => this.stop() }, "Stop"),
+        this.status,
+      ),
+    );
+    const changes = el("section", { class: "bench-part", "aria-label": "changes" }, this.form.root, this.list,
+      el("details", {}, el("summary", {}, "The same in Python"), this.python));
+    const bench = el("details", { class: "bench", open: innerWidth > 760 }, el("summary", {}, "Touch the model"),
+      el("div", { class: "bench-parts" }, reads, changes, this.output), this.swept);
+    document.getElementById("main")?.before(bench);
+  }
+
+  read() {
+    const target = this.facts.readsTarget && this.target.value.trim() ? this.target.value : null;
+    this.set({ text: this.text.value, target, generate: Number(this.more.value) || 0 });
+  }
+
+  /** @param {Partial<Asked>} change */
+  set(change) {
+    this.before.push(this.asked);
+    this.asked = { ...this.asked, ...change };
+    void this.ask();
+  }
+
+  /** @param {Change} change */
+  add(change) {
+    this.set({ edits: [...this.asked.edits, change] });
+  }
+
+  /**
+   * Put in every activation of a second text, one after the other.
+   * @param {string} text
+   * @param {string | null} target
+   */
+  async sweep(text, target) {
+    const { position, index } = this.followed ?? { position: null, index: null };
+    const swept = await this.working((signal) => post("sweep", { asked: this.asked, text, target, position, index }, signal));
+    if (swept) showSweep(this.swept, swept, (stack, depth, place) => this.add(this.form.patch(stack, depth, place)));
+  }
+
+  /**
+   * Let the model go on from another token.
+   * @param {number} position
+   * @param {number} index
+   */
+  async force(position, index) {
+    const answer = await this.working((signal) => post("force", { asked: this.asked, position, index }, signal));
+    if (!answer) return;
+    const field = this.facts.readsTarget ? this.target : this.text;
+    field.value = answer.text;
+    this.more.value = "0";
+    this.read();
+  }
+
+  undo() {
+    const before = this.before.pop();
+    if (!before) return;
+    this.asked = before;
+    this.text.value = before.text;
+    this.target.value = before.target ?? "";
+    this.more.value = String(before.generate);
+    void this.ask();
+  }
+
+  stop() {
+    this.asking?.abort();
+  }
+
+  /** @param {string} text @param {boolean} [isFault] */
+  say(text, isFault = false) {
+    this.status.textContent = text;
+    this.status.classList.toggle("fault", isFault);
+  }
+
+  /**
+   * Wait for an answer, say for how long, and let the program end what nobody waits for any more.
+   * @template T
+   * @param {(signal: AbortSignal) => Promise<T>} ask
+   * @param {(error: Error) => void} [refused]
+   * @returns {Promise<T | null>}
+   */
+  async working(ask, refused = () => {}) {
+    this.stop();
+    const asking = new AbortController();
+    this.asking = asking;
+    const start = performance.now();
+    const clock = setInterval(() => this.say(`computing for ${Math.round((performance.now() - start) / 1000)} s`), 1000);
+    this.say("computing …");
+    document.documentElement.dataset.asking = "1";
+    try {
+      const answer = await ask(asking.signal);
+      this.say("");
+      return answer;
+    } catch (error) {
+      const { name, message } = /** @type {Error} */ (error);
+      if (asking === this.asking) {
+        this.say(name === "AbortError" ? "stopped" : message, name !== "AbortError");
+        refused(/** @type {Error} */ (error));
+      }
+      return null;
+    } finally {
+      clearInterval(clock);
+      if (asking === this.asking) document.documentElement.dataset.asking = "0";
+    }
+  }
+
+  async ask() {
+    const { asked } = this;
+    this.showChanges();
+    await this.working(async (signal) => this.show(/** @type {Answer} */ (await post("read", asked, signal))), () => this.refused(asked));
+  }
+
+  /**
+   * What cannot be done changes nothing.
+   * @param {Asked} asked
+   */
+  refused(asked) {
+    const before = this.before.pop();
+    if (before && asked === this.asked) this.asked = before;
+    this.showChanges();
+  }
+
+  /** @param {Answer} answer */
+  show(answer) {
+    const hadTwo = explorer.page.samples.length > 1;
+    this.answer = answer;
+    this.pieces = new Pieces(answer.name);
+    readFrom((number) => text(`blob/${answer.name}/${number}`));
+    explorer.replace(answer.page);
+    const hasTwo = answer.page.samples.length > 1;
+    if (hasTwo !== hadTwo) explorer.store.set({ sample: 0, other: hasTwo ? 1 : -1 });
+    this.form.follow();
+    this.followed = null;
+    const force = this.facts.writes ? (/** @type {number} */ position, /** @type {number} */ index) => void this.force(position, index) : null;
+    fill(this.output, ...outputNodes(answer.outputs, hasTwo, (position, index) => (this.followed = { position, index }), force));
+    this.python.textContent = answer.python.join("\n");
+  }
+
+  showChanges() {
+    const { edits } = this.asked;
+    const undo = el("button", { type: "button", class: "plain-button", disabled: !this.before.length, onclick: () => this.undo() }, "Undo");
+    fill(this.list,
+      ...edits.map((change, index) => el("li", { class: "change" }, changeName(change),
+        el("button", { type: "button", class: "icon small", "aria-label": `take back: ${changeName(change)}`, onclick: () => this.set({ edits: edits.filter((_, place) => place !== index) }) }, "×"))),
+      el("li", {}, undo),
+      edits.length ? el("li", {}, el("button", { type: "button", class: "plain-button", onclick: () => this.set({ edits: [] }) }, "Take all back")) : null,
+    );
+  }
+}
+
+new Bench();

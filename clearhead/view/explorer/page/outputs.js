@@ -1,0 +1,94 @@
+/** What the model puts out, beside what it puts out while it is changed. */
+
+import { el, fixed } from "./dom.js";
+import { tokenNode } from "./labels.js";
+
+/** @typedef {[string, number, number, number]} Candidate text, id, probability before and after */
+/** @typedef {{ position: number | null, reads: string, follows: Candidate | null, candidates: Candidate[] }} OutputRow */
+/** @typedef {{ written: [string | null, string | null], rows: OutputRow[], end: number | null, similarity?: number }} Outputs */
+
+/** @param {number} share */
+export function percent(share) {
+  const value = 100 * share;
+  return value >= 0.1 || value === 0 ? `${fixed(value, value < 10 ? 1 : 0)} %` : "< 0.1 %";
+}
+
+/**
+ * @param {Candidate} candidate
+ * @param {boolean} isChanged
+ * @param {(() => void) | null} go
+ */
+function candidateRow([text, , before, after], isChanged, go) {
+  const share = (/** @type {number} */ value, /** @type {string} */ kind) => {
+    const meter = el("span", { class: `meter ${kind}`, "aria-hidden": "true" });
+    meter.style.setProperty("--share", String(value));
+    return el("td", { class: "number" }, meter, el("span", { class: "share" }, percent(value)));
+  };
+  const name = go ? el("button", { type: "button", class: "plain", title: "go on from here with this token", onclick: go }, tokenNode(text)) : tokenNode(text);
+  return el("tr", {}, el("th", { scope: "row" }, name), share(before, "before"), isChanged ? share(after, "after") : null);
+}
+
+/**
+ * @param {OutputRow} row
+ * @param {boolean} isChanged
+ * @param {((position: number, index: number) => void) | null} force
+ */
+function candidates(row, isChanged, force) {
+  const { position } = row;
+  const sorted = [...row.candidates].sort((one, two) => Math.max(two[2], two[3]) - Math.max(one[2], one[3])).slice(0, 8);
+  if (row.follows && !sorted.some(([, index]) => index === row.follows?.[1])) sorted.push(row.follows);
+  return el("table", { class: "keys candidates" }, el("caption", { class: "unseen" }, "most probable outputs"),
+    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, force ? "next token: click to force it" : "output"), el("th", { scope: "col", class: "number" }, "unchanged"), isChanged ? el("th", { scope: "col", class: "number" }, "changed") : null)),
+    el("tbody", {}, ...sorted.map((candidate) => candidateRow(candidate, isChanged, force && position !== null ? () => force(position, candidate[1]) : null))));
+}
+
+/** @param {OutputRow} row */
+function title(row) {
+  if (row.position === null) return ["Label"];
+  return row.follows ? ["After ", tokenNode(row.reads), `, position ${row.position}`] : ["At ", tokenNode(row.reads), `, position ${row.position}`];
+}
+
+/**
+ * @param {Outputs} outputs
+ * @param {boolean} isChanged
+ */
+function writtenNodes(outputs, isChanged) {
+  const [before, after] = outputs.written;
+  if (before === null) return [];
+  const line = (/** @type {string} */ name, /** @type {string} */ text) => el("p", { class: "written" }, el("span", { class: "field-name" }, name), " ", el("bdi", {}, text));
+  if (!isChanged) return [line("writes", before)];
+  return [line("unchanged", before), line("changed", after === before ? "the same" : after ?? "")];
+}
+
+/**
+ * @param {Outputs} outputs
+ * @param {boolean} isChanged
+ * @param {(position: number | null, index: number) => void} follow tells which output a sweep follows
+ * @param {((position: number, index: number) => void) | null} force puts a token behind a position, where the model writes
+ * @returns {HTMLElement[]}
+ */
+export function outputNodes(outputs, isChanged, follow, force) {
+  const nodes = [el("h3", {}, "Output"), ...writtenNodes(outputs, isChanged)];
+  if (outputs.similarity !== undefined && isChanged) nodes.push(el("p", {}, `cosine with the unchanged vector: ${fixed(outputs.similarity, 4)}`));
+  const { rows } = outputs;
+  if (!rows.length) return nodes;
+  const shown = el("div", { class: "shown-output" });
+  const show = (/** @type {OutputRow} */ row) => {
+    shown.replaceChildren(el("h4", {}, ...title(row)), candidates(row, isChanged, force));
+    follow(row.position, (row.follows ?? row.candidates[0])[1]);
+  };
+  // The end of a text says least about it.
+  const first = [...rows].reverse().find((row) => row.follows?.[1] !== outputs.end) ?? rows[rows.length - 1];
+  show(first);
+  if (rows.length > 1) {
+    nodes.push(el("div", { class: "output-strip", role: "group", "aria-label": "outputs of all positions" }, ...rows.map((row) => {
+      const [text, , before, after] = row.follows ?? row.candidates[0];
+      const button = el("button", { type: "button", class: "output-token", title: `${percent(before)}${isChanged ? ` → ${percent(after)}` : ""}`, onclick: () => show(row) }, tokenNode(text));
+      button.style.setProperty("--before", String(before));
+      button.style.setProperty("--after", String(after));
+      return button;
+    })));
+  }
+  nodes.push(shown);
+  return nodes;
+}

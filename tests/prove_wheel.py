@@ -1,0 +1,99 @@
+"""A wheel with kernels, proved: built from an sdist, installed beside no compiler, its demo run, its speed measured.
+
+make wheel
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+
+from clearhead.fast.native.options import INFERENCE, LEVELS, PACKAGED, TRAINING, library_name
+
+ROOT = Path(__file__).parents[1]
+MOST_BYTES = 15_000_000
+BENCHMARK = "benchmarks/precisions.py", "--only", "GPT-2", "--rounds", "1", "--new", "8", "--json"
+
+
+def run(*command: str | Path, **environment: str) -> str:
+    """Run a command, whose messages are shown; return what it wrote to stdout."""
+    began = time.monotonic()
+    done = subprocess.run(
+        [str(part) for part in command], cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    print(f"{time.monotonic() - began:5.0f} s  {' '.join(Path(part).name for part in command[:6])}", flush=True)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def built(sdist: Path, tools: Path, folder: Path, **environment: str) -> Path:
+    """Build the wheel of an sdist."""
+    pip = sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"
+    run(*pip, "-w", folder, sdist, PYTHONPATH=str(tools), **environment)
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tools, dist, venv = folder / "tools", folder / "dist", folder / "venv"
+        run(sys.executable, "-m", "pip", "install", "--quiet", "--target", tools, "hatchling>=1.27")
+        run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", dist, PYTHONPATH=str(tools))
+        (sdist,) = dist.glob("*.tar.gz")
+        plain = built(sdist, tools, folder / "plain", CXX="no-compiler")
+        assert plain.name.endswith("-py3-none-any.whl"), plain.name
+        wheel = built(sdist, tools, folder / "wheel")
+        check(wheel)
+        run(sys.executable, "-m", "venv", "--without-pip", venv)
+        run(sys.executable, "-m", "pip", "--python", venv, "install", "--quiet", "--no-deps", wheel)
+        # What it depends on lies here already; the line leads there, and no file of this checkout is found by it.
+        paths = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
+        (site,) = venv.glob("lib/python*/site-packages")
+        (site / "dependencies.pth").write_text("\n".join(paths) + "\n")
+        use(venv, folder)
+        if len(sys.argv) > 1:
+            Path(sys.argv[1]).mkdir(exist_ok=True)
+            shutil.copy(wheel, sys.argv[1])
+
+
+def check(wheel: Path) -> None:
+    """Check the name, the size and the libraries of a wheel."""
+    print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")
+    assert wheel.name.endswith("-py3-none-linux_x86_64.whl") and wheel.stat().st_size <= MOST_BYTES
+    with zipfile.ZipFile(wheel) as opened:
+        libraries = {Path(name).name: opened.read(name) for name in opened.namelist() if name.endswith(".so")}
+        assert all(f"/{PACKAGED}/" in name for name in opened.namelist() if name.endswith(".so"))
+    assert libraries.keys() == {library_name(one, level) for one in (INFERENCE, TRAINING) for level in LEVELS}
+    assert all(b"libgomp.so.1" in content and b"libtorch" not in content for content in libraries.values())
+
+
+def use(venv: Path, folder: Path) -> None:
+    """Run the demo and a benchmark from an environment with no compiler."""
+    nothing = {"PATH": str(venv / "bin"), "CLEARHEAD_CACHE": str(folder / "cache"), "PYTHONPATH": "", "CXX": ""}
+    assert not any(shutil.which(name, path=nothing["PATH"]) for name in ("g++", "clang++", "c++"))
+    place = run(venv / "bin/python", "-P", "-c", "import clearhead; print(clearhead.__file__)", **nothing)
+    assert Path(place.strip()).is_relative_to(venv), place
+    said = run(venv / "bin/clearhead", "demo", "--json", "--out", folder / "run", **nothing)
+    print(said.splitlines()[-1])
+    assert "kernels" not in said, said
+    said = run(venv / "bin/python", *BENCHMARK, **nothing)
+    print(said)
+    assert said.startswith("kernels for "), said
+    slower = {
+        work: speeds for work, speeds in json.loads(said.splitlines()[-1]).items() if speeds[1] < 0.95 * speeds[0]
+    }
+    assert not slower, slower
+
+
+if __name__ == "__main__":
+    main()
