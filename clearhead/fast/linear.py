@@ -108,7 +108,7 @@ def int8_linear(
     outputs, inputs = weight_NK.shape
     is_fit = _fit(weight_NK, torch.int8, bias_N, torch.float32) and fits(scale_N, torch.float32, outputs)
     if not is_fit or (kernel is None and not _multiplies_bytes(weight_NK)):
-        kept_NK = weight_NK * scale_N[:, None]
+        kept_NK = weight_NK * scale_N[:, None].float()  # scales of 16 bits would round each product
         return lambda x: F.linear(x, kept_NK.to(x.dtype), bias_N)
 
     def run(x: Tensor) -> Tensor:

@@ -239,6 +239,8 @@ class StackPlan:
         norms = choice.query_key_norm
         if choice.clip is not None or (norms is not None and (norms.over != "head" or norms.per_head)):
             raise NotServed("clipped projections, or norms of queries and keys over all heads")
+        if choice.score_step is not None or choice.weight_step is not None:
+            raise NotServed("own steps on scores or weights")
         is_memory = isinstance(attention, MemoryAttention)
         branch.function = MEMORY_ATTENTION if is_memory else SELF_ATTENTION
         width, size = self._width, choice.head_size

@@ -18,6 +18,7 @@ from torch import nn
 import clearhead as ch
 from clearhead.fast import runner
 from clearhead.fast.int8 import to_int8
+from clearhead.fast.native import load as native
 from clearhead.fast.native.options import TRAINING
 from clearhead.fast.runner import Runner
 from clearhead.fast.stack import PlannedStack

@@ -16,6 +16,7 @@ from clearhead import spec, surgery
 from clearhead.core import Cache, Transformer
 from clearhead.core.context import Sequence
 from clearhead.errors import InputError
+from clearhead.fast.cache import IndexedCache
 from clearhead.fast.runner import Runner
 from clearhead.fast.training.parts import training_tree
 from clearhead.hf.choice import choose_family
@@ -101,7 +102,9 @@ def test_cached_padded_and_served_calls_are_those_of_the_whole_text(name: str, f
         if family == "decoder":
             assert difference(plain(padded, mask=mask).logits[:, 2:], whole) < 1e-5
         for tree in (plain, Runner(plain).tree()):
-            cache, memory = Cache(), None if family == "decoder" else tree.encode(source[0]).memory
+            assert difference(tree(*source).logits, whole) < 1e-5
+            cache = Cache() if tree is plain else IndexedCache()
+            memory = None if family == "decoder" else tree.encode(source[0]).memory
             first = tree.decode(padded[:, :5], memory, target_mask=mask[:, :5], cache=cache).logits
             cache.select(torch.tensor([2, 0, 1]), None if memory is None else torch.tensor([2, 0, 1]))
             padded, mask, whole = padded[[2, 0, 1]], mask[[2, 0, 1]], whole[[2, 0, 1]]
