@@ -100,8 +100,8 @@ def check(
         check_run_file(ref, steps=steps, kills=kills, seed=compute.seed, as_json=as_json)
     elif any(value is not None for value in library.values()):
         _refuse(f"{ref} is compared on the CPU in fp32", {**machine, "--threads": None}, own, job)
-        set_threads_and_seed(compute.threads, None)
-        _check_checkpoint(ref, against, reference, 1e-4 if tolerance is None else tolerance, as_json)
+        compared = reference, 1e-4 if tolerance is None else tolerance, compute.threads
+        _check_checkpoint(ref, against, *compared, as_json=as_json)
     else:
         _refuse(f"{ref} is a checkpoint or a run", own, job)
         check_model(ref, compute, html=html, force=force, as_json=as_json)
@@ -133,7 +133,9 @@ def _refuse(reason: str, *options: Mapping[str, object]) -> None:
         raise InputError(f"{reason}: {' and '.join(names)} would have no effect; leave that out")
 
 
-def _check_checkpoint(ref: str, against: str | None, reference: Path | None, tolerance: float, as_json: bool) -> None:
+def _check_checkpoint(
+    ref: str, against: str | None, reference: Path | None, tolerance: float, threads: int | None, *, as_json: bool
+) -> None:
     from clearhead.files import absent
 
     if against is None:
@@ -145,6 +147,7 @@ def _check_checkpoint(ref: str, against: str | None, reference: Path | None, tol
     if reference is not None and not (reference / "config.json").is_file():
         raise InputError(f"{reference} is not a Hugging Face checkpoint: it has no config.json")
     place = located(ref)
+    set_threads_and_seed(threads, None)
     from clearhead.check.parity import compare_with_transformers
 
     with _folder(place) as folder:

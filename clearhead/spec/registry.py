@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, TypeAdapter, c
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 from pydantic_core import CoreSchema, PydanticKnownError, SchemaValidator, core_schema
 
+from clearhead.arguments import checked
 from clearhead.errors import InputError, json_text, nearest
 from clearhead.spec.base import Node
 from clearhead.spec.pydantic_errors import OWN_TAG, kinds_of_nodes
@@ -127,6 +128,7 @@ def _registry() -> _Registry:
     return _Registry()
 
 
+@checked
 def builds(node: type[Node]) -> Callable[[BuilderT], BuilderT]:
     """Return a decorator for the class, or the function, that builds modules from nodes of a class: (size, node)."""
 
@@ -137,6 +139,7 @@ def builds(node: type[Node]) -> Callable[[BuilderT], BuilderT]:
     return register
 
 
+@checked
 def module_of(node: Node | None, *sizes: Any) -> Any:
     """Return a new module of the class that is registered for a node; None for None.
 
@@ -214,6 +217,7 @@ def kind_of(node: Part) -> Kind:
     return _registry().kinds[node.kind]
 
 
+@checked
 def own_parts(root: Node) -> Iterator[tuple[str, Part]]:
     """Yield every node of an own part in a tree, with its path."""
     return ((path, node) for path, node in walk(root) if isinstance(node, Part))

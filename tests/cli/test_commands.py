@@ -226,7 +226,7 @@ def test_inspect_shows_the_model(trained: Path, capfd: pytest.CaptureFixture[str
         "attention",
     ):
         assert expected in out, expected
-    without = "".join(line for line in out.splitlines(keepends=True) if not line.startswith("kernels"))
+    without = "".join(line for line in out.splitlines(keepends=True) if not line.startswith(("kernels", "batches")))
     assert run(capfd, "inspect", f"{trained}/run/spec.json") == without != out, "a spec alone has no weights to serve"
 
 

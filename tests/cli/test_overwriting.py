@@ -10,7 +10,7 @@ import pytest
 from clearhead.cli.main import main
 from tests.cli.test_surface import commands
 
-WRITTEN = {"--output": ".toml", "--plot": ".png", "--svg": ".svg"}
+WRITTEN = {"--html": ".html", "--output": ".toml", "--plot": ".png", "--svg": ".svg"}
 """The options that name a file to write, with the end of its name where a command says nothing else."""
 SUFFIXES = {"embed": ".npy", "view": ".html", "explain": ".html", "compare": ".png"}
 
@@ -30,6 +30,7 @@ def test_no_file_is_replaced_without_force(
         "explain": [f"{trained}/run", "a m u"],
         "compare": [f"{trained}/run"] * 2,
     }
+    given["check"] = [f"{trained}/run"]
     given |= {"evaluate --output": [f"{trained}/run", *pairs]}
     given |= {"evaluate --plot": [str(table), "--text", f"{table.parent}/valid.tsv"]}
     found = commands()

@@ -94,7 +94,8 @@ def check_weights(tab: LiveTab, runs: Runs) -> None:
         changed = maps.with_module(model.module)
     moved = (changed.weights(stack, layer, 0) - maps.weights(stack, layer, 0)).abs()
     query, key = divmod(int(moved.argmax()), moved.shape[1])
-    tab.tab.evaluate(f"location.hash = 'view=matrix&sample=0&other=1&layer={layer}&head=0&query={query}&key={key}'")
+    link = f"view=matrix&sample=0&other=1&stack={stack}&layer={layer}&head=0&query={query}&key={key}"
+    tab.tab.evaluate(f"location.hash = '{link}'")
     tab.tab.wait_for_function("() => document.querySelectorAll('.cell').length === 2")
     tab.answered()
     shown = [

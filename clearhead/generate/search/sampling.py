@@ -22,6 +22,7 @@ from clearhead.generate.options import GenerateOptions
 from clearhead.generate.processors import NO_ID, Processor, apply, build_logits_warpers, only_banned, select
 from clearhead.generate.rows import Row
 from clearhead.generate.running import Generated, Kept, Member, Progress
+from clearhead.progress import update
 
 # Numbers drawn at a time; it does not change the stream.
 _DRAWN_AHEAD = 64
@@ -196,6 +197,7 @@ class Sampling(Member):
         tokens_R, log_probs_R = self._chooser.choose(logits_RV, self._ids_RT, uniform_R)
         self._ids_RT = torch.cat([self._ids_RT, tokens_R[:, None]], 1)
         self._note_alternatives(logits_RV)
+        update(len(self._rows[0].ids) + 1, max(row.limit for row in self._rows), "tokens")
         progress = []
         for row, token, log_probability in zip(self._rows, *fetch(tokens_R, log_probs_R), strict=True):
             text = row.take(token, log_probability)

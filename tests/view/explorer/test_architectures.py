@@ -73,7 +73,13 @@ VISIT = """async ([links, read]) => {
     painted: async () => {
       const view = document.getElementById("main").dataset.view;
       const found = () => all(canvases[view] ?? "none");
-      const isPainted = () => found().every((canvas) => colors(canvas) > 1);
+      // What lies below the window is drawn when someone scrolls there.
+      const uncover = (canvas) => {
+        if (canvas.getBoundingClientRect().top > innerHeight) canvas.scrollIntoView();
+        return false;
+      };
+      scroll(0, 0);
+      const isPainted = () => found().every((canvas) => colors(canvas) > 1 || uncover(canvas));
       await until(isPainted, requestAnimationFrame, `${location.hash}: a canvas stays blank`);
       const counts = Object.entries(counted).map(([name, selector]) => [name, all(selector).length]);
       return { view, canvases: found().length, ...Object.fromEntries(counts) };
@@ -285,7 +291,7 @@ def test_means_of_heads_are_those_of_the_eager_kernel(rounded_tab: Tab, one: Arc
         (shown,) = visit(rounded_tab, [one.link("token", stack=stack, query=query)], "token")
         assert shown == pytest.approx(means, rel=0, abs=1e-3)
     layers = [layer for name, layer in one.weights if name == "decoder.memory"]
-    links = [one.link("alignment", layer=layer) for layer in layers]
+    links = [one.link("alignment", layer=layer, average="layer") for layer in layers]
     for layer, shown in zip(layers, visit(rounded_tab, links, "alignment"), strict=True):
         expected = one.weights["decoder.memory", layer].mean(axis=0).max(axis=1)
         assert shown == pytest.approx(expected, rel=0, abs=1e-3)
@@ -298,9 +304,11 @@ def test_each_view_draws(exact_tab: Tab, one: Architecture) -> None:
         missing.add("alignment")
     if one.maps.module.decoder is None:
         missing.add("beams")
-    found = {seen["view"]: seen for seen in visit(exact_tab, [one.link(view) for view in views], "painted")}
+    stack = one.maps.stacks[0]
+    links = [one.link(view, stack=stack) for view in views]
+    found = {seen["view"]: seen for seen in visit(exact_tab, links, "painted")}
     assert list(found) == views and {view for view in views if found[view]["notes"]} == missing
-    first = [weights for (stack, _), weights in one.weights.items() if stack == one.maps.stacks[0]]
+    first = [weights for (name, _), weights in one.weights.items() if name == stack]
     assert found["overview"]["heads"] == sum(map(len, first)) == found["overview"]["canvases"] - 1
     for view in {"matrix", "lines", "alignment"} - missing:
         assert found[view]["canvases"] == 1, view
