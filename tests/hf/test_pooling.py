@@ -89,7 +89,9 @@ def test_vectors_are_those_of_the_recipe(mode: str, dense: bool, unit: bool, tmp
     folder = folder_of(tmp_path / "m", mode, dense=DENSE if dense else None, unit=unit)
     found = vectors_of(folder)
     expected = recipe(folder, mode, dense=dense, unit=unit)
-    assert found.shape == expected.shape and np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+    # A dense layer adds up 17 states by weights around one, and with them the rounding of the kernels' exp and erf.
+    bound = 3e-5 if dense else 1e-5
+    assert found.shape == expected.shape and np.abs(found - expected).max() <= bound * np.abs(expected).max()
 
 
 def test_a_head_of_the_class_counts_for_nothing(tmp_path: Path) -> None:
