@@ -104,6 +104,13 @@ class IndexedCache(Cache):
             self.memory_attention[place] = (key.to(of_memory), value.to(of_memory))
 
     @property
+    def device(self) -> torch.device:
+        """Of its keys and values."""
+        buffer = next(iter(self.self_attention.values())).buffer
+        assert buffer is not None
+        return buffer.device
+
+    @property
     def num_rows(self) -> int:
         """How many rows it has; none of them is out of order."""
         assert not self.is_by_index, "gather comes first"
@@ -188,7 +195,7 @@ def _joined_lengths(caches: Sequence[IndexedCache]) -> Int[Tensor, " rows"] | No
     for cache in caches:
         if cache.total_length is None:
             return None
-        lengths.append(torch.as_tensor(cache.total_length).expand(cache.num_rows))
+        lengths.append(torch.as_tensor(cache.total_length, device=cache.device).expand(cache.num_rows))
     return torch.cat(lengths)
 
 
@@ -196,7 +203,9 @@ def _joined_masks(caches: Sequence[IndexedCache], length: int) -> Bool[Tensor, "
     """Return which of the last keys of each cache are real; None: all. Those in front of its first one are not."""
     masks = []
     for cache in caches:
-        mask = torch.ones(cache.num_rows, cache.length, dtype=torch.bool) if cache.mask is None else cache.mask
+        mask = cache.mask
+        if mask is None:
+            mask = torch.ones(cache.num_rows, cache.length, dtype=torch.bool, device=cache.device)
         masks.append(F.pad(mask, (length - cache.length, 0)))
     whole = torch.cat(masks)
     return None if bool(whole.all()) else whole

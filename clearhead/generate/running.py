@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.core import Cache, Transformer
-from clearhead.fast.cache import joined
+from clearhead.fast.cache import IndexedCache, joined
 from clearhead.generate.rows import Row, Sentence
 from clearhead.progress import update
 
@@ -114,8 +114,7 @@ class RunningBatch:
 
     def __init__(self, module: Transformer) -> None:
         self.module = module
-        # Beams share the keys of a memory, so in one call of the decoder all sentences have as many rows.
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[Hashable, _Lane] = {}
 
     @property
     def members(self) -> list[Member]:
@@ -134,17 +133,16 @@ class RunningBatch:
             started: none of them with rows of this batch.
         """
         progress: list[Progress] = []
-        joining: dict[int, list[Started]] = {}
+        joining: dict[Hashable, list[Started]] = {}
         for start in started:
             before = len(start.logits), start.member.num_sentences
             done, kept = start.member.advance(start.logits)
             progress += done
             _select(start.cache, [_Change(start.member, kept, *before)])
             if len(start.member.tokens):
-                beams = len(start.member.tokens) // start.member.num_sentences
-                joining.setdefault(beams, []).append(start)
-        for beams, some in joining.items():
-            self._lanes.setdefault(beams, _Lane(self.module)).join(some)
+                joining.setdefault(_lane_of(start), []).append(start)
+        for kind, some in joining.items():
+            self._lanes.setdefault(kind, _Lane(self.module)).join(some)
         return progress
 
     def step(self) -> list[Progress]:
@@ -164,7 +162,18 @@ class RunningBatch:
         self._leave()
 
     def _leave(self) -> None:
-        self._lanes = {beams: lane for beams, lane in self._lanes.items() if lane.members}
+        self._lanes = {kind: lane for kind, lane in self._lanes.items() if lane.members}
+
+
+def _lane_of(start: Started) -> Hashable:
+    """Return what members have in common that can share a cache.
+
+    Beams share the keys of a memory, so that all sentences of a lane have as many rows. What own parts keep has axes
+    that only they know, so that nobody joins them, nor a decoder without attention.
+    """
+    beams, cache = len(start.member.tokens) // start.member.num_sentences, start.cache
+    is_alone = isinstance(cache, IndexedCache) and (bool(cache.kept) or not cache.self_attention)
+    return beams, id(start.member) if is_alone else None
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,10 @@ from clearhead.errors import InputError
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.runner import Runner
 from clearhead.fast.training.parts import training_tree
+from clearhead.generate.continuation import GenerateRequest, generate_ids
+from clearhead.generate.generation_config import GenerationConfig
+from clearhead.generate.options import GenerateOptions
+from clearhead.generate.results import Continuation
 from clearhead.hf.choice import choose_family
 from clearhead.maps.recording import record_run
 from clearhead.parts.files import load_parts
@@ -36,6 +40,7 @@ EVERYWHERE: dict[str, Any] = {
     "own_norm": {"kind": "gain", "start": 1.5}, "own_position": {"kind": "ramp"}, "score_step": {"kind": "tilt"},
     "weight_step": {"kind": "offbeat"}, "network": {"kind": "last_tokens", "count": 3},
 }  # fmt: skip
+ENDS = GenerationConfig(eos_ids=(3, 5, 7, 11, 13))
 MODELS: dict[str, dict[str, Any]] = {
     "everywhere": EVERYWHERE,
     "recomputed": {"mixer": {"kind": "last_tokens", "count": 2}},
@@ -116,6 +121,23 @@ def test_cached_padded_and_served_calls_are_those_of_the_whole_text(name: str, f
             assert difference(found, whole) < 1e-5
             read = read[[2, 0, 1]]
             source = (read,) if family == "decoder" else (read[:, :4], read)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_it_keeps_is_kept_where_others_join_and_leave(name: str) -> None:
+    """Prompts that wait until others end have the results that they have alone."""
+    own = module(name).double()
+    prompts = [row[: 2 + number % 4].tolist() for number, row in enumerate(ids(rows=8))]
+    sampled = GenerateOptions(max_new_tokens=9, batch_size=3, temperature=1.5, seed=4)
+
+    def run(some: list[list[int]]) -> list[Continuation]:
+        return [one for (one,) in generate_ids(own, GenerateRequest(some, sampled, eos_id=3, pad_id=0, config=ENDS))]
+
+    together, alone = run(prompts), [one for prompt in prompts for one in run([prompt])]
+    assert len({len(one.ids) for one in alone}) > 2, "all end together, so that nobody joins the others"
+    assert [one.ids for one in together] == [one.ids for one in alone]
+    sums = [one.log_probability for one in alone]
+    assert [one.log_probability for one in together] == pytest.approx(sums, abs=1e-9)
 
 
 def test_what_keeps_nothing_is_said() -> None:
