@@ -77,7 +77,7 @@ def serve(
 def _keys(path: Path) -> tuple[str, ...]:
     from clearhead.files import read_text_file
 
-    keys = tuple(line.strip() for line in read_text_file(path, "a file of keys").splitlines() if line.strip())
+    keys = tuple(line.strip() for line in read_text_file(path, "file of keys").splitlines() if line.strip())
     if not keys:
         raise InputError(f"{path} holds no key: write one in a line")
     return keys

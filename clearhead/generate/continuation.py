@@ -101,7 +101,7 @@ def generate_ids(module: Transformer, request: GenerateRequest) -> list[list[Con
     results: list[list[Continuation]] = [[] for _ in request.prompts]
     for sequence in done:
         if isinstance(sequence, Sentence):
-            results[sequence.prompt] = of_candidates(sequence.candidates)
+            results[sequence.prompt] = of_candidates(sequence.ranked())
     for row in sorted((row for row in done if isinstance(row, Row)), key=lambda row: row.number):
         results[row.prompt].append(row.continuation())
     return results

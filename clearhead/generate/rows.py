@@ -92,12 +92,24 @@ class Sentence:
         prompt: its number among all.
         limit: most tokens of a hypothesis.
         candidates: the best ones, best first; empty until the search is done, and where nothing was found.
+        failure: why it has none: the model's output is not a number.
     """
 
     prompt: int
     limit: int
     candidates: list[Candidate] = field(default_factory=list)
     is_done: bool = False
+    failure: RunFailure | None = None
+
+    def ranked(self) -> list[Candidate]:
+        """Return the best candidates.
+
+        Raises:
+            RunFailure: the search ended with a failure.
+        """
+        if self.failure is not None:
+            raise self.failure
+        return self.candidates
 
 
 def _failure(log_probability: float, number: int) -> RunFailure | None:

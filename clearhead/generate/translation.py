@@ -244,7 +244,7 @@ def translate_ids(
     for progress in run_queue(batch, costs, start, budget=options.batch_tokens, most=options.batch_size):
         for event in progress:
             if isinstance(event.sequence, Sentence) and event.is_done:
-                results[event.sequence.prompt] = event.sequence.candidates
+                results[event.sequence.prompt] = event.sequence.ranked()
     return results
 
 

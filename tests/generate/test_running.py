@@ -110,3 +110,20 @@ def test_a_row_without_numbers_ends_alone() -> None:
             batch.step()
     assert rows[1].failure is not None and rows[0].failure is None
     assert tuple(rows[0].ids) == generate_ids(module, good)[0][0].ids
+
+
+def test_a_sentence_without_numbers_ends_alone() -> None:
+    """A search fails for the sentence whose outputs are no numbers, and goes on for the others."""
+    module = tiny_decoder("modern", seed=1, end_bonus=-9.0)
+    options = GenerateOptions(max_new_tokens=5, beam_size=2)
+    both = GenerateRequest([[BOS, 3], [BOS, 4]], options, EOS, PAD, (PAD, BOS))
+    with torch.inference_mode():
+        start = started(module, both, [0, 1], [5, 5], with_text=False)
+        start.logits[1] = torch.nan
+        first, second = start.member.sequences
+        batch = RunningBatch(module)
+        batch.join([start])
+        while batch.members:
+            batch.step()
+    assert second.failure is not None and not second.candidates
+    assert first.ranked()[0].ids == generate_ids(module, dataclasses.replace(both, prompts=[[BOS, 3]]))[0][0].ids

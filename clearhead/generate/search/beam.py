@@ -299,11 +299,7 @@ class Search(Member):
         return self._leave(kept) if len(kept) < len(self.alive) else Kept()
 
     def advance(self, logits_RV: Float[Tensor, "rows vocab"]) -> tuple[list[Progress], Kept]:
-        """Take one token for every live hypothesis.
-
-        Raises:
-            RunFailure: the model's output is not a number.
-        """
+        """Take one token for every live hypothesis; a sentence whose logits are not numbers fails, and no other."""
         before = self.sequences
         kept = self._step(logits_RV)
         alive = set(self.alive)
@@ -368,7 +364,9 @@ class Search(Member):
         kept = []
         for sentence, best_sum in enumerate(live.sums_MC[:, 0].tolist()):
             if math.isnan(best_sum):
-                raise RunFailure(f"the model's output at target token {self.length} is not a number.")
+                failed = self.sentences[self.alive[sentence]]
+                failed.failure = RunFailure(f"the model's output at target token {self.length} is not a number.")
+                continue
             finished = self.finished[self.alive[sentence]]
             stop_reason = self._stop_reason(self.alive[sentence], best_sum)
             if not stop_reason:

@@ -7,6 +7,7 @@ needs no generation (vectors, labels, scores of given texts) waits together and 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
@@ -23,7 +24,7 @@ from clearhead.errors import InputError, RunFailure
 from clearhead.generate.continuation import GenerateRequest, Reading, checked_limits, of_candidates
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.results import Continuation
-from clearhead.generate.rows import Row
+from clearhead.generate.rows import Row, Sentence
 from clearhead.generate.running import Generated, Progress, RunningBatch, Started
 from clearhead.generate.translation import TranslationReading
 
@@ -31,6 +32,7 @@ MOST_WAITING: Final = 256
 """Requests that wait for their turn; one more is refused."""
 MOST_ROWS, MOST_TOKENS = 64, 2**16
 """Of the running batch: rows, and tokens in the cache, prompts and limits together."""
+_LOGGER: Final = logging.getLogger("clearhead.serve")
 OUT_OF_MEMORY: Final = ("not enough memory", "can't allocate memory", "out of memory")
 
 
@@ -89,6 +91,7 @@ class Job:
         begin: starts to read it, in the thread of the engine.
         deliver: receives every event, in the same thread.
         num_sequences: how many ends it has.
+        num_rows: how many rows it has in the batch.
         cost: most tokens in the cache.
         alternatives: how many of the most probable ids come with each token.
     """
@@ -96,6 +99,7 @@ class Job:
     begin: Callable[[], Piecewise]
     deliver: Callable[[Event], None]
     num_sequences: int
+    num_rows: int
     cost: int
     alternatives: int = 0
     sequences: list[Generated] = field(default_factory=list)
@@ -120,7 +124,7 @@ class Job:
         rows = options.beam_size if options.method == "beam" else options.num_return_sequences
         cost = rows * (len(request.prompts[0]) + limit)
         begin = partial(Reading, tree, request)
-        return cls(begin, deliver, options.num_return_sequences, cost, alternatives)
+        return cls(begin, deliver, options.num_return_sequences, rows, cost, alternatives)
 
     @classmethod
     def of_translation(
@@ -133,7 +137,8 @@ class Job:
             options: of the search.
             deliver: as of a job.
         """
-        return cls(lambda: reading, deliver, options.n_best, options.beam_size * reading.num_tokens)
+        beams = options.beam_size
+        return cls(lambda: reading, deliver, options.n_best, beams, beams * reading.num_tokens)
 
 
 @dataclass(eq=False)
@@ -267,16 +272,16 @@ class Engine:
             job.has_left = True
         taken: list[Job] = []
         running = {id(job): job for job in self._jobs.values()} | {id(job): job for job, _ in self._reading}
-        tokens, rows = sum(job.cost for job in running.values()), len(self._jobs) + len(self._reading)
+        tokens, rows = sum(job.cost for job in running.values()), sum(job.num_rows for job in running.values())
         while self._waiting:
             job = self._waiting[0]
-            is_full = rows + 1 > MOST_ROWS or tokens + job.cost > MOST_TOKENS
+            is_full = rows + job.num_rows > MOST_ROWS or tokens + job.cost > MOST_TOKENS
             if is_full and not job.has_left and (running or taken):
                 break
             self._waiting.popleft()
             if not job.has_left:
                 taken.append(job)
-                tokens, rows = tokens + job.cost, rows + 1
+                tokens, rows = tokens + job.cost, rows + job.num_rows
         return taken
 
     def _begin(self, job: Job) -> None:
@@ -299,18 +304,19 @@ class Engine:
                 self._reading.appendleft((job, reading))
                 break
         if ready:
-            with torch.inference_mode():
-                self._tell(self._batch.join(ready))
+            self._advance(partial(self._batch.join, ready))
 
     def _step(self) -> None:
-        if not self._batch.members:
-            return
+        if self._batch.members:
+            self._advance(self._batch.step)
+
+    def _advance(self, move: Callable[[], list[Progress]]) -> None:
+        """Let the batch move; where that fails, all its requests fail, and the thread goes on with an empty one."""
         begun = time.perf_counter()
         try:
             with torch.inference_mode():
-                progress = self._batch.step()
-        except (RunFailure, RuntimeError, MemoryError) as error:
-            # Nobody's rows can be trusted any more.
+                progress = move()
+        except Exception as error:  # noqa: BLE001 - a thread that ends would leave every later request waiting
             jobs, self._jobs, self._batch = {*self._jobs.values()}, {}, RunningBatch(self.tree)
             for job in jobs:
                 job.deliver(_named(error))
@@ -330,7 +336,7 @@ class Engine:
                 if one.is_done:
                     job.deliver(sequence.failure or Ended(sequence.number, sequence.continuation()))
             elif one.is_done:
-                for event in _of_sentence(sequence.candidates):
+                for event in _of_sentence(sequence):
                     job.deliver(event)
             if one.is_done:
                 del self._jobs[id(sequence)]
@@ -346,7 +352,7 @@ class Engine:
         try:
             with torch.inference_mode():
                 return function()
-        except (InputError, RunFailure, RuntimeError, MemoryError) as error:
+        except Exception as error:  # noqa: BLE001 - it is the failure of a request, not of the thread
             job.has_left = True
             job.deliver(_named(error))
             return None
@@ -357,9 +363,9 @@ def _step_of(row: Row, text: str) -> Step:
     return Step(row.number, text, row.ids[-1], row.log_probabilities[-1], tuple(alternatives))
 
 
-def _of_sentence(candidates: Sequence[Any]) -> Iterator[Event]:
+def _of_sentence(sentence: Sentence) -> Iterator[Event]:
     try:
-        found = of_candidates(candidates)
+        found = of_candidates(sentence.ranked())
     except RunFailure as error:
         yield error
         return
@@ -385,11 +391,14 @@ def _answer(calls: list[Call]) -> None:
 
 
 def _named(error: Exception) -> Exception:
-    """Return an error for a client: what ran out of memory is a failure while running."""
+    """Return an error for a client: all but wrong input is a failure while running; the log has what happened."""
     text = f"{error}"
     if isinstance(error, MemoryError) or any(sign in text.lower() for sign in OUT_OF_MEMORY):
         return RunFailure("there is not enough memory for this request: send a shorter one, or fewer at once")
-    return error
+    if isinstance(error, InputError | RunFailure):
+        return error
+    _LOGGER.error("a request failed", exc_info=error)
+    return RunFailure(f"unexpected failure: {type(error).__name__}")
 
 
 async def events(engine: Engine, job_of: Callable[[Callable[[Event], None]], Job]) -> Any:

@@ -15,6 +15,7 @@ import torch
 from huggingface_hub import InferenceClient
 
 from clearhead.cli.main import main
+from clearhead.generate.running import RunningBatch
 from clearhead.serve.api.reading import _encoded
 from clearhead.serve.api.served import Models
 
@@ -173,3 +174,19 @@ def test_a_port_in_use_is_one_sentence(capfd: pytest.CaptureFixture[str], addres
     port = address.rpartition(":")[2]
     assert main(["serve", "nowhere", "--port", port]) == 2
     assert f"port {port} is in use by another program" in capfd.readouterr().err
+
+
+def test_a_batch_that_fails_does_not_end_the_server(
+    address: str, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, body = client(address), {"model": "lm", "prompt": "a", "max_tokens": 3, "temperature": 0}
+
+    def failing(self: RunningBatch, started: object) -> None:
+        raise AssertionError("a defect")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunningBatch, "join", failing)
+        with pytest.raises(openai.InternalServerError):
+            api.completions.create(**body, timeout=30)
+    assert api.completions.create(**body).choices[0].text
+    assert models.named("lm").engine.num_running == 0
