@@ -55,7 +55,11 @@ class LiveTab:
         assert not self.errors, self.errors
         return self.tab
 
-    def switch_off(self, *, layer: int, head: int) -> None:
+    def switch_off(self, stack: str, *, layer: int, head: int) -> None:
+        form = self.tab.locator(".bench-form").get_by_label("Stack", exact=True)
+        if form.count():
+            assert form.input_value() == "decoder.memory", "the form begins with the stack that the page shows"
+            form.select_option(stack)
         self.tab.get_by_label("Layer", exact=True).last.select_option(str(layer))
         self.tab.get_by_label("Head", exact=True).last.select_option(str(head))
         self.tab.get_by_role("button", name="Apply").click()
@@ -68,7 +72,7 @@ def test_a_head_is_switched_off(running: Any, name: str) -> None:
     with served(name) as (address, runs):
         one, other = LiveTab(running, address), LiveTab(running, address)
         before = one.tab.locator(".candidates").inner_text()
-        one.switch_off(layer=0, head=1)
+        one.switch_off(runs.model.attention(text_of(runs.model)).stacks[0], layer=0, head=1)
         assert one.tab.locator(".pane").count() == 2 and one.tab.locator(".fault:visible").count() == 0
         check_weights(one, runs)
         one.tab.get_by_text("The same in Python").click()

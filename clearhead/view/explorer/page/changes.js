@@ -1,7 +1,7 @@
 /** The form in which somebody says what is changed in the model. */
 
 import { el, fill } from "./dom.js";
-import { STACK_NAMES } from "./grids.js";
+import { STACK_NAMES, stackOf } from "./grids.js";
 
 /**
  * One change, as the program reads it (see interventions.py).
@@ -43,7 +43,7 @@ export function numbersOf(text) {
 export class ChangeForm {
   /**
    * @param {import("./live.js").Facts} facts
-   * @param {{ store: import("./state.js").Store, page: import("./types.js").Page }} explorer
+   * @param {{ store: import("./state.js").Store, page: import("./types.js").Page, sample: () => import("./types.js").Sample }} explorer
    * @param {(change: Change) => void} apply
    * @param {(text: string, target: string | null) => void} sweep
    */
@@ -99,11 +99,13 @@ export class ChangeForm {
   /** Take over what the views have chosen. */
   follow() {
     const { state } = this.explorer.store;
-    const followed = [state.stack, state.layer, state.head, state.query].join();
+    // What is shown, which a link need not name.
+    const stack = stackOf(this.explorer.sample(), state)?.stack ?? state.stack;
+    const followed = [stack, state.layer, state.head, state.query].join();
     if (followed === this.followed) return;
     this.followed = followed;
     this.build();
-    if (this.what.value === "head" && state.stack in this.facts.attentions) this.stack.value = state.stack;
+    if (this.what.value === "head" && stack in this.facts.attentions) this.stack.value = stack;
     this.build();
     this.layer.value = String(state.layer);
     this.build();
