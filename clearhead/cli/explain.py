@@ -24,6 +24,7 @@ from clearhead.errors import InputError
 
 if TYPE_CHECKING:
     from clearhead.explain.explanation import Explanation
+    from clearhead.explain.score import NotTakenApart, ScoreTerms
 
 
 def explain(
@@ -127,18 +128,23 @@ def _as_json(explained: Explanation) -> dict[str, Any]:
                         "code": value.code.place if value.code else None,
                     }
                 )
-    scores = [
+    scores: list[dict[str, Any]] = [
         {
             "address": address,
             "key": key,
-            "score": terms.score,
-            "bias": terms.position_bias,
-            "pairs": [[str(one), str(other), value] for one, other, value in terms.pairs()],
+            **_terms(terms),
         }
         for address, (key, terms) in explained.scores.items()
     ]
     place = {"stack": choice.stack, "layer": choice.layer, "head": choice.head, "token": choice.token}
     return {**place, "tokens": explained.forward.tokens, "values": values, "scores": scores}
+
+
+def _terms(terms: ScoreTerms | NotTakenApart) -> dict[str, Any]:
+    if isinstance(terms, Exception):
+        return {"reason": terms.sentence}
+    pairs = [[str(one), str(other), value] for one, other, value in terms.pairs()]
+    return {"score": terms.score, "bias": terms.position_bias, "pairs": pairs}
 
 
 def _finite(numbers: list[float]) -> list[float | None]:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from clearhead.errors import InputError, argument
 from clearhead.explain.forward import Forward, sections
-from clearhead.explain.score import ScoreTerms, score_terms
+from clearhead.explain.score import NotTakenApart, ScoreTerms, score_terms
 from clearhead.explain.values import Section, Value
 from clearhead.maps.attention_maps import AttentionMaps
 
@@ -50,16 +50,22 @@ class Explanation:
     sections: tuple[Section, ...]
 
     @cached_property
-    def scores(self) -> dict[str, tuple[int, ScoreTerms]]:
-        """Return, by the address of a step that attends, the key with the largest weight and the terms of its score."""
-        choice, found = self.choice, {}
+    def scores(self) -> dict[str, tuple[int, ScoreTerms | NotTakenApart]]:
+        """Return, by the address of a step that attends, the key with the largest weight and the terms of its score.
+
+        Where it cannot be taken apart, there is the reason.
+        """
+        choice, found = self.choice, dict[str, tuple[int, ScoreTerms | NotTakenApart]]()
         for section in self.chosen:
             if section.keys is not None:
                 source = "memory" if section.keys != section.stack else "self"
                 weights_TS = section.value("weights").of_head(choice.head)
                 key = int(weights_TS[choice.token].argmax())
                 place = (choice.stack, source, choice.layer)
-                found[section.address] = key, score_terms(self.forward, place, choice.head, choice.token, key)
+                try:
+                    found[section.address] = key, score_terms(self.forward, place, choice.head, choice.token, key)
+                except NotTakenApart as reason:
+                    found[section.address] = key, reason
         return found
 
     def rows(self, section: Section, value: Value) -> tuple[tuple[str, ...], int]:
@@ -73,8 +79,8 @@ class Explanation:
             for keys and values of the layer that is looked at, the one with the largest weight.
         """
         if value.is_of_keys and section.keys is not None:
-            key, _ = self.scores.get(section.address, (0, None))
-            return self.forward.tokens[section.keys], key
+            known = self.scores.get(section.address)
+            return self.forward.tokens[section.keys], 0 if known is None else known[0]
         is_shown = section.stack in (self.choice.stack, "head") and self.choice.token < len(section.rows)
         return section.rows, self.choice.token if is_shown else len(section.rows) - 1
 

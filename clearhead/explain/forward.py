@@ -195,7 +195,7 @@ def _step(forward: Forward, stack: str, depth: int, address: str, step: Step) ->
     titles, keys = [], None
     for number, branch in enumerate(step.branches):
         assert isinstance(branch, Branch)
-        read = "n" if isinstance(step.pre, Norm) or isinstance(branch.pre, Norm) else "x"
+        read = "x" if isinstance(step.pre, nn.Identity) and isinstance(branch.pre, nn.Identity) else "n"
         function = branch.function
         if isinstance(function, Attention):
             is_memory = function.spec.source == "memory"
@@ -206,8 +206,8 @@ def _step(forward: Forward, stack: str, depth: int, address: str, step: Step) ->
         values += _branch(forward, f"{address}.branches.{number}", branch, (read, stack, depth))
     total = "x + out" if len(step.branches) == 1 else "x + the outputs of the branches"
     code = code_of(Step.forward)
-    if isinstance(step.out, Norm):
-        total, code = _norm_formula(step.out, total), code_of(type(step.out).normalize)
+    if not isinstance(step.out, nn.Identity):
+        total, code = _norm_formula(step.out, total), _norm_code(step.out)
     values.append(Value("after", f"x = {total}", forward.at(after, depth), after, code))
     title = f"layer {depth}, step {address.rpartition('.')[2]}: {' and '.join(titles)}"
     return Section(title, address, forward.tokens[stack], tuple(values), depth, stack, keys)
@@ -254,11 +254,16 @@ def _attention(
         formula += "; -inf where the mask hides the key"
         mask_TS = mask[0].expand(-1, len(record.query_BHTE[0, 0]), -1)[0].float()
         yield Value("mask", f"1 = may attend: {_mask_words(attention)}", mask_TS, "", _mask_code(attention), keys)
+    if attention.score_step is not None:
+        formula += f", then {type(attention.score_step).__name__}"
     scores_HTS = forward.at(f"{address}.scores", depth)
     yield Value("scores", formula, scores_HTS, f"{address}.scores", code_of(Attention.scores), keys)
     weights_HTS = forward.at(f"{address}.weights", depth)
     formula = "w = exp(s) / sum of exp(s) over the keys" + ("" if attention.sink is None else " and the sink")
-    yield Value("weights", formula, weights_HTS, f"{address}.weights", code_of(attention_weights), keys)
+    code = code_of(attention_weights)
+    if attention.weight_step is not None:
+        formula, code = f"w = {type(attention.weight_step).__name__}(s)", code_of(type(attention.weight_step).forward)
+    yield Value("weights", formula, weights_HTS, f"{address}.weights", code, keys)
     mixed_HTE = forward.at(f"{address}.mixed", depth)
     yield Value("mixed", "m = sum over the keys of w * value", mixed_HTE, f"{address}.mixed", code_of(Attention.weigh))
     formula = _linear_formula("all heads of m, side by side", "o", attention.out)
@@ -369,14 +374,19 @@ def _predictions(forward: Forward, logits_TV: Tensor) -> Iterator[Value]:
 
 
 def _norm(forward: Forward, address: str, norm: nn.Module, name: str, read: str, depth: int = 0) -> Iterator[Value]:
-    if isinstance(norm, Norm):
+    if not isinstance(norm, nn.Identity):
         depth = depth if ".layers." in address else 0
-        numbers = forward.at(address, depth)
         read = "x" if read.endswith(".after") else read
-        yield Value(name, f"n = {_norm_formula(norm, read)}", numbers, address, code_of(type(norm).normalize))
+        yield Value(name, f"n = {_norm_formula(norm, read)}", forward.at(address, depth), address, _norm_code(norm))
 
 
-def _norm_formula(norm: Norm, read: str) -> str:
+def _norm_code(norm: nn.Module) -> Code:
+    return code_of(type(norm).normalize if isinstance(norm, Norm) else type(norm).forward)
+
+
+def _norm_formula(norm: nn.Module, read: str) -> str:
+    if not isinstance(norm, Norm):
+        return f"{type(norm).__name__}({read})"
     weight = " * (1 + weight)" if norm.has_unit_offset else " * weight"
     weight = "" if norm.weight is None else weight
     x = read if read.isalpha() else f"({read})"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.errors import InputError
 from clearhead.explain.explanation import Explanation
-from clearhead.explain.score import ScoreTerms
+from clearhead.explain.score import NotTakenApart, ScoreTerms
 from clearhead.explain.values import Code, Section, Value
 from clearhead.files import replacing
 from clearhead.view.explorer.write import digest
@@ -173,7 +173,10 @@ def _written(number: float, value: Value) -> str:
     return f"{number:.0f}" if value.name == "mask" else f"{number:.4f}".replace("-", "−")
 
 
-def _score(query: str, key: str, terms: ScoreTerms) -> Iterator[str]:
+def _score(query: str, key: str, terms: ScoreTerms | NotTakenApart) -> Iterator[str]:
+    if isinstance(terms, NotTakenApart):
+        yield f"<p>Why {html.escape(query)} looks at {html.escape(key)}, its largest weight, {terms.sentence}</p>"
+        return
     yield (
         f'<details class="chosen" open><summary><b>why {html.escape(query)} looks at {html.escape(key)}</b>'
         f"<span>its largest weight</span></summary><div class=body><p>The score {terms.score:.4f} is the sum of what "

@@ -46,6 +46,26 @@ class Writer:
 BIAS = "bias"
 
 
+class NotTakenApart(Exception):
+    """A norm of the user's own stands on the way, which need not be linear; the message is the name of its class."""
+
+    @property
+    def sentence(self) -> str:
+        """The rest of a sentence that asks why."""
+        return f"is not taken apart: the norm {self} is not one of ours, and need not be linear."
+
+
+def _is_linear(norm: nn.Module) -> bool:
+    """Return whether there is a norm, which is linear with its statistics held.
+
+    Raises:
+        NotTakenApart: there is one of the user's own.
+    """
+    if isinstance(norm, Norm | nn.Identity):
+        return isinstance(norm, Norm)
+    raise NotTakenApart(type(norm).__name__)
+
+
 @dataclass(frozen=True)
 class ScoreTerms:
     """The terms of one score, before a soft cap and a mask.
@@ -98,11 +118,16 @@ class ScoreTerms:
 def score_terms(forward: Forward, place: tuple[str, str, int], head: int, query: int, key: int) -> ScoreTerms:
     """Take the score of a query and a key apart; the terms and the bias of the position add up to it.
 
+    It is the score before a soft cap, a mask and a step of the user's own.
+
     Args:
         forward: the forward pass.
         place: the name of the stack, what it attends to ("self" or "memory"), and how many layers ran before.
         head: the head.
         query, key: the positions of the tokens.
+
+    Raises:
+        NotTakenApart: a norm of the user's own stands on the way.
 
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", query-key circuits.
     """
@@ -162,7 +187,8 @@ class _Stream:
 
     def norm(self, norm: nn.Module, x_D: Tensor) -> None:
         """Pass every term through a norm whose statistics are those of x."""
-        if isinstance(norm, Norm):
+        if _is_linear(norm):
+            assert isinstance(norm, Norm)
             self.terms = {writer: _normed(norm, term, x_D) for writer, term in self.terms.items()}
             self._add_bias(norm.bias)
 
@@ -226,7 +252,8 @@ class _Stream:
         if bias is not None:
             written[Writer(BIAS, self.name)] = bias.double()
         for writer, vector in written.items():
-            if isinstance(branch.post, Norm):
+            if _is_linear(branch.post):
+                assert isinstance(branch.post, Norm)
                 vector = _normed(branch.post, vector, out_D)
             self._write(writer, vector * branch.scale)
         if isinstance(branch.post, Norm) and branch.post.bias is not None:
@@ -299,6 +326,7 @@ class _Reader:
         return {writer: rotate(part[None, :, None], cos, sin)[0, :, 0] for writer, part in parts.items()}
 
     def _normed(self, norm: nn.Module, parts: dict[Writer, Tensor], whole: Writer) -> dict[Writer, Tensor]:
+        _is_linear(norm)
         assert isinstance(norm, Norm)
         choice, x_HE = self.record.attention.spec.query_key_norm, parts[whole]
         assert choice is not None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from clearhead.explain.explanation import Explanation
-from clearhead.explain.score import ScoreTerms
+from clearhead.explain.score import NotTakenApart, ScoreTerms
 from clearhead.explain.values import Section, Value
 
 WIDTH = 80
@@ -87,7 +87,10 @@ def _number(named: tuple[str, float]) -> float:
     return named[1]
 
 
-def _score(query: str, key: str, terms: ScoreTerms) -> Iterator[str]:
+def _score(query: str, key: str, terms: ScoreTerms | NotTakenApart) -> Iterator[str]:
+    if isinstance(terms, NotTakenApart):
+        yield from textwrap.wrap(f"why {query} looks at {key}, its largest weight, {terms.sentence}", WIDTH)
+        return
     yield f"why {query} looks at {key}, its largest weight: the score {terms.score:.4f} is the sum of"
     for title, found in terms.tables(WRITERS).items():
         yield f"  {title}"

@@ -161,7 +161,9 @@ def recording(module: nn.Module) -> Iterator[list[AttentionRecord]]:
     """
     attentions = {path: child for path, child in module.named_modules() if isinstance(child, Attention)}
     if not attentions:
-        raise InputError("this model has no attention, and so no maps of it; explain and capture show what it computes")
+        raise InputError(
+            "this model has no attention, and so no maps and no explanation: capture shows what it computes"
+        )
     contexts: dict[str, list[Context]] = defaultdict(list)
     records: list[AttentionRecord] = []
 

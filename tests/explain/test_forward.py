@@ -11,10 +11,11 @@ import torch
 import clearhead as ch
 from clearhead.core import Transformer
 from clearhead.explain.forward import Forward, sections
-from clearhead.explain.score import Writer, score_terms
+from clearhead.explain.score import NotTakenApart, Writer, score_terms
 from tests.explain.recomputed import Recomputed
 from tests.laws.hf_parts import HF_PARTS, ROTARY, attending
 from tests.maps.cases import CASES, NONLINEAR, make, texts
+from tests.parts.test_parts import module as part_module
 
 RARE = [
     "query-key norm per head", "query-key norm over the width", "query-key norm after rotation", "soft cap",
@@ -104,3 +105,23 @@ def test_a_writer_adds_what_is_missing_without_it() -> None:
     (record,) = next(iter(seen.values()))
     missing = terms.score - float(record.tensor[0, 3, query, key])
     assert written == pytest.approx(missing, rel=1e-8)
+
+
+def test_what_an_own_norm_hides_is_said() -> None:
+    """Terms are given where they add up, also beside own steps and mixers; a norm that need not be linear is named."""
+    for name, family in (
+        ("differential", "decoder"),
+        ("recurrent", "encoder-decoder"),
+        ("recomputed", "encoder-decoder"),
+    ):
+        forward = forward_of(part_module(name, family).double())
+        for (place, depth), _ in forward.records.items():
+            stack, source = place.split(".")
+            terms = score_terms(forward, (stack, source, depth), 0, 2, 1)
+            assert float(terms.terms.sum()) + terms.position_bias == pytest.approx(terms.score, abs=1e-9)
+    forward = forward_of(part_module("everywhere", "decoder").double())
+    found = {value.name: value.formula for section in sections(forward) for value in section.values}
+    assert found["weights"] == "w = OffbeatWeights(s)" and ", then Tilt" in found["scores"]
+    assert found["norm before the branches" if "norm before the branches" in found else "norm"].startswith("n = Gain")
+    with pytest.raises(NotTakenApart, match="Gain"):
+        score_terms(forward, ("decoder", "self", 1), 0, 2, 1)
