@@ -162,7 +162,7 @@ def recording(module: nn.Module) -> Iterator[list[AttentionRecord]]:
     attentions = {path: child for path, child in module.named_modules() if isinstance(child, Attention)}
     if not attentions:
         raise InputError(
-            "this model has no attention, and so no maps and no explanation: capture shows what it computes"
+            "this model has no attention, and so no maps of it, nor an explanation; capture shows what it computes"
         )
     contexts: dict[str, list[Context]] = defaultdict(list)
     records: list[AttentionRecord] = []
