@@ -1,0 +1,62 @@
+"""Texts of mixed length: one running batch beside fixed batches, in turn and in one run.
+
+python benchmarks/mixed_lengths.py MODEL [--precision int8] [--prompts 128] [--rounds 3]
+
+Prompts have 4 to 128 random tokens, and about every fiftieth id ends a sequence, so that lengths are spread like a
+geometric distribution with a mean near 50, up to 400. A fixed batch holds as many prompts as a running one, and the
+next begins when all of it have ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from dataclasses import replace
+
+import torch
+
+import clearhead
+from clearhead.generate.batching import batches_by_cost
+from clearhead.generate.continuation import BATCH_TOKENS, GenerateRequest, generate_ids
+from clearhead.generate.generation_config import GenerationConfig
+from clearhead.generate.options import GenerateOptions
+
+LIMIT, SHARE_OF_ENDS = 400, 50
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--precision", default="int8")
+    parser.add_argument("--prompts", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    model, draw = clearhead.load(given.model, precision=given.precision), random.Random(1)
+    ids = range(5, model.spec.num_outputs)
+    prompts = [draw.choices(ids, k=draw.choice([4, 8, 16, 64, 128])) for _ in range(given.prompts)]
+    ends = tuple(draw.sample(ids, len(ids) // SHARE_OF_ENDS))
+    options = GenerateOptions(max_new_tokens=LIMIT, temperature=1.0, seed=1)
+    request = GenerateRequest(prompts, options, ends[0], 0, config=GenerationConfig(eos_ids=ends))
+    costs = [len(prompt) + LIMIT for prompt in prompts]
+    fixed = [
+        replace(request, prompts=[prompts[number] for number in batch])
+        for batch in batches_by_cost(costs, budget=BATCH_TOKENS, most_rows=None)
+    ]
+    rates: dict[str, list[float]] = {"fixed batches": [], "running batch": []}
+    tree = model.runner.tree()
+    generate_ids(tree, replace(request, prompts=prompts[:2]))
+    for _ in range(given.rounds):
+        for name, requests in (("fixed batches", fixed), ("running batch", [request])):
+            begun = time.perf_counter()
+            found = [one for some in requests for (one,) in generate_ids(tree, some)]
+            rates[name].append(sum(len(one.ids) for one in found) / (time.perf_counter() - begun))
+    for name, found in rates.items():
+        print(f"{name}: {statistics.median(found):.0f} tokens/s ({', '.join(f'{rate:.0f}' for rate in found)})")
+    ratio = statistics.median(rates["running batch"]) / statistics.median(rates["fixed batches"])
+    print(f"ratio {ratio:.2f}, {torch.get_num_threads()} threads, {given.precision}, torch {torch.__version__}")
+
+
+if __name__ == "__main__":
+    main()
