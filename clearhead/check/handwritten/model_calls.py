@@ -53,26 +53,33 @@ def model_inputs(part: Callable[..., Any]) -> Inputs:
         CannotCompare: what one of them is does not show.
     """
     parameters = parameters_of(part)
-    masks = [one for one in parameters[1:] if _IS_MASK.search(one.name.lower())]
-    others = [one for one in parameters if one not in masks]
+    masks = {one.name: one.default is one.empty for one in parameters[1:] if _IS_MASK.search(one.name.lower())}
+    others = {one.name: one.default is one.empty for one in parameters if one.name not in masks}
     if not others:
         raise CannotCompare("it takes no argument that could be the ids")
-    required = [one.name for one in others if one.default is one.empty] or [others[0].name]
-    required += [one.name for one in others if one.name == "decoder_input_ids" and one.name not in required]
-    required_masks = {one.name: one.default is one.empty for one in masks}
-    if len(required) == 1:
-        return Inputs(required[0], None, _usual_masks(required_masks))
-    first, second = (name.lower() for name in required[:2])
-    if _OF_VECTORS.search(second) or (_OF_VECTORS.search(first) and not _OF_TARGET.search(first)):
-        raise CannotCompare(
-            f"its argument '{required[1]}' is a memory of vectors: compare the whole model, or its layers"
-        )
-    if len(required) > 2 or not (_OF_TARGET.search(first) or _OF_TARGET.search(second)):
-        unknown = required[2 if len(required) > 2 else 1]
+    passed = [name for name, is_required in others.items() if is_required] or list(others)[:1]
+    if "decoder_input_ids" in others and "decoder_input_ids" not in passed:
+        passed.append("decoder_input_ids")
+    if len(passed) == 1:
+        return Inputs(passed[0], None, _usual_masks(masks))
+    ids, source = _target_and_source(passed)
+    return Inputs(ids, source, masks)
+
+
+def _target_and_source(names: list[str]) -> tuple[str, str]:
+    """Return which of two arguments or more are the ids of the target and of the source.
+
+    Raises:
+        CannotCompare: what one of them is does not show.
+    """
+    first, second, *more = names
+    first_is_target, second_is_target = (_OF_TARGET.search(name.lower()) is not None for name in (first, second))
+    if _OF_VECTORS.search(second.lower()) or (_OF_VECTORS.search(first.lower()) and not first_is_target):
+        raise CannotCompare(f"its argument '{second}' is a memory of vectors: compare the whole model, or its layers")
+    if more or not (first_is_target or second_is_target):
+        unknown = more[0] if more else second
         raise CannotCompare(f"what to pass for its argument '{unknown}' is not known; give it a default")
-    is_reversed = _OF_TARGET.search(first) is not None and not _OF_TARGET.search(second)
-    source, ids = required[:2][:: -1 if is_reversed else 1]
-    return Inputs(ids, source, required_masks)
+    return (first, second) if first_is_target and not second_is_target else (second, first)
 
 
 def _usual_masks(masks: dict[str, bool]) -> dict[str, bool]:

@@ -187,7 +187,7 @@ def with_masks(model: Model, ids: Tensor, flow: Flow | None) -> tuple[Model, Exc
     inputs = model.inputs
     is_simple = inputs.source is None and not any(inputs.masks.values())
     name = type(model.runner.part).__name__.lower()
-    is_causal = flow == "causal" or (flow is None and re.search("decoder|gpt|lm$", name) is not None)
+    is_causal = flow == "causal" or (flow is None and re.search("decoder|lm$", name) is not None)
     first: Exception | None = None
     best: tuple[int, Model] | None = None
     for form in mask_forms(is_causal) if inputs.masks else (None,):
