@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from clearhead.errors import InputError, RunFailure
-from clearhead.files import sync
-from clearhead.machine import cache_root
+from clearhead.files import cache_root, sync
 
 EntryT = TypeVar("EntryT")
 
