@@ -6,10 +6,11 @@ from pathlib import Path
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError, argument
+from clearhead.formats import FORMAT_FILE
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import save_checkpoint, save_origin
 from clearhead.runs.checkpoint import writing_folder
-from clearhead.runs.directory import SPEC_FILE, TASK_FILE, WEIGHTS_FILE
+from clearhead.runs.directory import SAVED_FORMAT, SPEC_FILE, TASK_FILE, WEIGHTS_FILE
 from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.weights.files import save_tensors
@@ -44,6 +45,7 @@ def save_model(
         if format == "hf":
             save_checkpoint(module, temporary, tokenizers, task, hf_checkpoint, max_shard_size=max_shard_size)
             return
+        (temporary / FORMAT_FILE).write_text(SAVED_FORMAT.to_json(), encoding="utf-8")
         (temporary / SPEC_FILE).write_text(module.spec.to_json(), encoding="utf-8")
         (temporary / TASK_FILE).write_text(task.to_json(), encoding="utf-8")
         tokenizers.save(temporary)

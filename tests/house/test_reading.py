@@ -27,6 +27,7 @@ ALLOWED = {
     # The libraries of tensors map files that were checked just before.
     "clearhead/weights/files.py": {"safe_open": 2},
     "clearhead/hf/files/tensor_files.py": {"safe_open": 1, ".open": 2},
+    "clearhead/view/saved_maps.py": {"np.load": 1},
     "clearhead/hf/files/from_bin.py": {"torch.load": 1},
     # Text of a run file that was read by the reader, or came from the command line; TOML as JSON, to be typed.
     "clearhead/runs/directory.py": {"tomllib.loads": 2, ".read_text": 1},
