@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from clearhead.errors import InputError, RunFailure
-from clearhead.files import sync
+from clearhead.files import cache_root, sync
 from clearhead.formats import Format
-from clearhead.machine import cache_root
 
 EntryT = TypeVar("EntryT")
 

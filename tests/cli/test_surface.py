@@ -148,6 +148,7 @@ SURFACE = {
     | MACHINE,
     "bench": {"--json"} | MACHINE,
     "inspect": {"--addresses", "--svg", "--force", "--length", "--json"},
+    "doctor": {"--json"},
 }
 ARGUMENTS = {
     "train": ["file", "overrides"],
