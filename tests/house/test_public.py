@@ -49,7 +49,7 @@ METHODS = {
     "Cache": "extend select",
     "Model": """
         answer attention capture classify edit embed evaluate exact fill for_languages for_task generate
-        generate_options heads is_batch_invariant languages predict replaced save score search_options spec
+        generate_options heads is_batch_invariant languages predict push_to_hub replaced save score search_options spec
         special_tokens stream tag tokenizer translate
         translate_n_best tree word_aligner
     """,
