@@ -316,12 +316,15 @@ def read_best(run: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def writing_folder(folder: Path, *, otherwise: str = "nothing of it is left") -> Iterator[Path]:
+def writing_folder(
+    folder: Path, *, otherwise: str = "nothing of it is left", unlisted: Collection[str] = ()
+) -> Iterator[Path]:
     """Yield a temporary folder to fill; on success it gets a manifest, is synced and renamed to `folder`.
 
     Args:
         folder: the folder.
         otherwise: what a message says about the state after a failure.
+        unlisted: names of files that the manifest leaves out, as they may be changed or missing.
 
     Raises:
         RunFailure: the disk is full or refuses the write; the temporary folder is removed, an earlier `folder` stays.
@@ -334,7 +337,11 @@ def writing_folder(folder: Path, *, otherwise: str = "nothing of it is left") ->
         for path in temporary.rglob("*"):
             if path.is_dir():
                 sync(path)
-        seal(temporary, folder.name, (path for path in temporary.rglob("*") if path.is_file()))
+        seal(
+            temporary,
+            folder.name,
+            (path for path in temporary.rglob("*") if path.is_file() and path.name not in unlisted),
+        )
         _put_in_place(temporary, folder)
     except (OSError, SafetensorError) as error:
         raise RunFailure(f"{folder} could not be saved: {_reason(error)}; {otherwise}") from error
