@@ -80,7 +80,7 @@ class Model(Predictions, Saving):
         weights_file: Path | None = None,
     ) -> None:
         self.module = module
-        self.runner = Runner(module) if runner is None else runner
+        self.runner: Runner = Runner(module) if runner is None else runner
         self.tokenizers = tokenizers
         self.task = task
         self.hf_checkpoint = checkpoint

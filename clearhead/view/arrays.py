@@ -39,7 +39,7 @@ class AttentionPage(Printed):
 
     def __init__(self, page: Page) -> None:
         self._page = page
-        self.title = page.title
+        self.title: str = page.title
 
     def save_html(self, path: str | Path, *, force: bool = False) -> None:
         """Write the page as one file that needs no network.
