@@ -8,13 +8,21 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import shared
 
 import clearhead
 from clearhead import spec
+from clearhead.demo.data.dates import make_date_sets
 from clearhead.view.explorer.write import DATA, document, escaped_json, json_element, source_text
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 BROWSER = Path(__file__).resolve().parents[1] / "browser"
 TITLE = "Dates, translated in your browser"
+FIRST = "Montag, 5. Januar 1998"
 LARGEST = 2_000_000
 
 
@@ -83,3 +91,18 @@ def page_html(model: clearhead.Model, examples: Sequence[str]) -> str:
     if len(page.encode()) > LARGEST:
         raise ValueError(f"the page has {len(page.encode()):,} bytes, more than {LARGEST:,}")
     return page
+
+
+def write_page(app: Sphinx, error: Exception | None) -> None:
+    """Write the page beside the pages of the site, when these are built."""
+    if error is None and app.builder.name == "html":
+        offered = make_date_sets(seed=11, train_size=0, valid_per_locale=0, test_per_locale=1).test
+        page = page_html(shared.dates_model(), [FIRST, *(pair.source for pair in offered)])
+        path = Path(app.outdir) / "start" / "browser.html"
+        path.write_text(page, encoding="utf-8")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Write the page after the others."""
+    app.connect("build-finished", write_page)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -155,7 +155,8 @@ class Run {
       const shares = q.map((query, at) => {
         const seen = isCausal ? k.slice(0, at + 1) : k;
         const scores = Float64Array.from(seen, (key) => dot(query, key) / Math.sqrt(size));
-        return Float64Array.from({ length: k.length, ...softmax(scores) }, (share) => share ?? 0);
+        const known = softmax(scores);
+        return Float64Array.from(k, (_, key) => known[key] ?? 0);
       });
       if (!this.off.has(`${name}.${layer}.${head}`)) {
         shares.forEach((row, query) => row.forEach((share, key) => {
@@ -179,6 +180,7 @@ class Run {
    */
   stack(stack, ids, memory) {
     const { columns, data } = this.weights.get(`${stack}.embedding.table.weight`);
+    /** @type {Matrix} */
     let x = ids.map((id) => Float64Array.from(data.subarray(id * columns, (id + 1) * columns), (value) => value * Math.sqrt(columns)));
     for (let layer = 0; this.weights.arrays.has(`${stack}.layers.${layer}.steps.0.branches.0.pre.weight`); layer++) {
       const at = (/** @type {number} */ step) => `${stack}.layers.${layer}.steps.${step}.branches.0`;
@@ -198,7 +200,7 @@ class Run {
 
 /**
  * A token that the search considered; see beams.js.
- * @typedef {import("../../clearhead/view/explorer/page/types.js").BeamNode} BeamNode
+ * @typedef {import("./types.js").BeamNode} BeamNode
  */
 /** @typedef {{ ids: number[], sum: number, node: number }} Hypothesis ids with the start, and the node of its last token */
 /** @typedef {{ ids: number[], score: number, node: number }} Finished */
@@ -244,7 +246,7 @@ export class Translator {
    * @param {string} text
    * @param {number} beams
    * @param {Set<string>} [off]
-   * @param {number} [limit] tokens at most
+   * @param {number} [limit] tokens at most; where nothing has ended by then, the end is forced
    * @returns {{ results: Finished[], nodes: BeamNode[] }} the best result first
    */
   translate(text, beams, off = new Set(), limit = 20) {
@@ -256,11 +258,16 @@ export class Translator {
     const finished = [];
     /** @type {Hypothesis[]} */
     let live = [{ ids: [START], sum: 0, node: -1 }];
+    /** @type {Finished[]} */
+    let forced = [];
     for (let step = 0; step < limit && live.length > 0; step++) {
+      forced = [];
       const best = live.flatMap((hypothesis) => {
         const states = run.stack("decoder", hypothesis.ids, memory).slice(-1);
-        const [logits] = linear(this.weights, "head.layers.0", states);
-        return Array.from(softmax(logits), (share, id) => ({ hypothesis, id, logProbability: Math.log(share), sum: hypothesis.sum + Math.log(share) }));
+        const shares = softmax(linear(this.weights, "head.layers.0", states)[0]);
+        const ended = hypothesis.sum + Math.log(shares[END]);
+        forced.push({ ids: [...hypothesis.ids, END], score: ended / (step + 1), node: hypothesis.node });
+        return Array.from(shares, (share, id) => ({ hypothesis, id, logProbability: Math.log(share), sum: hypothesis.sum + Math.log(share) }));
       }).filter(({ id }) => id !== PAD && id !== START).sort((one, other) => other.sum - one.sum).slice(0, beams === 1 ? 1 : 2 * beams);
       /** @type {Hypothesis[]} */
       const next = [];
@@ -281,8 +288,8 @@ export class Translator {
       const canWin = live.length > 0 && live[0].sum / limit > (finished[0]?.score ?? -Infinity);
       if (finished.length > 0 && (beams === 1 || !canWin)) break;
     }
-    const results = finished.length > 0 ? finished : live.map(({ ids, sum, node }) => ({ ids, score: sum / (ids.length - 1), node }));
-    if (results.length > 0 && finished.length > 0) nodes[results[0].node].rank = 0;
+    const results = finished.length > 0 ? finished : forced.sort((one, other) => other.score - one.score);
+    if (finished.length > 0) nodes[results[0].node].rank = 0;
     return { results, nodes };
   }
 }

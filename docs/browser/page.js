@@ -5,11 +5,11 @@ import { hold, readFrom } from "./arrays.js";
 import { el, fill } from "./dom.js";
 import { END, START, Translator, Weights } from "./model.js";
 
-/** @typedef {import("../../clearhead/view/explorer/page/types.js").Sample} Sample */
-/** @typedef {import("../../clearhead/view/explorer/page/types.js").Stack} Stack */
-/** @typedef {import("../../clearhead/view/explorer/page/types.js").TokenRow} TokenRow */
+/** @typedef {import("./types.js").Sample} Sample */
+/** @typedef {import("./types.js").Stack} Stack */
+/** @typedef {import("./types.js").TokenRow} TokenRow */
 
-/** @type {[import("../../clearhead/view/explorer/page/types.js").StackName, "encoder" | "decoder", "encoder" | "decoder", string][]} */
+/** @type {[import("./types.js").StackName, "encoder" | "decoder", "encoder" | "decoder", string][]} */
 const ATTENTIONS = [
   ["encoder.self", "encoder", "encoder", "the text reads itself"],
   ["decoder.self", "decoder", "decoder", "the answer reads itself"],
