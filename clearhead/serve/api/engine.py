@@ -215,11 +215,6 @@ class Engine:
             self._left.append(job)
             self._changed.notify()
 
-    def close(self) -> None:
-        """Take nothing new."""
-        with self._changed:
-            self._is_closing = True
-
     def join(self) -> None:
         """End the thread, with whatever it computes."""
         with self._changed:
@@ -229,7 +224,7 @@ class Engine:
 
     def _refuse_more(self) -> None:
         if self._is_closing:
-            raise Closing
+            raise Closing("the server ends: try again later")
         if self.num_waiting >= MOST_WAITING:
             raise Busy(f"{self.num_waiting} requests wait already: try again later")
 

@@ -201,11 +201,6 @@ class Models:
             raise UnknownModel(f"there is no model '{name}'{nearest(name, self._served)}; see /v1/models")
         return self._served[name]
 
-    def close(self) -> None:
-        """Take nothing new."""
-        for one in self:
-            one.engine.close()
-
     def join(self) -> None:
         """End every engine."""
         for one in self:
