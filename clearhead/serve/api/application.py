@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from types import FrameType
 from typing import Any, Final
 
@@ -18,11 +19,13 @@ from starlette.exceptions import HTTPException
 from clearhead.errors import InputError, RunFailure
 from clearhead.serve.api.engine import Busy, Closing
 from clearhead.serve.api.generating import generating_router
+from clearhead.serve.api.inside import inside_router
 from clearhead.serve.api.metrics import Metrics
 from clearhead.serve.api.reading import reading_router
 from clearhead.serve.api.served import Models, UnknownModel
 from clearhead.serve.api.tasks import tasks_router
 from clearhead.serve.gate import Access, Gate, Traffic
+from clearhead.serve.work import Left, Workers
 
 SECONDS_TO_FINISH: Final = 60
 """That running requests have after a signal."""
@@ -35,10 +38,19 @@ def make_application(models: Models, access: Access) -> FastAPI:
         models: that answer.
         access: who may ask.
     """
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    metrics = Metrics(models)
-    for router in (generating_router(models), reading_router(models), tasks_router(models), metrics.router()):
-        app.include_router(router)
+    workers, metrics = Workers(), Metrics(models)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        workers.join()
+
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    for make in (generating_router, reading_router, tasks_router):
+        app.include_router(make(models))
+    app.include_router(inside_router(models, workers))
+    app.include_router(metrics.router())
+    app.add_exception_handler(Left, lambda request, error: Response(status_code=499))
     for kind, status in _STATUS.items():
         app.add_exception_handler(kind, _answer(status))
     app.add_exception_handler(Exception, _unexpected)

@@ -314,7 +314,7 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - a thread that ends would leave every later request waiting
             jobs, self._jobs, self._batch = {*self._jobs.values()}, {}, RunningBatch(self.tree)
             for job in jobs:
-                job.deliver(_named(error))
+                job.deliver(named_failure(error))
             return
         self.step_seconds += time.perf_counter() - begun
         self.num_tokens += len(progress)
@@ -349,7 +349,7 @@ class Engine:
                 return function()
         except Exception as error:  # noqa: BLE001 - it is the failure of a request, not of the thread
             job.has_left = True
-            job.deliver(_named(error))
+            job.deliver(named_failure(error))
             return None
 
 
@@ -377,7 +377,7 @@ def _answer(calls: list[Call]) -> None:
             for call in calls:
                 _answer([call])
         else:
-            calls[0].result.set_exception(_named(error))
+            calls[0].result.set_exception(named_failure(error))
         return
     first = 0
     for call in calls:
@@ -385,7 +385,7 @@ def _answer(calls: list[Call]) -> None:
         first += len(call.inputs)
 
 
-def _named(error: Exception) -> Exception:
+def named_failure(error: Exception) -> Exception:
     """Return an error for a client: all but wrong input is a failure while running; the log has what happened."""
     text = f"{error}"
     if isinstance(error, MemoryError) or any(sign in text.lower() for sign in OUT_OF_MEMORY):
