@@ -10,8 +10,6 @@ import io
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import numpy as np
@@ -22,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clearhead.errors import InputError
-from clearhead.maps.attention_maps import AttentionMaps, attend
+from clearhead.maps.attention_maps import AttentionMaps, arrays_of, attend
 from clearhead.maps.hook_points import Captured, Place, Record, edit, matching_addresses
 from clearhead.maps.page import SampleOptions, explorer_page
 from clearhead.model.facade import Model
@@ -171,10 +169,7 @@ def _attention(served: Served, asked: AttentionRequest, work: Work) -> Response:
     _check_size(count, asked.format, "choose layers and heads, send a shorter text")
     if asked.format == "json":
         return JSONResponse({"model": served.name, **maps.to_json(layers=asked.layers, heads=asked.heads)})
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "maps.npz"
-        maps.save(path, layers=asked.layers, heads=asked.heads)
-        return _npz(path.read_bytes(), "attention")
+    return _npz(arrays_of(maps, asked.layers, asked.heads), "attention")
 
 
 def _capture(served: Served, asked: CaptureRequest, work: Work) -> Response:
@@ -195,7 +190,7 @@ def _capture(served: Served, asked: CaptureRequest, work: Work) -> Response:
 
     _again(maps, runs, asked, work, [edit(module, dict.fromkeys(addresses, keep))])
     if asked.format == "npz":
-        return _npz(_packed(seen), "activations")
+        return _npz(_arrays(seen), "activations")
     activations = [
         {"address": address, "depth": record.depth, "values": _values(record.tensor)}
         for address, records in seen.items()
@@ -205,16 +200,13 @@ def _capture(served: Served, asked: CaptureRequest, work: Work) -> Response:
     return JSONResponse({"model": served.name, **tokens, "activations": activations})
 
 
-def _packed(seen: Captured) -> bytes:
-    """Return activations as a .npz file; of several depths at one address each has the depth behind its name."""
-    arrays = {
+def _arrays(seen: Captured) -> dict[str, Any]:
+    """Return activations by address; of several depths at one address each has the depth behind its name."""
+    return {
         address if len(records) == 1 else f"{address}@{record.depth}": record.tensor.float().cpu().numpy()
         for address, records in seen.items()
         for record in records
     }
-    content = io.BytesIO()
-    np.savez(content, **arrays)  # type: ignore[arg-type]
-    return content.getvalue()
 
 
 def _values(tensor: Tensor) -> Any:
@@ -293,6 +285,8 @@ def _check_size(count: int, form: str, advice: str) -> None:
         raise InputError(f"one answer in {form} has at most {most:,} numbers, and these are more: {advice}{other}")
 
 
-def _npz(content: bytes, name: str) -> Response:
+def _npz(arrays: dict[str, Any], name: str) -> Response:
+    content = io.BytesIO()
+    np.savez(content, **arrays)
     headers = {"Content-Disposition": f'attachment; filename="{name}.npz"'}
-    return Response(content, media_type="application/octet-stream", headers=headers)
+    return Response(content.getvalue(), media_type="application/octet-stream", headers=headers)
