@@ -80,18 +80,19 @@ class PairLines(Form):
 
 
 class PairDataset(Form):
-    """A Hugging Face dataset by name."""
+    """A Hugging Face dataset by name, or a Parquet file."""
 
     dataset: Filled = Field(examples=["name"])
     split: Filled = Field(examples=["train"])
     config: Filled | None = None
+    revision: Filled | None = None
     source_field: Filled | None = None
     target_field: Filled | None = None
 
     def as_source(self) -> TableSource:
         """Return the source of the two fields of the dataset."""
         fields = {"source": self.source_field or "source", "target": self.target_field or "target"}
-        return Dataset(self.dataset, self.split, fields, self.config, keys=_FIELDS)
+        return Dataset(self.dataset, self.split, fields, self.config, keys=_FIELDS, revision=self.revision)
 
 
 PAIR_FORMS: Final[tuple[type[Form], ...]] = (FilePair, PairTable, PairLines, PairDataset)

@@ -331,17 +331,19 @@ class TextTable(Form):
 
 
 class TextDataset(Form):
-    """A Hugging Face dataset by name."""
+    """A Hugging Face dataset by name, or a Parquet file."""
 
     dataset: Filled = Field(examples=["name"])
     split: Filled = Field(examples=["train"])
     config: Filled | None = None
+    revision: Filled | None = None
     field: Filled | None = None
     document: DocumentKind | None = None
 
     def as_source(self) -> TextSource:
         """Return the source of a field of the dataset."""
-        rows = Dataset(self.dataset, self.split, {"text": self.field or "text"}, self.config, keys=_KEYS)
+        fields = {"text": self.field or "text"}
+        rows = Dataset(self.dataset, self.split, fields, self.config, keys=_KEYS, revision=self.revision)
         return TextRows(rows, self.document or "file")
 
 
