@@ -79,6 +79,7 @@ docs: $(VENV)/.installed-docs
 	@echo "built: open build/site/index.html"
 
 check-docs: $(VENV)/.installed-dev docs
+	$(BIN)/python docs/check_browser_page.py build/site/start/browser.html
 	$(BIN)/python docs/check_site.py build/site
 
 clean:

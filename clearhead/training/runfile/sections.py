@@ -142,7 +142,7 @@ class Train(Section):
     average: Annotated[int, Field(ge=2)] | None = None
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     early_stop: EarlyStop | None = None
-    tensorboard: bool = False
+    tracker: Literal["none", "trackio", "wandb", "tensorboard"] = "none"
 
 
 class RunFile(Section):
