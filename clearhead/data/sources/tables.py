@@ -322,16 +322,14 @@ class Dataset:
         """
         if self.name.endswith(_PARQUET):
             return ["train"]
-        name, config, at = self.name, self.config, self._at
-        names: list[str] = self._asked(lambda library: library.get_dataset_split_names(name, config, **at))
+        names: list[str] = self._asked(lambda hub: hub.get_dataset_split_names(self.name, self.config, **self._at))
         return names
 
     def _load(self) -> Any:
         if self.name.endswith(_PARQUET):
             file = str(Path(self.name).expanduser())
-            return self._asked(lambda library: library.load_dataset("parquet", data_files=file, split=self.split))
-        name, config, at = self.name, self.config, self._at
-        return self._asked(lambda library: library.load_dataset(name, config, split=self.split, **at))
+            return self._asked(lambda hub: hub.load_dataset("parquet", data_files=file, split=self.split))
+        return self._asked(lambda hub: hub.load_dataset(self.name, self.config, split=self.split, **self._at))
 
     @property
     def _at(self) -> dict[str, str]:
