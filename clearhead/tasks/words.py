@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-TWO_FILES: Final = """  train.de, train.en                   two text files: line 7 of one belongs to line
-                                       7 of the other
-  hf:OWNER/NAME:de, hf:OWNER/NAME:en   two fields of a data set on the Hugging Face hub
-  pairs.parquet:de, pairs.parquet:en   two columns of a Parquet file"""
+TWO_FILES: Final = """  train.de, train.en   two text files: line 7 of one belongs to line 7 of the
+                       other
+  hf:OWNER/NAME:FIELD  twice: two fields of a data set on the Hugging Face hub
+  pairs.parquet:FIELD  twice: two columns of a Parquet file"""
 DATASETS: Final = """  hf:OWNER/NAME       a data set on the Hugging Face hub; behind it /CONFIG,
                       @REVISION, [SPLIT] and :FIELD where they are needed
   table.parquet       a Parquet file, with :FIELD behind it"""
