@@ -10,12 +10,13 @@ SEED ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test lint types pytest fuzz wheel docs check-docs clean
+.PHONY: help demo test lint types check-types pytest fuzz wheel docs check-docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   install into $(VENV), train a small Transformer on this machine, show what it learned"
 	@echo "make test   install the development tools, check style and types, run every test"
+	@echo "make check-types  every public name has a complete type (installs basedpyright, 90 MB)"
 	@echo "make fuzz   change files of tiny models at random for MINUTES, and say what is not refused in one sentence"
 	@echo "make wheel  build a wheel with kernels into dist/, and prove it in a fresh environment without a compiler"
 	@echo "make docs   build the site into build/site, its lessons executed, without a network; open build/site/index.html"
@@ -54,6 +55,11 @@ lint: $(VENV)/.installed-dev
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
+
+# Apart from `types`, because it brings a Node.js of its own; it looks for the package in the first Python of the path.
+check-types: $(VENV)/.installed-dev
+	$(PIP) basedpyright
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/basedpyright --verifytypes clearhead --ignoreexternal
 
 # Tests start many processes, and all of them read what the first one compiled.
 pytest: export PYTHONDONTWRITEBYTECODE =

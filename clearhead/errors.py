@@ -134,7 +134,7 @@ class InputError(ValueError):
     """
 
     def __init__(self, *lines: str) -> None:
-        self.lines = tuple(map(Message, lines))
+        self.lines: tuple[Message, ...] = tuple(map(Message, lines))
         super().__init__(*self.lines)
 
     def __str__(self) -> str:
@@ -202,7 +202,9 @@ class LongTexts(UserWarning):
     """
 
     def __init__(self, count: int, limit: int, unit: str = "tokens") -> None:
-        self.count, self.limit, self.unit = count, limit, unit
+        self.count: int = count
+        self.limit: int = limit
+        self.unit: str = unit
         texts, each = ("1 text is", "it") if count == 1 else (f"{count:,} texts are", "each")
         super().__init__(
             f"{texts} longer than the {limit:,} {unit} that the model reads; the rest of {each} is left out"

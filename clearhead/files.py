@@ -33,6 +33,12 @@ RUNS, MODEL = Path("runs"), "a run directory, a saved model or a checkpoint's fo
 T = TypeVar("T")
 
 
+def cache_root() -> Path:
+    """Return the cache folder: the environment variable CLEARHEAD_CACHE, or a folder in the user's cache."""
+    named = os.environ.get("CLEARHEAD_CACHE")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "clearhead"
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path to write, and put the file in the place of `path` once it is complete and on the disk."""

@@ -33,7 +33,7 @@ class HookPoints(PrintedModule, nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.identity = object()  # replicas of a module share it, copies have their own
+        self.identity: object = object()  # replicas of a module share it, copies have their own
 
     def point(self, name: str, x: Tensor) -> Tensor:
         """Pass an activation through its point: each watcher returns it, or its replacement."""

@@ -41,12 +41,6 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def cache_root() -> Path:
-    """Return the cache folder: the environment variable CLEARHEAD_CACHE, or a folder in the user's cache."""
-    named = os.environ.get("CLEARHEAD_CACHE")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "clearhead"
-
-
 def too_many_threads(threads: int) -> str | None:
     """Return what is wrong with a number of CPU threads that only wait for each other; None: nothing."""
     processors = os.cpu_count() or 1

@@ -1,6 +1,5 @@
 from .handwritten.attentions import attention as attention
 from .handwritten.layers import layer as layer
-from .handwritten.layers import transformer as transformer
 from .handwritten.modules import module as module
 from .handwritten.report import Finding as Finding
 from .handwritten.report import Report as Report
@@ -8,3 +7,4 @@ from .handwritten.small_parts import loss as loss
 from .handwritten.small_parts import norm as norm
 from .handwritten.small_parts import positions as positions
 from .handwritten.small_parts import rope as rope
+from .handwritten.transformers import transformer as transformer

@@ -105,7 +105,7 @@ class ModelPair:
     def __init__(self, pretrained: LoadedModule, theirs: Any) -> None:
         self.pretrained = pretrained
         self.theirs = theirs
-        self.pairs = _pair_submodules(pretrained, theirs)
+        self.pairs: dict[str, tuple[str, BoundRule]] = _pair_submodules(pretrained, theirs)
 
     @property
     def ours(self) -> Transformer:

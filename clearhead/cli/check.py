@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.check_job import Kills, Steps, check_run_file, is_run_file
+from clearhead.cli.check_job import Kills, Steps, check_certificate, check_run_file, is_certificate, is_run_file
 from clearhead.cli.check_model import Html, check_model
 from clearhead.cli.console import print_either, print_message
 from clearhead.cli.options import ComputeOptions, Force, Json, located, set_threads_and_seed, takes_compute_options
@@ -73,14 +73,15 @@ def check(
       clearhead check runs/de-en --html report.html
       clearhead check bert-base-uncased-folder --against transformers
       clearhead check mine.py:MyAttention --hint 1
-      clearhead check run.toml
+      clearhead check run.toml --json > certificate.json
+      clearhead check certificate.json
 
     A model is run in double precision. What each output reads is measured and compared with its masks; batches,
     padding, caches, packing, kernels and files must not change results, where a difference that stays in double
     precision is a defect; kernels may be 4 times as far from it as plain layers; weights, heads, norms and rows are
     looked at. Against transformers both models read random, padded and real texts; the first submodule that differs is
     named with the cause. FILE.py is run in a process of its own, and the mistake that gives the same numbers is named.
-    The first steps of a run file are killed and resumed, and every bit must be the same.
+    The first steps of a run file are killed and resumed, every bit must be the same, and a certificate tells of it.
 
     The exit code is 1 if something is wrong, differs or is not written yet, and 2 if it cannot be compared. --json ends
     with {"ok", "findings"} and more, with {"same", "divergence", "causes"}, or with {"ok", "reports"}.
@@ -98,6 +99,8 @@ def check(
     elif is_run_file(ref):
         _refuse(f"{ref} is a run file (.toml)", {**machine, "--seed": None}, library, own)
         check_run_file(ref, steps=steps, kills=kills, seed=compute.seed, as_json=as_json)
+    elif is_certificate(ref):
+        check_certificate(ref, machine | library | own | job, as_json=as_json)
     elif any(value is not None for value in library.values()):
         _refuse(f"{ref} is compared on the CPU in fp32", {**machine, "--threads": None}, own, job)
         compared = reference, 1e-4 if tolerance is None else tolerance, compute.threads

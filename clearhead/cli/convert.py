@@ -23,6 +23,9 @@ ShardSize = Annotated[
     str | None,
     typer.Option("--max-shard-size", metavar="SIZE", help="Most in a file, such as 500MB; by default 5GB."),
 ]
+Push = Annotated[
+    str | None, typer.Option("--push", metavar="OWNER/NAME", help="Also upload it to the Hugging Face hub.")
+]
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -33,6 +36,7 @@ def convert(
     from_bin: FromBin = False,
     precision: Int8 = None,
     max_shard_size: ShardSize = None,
+    push: Push = None,
     as_json: Json = False,
 ) -> None:
     """Save a model for other tools.
@@ -40,6 +44,7 @@ def convert(
     \b
     Example:
       clearhead convert runs/de-en exported --to hf
+      clearhead convert runs/de-en exported --to hf --push owner/de-en
       clearhead convert downloads/opus-mt-de-en opus-mt-de-en --from-bin
       clearhead convert runs/de-en de-en-int8 --precision int8
 
@@ -47,7 +52,8 @@ def convert(
     can express the model; where none can, the report says why. Weights keep their dtype; above --max-shard-size they
     are split into shards with an index. --from-bin reads pickled weights, which no other command does, and writes the
     same folder with safetensors. --precision int8 writes a folder for clearhead, a quarter as large, whose weights are
-    rounded to 8 bits once; it loads at once. --json ends with {"path", "format"}, and with "model_type" for --to hf.
+    rounded to 8 bits once; it loads at once. README.md is the model's card. --push uploads the same, with the token of
+    HF_TOKEN or `hf auth login`. --json ends with {"path", "format"}, "model_type" for --to hf, "commit" with --push.
     """
     from clearhead.files import refuse_unwritable_place
 
@@ -59,6 +65,12 @@ def convert(
         raise InputError(f"--to {to} is not known; expected hf")
     if to is None and max_shard_size is not None:
         raise InputError("--max-shard-size has an effect with --to hf only; leave it out")
+    if push is not None:
+        from clearhead.hf.files.upload import refuse_no_repository
+
+        if from_bin:
+            raise InputError("--push uploads a model that is loaded: leave --from-bin out")
+        refuse_no_repository(push)
     size = None if max_shard_size is None else _bytes(max_shard_size)
     if out.exists():
         raise InputError(f"{out} exists already; give a new folder")
@@ -66,31 +78,29 @@ def convert(
     record = {"path": str(out), "format": "safetensors" if from_bin else to or "int8"}
     if from_bin:
         _convert_bin(ref, out)
-    elif precision is not None:
-        _convert_to_int8(ref, out)
     else:
-        record["model_type"] = _convert(ref, out, {} if size is None else {"max_shard_size": size})
-    print_either(as_json, record, str(out))
+        record |= _convert(ref, out, push, is_int8=precision is not None, max_shard_size=size)
+    print_either(as_json, record, *filter(None, [str(out), record.get("commit")]))
 
 
-def _convert(ref: str, out: Path, options: dict[str, int]) -> str:
-    """Write a Hugging Face checkpoint; return its model type."""
+def _convert(ref: str, out: Path, push: str | None, *, is_int8: bool, max_shard_size: int | None) -> dict[str, str]:
+    """Write a model, and upload it too; return its model type and the commit."""
     from clearhead.files import read_json_object
 
     place = located(ref)
-    from clearhead.model.loading import load_as_stored
+    from clearhead.hf.saving import LARGEST_SHARD
+    from clearhead.model.loading import load, load_as_stored
 
-    load_as_stored(place).save(out, format="hf", **options)
-    family = str(read_json_object(out / "config.json", what="a config.json")["model_type"])
-    print_message(f"written as {family}")
-    return family
-
-
-def _convert_to_int8(ref: str, out: Path) -> None:
-    import clearhead
-
-    place = located(ref)
-    clearhead.load(place, device="cpu", precision="int8").save(out)
+    size, record = max_shard_size or LARGEST_SHARD, dict[str, str]()
+    model = load(place, device="cpu", precision="int8") if is_int8 else load_as_stored(place)
+    layout = "clearhead" if is_int8 else "hf"
+    model.save(out, format=layout, max_shard_size=size)
+    if not is_int8:
+        record["model_type"] = str(read_json_object(out / "config.json", what="a config.json")["model_type"])
+        print_message(f"written as {record['model_type']}")
+    if push is not None:
+        record["commit"] = model.push_to_hub(push, format=layout, max_shard_size=size)
+    return record
 
 
 def _convert_bin(ref: str, out: Path) -> None:

@@ -187,10 +187,11 @@ def _check_options(ref: str, options: Sequence[str]) -> Task:
     Raises:
         InputError: one sentence that names all of them, or the reference leads nowhere.
     """
-    from clearhead.hf.files.hub import find_checkpoint
+    from clearhead.hf.files.hub import find_checkpoint, local
     from clearhead.hf.variants import task_kind
     from clearhead.runs.directory import model_files, read_task
 
+    ref = local(ref)
     hf_folder = find_checkpoint(ref)
     reading = None
     if hf_folder is not None:

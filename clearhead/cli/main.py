@@ -6,12 +6,13 @@ import contextlib
 import errno
 import inspect
 import itertools
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Final, get_args
 
 import typer
 
@@ -25,6 +26,7 @@ from clearhead.cli.compare import compare
 from clearhead.cli.console import library_messages, long_texts_said_once, print_message, print_result, silence
 from clearhead.cli.convert import convert
 from clearhead.cli.demo import demo
+from clearhead.cli.doctor import doctor
 from clearhead.cli.embed import embed
 from clearhead.cli.evaluate import evaluate, with_options_of_tasks
 from clearhead.cli.explain import explain
@@ -50,6 +52,7 @@ DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 # The class of typer's usage errors is private; it is the base of a public class in every release.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+_COMPLETING: Final = "_CLEARHEAD_COMPLETE"
 # Keys and arguments for which an option of another name stands.
 _NAMES = {"task.labels": "label_kind", "task.init": "init", "field": "text_column", "layer": "layers", "head": "heads"}
 
@@ -103,7 +106,7 @@ def make_app() -> typer.Typer:
     app = typer.Typer(
         name="clearhead",
         cls=_InOrder,
-        add_completion=False,
+        add_completion=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 120},
@@ -127,6 +130,7 @@ def make_app() -> typer.Typer:
         inspect_,
         heads,
         serve,
+        doctor,
     ):
         # Given in full: what typer takes from the docstring is cut off at the width of the terminal.
         app.command(help=_help(command), short_help=_summary(command))(command)
@@ -159,7 +163,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words, parts = _without_parts([word for word in words if word != "--debug"])
-    if not words:
+    # A shell that completes a command line gives its words in the environment.
+    if not words and _COMPLETING not in os.environ:
         main(["--help"])
         return WRONG_INPUT
     adapt_waiting()

@@ -137,15 +137,14 @@ def located(ref: str) -> str:
     """
     from clearhead.cli.console import print_message
     from clearhead.files import MODEL, refuse_absent
-    from clearhead.hf.files.hub import find_checkpoint
+    from clearhead.hf.files.hub import local
 
-    folder = find_checkpoint(ref)
-    if folder is None:
+    place = local(ref)
+    if place == ref:
         refuse_absent(Path(ref if Path(ref).exists() else ref.rpartition("@")[0] or ref), expected=MODEL)
-    if folder is None or Path(ref).exists():
         return ref
-    print_message(f"{ref}: the checkpoint of that name on the Hugging Face hub, commit {folder.name[:12]}")
-    return str(folder)
+    print_message(f"{ref}: the checkpoint of that name on the Hugging Face hub, commit {Path(place).name[:12]}")
+    return place
 
 
 def refuse_absent_runs(runs: Sequence[Path]) -> None:

@@ -6,4 +6,7 @@ from clearhead.core.model import Output, Transformer, build
 from clearhead.core.rare.multi_head_attention import MultiHeadAttention
 
 __all__ = ["Attention", "Cache", "MultiHeadAttention", "Output", "Sequence", "Transformer", "build"]
-__dir__ = __all__.copy
+
+
+def __dir__() -> list[str]:
+    return __all__.copy()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -52,26 +54,26 @@ class Attention(HookPoints):
     Keys and values are projected from vectors of the source width, which is that of the stream where it is None.
     """
 
-    points = ("queries", "keys", "values", "scores", "weights", "mixed")
-    rotate = staticmethod(rotate)
+    points: tuple[str, ...] = ("queries", "keys", "values", "scores", "weights", "mixed")
+    rotate: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(rotate)
 
     def __init__(self, width: int, attention: spec.Attention, source_width: int | None = None) -> None:
         super().__init__()
         self.spec = attention
         size, bias, source_width = attention.head_size, attention.bias, source_width or width
-        self.query = nn.Linear(width, attention.num_heads * size, bias=bias.query)
-        self.key = nn.Linear(source_width, attention.num_kv_heads * size, bias=bias.key)
-        self.value = nn.Linear(source_width, attention.num_kv_heads * size, bias=bias.value)
-        self.out = nn.Linear(attention.num_heads * size, width, bias=bias.out)
-        self.query_norm = _build_query_key_norm(attention, attention.num_heads)
-        self.key_norm = _build_query_key_norm(attention, attention.num_kv_heads)
-        self.sink = nn.Parameter(torch.zeros(attention.num_heads)) if attention.sink else None
-        self.score_step = spec.module_of(attention.score_step, attention.num_heads)
-        self.weight_step = spec.module_of(attention.weight_step, attention.num_heads)
-        self.dropout = Dropout(attention.dropout)
-        self.scale = size**-0.5 if attention.scale is None else attention.scale
-        self.mask_key = attention.model_dump_json(include={"mask"})  # text: a compiled step cannot hash a spec
-        self.rotation_key = attention.model_dump_json(include={"position", "head_size"})
+        self.query: nn.Linear = nn.Linear(width, attention.num_heads * size, bias=bias.query)
+        self.key: nn.Linear = nn.Linear(source_width, attention.num_kv_heads * size, bias=bias.key)
+        self.value: nn.Linear = nn.Linear(source_width, attention.num_kv_heads * size, bias=bias.value)
+        self.out: nn.Linear = nn.Linear(attention.num_heads * size, width, bias=bias.out)
+        self.query_norm: nn.Module = _build_query_key_norm(attention, attention.num_heads)
+        self.key_norm: nn.Module = _build_query_key_norm(attention, attention.num_kv_heads)
+        self.sink: nn.Parameter | None = nn.Parameter(torch.zeros(attention.num_heads)) if attention.sink else None
+        self.score_step: nn.Module | None = spec.module_of(attention.score_step, attention.num_heads)
+        self.weight_step: nn.Module | None = spec.module_of(attention.weight_step, attention.num_heads)
+        self.dropout: Dropout = Dropout(attention.dropout)
+        self.scale: float = size**-0.5 if attention.scale is None else attention.scale
+        self.mask_key: str = attention.model_dump_json(include={"mask"})  # text: a compiled step cannot hash a spec
+        self.rotation_key: str = attention.model_dump_json(include={"position", "head_size"})
 
     def forward(self, x_BTD: States, context: Context) -> States:
         query, key, value = map(self.split, self.project(x_BTD))

@@ -96,7 +96,7 @@ class Cache(Printed):
         self.self_attention: defaultdict[tuple[nn.Module, int], KeyValues] = defaultdict(KeyValues)
         self.memory_attention: dict[tuple[nn.Module, int], tuple[Tensor, Tensor]] = {}
         self.kept: defaultdict[tuple[nn.Module, int], dict[str, Tensor]] = defaultdict(dict)  # of own parts, by name
-        self.length = 0
+        self.length: int = 0
         self.mask: Bool[Tensor, "rows keys"] | None = None
         self.memory_mask: Bool[Tensor, "sentences keys"] | None = None
 

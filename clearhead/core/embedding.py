@@ -24,7 +24,8 @@ class Table(PrintedModule, nn.Module):
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
-        self.num_rows, self.weight = rows, nn.Parameter(torch.empty(rows, width))
+        self.num_rows: int = rows
+        self.weight: nn.Parameter = nn.Parameter(torch.empty(rows, width))
 
     def forward(self, ids_BT: Ids) -> States:
         return F.embedding(ids_BT, self.weight)
@@ -36,13 +37,13 @@ class SinusoidalPosition(PrintedModule, nn.Module):
 
     def __init__(self, width: int, position: spec.Sinusoidal) -> None:
         super().__init__()
-        self.width, self.position = width, position
-        self.table = torch.zeros(0, width, device="cpu")  # computed, never loaded: no part of the state
+        self.position: spec.Sinusoidal = position
+        self.table: Tensor = torch.zeros(0, width, device="cpu")  # computed, never loaded: no part of the state
 
     def forward(self, position_BT: Int[Tensor, "batch tokens"], limit: int) -> States:
         needed, table = limit + self.position.offset, self.table
         if len(table) < needed or table.device != position_BT.device:
-            table = sinusoidal_table(max(needed, 2 * len(table)), self.width, self.position).to(position_BT.device)
+            table = sinusoidal_table(max(needed, 2 * len(table)), table.shape[1], self.position).to(position_BT.device)
             self.table = table  # which another thread may replace by one that is shorter
         return F.embedding(position_BT + self.position.offset, table)
 
@@ -53,15 +54,15 @@ class LearnedPosition(PrintedModule, nn.Module):
 
     def __init__(self, width: int, position: spec.Learned) -> None:
         super().__init__()
-        self.offset, self.rows = position.offset, position.rows
-        self.weight = nn.Parameter(torch.empty(position.rows, width))
+        self.offset: int = position.offset
+        self.weight: nn.Parameter = nn.Parameter(torch.empty(position.rows, width))
 
     def forward(self, position_BT: Int[Tensor, "batch tokens"], limit: int) -> States:
         # The limit counts padding too, so the exact maximum is computed only if this cheap bound does not hold.
-        if limit + self.offset > self.rows and int(position_BT.max()) + self.offset >= self.rows:
+        if limit + self.offset > len(self.weight) and int(position_BT.max()) + self.offset >= len(self.weight):
             raise InputError(
                 f"a sequence of {int(position_BT.max()) + 1} tokens is longer than the model's "
-                f"{self.rows - self.offset} positions; shorten or split it"
+                f"{len(self.weight) - self.offset} positions; shorten or split it"
             )
         return F.embedding(position_BT + self.offset, self.weight)
 
@@ -75,20 +76,21 @@ class Embedding(PrintedModule, nn.Module):
 
     def __init__(self, width: int, embedding: spec.Embedding) -> None:
         super().__init__()
-        rows_width, projection = embedding.width or width, embedding.projection
+        rows_width, projection, table = embedding.width or width, embedding.projection, embedding.table
         self.place = projection.place if projection else "after_norm"
         summed_width, normed_width = {
             "before_sum": (width, width), "before_norm": (rows_width, width), "after_norm": (rows_width, rows_width),
         }[self.place]  # fmt: skip
-        self.scale, self.is_scale_rounded = embedding.scale, embedding.scale_rounding == "weights"
-        self.table = Table(embedding.table.rows, rows_width) if isinstance(embedding.table, spec.Table) else None
+        self.scale: float = embedding.scale
+        self.is_scale_rounded: bool = embedding.scale_rounding == "weights"
+        self.table: Table | None = Table(table.rows, rows_width) if isinstance(table, spec.Table) else None
         self.borrowed: tuple[Table, ...] = ()  # in a tuple, so that the table is not registered twice
-        self.word_norm = build_norm(rows_width, embedding.word_norm)
-        self.segments = Table(embedding.num_segments, summed_width) if embedding.num_segments else None
-        self.position = spec.module_of(embedding.position, summed_width)
-        self.norm = build_norm(normed_width, embedding.norm)
-        self.projection = nn.Linear(rows_width, width, bias=projection.bias) if projection else nn.Identity()
-        self.dropout = Dropout(embedding.dropout)
+        self.word_norm: nn.Module = build_norm(rows_width, embedding.word_norm)
+        self.segments: Table | None = Table(embedding.num_segments, summed_width) if embedding.num_segments else None
+        self.position: nn.Module | None = spec.module_of(embedding.position, summed_width)
+        self.norm: nn.Module = build_norm(normed_width, embedding.norm)
+        self.projection: nn.Module = nn.Linear(rows_width, width, bias=projection.bias) if projection else nn.Identity()
+        self.dropout: Dropout = Dropout(embedding.dropout)
 
     @property
     def rows(self) -> Table:

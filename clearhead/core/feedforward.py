@@ -47,12 +47,12 @@ class FeedForward(PrintedModule, nn.Module):
     def __init__(self, width: int, feed_forward: spec.FeedForward) -> None:
         super().__init__()
         self.spec = feed_forward
-        self.up = nn.Linear(width, feed_forward.size, bias=feed_forward.bias_in)
-        self.gate = nn.Linear(width, feed_forward.size, bias=feed_forward.bias_in) if feed_forward.gated else None
-        self.dropout = Dropout(feed_forward.dropout)
-        self.down = nn.Linear(feed_forward.size, width, bias=feed_forward.bias_out)
+        size, bias = feed_forward.size, feed_forward.bias_in
+        self.up: nn.Linear = nn.Linear(width, size, bias=bias)
+        self.gate: nn.Linear | None = nn.Linear(width, size, bias=bias) if feed_forward.gated else None
+        self.dropout: Dropout = Dropout(feed_forward.dropout)
+        self.down: nn.Linear = nn.Linear(size, width, bias=feed_forward.bias_out)
 
     def forward(self, x_BTD: States, context: object = None) -> States:
         gate_BTF = None if self.gate is None else self.gate(x_BTD)
-        inner_BTF = activate(self.spec.activation, self.up(x_BTD), gate_BTF)
-        return self.down(self.dropout(inner_BTF))
+        return self.down(self.dropout(activate(self.spec.activation, self.up(x_BTD), gate_BTF)))

@@ -46,9 +46,9 @@ class Linear(PrintedModule, nn.Module):
 
     def __init__(self, width: int, linear: spec.Linear) -> None:
         super().__init__()
-        self.weight = None if linear.weight else nn.Parameter(torch.empty(linear.size, width))
-        self.bias = nn.Parameter(torch.zeros(linear.size)) if linear.bias else None
-        self.scale = linear.scale
+        self.weight: nn.Parameter | None = None if linear.weight else nn.Parameter(torch.empty(linear.size, width))
+        self.bias: nn.Parameter | None = nn.Parameter(torch.zeros(linear.size)) if linear.bias else None
+        self.scale: float = linear.scale
         self.borrowed: tuple[Table, ...] = ()  # in a tuple, so that the table is not registered twice
 
     @property
@@ -95,7 +95,7 @@ class Head(nn.Module):
 
     def __init__(self, width: int, head: spec.Head) -> None:
         super().__init__()
-        self.layers, last = nn.ModuleList(), head.layers[-1]
+        self.layers: nn.ModuleList = nn.ModuleList()
         for layer in head.layers:
             match layer:
                 case spec.Linear() | spec.LayerNorm() | spec.RMSNorm():
@@ -109,8 +109,8 @@ class Head(nn.Module):
                     self.layers.append(Pointwise(partial(soft_cap, cap=layer.value)))
                 case spec.L2Normalize():
                     self.layers.append(Pointwise(partial(F.normalize, dim=-1)))
-        self.is_pooled = any(isinstance(layer, Pool) for layer in self.layers)
-        self.soft_cap = last.value if isinstance(last, spec.SoftCap) else None
+        self.is_pooled: bool = any(isinstance(layer, Pool) for layer in self.layers)
+        self.soft_cap: float | None = layer.value if isinstance(layer, spec.SoftCap) else None  # the last one
 
     def forward(self, x_BTD: States, mask_BT: Real | None = None) -> Float[Tensor, "batch *tokens outputs"]:
         for layer in self.layers:

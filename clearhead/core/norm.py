@@ -24,10 +24,12 @@ class Norm(PrintedModule, nn.Module):
     def __init__(self, shape: int | tuple[int, ...], norm: spec.LayerNorm | spec.RMSNorm) -> None:
         super().__init__()
         shape = (shape,) if isinstance(shape, int) else shape
-        self.eps, self.has_unit_offset, self.is_by_head = norm.eps, norm.unit_offset, len(shape) > 1
+        self.eps: float = norm.eps
+        self.has_unit_offset: bool = norm.unit_offset
+        self.is_by_head: bool = len(shape) > 1
         neutral = 0.0 if norm.unit_offset else 1.0
-        self.weight = nn.Parameter(torch.full(shape, neutral)) if norm.weight else None
-        self.bias = nn.Parameter(torch.zeros(shape)) if isinstance(norm, spec.LayerNorm) and norm.bias else None
+        self.weight: nn.Parameter | None = nn.Parameter(torch.full(shape, neutral)) if norm.weight else None
+        self.bias: nn.Parameter | None = nn.Parameter(torch.zeros(shape)) if getattr(norm, "bias", False) else None
 
     def forward(self, x_D: Vectors) -> Vectors:
         weight = self.weight + 1.0 if self.weight is not None and self.has_unit_offset else self.weight

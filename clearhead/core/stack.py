@@ -39,11 +39,11 @@ class Branch(nn.Module):
 
     def __init__(self, width: int, branch: spec.Branch, memory_width: int | None) -> None:
         super().__init__()
-        self.pre = build_norm(width, branch.pre)
-        self.function = build_function(width, branch.function, memory_width)
-        self.post = build_norm(width, branch.post)
-        self.dropout = Dropout(branch.dropout)
-        self.scale = branch.scale
+        self.pre: nn.Module = build_norm(width, branch.pre)
+        self.function: nn.Module = build_function(width, branch.function, memory_width)
+        self.post: nn.Module = build_norm(width, branch.post)
+        self.dropout: Dropout = Dropout(branch.dropout)
+        self.scale: float = branch.scale
 
     def forward(self, x_BTD: States, context: Context) -> States:
         y_BTD = self.dropout(self.post(self.function(self.pre(x_BTD), context)))
@@ -53,13 +53,13 @@ class Branch(nn.Module):
 class Step(HookPoints):
     """out(x + the sum of the branches of pre(x))."""
 
-    points = ("before", "after")
+    points: tuple[str, ...] = ("before", "after")
 
     def __init__(self, width: int, step: spec.Step, memory_width: int | None) -> None:
         super().__init__()
-        self.pre = build_norm(width, step.pre)
-        self.branches = nn.ModuleList(Branch(width, branch, memory_width) for branch in step.branches)
-        self.out = build_norm(width, step.out)
+        self.pre: nn.Module = build_norm(width, step.pre)
+        self.branches: nn.ModuleList = nn.ModuleList(Branch(width, branch, memory_width) for branch in step.branches)
+        self.out: nn.Module = build_norm(width, step.out)
 
     def forward(self, x_BTD: States, context: Context) -> States:
         x_BTD = self.point("before", x_BTD)
@@ -72,11 +72,11 @@ class Step(HookPoints):
 class Layer(HookPoints):
     """Residual steps, one after the other."""
 
-    points = ("before", "after")
+    points: tuple[str, ...] = ("before", "after")
 
     def __init__(self, width: int, layer: spec.Layer, memory_width: int | None) -> None:
         super().__init__()
-        self.steps = nn.ModuleList(Step(width, step, memory_width) for step in layer.steps)
+        self.steps: nn.ModuleList = nn.ModuleList(Step(width, step, memory_width) for step in layer.steps)
 
     def forward(self, x_BTD: States, context: Context) -> States:
         x_BTD = self.point("before", x_BTD)
@@ -91,17 +91,17 @@ class Stack(HookPoints):
     Layers that share their weights are there once and run at several depths. Source: arXiv 1909.11942, section 3.1.
     """
 
-    points = ("embedded",)
+    points: tuple[str, ...] = ("embedded",)
 
     def __init__(self, stack: spec.Stack, memory_width: int | None = None) -> None:
         super().__init__()
         width, out = stack.width, stack.projection_out
-        self.embedding = Embedding(width, stack.embedding)
-        self.score_table = build_score_table(width, stack.score_table)
-        self.order = stack.sharing or tuple(range(len(stack.layers)))
-        self.layers = nn.ModuleList(Layer(width, layer, memory_width) for layer in stack.layers)
-        self.final_norm = build_norm(width, stack.final_norm)
-        self.projection_out = nn.Linear(width, out.size, bias=out.bias) if out else nn.Identity()
+        self.embedding: Embedding = Embedding(width, stack.embedding)
+        self.score_table: nn.Module | None = build_score_table(width, stack.score_table)
+        self.order: tuple[int, ...] = stack.sharing or tuple(range(len(stack.layers)))
+        self.layers: nn.ModuleList = nn.ModuleList(Layer(width, layer, memory_width) for layer in stack.layers)
+        self.final_norm: nn.Module = build_norm(width, stack.final_norm)
+        self.projection_out: nn.Module = nn.Linear(width, out.size, bias=out.bias) if out else nn.Identity()
 
     def forward(
         self, sequence: Sequence, memory: Memory | None = None, memory_mask: RealMemory | None = None,

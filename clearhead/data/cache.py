@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from clearhead.errors import InputError, RunFailure
-from clearhead.files import sync
-from clearhead.machine import cache_root
+from clearhead.files import cache_root, sync
+from clearhead.formats import Format
 
 EntryT = TypeVar("EntryT")
 
-# Raised whenever what is written, or how it is made, changes: older entries are then no longer found.
-_FORMAT = 3
+# Its number rises with every change of how something is made as well: older entries are then no longer found.
+FORMAT = Format("a store of prepared data", 4, "prepare the data again")
 _STALE_SECONDS = 24 * 3600
 
 
@@ -37,7 +37,7 @@ def load_or_make(
     Raises:
         RunFailure: the cache cannot be written.
     """
-    folder = cache_root() / kind / hashlib.sha256(json.dumps([_FORMAT, *inputs]).encode()).hexdigest()
+    folder = cache_root() / kind / hashlib.sha256(json.dumps([FORMAT.number, *inputs]).encode()).hexdigest()
     if folder.is_dir():
         try:
             return load(folder)

@@ -30,7 +30,7 @@ class IndexedCache(Cache):
 
     def __init__(self, total_length: int | Int[Tensor, " rows"] | None = None) -> None:
         super().__init__(total_length)
-        self.is_by_index = False  # the compiled layers read it
+        self.is_by_index: bool = False  # the compiled layers read it
         self.row_index: Int[Tensor, "rows keys"] | None = None  # int32; None: each row reads its own
         self.memory_row_index: Int[Tensor, " sentences"] | None = None  # int32; None: each sentence reads its own
         self.keys: dict[object, list[Keys]] = {}  # of the compiled layers of a stack
@@ -51,7 +51,8 @@ class IndexedCache(Cache):
             self.memory_row_index = memory_rows.int() if before is None else before[memory_rows]
         # Masks and lengths are in order of the rows.
         keys, memories = self.self_attention, self.memory_attention
-        self.self_attention, self.memory_attention = defaultdict(KeyValues), {}
+        self.self_attention: defaultdict[tuple[nn.Module, int], KeyValues] = defaultdict(KeyValues)
+        self.memory_attention: dict[tuple[nn.Module, int], tuple[Tensor, Tensor]] = {}
         super().select(rows, memory_rows)
         self.self_attention, self.memory_attention = keys, memories
 

@@ -64,7 +64,7 @@ class Int8Linear(PrintedModule, Int8Matrix):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.bias = linear.bias
+        self.bias: nn.Parameter = linear.bias
         self.hold(linear.weight)
 
     @property
@@ -82,7 +82,7 @@ class Int8Table(Int8Matrix, Table):
 
     def __init__(self, table: Table) -> None:
         nn.Module.__init__(self)
-        self.num_rows = table.num_rows
+        self.num_rows: int = table.num_rows
         self.hold(table.weight)
 
     @property
@@ -101,7 +101,9 @@ class Int8HeadLinear(Int8Matrix, HeadLinear):
     def __init__(self, linear: HeadLinear) -> None:
         nn.Module.__init__(self)
         assert linear.weight is not None
-        self.bias, self.scale, self.borrowed = linear.bias, linear.scale, ()
+        self.bias: nn.Parameter | None = linear.bias
+        self.scale: float = linear.scale
+        self.borrowed: tuple[()] = ()
         self.hold(linear.weight)
 
     @property

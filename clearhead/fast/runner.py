@@ -65,7 +65,8 @@ class Runner:
     """
 
     def __init__(self, module: Transformer, *, in_bf16: bool = False) -> None:
-        self.module, self.in_bf16 = module, in_bf16
+        self.module: Transformer = module
+        self.in_bf16: bool = in_bf16
         self._lock = threading.Lock()
         self._tree: _Tree | None = None
 

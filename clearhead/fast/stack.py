@@ -87,7 +87,7 @@ class StackPlan:
             raise NotServed("no kernels")
         self._run: RunStack = run
         attentions = [entry[0] for entry in self._attentions if entry is not None]
-        self.has_bias = any(attention.spec.score_bias is not None for attention in attentions)
+        self.has_bias: bool = any(attention.spec.score_bias is not None for attention in attentions)
         self._has_window = any(isinstance(attention.spec.mask, spec.Window) for attention in attentions)
 
     def serves(self, context: Context, batch: int, length: int) -> bool:

@@ -267,7 +267,7 @@ class Reading:
         self._request, self._limits = request, checked_limits(module, request)
         source = None if request.sources is None else request.sources[0]
         self._pieces = prefill_pieces(module, request.prompts[0], source, pad_id=request.pad_id, limit=self._limits[0])
-        self.is_done = False
+        self.is_done: bool = False
 
     def step(self) -> Started | None:
         """Read the next piece; return the start of its sequences after the last one."""

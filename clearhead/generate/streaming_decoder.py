@@ -25,7 +25,7 @@ class StreamingDecoder:
     """
 
     def __init__(self, decode: Decode, stops: Sequence[str] = (), context: Sequence[int] = ()) -> None:
-        self.is_stopped = False
+        self.is_stopped: bool = False
         self._decode = decode
         self._stops = tuple(stops)
         self._window, self._known = _context_window(decode, list(context))

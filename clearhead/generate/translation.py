@@ -175,7 +175,7 @@ class TranslationReading:
         check_lengths([source], module.max_positions, what="source")
         self._module, self._source, self._options = module, source, options
         self._settings = _settings(module, tokenizers, special_tokens, config)
-        self.is_done = False
+        self.is_done: bool = False
 
     @property
     def num_tokens(self) -> int:

@@ -74,7 +74,7 @@ class Dropout(PrintedModule, nn.Module):
         super().__init__()
         if not 0.0 <= p <= 1.0:
             raise InputError(f"dropout is a probability from 0 to 1, got {p}; give a number in that range")
-        self.p = float(p)
+        self.p: float = float(p)
 
     def forward(self, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Apply dropout where the module is in training mode."""

@@ -13,7 +13,7 @@ class KeyValues:
     """The keys and values of one attention, in a buffer that doubles when it is full."""
 
     def __init__(self) -> None:
-        self.length = 0
+        self.length: int = 0
         self.buffer: Float[Tensor, "2 rows heads capacity head_size"] | None = None
 
     def append(self, key_RKSE: New, value_RKSE: New) -> tuple[Kept, Kept]:

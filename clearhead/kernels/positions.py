@@ -148,17 +148,6 @@ def rotate(
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
 
 
-def alibi_slopes(num_heads: int) -> Float[Tensor, " {num_heads}"]:
-    """Return the default slope of each head: a geometric sequence, filled up from the next finer one.
-
-    Source: arXiv 2108.12409, section 3, and its reference code for head counts that are no power of two.
-    """
-    power = 2 ** math.floor(math.log2(num_heads))
-    slopes = [2.0 ** (-8.0 * head / power) for head in range(1, power + 1)]
-    slopes += [2.0 ** (-4.0 * head / power) for head in range(1, 2 * (num_heads - power), 2)]
-    return torch.tensor(slopes)
-
-
 def alibi_bias(
     query_position: QueryPosition, key_position: KeyPosition, num_heads: int, alibi: spec.Alibi
 ) -> Float[Tensor, "batch {num_heads} queries keys"]:
@@ -167,8 +156,7 @@ def alibi_bias(
     Rounded, it is slope times the key's position, which in a softmax is the same but for the rounding; slope, position
     and product are rounded, since the models that do so were trained with it.
     """
-    slopes = alibi_slopes(num_heads) if alibi.slopes is None else torch.tensor(alibi.slopes)
-    slope = slopes.to(key_position.device)
+    slope = torch.tensor(alibi.head_slopes(num_heads)).to(key_position.device)
     if alibi.rounding == "bfloat16":
         bias = (slope.bfloat16()[:, None] * key_position[:, None, :].bfloat16()).float()
         return bias[:, :, None].expand(-1, -1, query_position.shape[1], -1)

@@ -26,6 +26,7 @@ from clearhead.progress import Notify
 from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.view.explorer.write import frame_html, write_page
+from clearhead.view.saved_maps import MAPS
 
 NOTEBOOK_HEIGHT = 720  # pixels
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -60,7 +61,8 @@ class AttentionMaps(AttentionRun):
 
         It holds `tokens`, for two stacks `target_tokens`, and for each stack, such as "decoder.self", the weights
         [layers, heads, queries, keys], float32, NaN for a head that a layer does not have; "decoder.self.layers" and
-        "decoder.self.heads" are the numbers of these layers and heads.
+        "decoder.self.heads" are the numbers of these layers and heads. `format` and `clearhead` say how it is written;
+        `clearhead.view_attention` shows the file.
 
         Args:
             path: the file.
@@ -76,7 +78,7 @@ class AttentionMaps(AttentionRun):
             raise InputError(f"weights are saved as .npz, but the file is named {path}: give a name that ends in .npz")
         refuse_unwritable(path, force=force)
         chosen = self.choose(layers, heads)
-        arrays: dict[str, Any] = {"tokens": np.array(self.tokens)}
+        arrays: dict[str, Any] = {**MAPS.header(), "tokens": np.array(self.tokens)}
         if self.target_tokens is not None:
             arrays["target_tokens"] = np.array(self.target_tokens)
         for stack in dict.fromkeys(record.stack for record, _ in chosen):

@@ -62,7 +62,9 @@ class AttentionRun:
         self.tokenizers = tokenizers
         self.task = task
         self.reading = reading
-        self.records = {(record.stack, record.layer): record for record in records}
+        self.records: dict[tuple[str, int], AttentionRecord] = {
+            (record.stack, record.layer): record for record in records
+        }
         assert len(self.records) == len(records), "a layer attends to each source once"
 
     def __repr__(self) -> str:

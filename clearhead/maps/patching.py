@@ -143,9 +143,12 @@ class Patcher:
         records: Sequence[AttentionRecord],
         notify: Notify | None = None,
     ) -> None:
-        self.here, self.there, self.outcome, self.records = here, there, outcome, records
-        self.positions = {name: torch.tensor(pairs).view(-1, 2) for name, pairs in positions.items()}
-        self.before = measured(here, outcome)
+        self.here: Streams = here
+        self.there: Streams = there
+        self.outcome: Outcome = outcome
+        self.records: Sequence[AttentionRecord] = records
+        self.positions: dict[str, Tensor] = {name: torch.tensor(pairs).view(-1, 2) for name, pairs in positions.items()}
+        self.before: Tensor = measured(here, outcome)
         self._tell, self._done = counter("places", notify), 0
         self._total = sum(record.num_heads for record in records)
         self._total += sum(len(pairs) * len(here.before[name]) for name, pairs in positions.items())

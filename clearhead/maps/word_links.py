@@ -83,7 +83,9 @@ class WordAligner:
         *,
         max_length: int | None = None,
     ) -> None:
-        self.module, self.tokenizers, self.heads = module, tokenizers, None if heads is None else tuple(heads)
+        self.module: Transformer = module
+        self.tokenizers: TokenizerPair = tokenizers
+        self.heads = None if heads is None else tuple(heads)
         self._special_tokens, self._limit = special_tokens, longest_sentence(module, max_length)
         if heads is not None:
             _check_heads(heads, module)

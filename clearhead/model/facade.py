@@ -29,7 +29,6 @@ from clearhead.generate.results import Generation, Hypothesis
 from clearhead.generate.scoring.targets import PairScore
 from clearhead.generate.translation import score_translations, translate_texts
 from clearhead.hf.checkpoint import HFCheckpoint
-from clearhead.hf.saving import LARGEST_SHARD
 from clearhead.maps.attention_maps import AttentionMaps, attend, in_precision
 from clearhead.maps.head_statistics import HeadStatistics
 from clearhead.maps.hook_points import Captured, Edit, capture, edit
@@ -47,7 +46,7 @@ from clearhead.maps.recording import AttentionRecord, record_run
 from clearhead.maps.repeats import heads_over_texts
 from clearhead.maps.word_links import Alignments
 from clearhead.model.predictions import Predictions
-from clearhead.model.saving import save_model
+from clearhead.model.saving import Saving
 from clearhead.model.texts import answer_each
 from clearhead.printing import block, module_summary
 from clearhead.progress import Notify, counter
@@ -59,7 +58,7 @@ from clearhead.text.pair import TokenizerPair
 
 
 @checked
-class Model(Predictions):
+class Model(Predictions, Saving):
     """A trained model with its tokenizers.
 
     Args:
@@ -68,6 +67,7 @@ class Model(Predictions):
         task: the task it was trained for.
         checkpoint: the Hugging Face checkpoint that it came from; None: it was trained here.
         runner: gives each request the tree that computes it fastest; None: one that multiplies as the weights are.
+        weights_file: of the run or the saved model that it was loaded from, which knows how it was trained; or None.
     """
 
     def __init__(
@@ -77,12 +77,14 @@ class Model(Predictions):
         task: TaskRecord,
         checkpoint: HFCheckpoint | None = None,
         runner: Runner | None = None,
+        weights_file: Path | None = None,
     ) -> None:
         self.module = module
-        self.runner = Runner(module) if runner is None else runner
+        self.runner: Runner = Runner(module) if runner is None else runner
         self.tokenizers = tokenizers
         self.task = task
         self.hf_checkpoint = checkpoint
+        self.weights_file = weights_file
 
     def __repr__(self) -> str:
         lines = [f"Model for the task {self.task.kind}: {module_summary(self.module)}", *model_summary(self.spec)]
@@ -444,20 +446,6 @@ class Model(Predictions):
         record = self.task if task is None else task
         hf_checkpoint = None if self.hf_checkpoint is None else self.hf_checkpoint.replaced(module, record, tokenizers)
         return Model(module, self.tokenizers if tokenizers is None else tokenizers, record, hf_checkpoint)
-
-    def save(self, path: str | Path, *, format: str = "clearhead", max_shard_size: int = LARGEST_SHARD) -> None:
-        """Write the model into a new folder that `load` reads.
-
-        Args:
-            path: the folder.
-            format: "clearhead": spec, tokenizers and weights; "hf": the layout of the Hugging Face hub.
-            max_shard_size: bytes of tensors in a file of that layout.
-
-        Raises:
-            InputError: the folder exists, the format is not known, or no Hugging Face family can express the model.
-        """
-        parts = self.module, self.tokenizers, self.task, self.hf_checkpoint
-        save_model(Path(path), *parts, format=format, max_shard_size=max_shard_size)
 
     @property
     def _continues(self) -> bool:

@@ -13,7 +13,7 @@ from clearhead.errors import InputError
 from clearhead.fast.int8 import is_int8, to_int8
 from clearhead.fast.runner import Runner, multiplies_in_bf16, say_of_batches, warn_of_fp32
 from clearhead.hf.checkpoint import HFCheckpoint
-from clearhead.hf.files.hub import find_checkpoint
+from clearhead.hf.files.hub import find_checkpoint, local
 from clearhead.hf.files.tensor_files import stored_dtype
 from clearhead.machine import choose_device, choose_precision
 from clearhead.model.facade import Model
@@ -87,12 +87,14 @@ def _loaded(ref: str | Path, device: str, precision: str, *, check_rows: bool = 
         raise InputError(f"precision int8 is for a CPU, and the device is {torch_device.type}; use bf16")
     chosen = "fp32" if in_int8 else choose_precision(precision, torch_device)
     dtype = torch.bfloat16 if chosen == "bf16" else torch.float32
-    checkpoint = find_checkpoint(str(ref))
+    place = local(str(ref))
+    checkpoint = find_checkpoint(place)
     if checkpoint is not None:
         return _of_checkpoint(checkpoint, dtype, torch_device, check_rows=check_rows)
     keep_int8 = in_int8 or (precision == "auto" and torch_device.type == "cpu")
-    module, pair, task, hf_checkpoint = load_saved(str(ref), dtype=dtype, keep_int8=keep_int8, check_rows=check_rows)
-    return Model(module.to(torch_device).eval(), pair, task, hf_checkpoint)
+    found = load_saved(place, dtype=dtype, keep_int8=keep_int8, check_rows=check_rows)
+    module, pair, task, hf_checkpoint, weights = found
+    return Model(module.to(torch_device).eval(), pair, task, hf_checkpoint, weights_file=weights)
 
 
 def load_as_stored(ref: str | Path) -> Model:
@@ -104,9 +106,10 @@ def load_as_stored(ref: str | Path) -> Model:
     Raises:
         InputError: as for `load`.
     """
-    checkpoint = find_checkpoint(str(ref))
+    place = local(str(ref))
+    checkpoint = find_checkpoint(place)
     if checkpoint is None:
-        return load(ref, device="cpu", precision="fp32")
+        return load(place, device="cpu", precision="fp32")
     return _of_checkpoint(checkpoint, stored_dtype(checkpoint), torch.device("cpu"))
 
 

@@ -171,7 +171,9 @@ class Fitting:
     """
 
     def __init__(self, plan: DataPlan, recipe: Recipe, initial: InitialModel | None = None) -> None:
-        self.plan, self.recipe, self.initial = plan, recipe, initial
+        self.plan: DataPlan = plan
+        self.recipe: Recipe = recipe
+        self.initial: InitialModel | None = initial
         self._tokenizers: dict[str, TokenizerPair] = {}
 
     def run_file(self, choice: Choice) -> RunFile:

@@ -24,11 +24,12 @@ from torch import Tensor
 
 from clearhead.errors import InputError, RunFailure
 from clearhead.files import read_json_object, read_model_text, refuse_link_out, replacing, sync, typed
+from clearhead.formats import Format
 from clearhead.leftovers import TEMPORARY, remove, temporary_beside
 from clearhead.runs.manifest import manifest_damage, seal
 from clearhead.weights.files import load_tensors, refuse_dtypes, save_tensors
 
-FORMAT: Final = 2
+FORMAT: Final = Format("a checkpoint", 2, "start the run again")
 MOST_THREADS: Final = 1024
 WEIGHTS: Final = "weights.safetensors"
 AVERAGED_WEIGHTS: Final = "ema.safetensors"
@@ -139,7 +140,7 @@ def save_checkpoint(
     """
     folder = checkpoint_folder(run, checkpoint.step)
     values, _ = _split_optimizer(checkpoint.optimizer)
-    state = {"format": FORMAT, "step": checkpoint.step, "optimizer": values, **checkpoint.state}
+    state = {**FORMAT.header(), "step": checkpoint.step, "optimizer": values, **checkpoint.state}
     is_first = not any(step < checkpoint.step for step in checkpoint_steps(run))
     with writing_folder(folder, otherwise=NOTHING_TRAINED if is_first else UNTOUCHED) as temporary:
         for name, tensors in tensor_files(checkpoint):
@@ -168,8 +169,8 @@ def load_checkpoint(folder: Path, *, load: Callable[[Path], dict[str, Tensor]] =
     if damage is not None:
         raise InputError(damage)
     state = read_state(folder)
-    if state.pop("format") != FORMAT:
-        raise InputError(f"{folder} is from another version of clearhead and cannot be resumed; start the run again.")
+    for name in FORMAT.header():
+        del state[name]
     files = [file for name in (WEIGHTS, AVERAGED_WEIGHTS) if (file := folder / name).exists()]
     weights = [load(file) for file in files]
     for tensors, file in zip(weights, files, strict=True):
@@ -210,7 +211,6 @@ class _Choices(BaseModel):
 
 
 class _State(BaseModel):
-    format: int
     step: Annotated[int, Field(ge=0, lt=2**63)]
     optimizer: _Optimizer
     choices: _Choices = _Choices()
@@ -221,9 +221,10 @@ def read_state(folder: Path) -> dict[str, Any]:
     """Read the state of a checkpoint: JSON values, those of `Checkpoint` with those of the training loop.
 
     Raises:
-        InputError: the file cannot be read, or what every state has is missing or of another type.
+        InputError: the file cannot be read, its format is not, or what every state has is missing or of another type.
     """
     state = read_json_object(folder / STATE, what="the state of a run")
+    state = FORMAT.current(state, state, folder)
     typed(state, _State, name=str(folder / STATE))
     return state
 
@@ -315,12 +316,15 @@ def read_best(run: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def writing_folder(folder: Path, *, otherwise: str = "nothing of it is left") -> Iterator[Path]:
+def writing_folder(
+    folder: Path, *, otherwise: str = "nothing of it is left", unlisted: Collection[str] = ()
+) -> Iterator[Path]:
     """Yield a temporary folder to fill; on success it gets a manifest, is synced and renamed to `folder`.
 
     Args:
         folder: the folder.
         otherwise: what a message says about the state after a failure.
+        unlisted: names of files that the manifest leaves out, as they may be changed or missing.
 
     Raises:
         RunFailure: the disk is full or refuses the write; the temporary folder is removed, an earlier `folder` stays.
@@ -333,7 +337,11 @@ def writing_folder(folder: Path, *, otherwise: str = "nothing of it is left") ->
         for path in temporary.rglob("*"):
             if path.is_dir():
                 sync(path)
-        seal(temporary, folder.name, (path for path in temporary.rglob("*") if path.is_file()))
+        seal(
+            temporary,
+            folder.name,
+            (path for path in temporary.rglob("*") if path.is_file() and path.name not in unlisted),
+        )
         _put_in_place(temporary, folder)
     except (OSError, SafetensorError) as error:
         raise RunFailure(f"{folder} could not be saved: {_reason(error)}; {otherwise}") from error

@@ -27,6 +27,7 @@ from clearhead.files import (
     refuse_unwritable_place,
     runs_nearby,
 )
+from clearhead.formats import FORMAT_FILE, Format
 from clearhead.machine import refuse_memory
 from clearhead.runs.checkpoint import (
     checkpoint_steps,
@@ -47,6 +48,8 @@ TASK_FILE: Final = "task.json"
 WEIGHTS_FILE: Final = "weights.safetensors"
 LOCK: Final = "lock"
 AVERAGED: Final = "averaged"
+RUN_FORMAT: Final = Format("a run directory", 1, "train again")
+SAVED_FORMAT: Final = Format("a saved model", 1, "save the model again")
 _MOST_READS: Final = 20
 
 T = TypeVar("T")
@@ -129,6 +132,8 @@ def open_run(
         _refuse_wrong_start(path, resume=resume)
         if resume:
             refuse_altered(path)
+        else:
+            write_text(path / FORMAT_FILE, RUN_FORMAT.to_json())
         if configuration is not None:
             write_text(path / RUN_FILE, configuration)
     except BaseException as error:
@@ -215,6 +220,9 @@ def model_files(reference: str) -> tuple[Path, Path]:
     refuse_absent(folder, expected=MODEL)
     if not folder.is_dir():
         raise InputError(f"{folder} is a file; expected {MODEL}")
+    if (folder / FORMAT_FILE).exists():
+        # Before anything else is looked for: another format may have it elsewhere.
+        _refuse_other_format(folder)
     if is_run_directory(folder):
         weights = resolve_reference(reference)
     elif label is not None:
@@ -231,22 +239,28 @@ def model_files(reference: str) -> tuple[Path, Path]:
 
 def described_files(folder: Path) -> list[Path]:
     """Return the files of a run or a saved model that say what its weights mean: all but checkpoints and records."""
-    own = [folder / name for name in (SPEC_FILE, TASK_FILE)]
+    own = [folder / name for name in (FORMAT_FILE, SPEC_FILE, TASK_FILE)]
     own += [*folder.glob("*tokenizer.json"), *folder.glob("*tokenizer_config.json"), *(folder / "origin").rglob("*")]
     return [path for path in own if path.is_file()]
 
 
 def refuse_altered(folder: Path) -> None:
-    """Refuse a run or a saved model whose files differ from its manifest.
+    """Refuse a run or a saved model of another format, or whose files differ from its manifest.
 
     Raises:
-        InputError: one was altered, is missing or was added; a folder without a manifest is not checked.
+        InputError: its format is not read; or a file was altered, is missing or was added, unless there is no manifest.
     """
+    _refuse_other_format(folder)
     if not (folder / MANIFEST).exists():
         return
     damage = manifest_damage(folder, needed=(SPEC_FILE,), present=described_files(folder))
     if damage is not None:
         raise InputError(f"{damage} Restore it; where you changed it yourself, delete {folder / MANIFEST}.")
+
+
+def _refuse_other_format(folder: Path) -> None:
+    """Refuse a run or a saved model that this version cannot read."""
+    (RUN_FORMAT if (folder / "checkpoints").is_dir() else SAVED_FORMAT).check_folder(folder)
 
 
 def settled(reference: str, read: Callable[[], T]) -> T:
@@ -365,7 +379,7 @@ def _refuse_unsuitable(path: Path, *, resume: bool) -> None:
         raise InputError(f"The run directory {path} is a file: name a folder.")
     if resume and not path.exists():
         raise InputError(f"{path}: {absent(path, 'run directory', runs_nearby())}; start the run without --resume")
-    known = {RUN_FILE, LOCK, "checkpoints", "spec.json", "metrics.jsonl", "best", "plots", "data"}
+    known = {RUN_FILE, FORMAT_FILE, LOCK, "checkpoints", "spec.json", "metrics.jsonl", "best", "plots", "data"}
     entries = {entry.name for entry in path.iterdir()} if path.exists() else set()
     if entries and not entries & known:
         raise InputError(f"{path} is not empty and holds no run: name a new folder as the run directory.")

@@ -24,7 +24,7 @@ from clearhead.weights.lora import load_merged
 
 def load_saved(
     reference: str, *, dtype: torch.dtype, keep_int8: bool = False, check_rows: bool = True
-) -> tuple[Transformer, TokenizerPair, TaskRecord, HFCheckpoint | None]:
+) -> tuple[Transformer, TokenizerPair, TaskRecord, HFCheckpoint | None, Path]:
     """Load a model that a run or `save` wrote.
 
     Args:
@@ -34,7 +34,8 @@ def load_saved(
         check_rows: a tokenizer with more entries than the model has rows is refused.
 
     Returns:
-        The module on the CPU, its tokenizers, its task record, and the Hugging Face checkpoint of its origin, if any.
+        The module on the CPU, its tokenizers, its task record, the Hugging Face checkpoint of its origin, if any,
+        and the file of its weights.
 
     Raises:
         InputError: nothing usable is there; the sentence says what was expected.
@@ -53,7 +54,7 @@ def load_saved(
     tokenizers = TokenizerPair.load(folder)
     if check_rows:
         tokenizers.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
-    return module, tokenizers, task, load_origin(folder, module, task, tokenizers)
+    return module, tokenizers, task, load_origin(folder, module, task, tokenizers), weights
 
 
 def with_weights(module: Transformer, weights: Path) -> Transformer:

@@ -50,7 +50,7 @@ class MetricsLog:
     """
 
     def __init__(self, run: Path) -> None:
-        self.path = run / FILE_NAME
+        self.path: Path = run / FILE_NAME
 
     def append(self, row: Metrics) -> None:
         """Append one line and flush it.

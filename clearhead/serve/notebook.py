@@ -40,7 +40,7 @@ class LivePage:
         access = Access(listener.getsockname()[1])
         first = Asked(text=text, target=target, generate=generate)
         app = make_app(access, workers, [explorer_router(Runs(model, "live", ReadKwargs()), workers, first)])
-        self.address = access.address
+        self.address: str = access.address
         self._server = uvicorn.Server(uvicorn.Config(app, access_log=False, log_level="warning", ws="none"))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
         self._workers = workers

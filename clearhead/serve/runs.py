@@ -133,7 +133,7 @@ class Runs:
     """
 
     def __init__(self, model: Model, title: str, reading: ReadKwargs) -> None:
-        self.model = model.replaced(in_precision(model.module, "fp32"))
+        self.model: Model = model.replaced(in_precision(model.module, "fp32"))
         self.title = title
         self.reading = reading
         self._bases: Recent[Asked, tuple[AttentionMaps, Outputs]] = Recent(4)

@@ -35,7 +35,8 @@ class Work(Display):
     """
 
     def __init__(self, workers: Workers, is_quick: bool) -> None:
-        self._workers, self.is_quick = workers, is_quick
+        self._workers = workers
+        self.is_quick: bool = is_quick
         self._ended = threading.Event()
 
     def end(self) -> None:
@@ -76,9 +77,9 @@ class Workers:
     def __init__(self) -> None:
         self._lanes = {is_quick: _Lane("quick" if is_quick else "slow") for is_quick in (False, True)}
         self._running: set[Work] = set()
-        self.are_idle = threading.Event()  # the quick ones
+        self.are_idle: threading.Event = threading.Event()  # the quick ones
         self.are_idle.set()
-        self.is_closed = False
+        self.is_closed: bool = False
 
     async def compute(
         self, request: Request, function: Callable[[Work], ResultT], *, is_quick: bool = False

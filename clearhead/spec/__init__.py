@@ -133,4 +133,7 @@ __all__ = [
     "validate",
     "walk",
 ]
-__dir__ = __all__.copy
+
+
+def __dir__() -> list[str]:
+    return __all__.copy()

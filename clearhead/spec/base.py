@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -22,7 +22,7 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 class Node(BaseModel):
     """A node of the spec tree: immutable, comparable, hashable; printed as a tree without its defaults."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     def __init__(self, /, **values: Any) -> None:
         try:

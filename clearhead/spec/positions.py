@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -122,6 +123,17 @@ class Alibi(Node):
     scaled: bool = False  # the scale of the scores multiplies the penalty, too
     rounding: Literal["none", "bfloat16"] = "none"  # of the slopes and of slope times position, in any dtype
     slopes: tuple[Positive, ...] | None = None  # one for each head; None: the default for the number of heads
+
+    def head_slopes(self, num_heads: int) -> tuple[float, ...]:
+        """Return the slope of each head; by default a geometric sequence, filled up from the next finer one.
+
+        Source: arXiv 2108.12409, section 3, and its reference code for head counts that are no power of two.
+        """
+        if self.slopes is not None:
+            return self.slopes
+        power = 2 ** math.floor(math.log2(num_heads))
+        slopes = [2.0 ** (-8.0 * head / power) for head in range(1, power + 1)]
+        return (*slopes, *(2.0 ** (-4.0 * head / power) for head in range(1, 2 * (num_heads - power), 2)))
 
 
 class RelativeBuckets(Node):

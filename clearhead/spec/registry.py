@@ -40,7 +40,7 @@ BuilderT = TypeVar("BuilderT", bound=Callable[..., Any])
 class Part(Node):
     """The spec of an own part: its kind, and the fields of its dataclass."""
 
-    model_config = ConfigDict(protected_namespaces=())
+    model_config: ClassVar[ConfigDict] = ConfigDict(protected_namespaces=())
     described_by: ClassVar[type]
     if TYPE_CHECKING:
         kind: str

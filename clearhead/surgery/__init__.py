@@ -25,4 +25,7 @@ __all__ = [
     "to_encoder",
     "to_encoder_decoder",
 ]
-__dir__ = __all__.copy
+
+
+def __dir__() -> list[str]:
+    return __all__.copy()

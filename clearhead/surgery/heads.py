@@ -12,7 +12,6 @@ from clearhead import spec
 from clearhead.arguments import checked
 from clearhead.core import Transformer
 from clearhead.errors import InputError
-from clearhead.kernels.positions import alibi_slopes
 from clearhead.surgery.addresses import branch_functions, check_numbers, match_addresses, refuse, update_nodes
 from clearhead.surgery.plan import Origin, SurgeryPlan, apply_plan, select_rows, unchanged_origins
 from clearhead.surgery.report import AnyModel, EditedModel
@@ -140,9 +139,8 @@ def _score_biases(
         left = kept[address].heads if address in kept else tuple(range(attention.num_heads))
         match attention.score_bias:
             case spec.Alibi() as alibi if address in kept:
-                slopes = alibi.slopes or tuple(alibi_slopes(attention.num_heads).tolist())
-                slopes = tuple(slopes[head] for head in left)
-                is_default = slopes == tuple(alibi_slopes(len(left)).tolist())
+                slopes = tuple(alibi.head_slopes(attention.num_heads)[head] for head in left)
+                is_default = slopes == spec.Alibi().head_slopes(len(left))
                 biases[address] = alibi.model_copy(update={"slopes": None if is_default else slopes})
             case spec.RelativeBuckets():
                 readers.setdefault(f"{address}.score_bias", {})[address] = left

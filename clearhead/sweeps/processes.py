@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
 from signal import Signals
-from typing import Final
+from typing import Any, Final
 
 import psutil
 import torch
@@ -44,7 +44,7 @@ class SweepInterrupted(Interrupted):
 
     def __init__(self, number: Signals, folder: Path, finished: int, total: int) -> None:
         super().__init__(number, folder, 0)
-        self.args = (
+        self.args: tuple[Any, ...] = (
             f"Stopped by {number.name} with {finished} of {total} runs finished; everything is saved in {folder}. "
             "The same command with --resume continues from here.",
         )
@@ -92,12 +92,12 @@ class Process:
     def __post_init__(self) -> None:
         resume = ["--resume"] if checkpoint_steps(self.job.run) else []
         # A group of its own: Ctrl-C is for the sweep, which passes it on.
-        self.popen = psutil.Popen(
+        self.popen: psutil.Popen = psutil.Popen(
             [sys.executable, "-m", "clearhead", "train", *self.job.words, *resume],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=self.environment,
             text=True, encoding="utf-8", errors="replace", start_new_session=True,
         )  # fmt: skip
-        self.reader = threading.Thread(target=self._read, args=(self.popen.stderr,), daemon=True)
+        self.reader: threading.Thread = threading.Thread(target=self._read, args=(self.popen.stderr,), daemon=True)
         self.reader.start()
 
     def _read(self, said: TextIOWrapper) -> None:

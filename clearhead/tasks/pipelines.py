@@ -8,7 +8,7 @@ Source: the inference schemas of huggingface.co/docs/inference-providers, by tas
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -18,7 +18,7 @@ from clearhead.errors import InputError
 class PipelineParameters(BaseModel):
     """The parameters of a pipeline; one that is not honoured is refused by name."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
 
 def texts_of(inputs: list[Any]) -> list[str]:

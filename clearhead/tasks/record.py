@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue, ValidationError
 from pydantic_core import PydanticKnownError
@@ -36,7 +36,7 @@ class Noise(Printed, BaseModel):
         whole_words: mask all tokens of a word or none.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     kind: Literal["mask", "spans", "infill"]
     share: float
@@ -53,7 +53,7 @@ class Reading(Printed, BaseModel):
         keys: the other keys of the table, such as document = "line".
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     form: str
     ending: str = ""
@@ -79,7 +79,7 @@ class TaskRecord(Printed, BaseModel):
         facts: what else a task of another package remembers of its training.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     kind: TaskKind
     labels: tuple[str, ...] = ()

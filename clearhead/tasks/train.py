@@ -33,6 +33,7 @@ from clearhead.tasks.record import Noise, TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses import token_loss
+from clearhead.training.runfile.sections import RunFile
 from clearhead.training.task_parts import DataSide, TaskParts, TaskSetup, one_sided
 
 StoreT = TypeVar("StoreT", bound=Store)
@@ -71,8 +72,9 @@ class TaskTraining(ABC):
     """
 
     def __init__(self, setup: TaskSetup) -> None:
-        self.setup, self.run_file = setup, setup.run_file
-        self.budget = max(self.run_file.train.batch_tokens, self.run_file.data.max_length)
+        self.setup: TaskSetup = setup
+        self.run_file: RunFile = setup.run_file
+        self.budget: int = max(self.run_file.train.batch_tokens, self.run_file.data.max_length)
 
     @abstractmethod
     def parts(self) -> TaskParts[Any]:

@@ -48,7 +48,7 @@ class Tokenizer(Printed):
     ) -> None:
         self.kind = kind
         self.roles = roles
-        self.special_tokens = (
+        self.special_tokens: SpecialTokens = (
             SpecialTokens.from_bos_eos(roles.bos, roles.eos) if special_tokens is None else special_tokens
         )
         self._own_special_tokens = special_tokens
@@ -56,7 +56,7 @@ class Tokenizer(Printed):
         self._backend = backend_of(document)
         vocabulary = self._backend.vocabulary()
         # A vocabulary can have unused ids, so the number of rows follows from the largest one.
-        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
         self._reserved = self._backend.special() - {roles.unk}
 
     @cached_property

@@ -60,9 +60,9 @@ class WordBoundaries:
         special = special_ids(tokenizer)
         write = _writer(style, trained_here=tokenizer.kind != "pretrained")
         self.texts: tuple[str, ...] = tuple(map(write, entries))
-        self.ordinary = np.array(list(map(bool, entries)))
+        self.ordinary: Bool[ndarray, "entries"] = np.array(list(map(bool, entries)))
         self.ordinary[sorted(special)] = False
-        self.carries_space = any(text[:1].isspace() and not text.isspace() for text in self.texts)
+        self.carries_space: bool = any(text[:1].isspace() and not text.isspace() for text in self.texts)
         self._starts_V = _starts(style, entries, self.texts)
         # Where words include their space, a separate one begins a word that has no entry with its space.
         joins = (" ",) if self.carries_space else ()

@@ -14,7 +14,7 @@ from clearhead.errors import InputError, key, within
 from clearhead.hf import registry
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import load_origin
-from clearhead.hf.files.hub import find_checkpoint
+from clearhead.hf.files.hub import find_checkpoint, local
 from clearhead.hf.loading import bind_rules
 from clearhead.hf.mapping import config as configs
 from clearhead.hf.mapping.family import Variant
@@ -153,8 +153,9 @@ def find_initial_model(reference: str, source: str | None, target: str | None) -
     if not reference:
         return None
     with within(key("task.init")):
-        folder = find_checkpoint(reference)
-        initial = _of_run(reference) if folder is None else _of_checkpoint(reference, folder)
+        on_disk = local(reference)
+        folder = find_checkpoint(on_disk)
+        initial = _of_run(on_disk) if folder is None else _of_checkpoint(reference, folder)
         return _between(initial, source, target)
 
 

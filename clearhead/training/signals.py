@@ -26,7 +26,7 @@ class Interrupted(Exception):
             "The same command with --resume continues from here."
         )
         self.signal = number
-        self.exit_code = 128 + number
+        self.exit_code: int = 128 + number
         self.run = run
         self.step = step
 

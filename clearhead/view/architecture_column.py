@@ -54,9 +54,11 @@ class Column:
     """
 
     def __init__(self, width: float, side: Side) -> None:
-        self.width, self.side = width, side
-        self.x, self.y = 0.0, 0.0
-        self.side_top = float("inf")  # of the last box beside the stream
+        self.width: float = width
+        self.side = side
+        self.x: float = 0.0
+        self.y: float = 0.0
+        self.side_top: float = float("inf")  # of the last box beside the stream
         self.shapes: list[Shape] = []
         self.entries: list[Entry] = []
 

@@ -14,11 +14,12 @@ import numpy as np
 from jaxtyping import Float32
 
 from clearhead.arguments import checked
-from clearhead.errors import InputError
+from clearhead.errors import InputError, argument
 from clearhead.files import refuse_unwritable
 from clearhead.printing import Printed
-from clearhead.view.explorer.data import LayerAttention, Page, RowName, Sample, StackAttention, StackName, TokenRow
+from clearhead.view.explorer.data import LayerAttention, Page, RowName, Sample, StackAttention, StackName
 from clearhead.view.explorer.write import frame_html, write_page
+from clearhead.view.saved_maps import saved_page, token_row
 
 _FRAME_HEIGHT = 640
 _MOST_OFF = 1e-2
@@ -38,7 +39,7 @@ class AttentionPage(Printed):
 
     def __init__(self, page: Page) -> None:
         self._page = page
-        self.title = page.title
+        self.title: str = page.title
 
     def save_html(self, path: str | Path, *, force: bool = False) -> None:
         """Write the page as one file that needs no network.
@@ -59,13 +60,18 @@ class AttentionPage(Printed):
 
 @checked
 def view_attention(
-    weights: Any, tokens: Sequence[str], target_tokens: Sequence[str] | None = None, *, title: str = "attention"
+    weights: Any,
+    tokens: Sequence[str] | None = None,
+    target_tokens: Sequence[str] | None = None,
+    *,
+    title: str = "attention",
 ) -> AttentionPage:
-    """Show attention weights of any model in the explorer.
+    """Show attention weights of any model in the explorer, or those that were saved.
 
     Args:
         weights: [layers, heads, queries, keys], numpy or torch, from 0 to 1; or one [heads, queries, keys] for each
-            layer, which may have a batch axis of 1. A row sums to one, or to zero where a query sees nothing.
+            layer, which may have a batch axis of 1. A row sums to one, or to zero where a query sees nothing. Or the
+            path of a .npz file of `AttentionMaps.save`, which has its tokens.
         tokens: what is looked at: the keys; also the queries, without `target_tokens`.
         target_tokens: the queries of cross-attention.
         title: the heading.
@@ -74,9 +80,16 @@ def view_attention(
         The page, which shows itself in a notebook and is written by `save_html`.
 
     Raises:
-        InputError: weights of another shape, rows that do not sum to one, NaN, or lists of another length.
+        InputError: weights of another shape, rows that do not sum to one, NaN, or lists of another length; or a file
+            that holds something else, or in a format that is not read.
     """
+    if isinstance(weights, Path) or (isinstance(weights, str) and weights.endswith(".npz")):
+        if tokens is not None or target_tokens is not None:
+            raise InputError(f"{weights} has its own tokens: leave " + argument("tokens") + " out")
+        return AttentionPage(saved_page(Path(weights), title))
     stack_LHTS = _as_array(weights)
+    if tokens is None:
+        raise InputError("weights without tokens: give " + argument("tokens") + ", one for each key")
     queries = tokens if target_tokens is None else target_tokens
     _refuse_wrong(stack_LHTS, len(queries), len(tokens))
     place = "full" if np.triu(stack_LHTS, 1).any() else "causal"
@@ -92,7 +105,7 @@ def view_attention(
         )
         for index, layer_HTS in enumerate(stack_LHTS)
     )  # fmt: skip
-    rows = {top: _row(queries), keys: _row(tokens)}
+    rows = {top: token_row(list(queries)), keys: token_row(list(tokens))}
     return AttentionPage(Page(title, (Sample("", rows, (StackAttention(stack, top, keys, layers),)),)))
 
 
@@ -143,8 +156,3 @@ def _refuse_wrong(stack_LHTS: Weights, queries: int, keys: int) -> None:
             f"the weights of a query must sum to one; in layer {layer}, head {head}, query {query} they sum to "
             f"{sums[layer, head, query]:.3g}{hint}"
         )
-
-
-def _row(tokens: Sequence[str]) -> TokenRow:
-    texts = tuple(map(str, tokens))
-    return TokenRow(texts, texts, np.arange(len(texts), dtype=np.int64))

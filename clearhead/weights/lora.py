@@ -43,12 +43,13 @@ class AdaptedLinear(nn.Linear):
 
     def __init__(self, linear: nn.Linear, *, rank: int, scale: float, dropout: float) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
-        self.weight, self.bias = linear.weight, linear.bias
-        self.lora_down = nn.Parameter(linear.weight.new_empty(rank, linear.in_features))
-        self.lora_up = nn.Parameter(linear.weight.new_zeros(linear.out_features, rank))
+        self.weight: Tensor = linear.weight
+        self.bias: nn.Parameter = linear.bias
+        self.lora_down: nn.Parameter = nn.Parameter(linear.weight.new_empty(rank, linear.in_features))
+        self.lora_up: nn.Parameter = nn.Parameter(linear.weight.new_zeros(linear.out_features, rank))
         self.lora_scale: Tensor
         self.register_buffer(_SCALE, linear.weight.new_tensor(scale))
-        self.dropout = Dropout(dropout)
+        self.dropout: Dropout = Dropout(dropout)
         nn.init.kaiming_uniform_(self.lora_down, a=math.sqrt(5))
 
     def forward(self, x_I: Float[Tensor, "*axes inputs"]) -> Float[Tensor, "*axes outputs"]:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch import nn
 
 import clearhead as ch
 from tests.check.planted import attention_correct, attention_masks, attention_wrong, small_parts
+from tests.check.planted import transformers as whole_models
 from tests.check.planted.entry import Planted
 from tests.check.planted.whole_parts import DECODER, LAYER, MODULE, CausalModel, DecoderLayer, EncoderLayer
 
@@ -92,3 +94,57 @@ def test_other_parts(parts: Callable[[], Iterator[tuple[str, str | None, Callabl
         found.append((name, cause, check_one(name, cause, check())))
     missed = [name for name, cause, is_named in found if not is_named and cause not in NOT_NAMED]
     assert len(missed) <= (1 - LEAST_NAMED) * len(found), missed
+
+
+def transformer(part: nn.Module) -> ch.check.Report:
+    return ch.check.transformer(part, width=whole_models.WIDTH, heads=whole_models.HEADS)
+
+
+@pytest.mark.parametrize("cls", whole_models.RIGHT)
+def test_right_transformers(cls: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    report = transformer(cls())
+    assert report.ok, report
+    assert not {one.cause for one in report.findings} - {"padding_side"}, report
+    assert "joined layers" in report.compared
+
+
+def test_wrong_transformers() -> None:
+    """The planted cause is the first finding, and layers whose output is not passed on are named."""
+    for cls, cause in whole_models.WRONG:
+        torch.manual_seed(0)
+        report = transformer(cls(cause))
+        first = report.findings[0]
+        expected = {
+            "memory_of_first_layer": "layer_unread",
+            "layer_never_run": "layer_unread",
+            "norm_unread": "weights_unread",
+        }.get(cause, cause)
+        assert first.cause == expected, f"{cls.__name__} {cause}: {report}"
+        assert report.ok == (cause in ("norm_unread", "layers_shared"))
+        if cause == "memory_of_first_layer":
+            assert [one.where for one in report.findings] == ["encoder.1"]
+
+
+def test_more_positions_than_ids() -> None:
+    """A model of characters has more positions than ids; what its second argument is does not show."""
+
+    class Characters(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.places, self.head = nn.Embedding(9, 4), nn.Embedding(64, 4), nn.Linear(4, 9)
+
+        def forward(self, ids: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+            return self.head((self.table(ids) + self.places(torch.arange(ids.shape[1]))).cumsum(1))
+
+    class Labelled(Characters):
+        def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return super().forward(ids)
+
+    class Memory(Characters):
+        def forward(self, ids: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+            return super().forward(ids) + memory
+
+    assert ch.check.module(Characters()).ok
+    assert "give 'targets' a default" in ch.check.module(Labelled()).reason
+    assert "a memory of vectors" in ch.check.module(Memory()).reason

@@ -123,7 +123,8 @@ def test_a_folder_is_read_before_a_preset(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("gpt2").mkdir()
-    Path("gpt2/spec.json").write_bytes((runs("classify") / "spec.json").read_bytes())
+    for name in ("format.json", "spec.json"):
+        Path("gpt2", name).write_bytes((runs("classify") / name).read_bytes())
     assert json.loads(run(capfd, "inspect", "gpt2", "--json"))["spec"]["encoder"]["width"] == 14
 
 

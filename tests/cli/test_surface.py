@@ -129,7 +129,7 @@ SURFACE = {
     },
     "compare": {"--output", "-o", "--force", "--json"},
     "average": {"--last", "--json"},
-    "convert": {"--to", "--from-bin", "--precision", "--max-shard-size", "--json"},
+    "convert": {"--to", "--from-bin", "--precision", "--max-shard-size", "--push", "--json"},
     "check": {
         "--against",
         "--reference",
@@ -148,6 +148,7 @@ SURFACE = {
     | MACHINE,
     "bench": {"--json"} | MACHINE,
     "inspect": {"--addresses", "--svg", "--force", "--length", "--json"},
+    "doctor": {"--json"},
 }
 ARGUMENTS = {
     "train": ["file", "overrides"],

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+from clearhead.formats import FORMAT_FILE
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.runs.checkpoint import Checkpoint, Tally, save_checkpoint, write_best
+from clearhead.runs.directory import RUN_FORMAT
 from clearhead.runs.metrics import Metrics, MetricsLog
 from clearhead.spec import Model
 from clearhead.spec.token_counts import TokenCounts
@@ -86,6 +88,7 @@ class Made:
         for before, after in self.replaced.items():
             assert before in configuration
             configuration = configuration.replace(before, after)
+        (run / FORMAT_FILE).write_text(RUN_FORMAT.to_json(), encoding="utf-8")
         (run / "run.toml").write_text(configuration, encoding="utf-8")
         (run / "spec.json").write_text(self.spec().to_json(), encoding="utf-8")
         log = MetricsLog(run)

@@ -20,6 +20,7 @@ ORDER = (
         "busy_waiting",
         "errors",
         "files",
+        "formats",
         "hooks",
         "leftovers",
         "machine",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+from types import FunctionType, ModuleType
 
 import pytest
 
@@ -48,7 +49,7 @@ METHODS = {
     "Cache": "extend select",
     "Model": """
         answer attention capture classify edit embed evaluate exact fill for_languages for_task generate
-        generate_options heads is_batch_invariant languages predict replaced save score search_options spec
+        generate_options heads is_batch_invariant languages predict push_to_hub replaced save score search_options spec
         special_tokens stream tag tokenizer translate
         translate_n_best tree word_aligner
     """,
@@ -96,3 +97,17 @@ def test_public_methods(name: str) -> None:
 def test_presets_build_a_spec_each() -> None:
     for name in NAMES["clearhead.presets"].split():
         assert isinstance(getattr(clearhead.presets, name)(vocab_size=97), clearhead.spec.Model)
+
+
+@pytest.mark.parametrize("package", NAMES)
+def test_every_public_name_has_a_docstring(package: str) -> None:
+    """Private code is checked by ruff, which sees no docstring that a method inherits."""
+    module = importlib.import_module(package)
+    objects = {name: getattr(module, name) for name in NAMES[package].split()}
+    for name, owner in [*objects.items()]:
+        if package == "clearhead" and name in METHODS:
+            objects |= {f"{name}.{method}": getattr(owner, method) for method in METHODS[name].split()}
+    kinds = (type, property, ModuleType, FunctionType)
+    described = {name: one for name, one in objects.items() if isinstance(one, kinds)}
+    assert len(described) >= 5
+    assert not [name for name, one in described.items() if not inspect.getdoc(one)]

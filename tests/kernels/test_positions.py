@@ -14,7 +14,6 @@ from clearhead import spec
 from clearhead.errors import InputError
 from clearhead.kernels.positions import (
     alibi_bias,
-    alibi_slopes,
     distance_row,
     relative_bucket,
     rotary_angles,
@@ -42,6 +41,10 @@ def test_sinusoidal_angles_stay_exact_far_out() -> None:
         sinusoidal_table(3, 7, spec.Sinusoidal())
 
 
+def slopes_of(num_heads: int) -> torch.Tensor:
+    return torch.tensor(spec.Alibi().head_slopes(num_heads))
+
+
 @pytest.mark.parametrize(
     ("num_heads", "slopes"),
     [
@@ -52,7 +55,7 @@ def test_sinusoidal_angles_stay_exact_far_out() -> None:
     ],
 )
 def test_alibi_slopes_are_those_of_the_released_code(num_heads: int, slopes: list[float]) -> None:
-    torch.testing.assert_close(alibi_slopes(num_heads), torch.tensor(slopes), atol=1e-7, rtol=1e-6)
+    torch.testing.assert_close(slopes_of(num_heads), torch.tensor(slopes), atol=1e-7, rtol=1e-6)
 
 
 def test_alibi_is_minus_slope_times_distance() -> None:
@@ -60,7 +63,7 @@ def test_alibi_is_minus_slope_times_distance() -> None:
     bias = alibi_bias(query, key, 3, spec.Alibi())
     assert bias.shape == (2, 3, 2, 3)
     for b in range(2):
-        for head, slope in enumerate(alibi_slopes(3).tolist()):
+        for head, slope in enumerate(slopes_of(3).tolist()):
             for i in range(2):
                 for j in range(3):
                     distance = abs(int(query[b, i]) - int(key[b, j]))
@@ -71,10 +74,10 @@ def test_rounded_alibi_is_slope_times_position_in_bfloat16() -> None:
     """As in models trained in bfloat16: the position itself is rounded too."""
     query, key = torch.arange(2040, 2043)[None], torch.arange(2043)[None]
     bias = alibi_bias(query, key, 12, spec.Alibi(rounding="bfloat16"))
-    expected = alibi_slopes(12)[..., None].bfloat16() * torch.arange(2043)
+    expected = slopes_of(12)[..., None].bfloat16() * torch.arange(2043)
     assert bias.dtype == torch.float32
     assert torch.equal(bias[0, :, 1], expected.float())
-    exact = alibi_slopes(12)[:, None] * torch.arange(2043)
+    exact = slopes_of(12)[:, None] * torch.arange(2043)
     assert (bias[0, :, 1] - exact).abs().max() > 1.0
 
 

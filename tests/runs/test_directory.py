@@ -35,8 +35,8 @@ def test_a_new_run_keeps_its_configuration(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "first"
     with open_run(path, configuration=CONFIGURATION) as run:
         run.write_text("spec.json", "{}")
-        assert listing(path) == ["lock", "run.toml", "spec.json"]
-    assert listing(path) == ["run.toml", "spec.json"]
+        assert listing(path) == ["format.json", "lock", "run.toml", "spec.json"]
+    assert listing(path) == ["format.json", "run.toml", "spec.json"]
     assert (path / "run.toml").read_text() == CONFIGURATION
 
 
@@ -71,7 +71,7 @@ def test_another_configuration_is_refused_and_every_key_named(tmp_path: Path) ->
     assert "model.dropout is not set there and 0.1 here" in message
     assert "steps" not in message
     assert (path / "run.toml").read_text() == CONFIGURATION
-    assert listing(path) == ["checkpoints", "run.toml"]
+    assert listing(path) == ["checkpoints", "format.json", "run.toml"]
 
 
 @pytest.mark.parametrize("steps", [[], [0]])
@@ -104,7 +104,8 @@ def test_differing_keys_are_dotted_and_sorted() -> None:
 
 
 def test_a_run_that_exists_is_not_begun_again(tmp_path: Path) -> None:
-    files.save_checkpoint(tmp_path, some_checkpoint(5))
+    with open_run(tmp_path, configuration=CONFIGURATION):
+        files.save_checkpoint(tmp_path, some_checkpoint(5))
     with pytest.raises(InputError, match="reached step 5: add --resume"):
         open_run(tmp_path)
     with open_run(tmp_path, resume=True):

@@ -24,7 +24,8 @@ def test_repeated_rows_leave_short_sequences_as_they_were() -> None:
     assert torch.equal(table[MAX_POSITIONS : 2 * MAX_POSITIONS], table[:MAX_POSITIONS])
     assert len(edited.report.changed) == 2 and not edited.report.new
     one = resize_positions(module, 40, stack="decoder").model
-    assert one.encoder.embedding.position.rows == MAX_POSITIONS and one.decoder.embedding.position.rows == 40
+    assert one.encoder.embedding.position.weight.shape[0] == MAX_POSITIONS
+    assert one.decoder.embedding.position.weight.shape[0] == 40
 
 
 @pytest.mark.parametrize("name", LEARNED)

@@ -20,11 +20,12 @@ from torch import nn
 
 from clearhead.check.handwritten.adapters import ADAPTERS
 from clearhead.check.handwritten.attentions import attention
-from clearhead.check.handwritten.layers import layer, transformer
+from clearhead.check.handwritten.layers import layer
 from clearhead.check.handwritten.modules import module
 from clearhead.check.handwritten.report import CannotCompare, Report
 from clearhead.check.handwritten.running import shown_error
 from clearhead.check.handwritten.small_parts import loss, norm, positions, rope
+from clearhead.check.handwritten.transformers import transformer
 from clearhead.errors import InputError, nearest
 
 Check = Callable[[Any, int, int], Report]

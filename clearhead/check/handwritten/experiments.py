@@ -22,6 +22,19 @@ def largest_difference(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> flo
     return max((relative(one, other) for one, other in zip(found, wanted, strict=True)), default=math.inf)
 
 
+def _error(found: Sequence[Tensor], compute: Compute, settings: Settings) -> float:
+    try:
+        return largest_difference(found, compute(settings))
+    except (RuntimeError, IndexError):
+        return math.inf
+
+
+def single_mistakes(found: Sequence[Tensor], compute: Compute, changes: Changes, bound: float) -> list[str]:
+    """Return the mistakes that reproduce an output by themselves; the arguments are those of `explain`."""
+    causes = [cause for cause, settings in changes if _error(found, compute, settings) <= bound]
+    return list(dict.fromkeys(causes))
+
+
 def explain(found: Sequence[Tensor], compute: Compute, changes: Changes, bound: float) -> list[list[str]]:
     """Return the mistakes that together reproduce an output, each with others of the same numbers; empty: none do.
 
@@ -31,18 +44,10 @@ def explain(found: Sequence[Tensor], compute: Compute, changes: Changes, bound: 
         changes: what the known mistakes set.
         bound: the largest difference that counts as rounding.
     """
-
-    def error(settings: Settings) -> float:
-        try:
-            return largest_difference(found, compute(settings))
-        except (RuntimeError, IndexError):
-            return math.inf
-
-    single = list(dict.fromkeys(cause for cause, settings in changes if error(settings) <= bound))
-    if single:
+    if single := single_mistakes(found, compute, changes, bound):
         return [single]
     for (first, one), (second, other) in itertools.combinations(changes, 2):
-        if first != second and not set(one) & set(other) and error({**one, **other}) <= bound:
+        if first != second and not set(one) & set(other) and _error(found, compute, {**one, **other}) <= bound:
             return [[first], [second]]
     return []
 

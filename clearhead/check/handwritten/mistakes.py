@@ -256,7 +256,28 @@ _FLOW = _table(
         "make the mask of the very ids that are read, after they are shifted",
     ),
 )
+_WIRING = _table(
+    "how the layers are joined",
+    "x = embedding + positions; each layer reads the output of the one before; logits = head(x)",
+    positions_missing=(
+        "the same tokens in another order give the same outputs: nothing says where a token stands",
+        "x = embedding(ids) + positions[:length]",
+    ),
+    source_not_read=(
+        "an output does not depend on a token of the source",
+        "cross(query=decoder_state, key=memory, value=memory), memory being what the last encoder layer returns",
+    ),
+    layer_unread=(
+        "the output does not depend on the weights of this layer",
+        "for layer in self.layers: x = layer(x): each reads what the one before returned, and the head the last",
+    ),
+    weights_unread=("the output does not depend on these weights", "apply it where it belongs, or delete it"),
+    layers_shared=(
+        "layers are one and the same module, with one set of weights",
+        "nn.ModuleList(Layer() for _ in range(n)), or copy.deepcopy: [layer] * n repeats one layer",
+    ),
+)
 MISTAKES: Final[Mapping[str, Mistake]] = {
     **_SCALE, **_SOFTMAX, **_HEADS, **_WEIGHTS, **_MASK, **_MODE, **_POSITIONS, **_NORM, **_RMS, **_LOSS, **_ROPE,
-    **_LAYER, **_FLOW,
+    **_LAYER, **_FLOW, **_WIRING,
 }  # fmt: skip

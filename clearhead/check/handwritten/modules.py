@@ -4,48 +4,107 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.arguments import checked
-from clearhead.check.handwritten.calling import parameters_of
 from clearhead.check.handwritten.libraries import spares_libraries
+from clearhead.check.handwritten.mistakes import MISTAKES
+from clearhead.check.handwritten.model_calls import Inputs, MaskForm, mask_forms, model_inputs
 from clearhead.check.handwritten.report import CannotCompare, Finding, Report, judged
 from clearhead.check.handwritten.running import ROUNDED, NoDropout, Runner, described, relative, shown_error, tensors_of
 from clearhead.errors import InputError
 
 Flow = Literal["causal", "full"]
-_BATCH, _LENGTH, _PADDED = 2, 6, 2
-_TOUCHED = 1e-10
+_BATCH, _LENGTH, _SOURCE_LENGTH, _PADDED = 2, 6, 7, 2
+TOUCHED = 1e-10
 
 
 @dataclass
-class _Model:
-    """A module that maps ids to logits, and how it takes a mask."""
+class Model:
+    """A module that maps ids to logits, with the source that it reads beside them and the form of its masks.
+
+    Args:
+        runner: runs the module.
+        vocabulary: ids are below it.
+        inputs: the arguments of the module.
+        masks: the form of its masks; None: none is passed.
+        source: ids [B, S]; None: one stack.
+    """
 
     runner: Runner
     vocabulary: int
-    mask_name: str | None
-    error: Exception | None = None
+    inputs: Inputs
+    masks: MaskForm | None = None
+    source: Tensor | None = None
 
-    def __call__(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the logits [B, T, V] or another tensor [B, T, ...]."""
-        named = {} if self.mask_name is None else {self.mask_name: mask}
-        result = self.runner(ids, **named)
+    def __call__(
+        self, ids: Tensor, real: Tensor | None = None, source: Tensor | None = None, real_source: Tensor | None = None
+    ) -> Tensor:
+        """Return the logits [B, T, V] or another tensor [B, T, ...]; all tokens are real where nothing else is said."""
+        source = self.source if source is None else source
+        named: dict[str, Any] = {} if self.inputs.source is None else {self.inputs.source: source, self.inputs.ids: ids}
+        for name, is_required in self.inputs.masks.items():
+            is_of_source = self.inputs.is_of_source(name)
+            tokens, own = (source, real_source) if is_of_source else (ids, real)
+            assert tokens is not None
+            if self.masks is None or (own is None and not is_required and self.inputs.source is None):
+                named[name] = None
+                continue
+            own = torch.ones(tokens.shape, dtype=torch.bool) if own is None else own
+            named[name] = self.masks.mask(name, own, self.masks.is_causal and not is_of_source)
+        args = () if self.inputs.ids in named else (ids,)
+        result = self.runner(*args, **named)
         for one in tensors_of(result):
             if one.dim() == 3 and one.shape[:2] == ids.shape:
                 return one.detach().double()
+            if source is not None and one.dim() == 3 and one.shape[:2] == source.shape:
+                labels = self.inputs.ids
+                raise CannotCompare(f"its output has the tokens of its first argument: give '{labels}' a default")
         raise CannotCompare(f"it returns {described(result)}, not logits {[*ids.shape, 'vocabulary']}")
+
+    def padded_masks(self, *, of_source: bool) -> bool:
+        """Whether a mask can say which tokens of the source, or of a text, are padding; a target's future is hidden."""
+        if self.masks is None or (self.source is not None and not of_source):
+            return False
+        return any(
+            self.masks.hides_padding(name) and self.inputs.is_of_source(name) == of_source for name in self.inputs.masks
+        )
+
+
+def drawn_ids(model: Model, length: int, seed: int) -> Tensor:
+    """Return ids [B, length] without the first ones, which many models hide as padding."""
+    return torch.randint(
+        _lowest(model), model.vocabulary, (_BATCH, length), generator=torch.Generator().manual_seed(seed)
+    )
+
+
+def _lowest(model: Model) -> int:
+    return 4 if model.vocabulary >= 12 else 1
 
 
 def _vocabulary(part: nn.Module, given: int | None) -> int:
     sizes = [one.num_embeddings for one in part.modules() if isinstance(one, nn.Embedding)]
     if given is None and not sizes:
         raise InputError("the module has no nn.Embedding: say how many ids it reads, as vocab_size=N")
-    return given or max(sizes)
+    # A table of positions may have more rows than that of ids, and a table of segments has few.
+    return given or min((size for size in sizes if size >= 8), default=max(sizes))
+
+
+def read_model(part: nn.Module, vocab_size: int | None) -> Model:
+    """Return a module with its arguments read.
+
+    Raises:
+        CannotCompare: what one of them is does not show.
+        InputError: the size of the vocabulary is not known.
+    """
+    model = Model(Runner(part, [part]), _vocabulary(part, vocab_size), model_inputs(part))
+    if model.inputs.source is not None:
+        model.source = drawn_ids(model, _SOURCE_LENGTH, 13)
+    return model
 
 
 @checked
@@ -58,11 +117,12 @@ def module(
     One input after another is changed, and the outputs that change with it are those that read it.
 
     Args:
-        part: maps ids [batch, tokens] and perhaps a mask [batch, tokens], True or 1 = a real token, to logits
-            [batch, tokens, vocabulary].
-        vocab_size: ids are below it; None: the rows of its largest table.
-        flow: "causal" where no output may read a later input, "full" where each may read all; None: "full" if the first
-            output reads the last input and "causal" otherwise.
+        part: maps ids [batch, tokens] and perhaps a mask to logits [batch, tokens, vocabulary]; or the ids of a source
+            and of a target, and perhaps their masks, to the logits of the target. A mask [batch, tokens] is True or 1
+            at a real token; where it takes other shapes, and for two stacks, the form that works best is taken.
+        vocab_size: ids are below it; None: the rows of its smallest table of at least 8.
+        flow: "causal" where no output may read a later input, "full" where each may read all; None: "causal" for a
+            target or where the name says so, else "full" if the first output reads the last input, else "causal".
         length: of the texts it is run on, at least 4.
 
     Returns:
@@ -78,49 +138,91 @@ def module(
         raise InputError(f"vocab_size must be at least 3; got {vocab_size}")
     if length < 4:
         raise InputError(f"length must be at least 4; got {length}")
-    model = _Model(Runner(part, [part]), _vocabulary(part, vocab_size), _mask_name(part))
     subject = f"{type(part).__name__}, {length} tokens"
     try:
-        return _judged(model, subject, flow, length)
+        return _judged(read_model(part, vocab_size), subject, flow, length)
     except CannotCompare as reason:
         return Report.refused(subject, reason)
 
 
-def _mask_name(part: nn.Module) -> str | None:
-    names = [one.name for one in parameters_of(part)[1:]]
-    usual = [name for name in names if "mask" in name or "pad" in name]
-    return next((name for name in usual if "attn" not in name), next(iter(usual), None))
+def expected_flow(model: Model, flow: Flow | None) -> Flow | None:
+    """Return the flow that the caller, the two stacks or the name of a module say; None: nothing says it."""
+    name = type(model.runner.part).__name__.lower()
+    return flow or ("causal" if model.inputs.source is not None or "causal" in name else None)
 
 
-def _judged(model: _Model, subject: str, flow: Flow | None, length: int) -> Report:
-    runner = model.runner
-    ids = torch.randint(1, model.vocabulary, (_BATCH, length), generator=torch.Generator().manual_seed(7))
+def _judged(model: Model, subject: str, flow: Flow | None, length: int) -> Report:
+    runner, ids, flow = model.runner, drawn_ids(model, length, 7), expected_flow(model, flow)
     findings: list[Finding] = []
     for draw in (False, True):
         with runner.borrow(draw=draw):
-            try:
-                outputs = model(ids)
-            except (CannotCompare, NotImplementedError):
-                raise
-            except Exception as error:  # noqa: BLE001 a stranger's code raises anything
+            model, error = with_masks(model, ids, flow)
+            if error is not None:
                 return judged(subject, (_raised(error, length),))
-            reads, mates = _dependencies(model, ids, outputs)
+            outputs = model(ids)
+            reads, mates = _dependencies(model, model, ids, outputs)
             if not reads.any() and not draw:
                 continue  # weights of zero, such as those of a fresh head, hide what depends on what
-            if flow is None and "causal" in type(runner.part).__name__.lower():
-                flow = "causal"
             found, expected = _flow_findings(reads, mates, flow)
-            findings += [
-                *found,
-                *_invariances(model, ids, outputs, expected, bool(reads.triu(1).any()), bool(mates.any())),
-            ]
+            findings += [*found, *_source_findings(model, ids, outputs, reads)]
+            findings += _invariances(model, ids, outputs, expected, bool(reads.triu(1).any()), bool(mates.any()))
         break
     if runner.is_random:
         findings.append(Finding.of("dropout_in_evaluation"))
     if runner.changes_weights:
         findings.append(Finding.of("weights_changed"))
     notes = [f"flow: {expected}", *_drawn(reads)]
-    return judged(subject, findings, compared=("flow", "batch mates", "lengths", "padding"), notes=tuple(notes))
+    if model.masks is not None and model.masks != MaskForm():
+        notes.insert(0, f"masks: {model.masks}")
+    stacks = ["flow"] if model.source is None else ["flow", "source"]
+    return judged(subject, findings, compared=(*stacks, "batch mates", "lengths", "padding"), notes=tuple(notes))
+
+
+def with_masks(model: Model, ids: Tensor, flow: Flow | None) -> tuple[Model, Exception | None]:
+    """Return a model with the form of its masks that runs and hides most of what they should, or the error it raises.
+
+    Raises:
+        CannotCompare: it raises an error that may be about what it was passed.
+    """
+    inputs = model.inputs
+    is_simple = inputs.source is None and not any(inputs.masks.values())
+    name = type(model.runner.part).__name__.lower()
+    is_causal = flow == "causal" or (flow is None and re.search("decoder|lm$", name) is not None)
+    first: Exception | None = None
+    best: tuple[int, Model] | None = None
+    for form in mask_forms(is_causal) if inputs.masks else (None,):
+        trial = replace(model, masks=form)
+        try:
+            output = trial(ids)
+            score = _hidden(trial, ids, output, is_causal) if output.isfinite().all() else -1
+            if is_simple or score == 1 + is_causal:
+                return trial, None
+        except (CannotCompare, NotImplementedError):
+            raise
+        except Exception as error:  # noqa: BLE001 a stranger's code raises anything
+            first = first or error
+            continue
+        if best is None or score > best[0]:
+            best = (score, trial)
+    if best is not None:
+        return best[1], None
+    assert first is not None
+    if not is_simple and _raised(first, ids.shape[1]).cause != "mask_one_short":
+        raise CannotCompare(f"it raises {shown_error(first)}")
+    return model, first
+
+
+def _hidden(model: Model, ids: Tensor, output: Tensor, is_causal: bool) -> int:
+    """Return how much of what masks should hide is hidden: the future, and padding of the text or the source."""
+    score, other = 0, _other(model, ids)
+    if is_causal:
+        later = torch.cat([ids[:, :-1], other[:, -1:]], 1)
+        score += relative(model(later)[:, :-1], output[:, :-1]) <= model.runner.bound
+    for of_source in (False, True):
+        tokens = model.source if of_source else ids
+        if tokens is not None and model.padded_masks(of_source=of_source):
+            score += not list(_padding(model, ids, model.runner.bound, of_source, sides=False))
+    return score
 
 
 def _raised(error: Exception, length: int) -> Finding:
@@ -133,23 +235,26 @@ def _raised(error: Exception, length: int) -> Finding:
     return Finding.of("raises", says=says)
 
 
-def _other(model: _Model, ids: Tensor) -> Tensor:
-    """Return other ids at every place; 0 is left out, because many models hide it as padding."""
-    return 1 + (ids + torch.arange(ids.numel()).view(ids.shape) % max(model.vocabulary - 2, 1)) % (model.vocabulary - 1)
+def _other(model: Model, ids: Tensor) -> Tensor:
+    """Return other ids at every place, none of the first ones."""
+    low = _lowest(model)
+    count = model.vocabulary - low
+    step = 1 + torch.arange(ids.numel()).view(ids.shape) % max(count - 1, 1)
+    return low + (ids - low + step) % count
 
 
-def _dependencies(model: _Model, ids: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which outputs [T] of a row read which of its inputs [T], and of those of another row."""
-    length, other = ids.shape[1], _other(model, ids)
-    reads, mates = torch.zeros(length, length, dtype=torch.bool), torch.zeros(length, length, dtype=torch.bool)
+def _dependencies(model: Model, run: Callable[[Tensor], Tensor], ids: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which outputs [T] of a row read which of its inputs, and of those of another row."""
+    size, other = (outputs.shape[1], ids.shape[1]), _other(model, ids)
+    reads, mates = torch.zeros(size, dtype=torch.bool), torch.zeros(size, dtype=torch.bool)
     if not outputs.isfinite().all():
         raise CannotCompare("its output is not a number")
     scale = float(outputs.abs().max()) or 1.0
-    for place in range(length):
+    for place in range(ids.shape[1]):
         changed = ids.clone()
         changed[0, place] = other[0, place]
-        difference = (model(changed) - outputs).nan_to_num(nan=float("inf")).abs().amax(-1) / scale
-        reads[:, place], mates[:, place] = difference[0] > _TOUCHED, (difference[1:] > _TOUCHED).any(0)
+        difference = (run(changed) - outputs).nan_to_num(nan=float("inf")).abs().amax(-1) / scale
+        reads[:, place], mates[:, place] = difference[0] > TOUCHED, (difference[1:] > TOUCHED).any(0)
     return reads, mates
 
 
@@ -170,45 +275,85 @@ def _flow_findings(reads: Tensor, mates: Tensor, flow: Flow | None) -> tuple[lis
     return findings, expected
 
 
+def _source_findings(model: Model, ids: Tensor, outputs: Tensor, target_reads: Tensor) -> Iterator[Finding]:
+    """Yield what is wrong with how the outputs read the source; each should read all of it, in its order.
+
+    Raises:
+        CannotCompare: the outputs read the source alone, so the second argument is no target.
+    """
+    source = model.source
+    if source is None:
+        if bool(target_reads.all()) and relative(model(ids.flip(1)).flip(1), outputs) <= model.runner.bound:
+            yield Finding.of("positions_missing")
+        return
+
+    def run(changed: Tensor) -> Tensor:
+        return model(ids, source=changed)
+
+    reads, mates = _dependencies(model, run, source, outputs)
+    if reads.any() and not target_reads.any():
+        raise CannotCompare(f"no output reads '{model.inputs.ids}', as if these were labels: give it a default")
+    if bool(mates.any()):
+        says = "one row of the batch reads the source of another"
+        yield Finding.of("batch_mates_read", says=says)
+    if not bool(reads.all()):
+        place, token = (~reads).nonzero()[0].tolist()
+        says = f"the output at token {place} does not change with token {token} of the source"
+        yield Finding.of("source_not_read", says=says if reads.any() else "no output reads the source")
+    elif relative(run(source.flip(1)), outputs) <= model.runner.bound:
+        yield Finding.of("positions_missing")
+
+
 def _places(reads: Tensor) -> str:
     place, source = next(iter(reads.nonzero().tolist()))
     return f"the output at token {place} changes with the input at token {source}"
 
 
 def _invariances(
-    model: _Model, ids: Tensor, outputs: Tensor, flow: Flow, future: bool, mates: bool
+    model: Model, ids: Tensor, outputs: Tensor, flow: Flow, future: bool, mates: bool
 ) -> Iterator[Finding]:
     """Compare a batch with its rows, a text with its beginning, and padding on either side."""
     bound = max(model.runner.bound, ROUNDED if model.runner.dtype == torch.float32 else 0.0)
     try:
-        single = relative(model(ids[:1]), outputs[:1])
+        first = None if model.source is None else model.source[:1]
+        single = relative(model(ids[:1], source=first), outputs[:1])
         if single > bound and not mates:
             yield Finding.of("batch_mates_read", single, says="a text alone gives another output than in a batch")
         if flow == "causal" and not future:
             short = relative(model(ids[:, :-2]), outputs[:, :-2])
             if short > bound:
                 yield Finding.of("future_read", short, says="the beginning of a text alone gives another output")
-        if model.mask_name is not None:
-            yield from _padding(model, ids, bound)
+        for of_source in (False, True):
+            if model.padded_masks(of_source=of_source):
+                yield from _padding(model, ids, bound, of_source, sides=not of_source and model.source is None)
     except (CannotCompare, NotImplementedError):
         raise
     except Exception as error:  # noqa: BLE001 a stranger's code raises anything
         yield _raised(error, ids.shape[1])
 
 
-def _padding(model: _Model, ids: Tensor, bound: float) -> Iterator[Finding]:
-    """Compare two kinds of padding: with other ids, and on the other side."""
-    real = torch.ones(ids.shape, dtype=torch.bool)
+def _padding(model: Model, ids: Tensor, bound: float, of_source: bool, *, sides: bool) -> Iterator[Finding]:
+    """Compare two kinds of padding, with other ids and none at all, and perhaps padding on the other side."""
+    tokens = model.source if of_source else ids
+    assert tokens is not None
+    kept = slice(None) if of_source else slice(None, -_PADDED)
+
+    def run(changed: Tensor, real: Tensor) -> Tensor:
+        return model(ids, source=changed, real_source=real) if of_source else model(changed, real)
+
+    real = torch.ones(tokens.shape, dtype=torch.bool)
     real[:, -_PADDED:] = False
-    alone = model(ids[:, :-_PADDED], real[:, :-_PADDED])
-    changed = torch.where(real, ids, _other(model, ids))
+    alone = run(tokens[:, :-_PADDED], real[:, :-_PADDED])
+    changed = torch.where(real, tokens, _other(model, tokens))
     with NoDropout():
-        right, other = model(ids, real)[:, :-_PADDED], model(changed, real)[:, :-_PADDED]
+        right, other = run(tokens, real)[:, kept], run(changed, real)[:, kept]
     if relative(other, right) > bound or relative(right, alone) > bound:
-        yield Finding.of("padding_read", max(relative(other, right), relative(right, alone)))
-    left = model(ids.roll(_PADDED, 1), real.roll(_PADDED, 1))[:, _PADDED:]
-    if relative(left, right) > bound:
-        yield Finding.of("padding_side", relative(left, right), severity="warning")
+        says = "outputs read padding of the source" if of_source else MISTAKES["padding_read"].says
+        yield Finding.of("padding_read", max(relative(other, right), relative(right, alone)), says=says)
+    if sides:
+        left = run(tokens.roll(_PADDED, 1), real.roll(_PADDED, 1))[:, _PADDED:]
+        if relative(left, right) > bound:
+            yield Finding.of("padding_side", relative(left, right), severity="warning")
 
 
 def _drawn(reads: Tensor) -> Iterator[str]:

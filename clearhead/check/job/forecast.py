@@ -180,7 +180,7 @@ def _steps(asked: int | None, report: Preflight) -> tuple[int, int]:
 def _overrides(run_file: RunFile, precision: str, save_every: int, seconds: float) -> list[str]:
     """Return the changes to a run file: nothing of what a step computes, and no choice by a measurement."""
     train = run_file.train
-    changes = [f"train.save_every={save_every}", f"train.keep={max(train.keep, SAVES + 2)}"]
+    changes = [f"train.save_every={save_every}", f"train.keep={max(train.keep, SAVES + 2)}", "train.tracker=none"]
     if train.precision == "auto":
         changes.append(f"train.precision={precision}")
     if train.early_stop is not None:

@@ -13,17 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 
 from clearhead.check.job.differences import Difference, differences
 from clearhead.check.job.division import TOLERANCE, Division, compare_divisions
 from clearhead.check.job.forecast import Job, examine
 from clearhead.check.job.kills import Kill, KilledRun, killed_runs, undisturbed_run
+from clearhead.files import read_json_object, typed
+from clearhead.formats import Format
 from clearhead.progress import message
 from clearhead.runs.checkpoint import WEIGHTS, checkpoint_folder, read_state
 from clearhead.runs.manifest import sha256_of
 from clearhead.training.signals import StopRequested, StopSignals
 from clearhead.version import __version__
 
+CERTIFICATE = Format("a certificate", 1, "check the job again")
 _MOST_SHOWN = 6
 
 
@@ -79,6 +83,7 @@ class JobReport:
     def record(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         return {
+            **CERTIFICATE.header(),
             "ok": self.is_right,
             "run_file": str(self.job.file),
             "steps": self.job.steps,
@@ -145,6 +150,38 @@ def _check(file: Path, folder: Path, steps: int | None, kills: int, seed: int) -
     came = [kill for run in runs for kill in run.kills]
     missed = 0 if any(run.failure for run in runs) else kills - len(came)
     return JobReport(job, seed, came, missed, faults, halves, processes, _certificate(job, whole))
+
+
+def read_certificate(file: Path) -> tuple[dict[str, Any], list[str]]:
+    """Read a certificate that `record` wrote into a file, and compare its run file with the one that is there now.
+
+    Args:
+        file: JSON.
+
+    Returns:
+        "ok": the job was right and its run file is the same; and lines for people.
+
+    Raises:
+        InputError: the file is no certificate, or in a format that is not read.
+    """
+    content = read_json_object(file, what="a certificate")
+    record = typed(CERTIFICATE.current(content, content, file), _Record, name=str(file))
+    run_file = Path(record.run_file)
+    state = "is not there any more"
+    if run_file.is_file():
+        is_same = f"sha256 {sha256_of(run_file)}" == record.certificate.get("run file")
+        state = "is the same" if is_same else "has changed since: check it again"
+    verdict = "resumed exactly" if record.ok else "did NOT pass"
+    lines = [f"{run_file}: the first {record.steps} steps {verdict}; the run file {state}"]
+    lines += [f"{name:<14}{value}" for name, value in record.certificate.items()]
+    return {"ok": record.ok and state == "is the same", "run_file": record.run_file, "state": state}, lines
+
+
+class _Record(BaseModel):
+    ok: bool
+    run_file: str
+    steps: int
+    certificate: dict[str, str]
 
 
 def faults_of(job: Job, whole: Path, killed: KilledRun) -> list[str]:

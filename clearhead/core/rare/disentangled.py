@@ -25,8 +25,8 @@ class DistanceTable(nn.Module):
     def __init__(self, width: int, table: spec.DistanceTable) -> None:
         super().__init__()
         self.spec = table
-        self.weight = nn.Parameter(torch.empty(2 * table.span, width))
-        self.norm = build_norm(width, table.norm)
+        self.weight: nn.Parameter = nn.Parameter(torch.empty(2 * table.span, width))
+        self.norm: nn.Module = build_norm(width, table.norm)
 
     def forward(
         self, query_position: Int[Tensor, "#batch queries"], key_position: Int[Tensor, "#batch keys"]
@@ -41,8 +41,8 @@ class PositionProjections(nn.Module):
         super().__init__()
         inner = attention.num_heads * attention.head_size
         own = () if scores.shared_projections else scores.terms
-        self.position_key = nn.Linear(width, inner) if "content_to_position" in own else None
-        self.position_query = nn.Linear(width, inner) if "position_to_content" in own else None
+        self.position_key: nn.Linear | None = nn.Linear(width, inner) if "content_to_position" in own else None
+        self.position_query: nn.Linear | None = nn.Linear(width, inner) if "position_to_content" in own else None
         self.borrowed: tuple[DistanceTable, ...] = ()  # in a tuple, so that the table is not registered twice
 
 
@@ -55,8 +55,8 @@ class DisentangledAttention(Attention):
     def __init__(self, width: int, attention: spec.Attention) -> None:
         super().__init__(width, attention)
         assert isinstance(attention.score_bias, spec.Disentangled)
-        self.terms = attention.score_bias.terms
-        self.score_bias = PositionProjections(width, attention, attention.score_bias)
+        self.terms: tuple[str, ...] = attention.score_bias.terms
+        self.score_bias: PositionProjections = PositionProjections(width, attention, attention.score_bias)
 
     def bias(self, query: Queries, key: Keys, context: Context) -> Scores | None:
         (table,), maps = self.score_bias.borrowed, self.score_bias

@@ -21,8 +21,8 @@ class ExpertMaps(nn.Module):
 
     def __init__(self, count: int, inputs: int, outputs: int, bias: bool) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(count, outputs, inputs))
-        self.bias = nn.Parameter(torch.zeros(count, outputs)) if bias else None
+        self.weight: nn.Parameter = nn.Parameter(torch.empty(count, outputs, inputs))
+        self.bias: nn.Parameter | None = nn.Parameter(torch.zeros(count, outputs)) if bias else None
 
     def split(self) -> list[Map]:
         """Return the weight and the bias of each expert; taken all at once, their gradients are stacked once."""
@@ -36,10 +36,10 @@ class Experts(nn.Module):
     def __init__(self, count: int, width: int, expert: spec.FeedForward) -> None:
         super().__init__()
         self.spec = expert
-        self.up = ExpertMaps(count, width, expert.size, expert.bias_in)
-        self.gate = ExpertMaps(count, width, expert.size, expert.bias_in) if expert.gated else None
-        self.dropout = Dropout(expert.dropout)
-        self.down = ExpertMaps(count, expert.size, width, expert.bias_out)
+        self.up: ExpertMaps = ExpertMaps(count, width, expert.size, expert.bias_in)
+        self.gate: ExpertMaps | None = ExpertMaps(count, width, expert.size, expert.bias_in) if expert.gated else None
+        self.dropout: Dropout = Dropout(expert.dropout)
+        self.down: ExpertMaps = ExpertMaps(count, expert.size, width, expert.bias_out)
 
     def split(self) -> list[tuple[Map, Map | None, Map]]:
         gates = [None] * len(self.up.weight) if self.gate is None else self.gate.split()
@@ -61,8 +61,8 @@ class MixtureOfExperts(nn.Module):
     def __init__(self, width: int, mixture: spec.MixtureOfExperts) -> None:
         super().__init__()
         self.spec = mixture
-        self.router = nn.Linear(width, mixture.count, bias=mixture.router.bias)
-        self.expert = Experts(mixture.count, width, mixture.expert)
+        self.router: nn.Linear = nn.Linear(width, mixture.count, bias=mixture.router.bias)
+        self.expert: Experts = Experts(mixture.count, width, mixture.expert)
 
     def forward(self, x_BTD: States, context: object = None) -> States:
         x_ND = x_BTD.flatten(0, 1)

@@ -49,7 +49,7 @@ class MultiHeadAttention(PrintedModule, nn.Module):
         super().__init__()
         if head_size is None and (num_heads < 1 or width % num_heads):
             raise InputError(f"width must be a multiple of num_heads; got width {width} and {num_heads} heads")
-        self.spec = spec.Attention(
+        self.spec: spec.Attention = spec.Attention(
             num_heads=num_heads, num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads, mask=mask,
             head_size=width // num_heads if head_size is None else head_size, dropout=dropout,
             position=position if isinstance(position, spec.Rotary) else None,
@@ -59,8 +59,11 @@ class MultiHeadAttention(PrintedModule, nn.Module):
         spec.validate(self.spec)
         inner = build_function(width, self.spec)
         assert isinstance(inner, Attention)
-        self.query, self.key, self.value, self.out = inner.query, inner.key, inner.value, inner.out
-        self.score_bias = getattr(inner, "score_bias", None)
+        self.query: nn.Linear = inner.query
+        self.key: nn.Linear = inner.key
+        self.value: nn.Linear = inner.value
+        self.out: nn.Linear = inner.out
+        self.score_bias: nn.Module | None = getattr(inner, "score_bias", None)
         self._attention = (inner,)  # in a tuple, so that its weights are registered once, under their own names
         initialize(self, spec.Xavier())
 

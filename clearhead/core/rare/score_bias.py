@@ -21,7 +21,7 @@ class RelativeBuckets(nn.Module):
     def __init__(self, buckets: spec.RelativeBuckets) -> None:
         super().__init__()
         self.buckets = buckets
-        self.weight = nn.Parameter(torch.empty(buckets.count, buckets.num_heads))
+        self.weight: nn.Parameter = nn.Parameter(torch.empty(buckets.count, buckets.num_heads))
 
     def forward(self, query_position: Int[Tensor, "batch queries"], key_position: Int[Tensor, "batch keys"]) -> Scores:
         relative, buckets = key_position[:, None, :] - query_position[:, :, None], self.buckets
@@ -35,7 +35,7 @@ class BiasedAttention(Attention):
     def __init__(self, width: int, attention: spec.Attention) -> None:
         super().__init__(width, attention)
         kind = attention.score_bias
-        self.score_bias = RelativeBuckets(kind) if isinstance(kind, spec.RelativeBuckets) else None
+        self.score_bias: nn.Module | None = RelativeBuckets(kind) if isinstance(kind, spec.RelativeBuckets) else None
         self.borrowed: tuple[RelativeBuckets, ...] = ()  # in a tuple, so that the table is not registered twice
 
     def bias(self, query: Queries, key: Keys, context: Context) -> Scores | None:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from clearhead.data.batches.base import Batch
-from clearhead.data.batches.plans import EpochBatches
+from clearhead.data.batches.plans import BatchPlan, EpochBatches
 from clearhead.data.batches.text import View
 from clearhead.data.batches.text_stream import Place, Pool, TextStream
 from clearhead.data.stores.documents import Documents
@@ -33,7 +33,7 @@ class StreamedBatches(EpochBatches[Batch]):
     def __init__(self, stream: TextStream, view: Callable[[Documents], View]) -> None:
         self._stream, self._view = stream, view
         self._pools = stream.pools(Place())
-        self.pool = self._next_pool()
+        self.pool: Pool = self._next_pool()
         first = view(self.pool)
         own = {"shuffle_buffer": stream.characters, "data": stream.identity}
         super().__init__(first.plan, first.make, identity={**first.identity, **own})
@@ -65,11 +65,12 @@ class StreamedBatches(EpochBatches[Batch]):
         if epoch != self._epoch:
             self.pool = self._next_pool()
             view = self._view(self.pool)
-            self.plan, self._make = view.plan, view.make
+            self.plan: BatchPlan = view.plan
+            self._make = view.make
         super()._go(epoch, position)
 
     def _next_pool(self) -> Pool:
         began = time.perf_counter()
         pool = next(self._pools)
-        self.reading_seconds = time.perf_counter() - began
+        self.reading_seconds: float = time.perf_counter() - began
         return pool

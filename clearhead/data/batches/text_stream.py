@@ -72,7 +72,8 @@ class Pool(Documents):
         lengths = documents.lengths + np.array([len(around) for around in special], dtype=np.int64) - 1
         kept = np.flatnonzero((documents.lengths > 0) & (lengths > 0))
         super().__init__(documents.take(kept), tokenizer)
-        self.place, self.text_bytes = place, text_bytes
+        self.place: Place = place
+        self.text_bytes: int = text_bytes
         self._special: list[PrefixSuffix] = [special[index] for index in kept.tolist()]
         self._lengths = lengths[kept]
 

@@ -43,7 +43,8 @@ class Corpus(Documents, Store):
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
         Store.__init__(self, folder, _KIND, special=(0,))
         Documents.__init__(self, self.texts[0], tokenizer)
-        self.largest_id, self.text_bytes = int(self.facts["largest_id"]), int(self.facts["bytes"])
+        self.largest_id: int = int(self.facts["largest_id"])
+        self.text_bytes: int = int(self.facts["bytes"])
 
 
 def prepare_corpus(source: TextSource, tokenizer: Tokenizer, *, share: Share = WHOLE) -> Corpus:

@@ -22,7 +22,8 @@ class Documents:
     """
 
     def __init__(self, documents: Ragged, tokenizer: Tokenizer) -> None:
-        self.documents, self.tokenizer = documents, tokenizer
+        self.documents: Ragged = documents
+        self.tokenizer: Tokenizer = tokenizer
 
     def __len__(self) -> int:
         return len(self.documents)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy import ndarray
 
 from clearhead.data.arrays import Ragged, Rows
-from clearhead.data.cache import load_or_make
+from clearhead.data.cache import FORMAT, load_or_make
 from clearhead.errors import InputError
 from clearhead.files import write_json
 
@@ -54,7 +54,7 @@ class ArrayWriter:
         """Write JSON values that are known of the arrays beside them."""
         content = [[name, *form, self._hashes[name].hexdigest()] for name, form in self._forms.items()]
         identity = hashlib.sha256(json.dumps(content).encode()).hexdigest()
-        write_json(self._folder / _RECORD, {**facts, "arrays": self._forms, "identity": identity})
+        write_json(self._folder / _RECORD, {**FORMAT.header(), **facts, "arrays": self._forms, "identity": identity})
 
 
 @dataclass(frozen=True)
@@ -95,17 +95,24 @@ class Store:
     """
 
     def __init__(self, folder: Path, kind: StoreKind, special: Sequence[int]) -> None:
-        self.folder, self.kind, self._special = folder, kind, special
+        self.folder: Path = folder
+        self.kind: StoreKind = kind
+        self._special = special
         try:
-            self.facts: dict[str, Any] = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-            self.identity = str(self.facts["identity"])
+            record: dict[str, Any] = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+            self.facts: dict[str, Any] = FORMAT.current(record, record, folder)
+            self.identity: str = str(self.facts["identity"])
             forms = self.facts["arrays"]
-            self.arrays = {name: _mapped(folder / f"{name}.bin", *form) for name, form in forms.items()}
+            self.arrays: dict[str, np.ndarray] = {
+                name: _mapped(folder / f"{name}.bin", *form) for name, form in forms.items()
+            }
+        except InputError:
+            raise
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"{folder}: not a whole store of {kind.contents} ({error}); prepare the data again"
             ) from None
-        self.texts = tuple(self.ragged(name) for name in kind.texts if f"{name}_ids" in self.arrays)
+        self.texts: tuple[Ragged, ...] = tuple(self.ragged(name) for name in kind.texts if f"{name}_ids" in self.arrays)
 
     def __len__(self) -> int:
         return len(self.input_lengths[0])

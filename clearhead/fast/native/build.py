@@ -38,15 +38,30 @@ def compiled(options: Sequence[str], kernels: str = INFERENCE) -> Path:
     Raises:
         OSError: there is no compiler, or it failed, or the cache cannot be written or is open to other users.
     """
-    compiler = _compiler()
-    call = command(compiler, kernels, options)
-    sources = sorted((FOLDER / kernels).glob("*.cpp"))
-    file = kernel_folder() / f"{_key(compiler, call, sources)}.so"
+    call, sources, file = _place(options, kernels)
     if fault_of(file) is not None:
         with locked(file.parent):
             if (fault := fault_of(file)) is not None:
                 _compile(call, sources, file, fault)
     return file
+
+
+def kept(options: Sequence[str], kernels: str) -> Path | None:
+    """Return the file that `compiled` has made of the same arguments; None: it would compile it now.
+
+    Raises:
+        OSError: there is no compiler, or the cache cannot be written or is open to other users.
+    """
+    file = _place(options, kernels)[2]
+    return file if fault_of(file) is None else None
+
+
+def _place(options: Sequence[str], kernels: str) -> tuple[list[str], list[Path], Path]:
+    """Return how the kernels of a folder are compiled, their sources, and the place of the library in the cache."""
+    compiler = _compiler()
+    call = command(compiler, kernels, options)
+    sources = sorted((FOLDER / kernels).glob("*.cpp"))
+    return call, sources, kernel_folder() / f"{_key(compiler, call, sources)}.so"
 
 
 def packaged(kernels: str) -> Path | None:

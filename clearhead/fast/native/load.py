@@ -15,7 +15,7 @@ import torch
 from clearhead.errors import InputError
 from clearhead.fast import probe
 from clearhead.fast.native import abi
-from clearhead.fast.native.build import compiled, packaged
+from clearhead.fast.native.build import compiled, kept, packaged
 from clearhead.fast.native.openmp import refuse_other_openmp
 from clearhead.fast.native.options import INFERENCE
 from clearhead.fast.native.turns import Turns
@@ -65,10 +65,27 @@ def serve_only(kernels: str, found: ctypes.CDLL) -> None:
     _GIVEN[kernels] = found
 
 
+def found_library(kernels: str) -> tuple[Path, ctypes.CDLL] | None:
+    """Return the library that serves here, and its file; None: it is compiled when it is first needed.
+
+    Raises:
+        OSError: none can serve; a sentence says why.
+    """
+    file = packaged(kernels) or kept(_options(), kernels)
+    if file is None:
+        return None
+    refuse_untried(file, kernels)
+    return file, opened(file)
+
+
+def _options() -> list[str]:
+    return ["-march=native", *_without(probe.processor().hidden)]
+
+
 @cache
 def _library(kernels: str) -> ctypes.CDLL | None:
     try:
-        file = packaged(kernels) or compiled(["-march=native", *_without(probe.processor().hidden)], kernels)
+        file = packaged(kernels) or compiled(_options(), kernels)
         refuse_untried(file, kernels)
         found = opened(file)
     except OSError as error:

@@ -257,22 +257,22 @@ class Search(Member):
     ) -> None:
         """Start every sentence with one hypothesis: its prompt."""
         assert recorder is None or len(sentences) == 1, "a recorder notes the search for one sentence"
-        self.sentences = list(sentences)
+        self.sentences: list[Sentence] = list(sentences)
         self.recorder = recorder
         self.options = options
-        self.limits = [sentence.limit for sentence in sentences]
-        self.eos_id = end_ids[0]
-        self.chain = chain
+        self.limits: list[int] = [sentence.limit for sentence in sentences]
+        self.eos_id: int = end_ids[0]
+        self.chain: Sequence[Processor] = chain
         self.open_ended = open_ended
-        self.finished = [Finished(options.n_best) for _ in sentences]
-        self.alive = list(range(len(sentences)))
-        self.length = 0
-        self.prompt_length = prompts_NT.shape[1]
-        self.sums_MB = torch.zeros(len(sentences), 1, device=prompts_NT.device)
-        self.prefix_RT = prompts_NT
+        self.finished: list[Finished] = [Finished(options.n_best) for _ in sentences]
+        self.alive: list[int] = list(range(len(sentences)))
+        self.length: int = 0
+        self.prompt_length: int = prompts_NT.shape[1]
+        self.sums_MB: Tensor = torch.zeros(len(sentences), 1, device=prompts_NT.device)
+        self.prefix_RT: Tensor = prompts_NT
         self.banned_X = banned_X
-        self.ends_E = banned_X.new_tensor(end_ids)
-        self.banned_early_X = torch.cat([banned_X, self.ends_E])
+        self.ends_E: Tensor = banned_X.new_tensor(end_ids)
+        self.banned_early_X: Tensor = torch.cat([banned_X, self.ends_E])
 
     @property
     def sequences(self) -> list[Sentence]:

@@ -74,7 +74,7 @@ class BeamRecorder:
     def __init__(self, length_penalty: float, *, num_pruned: int = 3, hidden: Collection[int] = ()) -> None:
         self.length_penalty = length_penalty
         self.num_pruned = num_pruned
-        self.hidden = frozenset(hidden)
+        self.hidden: frozenset[int] = frozenset(hidden)
         self._parents: list[_Parent] = []
         self._finished: dict[IdTuple, tuple[float, str]] = {}
         self._considered: dict[IdTuple, Considered] = {}

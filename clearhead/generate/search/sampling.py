@@ -170,7 +170,8 @@ class Sampling(Member):
         streams: list[RandomStream],
         kind: object = None,
     ) -> None:
-        self._rows, self.kind = rows, kind
+        self._rows = rows
+        self.kind: object = kind
         self._ids_RT, self._chooser, self._streams = ids_RT, chooser, streams
 
     @property

@@ -25,28 +25,38 @@ def looks_like_hub_name(reference: str) -> bool:
     return _NAME.fullmatch(name) is not None and ".." not in name and not name.endswith(_FILES)
 
 
+def local(reference: str) -> str:
+    """Return a reference with the folder of the files in place of a name on the hub, downloaded where needed.
+
+    Args:
+        reference: a run, a saved model or a folder; where there is none, a name on the hub.
+
+    Raises:
+        InputError: it is empty, the download fails, or no file can have such a name.
+    """
+    if not reference:
+        raise InputError("the reference is empty: name a run directory, a checkpoint's folder or a model on the hub")
+    path = Path(reference)
+    if any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts):
+        raise InputError(f"{reference[:60]}... has a name of more than {LONGEST_NAME} bytes, which no file can have")
+    is_here = path.exists() or Path(reference.rpartition("@")[0] or reference).exists()
+    return str(fetch(reference)) if not is_here and looks_like_hub_name(reference) else reference
+
+
 def find_checkpoint(reference: str) -> Path | None:
     """Return the folder of a Hugging Face checkpoint, downloaded where needed; None: the reference is something else.
 
     Args:
-        reference: a folder; where there is none, a name on the hub.
+        reference: as for `local`.
 
     Raises:
-        InputError: it is empty, the download fails, the folder has links out of it, or no file can have such a name.
+        InputError: as for `local`, or the folder has links out of it.
     """
-    if not reference:
-        raise InputError("the reference is empty: name a run directory, a checkpoint's folder or a model on the hub")
-    folder = Path(reference)
-    if any(len(os.fsencode(part)) > LONGEST_NAME for part in folder.parts):
-        raise InputError(f"{reference[:60]}... has a name of more than {LONGEST_NAME} bytes, which no file can have")
-    if folder.is_dir():
-        if not is_checkpoint(folder) or (folder / _OWN_SPEC).is_file():
-            return None
-        check_links(folder)
-        return folder
-    if folder.exists() or Path(reference.rpartition("@")[0] or reference).exists():
+    folder = Path(local(reference))
+    if not folder.is_dir() or not is_checkpoint(folder) or (folder / _OWN_SPEC).is_file():
         return None
-    return fetch(reference) if looks_like_hub_name(reference) else None
+    check_links(folder)
+    return folder
 
 
 def fetch(reference: str, *, with_bin: bool = False) -> Path:

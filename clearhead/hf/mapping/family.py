@@ -84,7 +84,7 @@ class Values(dict[str, Any]):
     ) -> None:
         super().__init__(values)
         self.num_labels = num_labels
-        self.original = values if original is None else original
+        self.original: Mapping[str, Any] = values if original is None else original
 
     def replaced(self, **changes: Any) -> Values:
         """Return the same with other values; `original` still holds those of the config."""

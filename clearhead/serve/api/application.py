@@ -50,7 +50,8 @@ class Gate:
     """Refuses requests before anything reads them: wrong names, other sites, missing keys, too large bodies."""
 
     def __init__(self, app: ASGIApp, rules: Rules) -> None:
-        self.app, self.rules = app, rules
+        self.app: ASGIApp = app
+        self.rules: Rules = rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it with a refusal."""

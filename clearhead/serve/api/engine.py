@@ -168,8 +168,8 @@ class Engine:
         self._reading: deque[tuple[Job, Piecewise]] = deque()
         self._jobs: dict[int, Job] = {}  # by the identity of a sequence
         self._is_closing = self._is_ended = False
-        self.num_tokens = 0
-        self.step_seconds = 0.0
+        self.num_tokens: int = 0
+        self.step_seconds: float = 0.0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 

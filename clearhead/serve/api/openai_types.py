@@ -5,7 +5,7 @@ Source: the OpenAI API reference, completions, chat and embeddings.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -17,7 +17,7 @@ MOST_CHOICES, MOST_PROMPTS, MOST_STOPS = 64, 2048, 16
 
 
 class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
     model: str | None = None
     user: str | None = None
@@ -26,7 +26,7 @@ class _Request(BaseModel):
 class StreamOptions(BaseModel):
     """What a stream ends with."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     include_usage: bool = False
 
 
@@ -66,7 +66,7 @@ class CompletionRequest(_Generating):
 class ChatMessage(BaseModel):
     """One message of a chat."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | None = None
     name: str | None = None

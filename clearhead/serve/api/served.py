@@ -177,7 +177,7 @@ class Models:
 
     def __init__(self, served: Sequence[Served], failed: Mapping[str, str]) -> None:
         self._served = {one.name: one for one in served}
-        self.failed = dict(failed)
+        self.failed: dict[str, str] = dict(failed)
 
     def __iter__(self) -> Iterator[Served]:
         return iter(self._served.values())

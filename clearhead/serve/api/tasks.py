@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -19,7 +19,7 @@ MOST_INPUTS = 2048
 class TaskRequest(BaseModel):
     """The body of a request for a task."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     inputs: Any
     parameters: dict[str, Any] | None = None
     options: dict[str, Any] | None = None

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from pydantic import Field
 
@@ -107,7 +107,8 @@ class QuestionRows(CheckedRows):
     answers, and null where the context holds none.
     """
 
-    kind, columns = "answers", _COLUMNS
+    kind: ClassVar[str] = "answers"
+    columns: ClassVar[tuple[str, ...]] = _COLUMNS
 
     def check(self, record: Mapping[str, Any], location: str) -> tuple[Any, ...]:
         """As of `CheckedRows`."""

@@ -33,7 +33,10 @@ from clearhead.text.tokenizer import Tokenizer
 class Training(LabelledTraining):
     """The training of a model that answers questions from their contexts."""
 
-    texts = staticmethod(answer_texts)
+    @staticmethod
+    def texts(source: TableSource, share: Share) -> list[str]:
+        """As of `LabelledTraining`."""
+        return answer_texts(source, share)
 
     def prepare(self, source: TableSource, share: Share, tokenizer: Tokenizer, train: Store | None) -> Store:
         """As of `LabelledTraining`."""

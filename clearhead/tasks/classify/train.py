@@ -52,7 +52,10 @@ class Training(LabelledTraining):
         kind: of the labels.
     """
 
-    texts = staticmethod(labelled_texts)
+    @staticmethod
+    def texts(source: TableSource, share: Share) -> list[str]:
+        """As of `LabelledTraining`."""
+        return labelled_texts(source, share)
 
     def __init__(self, setup: TaskSetup) -> None:
         super().__init__(setup)

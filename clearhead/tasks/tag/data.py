@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from pydantic import Field
 
@@ -33,7 +33,7 @@ class TaggedFile:
     """
 
     path: Path
-    columns = tuple(_FIELDS)
+    columns: tuple[str, ...] = tuple(_FIELDS)
 
     def rows(self) -> Iterator[Row]:
         """Go through the sentences in file order: the line of the first word; words and tags."""
@@ -84,7 +84,8 @@ class TaggedFile:
 class TaggedRows(CheckedRows):
     """Sentences as rows of a table with the lists "tokens" and "tags"; one without words is left out."""
 
-    kind, columns = "tagged", tuple(_FIELDS)
+    kind: ClassVar[str] = "tagged"
+    columns: ClassVar[tuple[str, ...]] = tuple(_FIELDS)
 
     def check(self, record: Mapping[str, Any], location: str) -> tuple[Any, ...]:
         """As of `CheckedRows`."""

@@ -32,7 +32,10 @@ from clearhead.text.tokenizer import Tokenizer
 class Training(LabelledTraining):
     """The training of a tagger of words."""
 
-    texts = staticmethod(tagged_texts)
+    @staticmethod
+    def texts(source: TableSource, share: Share) -> list[str]:
+        """As of `LabelledTraining`."""
+        return tagged_texts(source, share)
 
     def prepare(self, source: TableSource, share: Share, tokenizer: Tokenizer, train: Store | None) -> Store:
         """As of `LabelledTraining`; tags of the data that are those of the initial model are in its order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -14,7 +14,7 @@ NAME = "translation"
 class SearchParameters(BaseModel):
     """How a translation is searched for."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     num_beams: int | None = Field(default=None, ge=1, le=100)
     max_length: int | None = Field(default=None, ge=1, lt=2**20)
     length_penalty: float | None = Field(default=None, ge=0, le=10)

@@ -28,8 +28,8 @@ class ExponentialAverage:
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.num_updates = 0
-        self.weights = {name: value.detach().clone() for name, value in module.state_dict().items()}
+        self.num_updates: int = 0
+        self.weights: dict[str, Tensor] = {name: value.detach().clone() for name, value in module.state_dict().items()}
 
     @torch.no_grad()
     def update(self, module: nn.Module) -> None:

@@ -151,8 +151,8 @@ class TrainingPanel:
 
     def __init__(self, plan: RunPlan) -> None:
         self.plan = plan
-        self.activity = "training"
-        self.waited = 0.0
+        self.activity: str = "training"
+        self.waited: float = 0.0
         self._pace = Pace(plan)
         self._recent: deque[float] = deque(maxlen=50)
         self._history = LossHistory()

@@ -224,8 +224,8 @@ class Train(Section):
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     #: A table that ends training when nothing improves.
     early_stop: EarlyStop | None = None
-    #: Whether the curves are written for TensorBoard too; it needs the extra tensorboard.
-    tensorboard: bool = False
+    #: Where the curves go too, beside `metrics.jsonl`; each needs the extra of its name.
+    tracker: Literal["none", "trackio", "wandb", "tensorboard"] = "none"
 
 
 class RunFile(Section):

@@ -20,14 +20,14 @@ from clearhead.training.parallel.agreement import check_run_is_seen, check_same_
 from clearhead.training.parallel.joining import joined, own_device
 from clearhead.training.parallel.processes import Process, Processes
 from clearhead.training.progress.reports import Progress
-from clearhead.training.progress.tensorboard import TensorBoardProgress
+from clearhead.training.progress.tracker import TrackedProgress
 from clearhead.training.runfile.read import to_toml
 from clearhead.training.runfile.sections import RunFile
 
 # The keys that may change when a run is resumed: its length and what it keeps, not what its next step computes.
 _MAY_DIFFER = """
     run steps epochs seconds planned_minutes parallel activation_checkpointing device threads
-    save_every keep snapshots snapshot_megabytes early_stop.patience tensorboard
+    save_every keep snapshots snapshot_megabytes early_stop.patience tracker
 """
 MAY_DIFFER = ["model.parts", *(f"train.{key}" for key in _MAY_DIFFER.split())]  # the spec has the digest of the file
 
@@ -86,8 +86,9 @@ def opened(run_file: RunFile, *, resume: bool, progress: Progress) -> Iterator[O
             directory = stack.enter_context(
                 open_run(run, configuration=to_toml(run_file), resume=resume, may_differ=MAY_DIFFER)
             )
-            if run_file.train.tensorboard:
-                progress = TensorBoardProgress(run / "tensorboard", progress)
+            if run_file.train.tracker != "none":
+                config = _tracked(run_file)
+                progress = TrackedProgress(run_file.train.tracker, run, config, progress, is_resumed=resume)
         else:
             progress = Progress()
         device = own_device(run_file.train.device, process)
@@ -98,6 +99,14 @@ def opened(run_file: RunFile, *, resume: bool, progress: Progress) -> Iterator[O
         for change in changed_files(choices, run_file, run):
             progress.message(change)
         yield OpenedRun(run, run_file, resume, choices, processes, directory, progress, device, memory_before)
+
+
+def _tracked(run_file: RunFile) -> dict[str, object]:
+    """Return what a tracker learns of a run file: nothing of its data, and no path."""
+    tables = run_file.model_dump(mode="json", include={"tokenizer", "model", "lora", "train"}, exclude_none=True)
+    for table, key in (("tokenizer", "path"), ("model", "spec"), ("model", "parts"), ("train", "run")):
+        tables[table].pop(key, None)
+    return {"task": run_file.task.kind, **tables}
 
 
 def with_precision(run_file: RunFile, precision: str) -> RunFile:

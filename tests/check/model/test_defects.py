@@ -20,6 +20,7 @@ from clearhead.check.model.report import Outcome
 from clearhead.core import Transformer, attention, build, context
 from clearhead.fast import stack as kernels
 from clearhead.fast.native.load import library
+from clearhead.generate.search import beam
 from tests.laws.tiny import hparams, resolved, tiny, with_mask
 
 FIRST = "decoder.layers.0.steps.0.branches.0.function"
@@ -141,6 +142,20 @@ def test_a_cache_off_by_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     found = findings(invariances(tiny("decoder/post/learned")))
     assert found and all("cache" in one.says for one in found)
     assert found[0].where == f"{FIRST}.mixed" and "keys and values" in found[0].says
+
+
+def test_a_beam_that_is_not_greedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tiny("decoder/post/learned")
+    assert not findings(invariances(module))
+
+    def second(scores: Tensor, ids: Tensor) -> Tensor:
+        return scores.scatter(1, scores.argmax(1, keepdim=True), -30.0)
+
+    monkeypatch.setattr(beam, "repetition_processors", lambda options, source: [second])
+    (found,) = findings(invariances(module))
+    assert found.says.startswith(
+        "beam 1 = greedy = no cache: beam search with one beam chooses another token at step 0"
+    )
 
 
 def test_a_fused_kernel_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from clearhead import load
+from clearhead.check.handwritten.report import Finding
+from clearhead.check.model.health import check_tokenizers
+from clearhead.check.model.invariances import check_saving
 from clearhead.check.model.model import check_module
 from clearhead.check.model.page import report_html
 from clearhead.cli.main import main
+from clearhead.hf import saving
 from clearhead.hf.loading import load_module
 from tests import hf_models as made
+from tests.laws.tiny import tiny
 from tests.parity.architectures.harness import all_cases, theirs_of
 
 CASES = {case.name: case for case in all_cases()}
@@ -93,3 +100,30 @@ def test_an_option_without_effect_is_refused(
     ref = {"MODEL": str(folder), "mine.py": str(tmp_path / "mine.py")}[arguments[0]]
     assert main(["check", ref, *arguments[1:]]) == 2
     assert expected in capsys.readouterr().err
+
+
+def test_a_file_that_is_read_otherwise_than_written_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: what is written in Hugging Face's layout has two of its rows exchanged."""
+    model = load(folder)
+    assert not [one for one in check_saving(model) if isinstance(one, Finding)]
+    right = saving.module_to_hf_tensors
+    name = "transformer.h.1.mlp.c_fc.weight"
+
+    def exchanged(*args: Any, **options: Any) -> Any:
+        tensors = right(*args, **options)
+        return {**tensors, name: tensors[name].roll(1, 1)}
+
+    monkeypatch.setattr(saving, "module_to_hf_tensors", exchanged)
+    (found,) = (one for one in check_saving(model) if isinstance(one, Finding))
+    assert found.where == "decoder.layers.1.steps.1.branches.0.function.up.weight"
+    assert found.says.startswith("save = load, Hugging Face layout: 1 of ")
+
+
+def test_a_tokenizer_of_another_model_is_named(folder: Path) -> None:
+    model = load(folder)
+    smaller = tiny("decoder/post/learned")
+    assert smaller.num_source_ids < model.tokenizers.source.vocab_size
+    assert not [one for one in check_tokenizers(model.module, model.tokenizers) if isinstance(one, Finding)]
+    found = [one for one in check_tokenizers(smaller, model.tokenizers) if isinstance(one, Finding)]
+    assert found and found[0].severity == "wrong"
+    assert f"but the table has {smaller.num_source_ids:,} rows" in found[0].says

@@ -93,7 +93,8 @@ def test_lengths_follow_from_what_each_stack_reads() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", '{"identity": "x"}', '{"identity": "x", "arrays": {"a": ["<i8", [9]]}}']
+    "content",
+    ["{", "[]", '{"format": 4, "identity": "x"}', '{"format": 4, "identity": "x", "arrays": {"a": ["<i8", [9]]}}'],
 )
 def test_a_folder_without_a_whole_store(tmp_path: Path, content: str) -> None:
     (tmp_path / "store.json").write_text(content)

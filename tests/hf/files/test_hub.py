@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,68 +15,7 @@ from clearhead.hf.files.hub import find_checkpoint
 from clearhead.hf.saving import save_module
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from tests.conftest import ROOT
-
-COMMITS = {"main": "1" * 40, "v2": "2" * 40}
-
-
-@dataclass
-class Hub:
-    """Repositories in memory, answered as the hub does, and what was asked."""
-
-    files: dict[tuple[str, str], dict[str, bytes]]
-    refused: dict[str, tuple[int, str]]
-    asked: list[str] = field(default_factory=list)
-    tokens: set[str] = field(default_factory=set)
-
-    def reply(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        parts = path.partition("?")[0].strip("/").split("/")
-        is_api = parts[0] == "api"
-        parts = parts[2:] if is_api else parts
-        # An old name has no owner.
-        length = next((at for at, part in enumerate(parts) if part in ("resolve", "revision", "tree")), len(parts))
-        repository, (action, *parts) = "/".join(parts[:length]), parts[length:] or [""]
-        if repository in self.refused:
-            status, code = self.refused[repository]
-            return status, {"X-Error-Code": code} if code else {}, b"{}"
-        revision = parts[0] if parts else "main"
-        commit = COMMITS.get(revision, revision)
-        files = self.files.get((repository, commit))
-        if files is None:
-            known = any(name == repository for name, _ in self.files)
-            return 404, {"X-Error-Code": "RevisionNotFound" if known else "RepoNotFound"}, b"{}"
-        if is_api:
-            siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
-            found = {"id": repository, "sha": commit, "siblings": siblings, "private": False, "tags": []}
-            listing = [{"type": "file", "path": one["rfilename"], "size": one["size"], "oid": "0"} for one in siblings]
-            content = json.dumps(listing if action == "tree" else found).encode()
-            return 200, {"Content-Type": "application/json"}, content
-        content = files.get("/".join(parts[1:]))
-        if content is None:
-            return 404, {"X-Error-Code": "EntryNotFound"}, b""
-        etag = hashlib.sha1(content, usedforsecurity=False).hexdigest()
-        return 200, {"ETag": f'"{etag}"', "X-Repo-Commit": commit}, content
-
-
-class Handler(BaseHTTPRequestHandler):
-    def __init__(self, hub: Hub, *arguments: Any) -> None:
-        self.hub = hub
-        super().__init__(*arguments)
-
-    def do_GET(self) -> None:
-        self.hub.asked.append(f"{self.command} {self.path}")
-        self.hub.tokens.add(self.headers.get("Authorization", ""))
-        status, headers, content = self.hub.reply(self.path)
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(content))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content)
-
-    do_HEAD = do_GET
-
-    def log_message(self, *arguments: Any) -> None:
-        pass
+from tests.hf.files.fake_hub import COMMITS, Hub, job, serving
 
 
 def checkpoint(folder: Path, rows: int) -> dict[str, bytes]:
@@ -113,24 +44,12 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, str]]:
         "someone/private": (401, "RepoNotFound"),
         "someone/broken": (500, ""),
     }
-    found = Hub(files, refused)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, found))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield found, f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Hub(files, refused)) as endpoint:
+        yield endpoint
 
 
 def run(endpoint: str, home: Path, *references: str, offline: bool = False) -> dict[str, dict[str, Any]]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_TOKEN": "hf_of_a_test", "NO_PROXY": "127.0.0.1"}
-    environment |= {"HF_HUB_OFFLINE": "1"} if offline else {}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.hf.files.hub_job", *references],
-        capture_output=True, text=True, check=False, timeout=240, cwd=ROOT, env=environment,
-    )  # fmt: skip
+    done = job(endpoint, home, "tests.hf.files.hub_job", *references, offline=offline)
     assert done.returncode == 0, done.stderr
     return {one["asked"]: one for one in map(json.loads, done.stdout.splitlines())}
 

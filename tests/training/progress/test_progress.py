@@ -6,18 +6,14 @@ import io
 import math
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 from rich.jupyter import JupyterMixin
 
-from clearhead.errors import InputError
 from clearhead.training.progress.console import LineProgress, describe_plan, progress_for
 from clearhead.training.progress.live_panel import LiveProgress, LossHistory, TrainingPanel, sparkline
 from clearhead.training.progress.reports import Pace, Progress, RunPlan, StepReport, ValidationReport, duration
-from clearhead.training.progress.tensorboard import TensorBoardProgress
-from tests.training.small import Recorder
 
 
 def plan(*, steps: int | None = 200, seconds: float | None = None, first_step: int = 0) -> RunPlan:
@@ -206,38 +202,6 @@ def test_the_nearest_end_counts() -> None:
     endless = Pace(plan(steps=None))
     endless.add(report(1))
     assert endless.seconds_left is None and endless.fraction is None
-
-
-def test_tensorboard_is_asked_for_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(InputError, match="needs the tensorboard package: install it"):
-        TensorBoardProgress(tmp_path, Progress())
-
-
-def test_tensorboard_gets_every_number_and_passes_every_report_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[tuple[str, float, int]] = []
-
-    class Writer:
-        def __init__(self, folder: str) -> None:
-            assert folder == str(tmp_path)
-
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            written.append((name, value, step))
-
-        def close(self) -> None:
-            written.append(("closed", 0.0, 0))
-
-    module = type(sys)("torch.utils.tensorboard")
-    module.SummaryWriter = Writer  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    shown = Recorder()
-    run_through(TensorBoardProgress(tmp_path, shown))
-    assert len(shown.steps) == 20 and len(shown.validations) == 1 and shown.ended == 1
-    assert shown.messages == ["The disk is [nearly] full."] and shown.plans == [plan()]
-    assert written[:3] == [("loss/train", 3.25, 1), ("learning_rate", 5e-3, 1), ("tokens_per_second", 8000.0, 1)]
-    assert written[-3:] == [("loss/valid", 2.5, 20), ("score/valid", 31.5, 20), ("closed", 0.0, 0)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,133 @@
+"""The curves of a run for a tracker: trackio, wandb or TensorBoard. Numbers leave the run, and no text of the data."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from clearhead.errors import InputError
+from clearhead.files import read_json_object, write_json
+from clearhead.training.progress.reports import Progress, RunPlan, StepReport, ValidationReport
+
+TRACKER_FILE: Final = "tracker.json"
+TrackerName = Literal["trackio", "wandb", "tensorboard"]
+_MODULES: Final[Mapping[TrackerName, str]] = {
+    "trackio": "trackio",
+    "wandb": "wandb",
+    "tensorboard": "torch.utils.tensorboard",
+}
+# What wandb would send beside numbers: what the terminal shows, code, the command, and facts of the machine.
+_WANDB_SETTINGS: Final = {
+    "console": "off", "disable_code": True, "disable_git": True, "save_code": False, "silent": True,
+    "x_disable_machine_info": True, "x_disable_meta": True, "x_disable_stats": True,
+}  # fmt: skip
+_PROJECT: Final = "clearhead"
+
+
+class TrackedProgress(Progress):
+    """Gives the numbers of a run to a tracker, and passes every report on; a tracker that fails ends no training.
+
+    Args:
+        tracker: its name.
+        run: the run directory.
+        config: of the run, for the tracker's table of runs.
+        shown: receives every report as well.
+        is_resumed: whether the run goes on, in the tracker too.
+
+    Raises:
+        InputError: the package is not installed.
+    """
+
+    def __init__(
+        self, tracker: TrackerName, run: Path, config: Mapping[str, Any], shown: Progress, *, is_resumed: bool
+    ) -> None:
+        try:
+            self._module: Any = importlib.import_module(_MODULES[tracker])
+        except ImportError:
+            raise InputError(
+                f'train.tracker = "{tracker}" needs the package {tracker}: install it with '
+                f"pip install 'clearhead[{tracker}]', or leave train.tracker out"
+            ) from None
+        self.shown = shown
+        self._tracker, self._run, self._config, self._is_resumed = tracker, run, config, is_resumed
+        self._writer: Any = None
+
+    def begin(self, plan: RunPlan) -> None:
+        """Begin the run in the tracker, or go on with it."""
+        self.shown.begin(plan)
+        self._tried(partial(self._begin_tracking, plan))
+
+    def step(self, report: StepReport) -> None:
+        """Log the numbers of one step."""
+        self.shown.step(report)
+        speed = report.tokens / max(report.step_seconds, 1e-9)
+        values = {"loss/train": report.loss, "learning_rate": report.learning_rate, "tokens_per_second": speed}
+        self._write(values, report.step)
+
+    def validating(self, step: int) -> None:
+        """Pass the step on."""
+        self.shown.validating(step)
+
+    def validated(self, report: ValidationReport) -> None:
+        """Log the numbers of one validation."""
+        self.shown.validated(report)
+        score = {} if report.score is None else {"score/valid": report.score}
+        self._write({"loss/valid": report.loss, **score}, report.step)
+
+    def message(self, text: str) -> None:
+        """Pass the message on."""
+        self.shown.message(text)
+
+    def end(self) -> None:
+        """Write everything out and end the run in the tracker."""
+        self.shown.end()
+        if self._writer is not None:
+            # The end of the module, not of its run: trackio would end that again at the exit, and print of it.
+            self._tried(self._writer.close if self._tracker == "tensorboard" else self._module.finish)
+
+    def _begin_tracking(self, plan: RunPlan) -> None:
+        if self._tracker == "tensorboard":
+            # What a killed run wrote after its checkpoint is left out.
+            folder = str(self._run / "tensorboard")
+            self._writer = self._module.SummaryWriter(folder, purge_step=plan.first_step + 1)
+            return
+        file = self._run / TRACKER_FILE
+        if not (self._is_resumed and file.is_file()):
+            write_json(file, {"id": uuid.uuid4().hex[:12]})
+        key = str(read_json_object(file, what="the id of a run in its tracker")["id"])
+        name = f"{self._run.resolve().name}-{key}"
+        project = os.environ.get("WANDB_PROJECT", _PROJECT)
+        options = {"project": project, "name": name, "config": {**self._config, "parameters": plan.parameters}}
+        if self._tracker == "wandb":
+            # Not into the run directory: wandb makes links.
+            options |= {"id": key, "mode": os.environ.get("WANDB_MODE", "offline"), "settings": dict(_WANDB_SETTINGS)}
+        self._writer = self._module.init(**options, resume="allow")
+        self.shown.message(f"{self._tracker}: project {project}, run {name}")
+
+    def _write(self, values: Mapping[str, float], step: int) -> None:
+        if self._writer is not None:
+            self._tried(partial(self._log, values, step))
+
+    def _log(self, values: Mapping[str, float], step: int) -> None:
+        if self._tracker == "tensorboard":
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+        else:
+            self._module.log(dict(values), step=step)
+
+    def _tried(self, call: Callable[[], object]) -> None:
+        """Call a tracker, whose lines are messages and no results; one that fails is left alone from then on."""
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                call()
+        except Exception as error:  # noqa: BLE001 - the code of another package
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            self.shown.message(f"{self._tracker} failed and is left out from here on, and the run goes on: {reason}")
+            self._writer = None

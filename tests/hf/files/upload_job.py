@@ -1,0 +1,28 @@
+"""Upload a model and load it again, in a process whose surroundings say which hub there is."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+import clearhead as ch
+
+PAIR = "ein hund", "hund ein"
+
+if __name__ == "__main__":
+    model = ch.load(sys.argv[1], device="cpu", precision="fp32")
+    for name, format in (("someone/own", "clearhead"), ("someone/theirs", "hf")):
+        print(model.push_to_hub(name, format=format, private=True))
+        again = ch.load(name, device="cpu", precision="fp32")
+        assert abs(again.score(*PAIR).log_probability - model.score(*PAIR).log_probability) < 1e-4
+        print(repr(again))
+    again = ch.load("someone/own", device="cpu", precision="fp32")
+    for address, weight in model.module.state_dict().items():
+        assert torch.equal(weight, again.module.state_dict()[address]), address
+    assert again.push_to_hub("someone/copy", format="clearhead").endswith("1" * 40)
+    for name in ("someone/refused", "someone/broken", "own", "someone/own@main"):
+        try:
+            model.push_to_hub(name)
+        except ch.InputError as error:
+            print(f"{name} -> {error}")

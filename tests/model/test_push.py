@@ -1,0 +1,81 @@
+"""A model that leaves: its card, and what the real client of the hub uploads and loads again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+import clearhead as ch
+from clearhead.errors import InputError
+from clearhead.model.card import what_is_known
+from clearhead.weights.files import save_tensors
+from tests.hf.files.fake_hub import COMMITS, TOKEN, Hub, job, serving
+
+SAMPLE = Path(__file__).parents[1] / "formats" / "samples" / "run"
+
+
+@pytest.fixture(scope="module")
+def model() -> ch.Model:
+    return ch.load(SAMPLE, device="cpu", precision="fp32")
+
+
+def test_a_pushed_model_is_loaded_by_its_name_and_the_token_is_never_shown(tmp_path: Path) -> None:
+    with serving(Hub({}, {"someone/refused": (403, ""), "someone/broken": (500, "")})) as (hub, endpoint):
+        done = job(endpoint, tmp_path, "tests.hf.files.upload_job", str(SAMPLE))
+        assert done.returncode == 0, done.stderr
+        without = job(endpoint, tmp_path / "new", "tests.hf.files.upload_job", str(SAMPLE), token="")
+    assert f"Bearer {TOKEN}" in hub.tokens
+    assert TOKEN not in done.stdout + done.stderr
+    assert f"/someone/own/commit/{COMMITS['main']}" in done.stdout
+    for sentence in (
+        "someone/refused -> someone/refused: the Hugging Face hub refuses it: set HF_TOKEN",
+        "someone/broken -> someone/broken: the Hugging Face hub answers with the error 500",
+        "own -> 'own' is no repository of the Hugging Face hub; expected OWNER/NAME",
+        "someone/own@main -> 'someone/own@main' is no repository",
+    ):
+        assert sentence in done.stdout
+    assert "needs a token that may write: set HF_TOKEN" in without.stderr
+    own, theirs = (hub.files[name, COMMITS["main"]] for name in ("someone/own", "someone/theirs"))
+    card = ModelCard(theirs["README.md"].decode())
+    assert card.data.library_name == "transformers" and card.data.pipeline_tag == "translation"
+    assert 'MarianMTModel.from_pretrained("someone/theirs")' in card.text and 'ch.load("someone/theirs")' in card.text
+    assert "validation BLEU" in card.text and "`clearhead train run.toml`" in card.text
+    assert theirs["architecture.svg"].startswith(b"<svg") and "config.json" not in own
+    listed = json.loads(own["manifest.json"])["files"]
+    assert "weights.safetensors" in listed and "README.md" not in listed, "people edit cards on the hub"
+    copy = hub.files["someone/copy", COMMITS["main"]]
+    assert copy["README.md"] == own["README.md"].replace(b"someone/own", b"someone/copy").replace(b"# own", b"# copy")
+
+
+def test_a_card_keeps_paths_and_tricks_of_names_to_itself(model: ch.Model, tmp_path: Path) -> None:
+    run = tmp_path / "secret-home" / "run"
+    for path in SAMPLE.rglob("*"):
+        if path.is_file():
+            copy = run / path.relative_to(SAMPLE)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    text = (run / "run.toml").read_text("utf-8").replace('"train.de"', f'"{tmp_path}/secret-home/train.de"')
+    (run / "run.toml").write_text(text.replace('init = ""', 'init = "```evil"'), encoding="utf-8")
+    ch.load(run, device="cpu").save(tmp_path / "a [b](c)")
+    card = (tmp_path / "a [b](c)" / "README.md").read_text("utf-8")
+    assert "secret-home" not in card and 'source = "train.de"' in card
+    assert "[b](c)" not in card and "````toml" in card
+
+
+def test_a_model_made_in_memory_has_a_card_that_says_so(model: ch.Model, tmp_path: Path) -> None:
+    model.replaced(model.module).save(tmp_path / "bare")
+    card = ModelCard.load(tmp_path / "bare" / "README.md")
+    assert card.text.count("without a run that knows it") == 3 and not (tmp_path / "bare" / "card.json").exists()
+    ch.load(tmp_path / "bare", device="cpu")
+    (tmp_path / "bare" / "README.md").write_text("mine")
+    ch.load(tmp_path / "bare", device="cpu")
+    save_tensors(tmp_path / "weights.safetensors", {})
+    assert what_is_known(tmp_path / "weights.safetensors") is None
+
+
+def test_nothing_is_written_where_the_hub_is_switched_off(model: ch.Model) -> None:
+    with pytest.raises(InputError, match=r"^a/b: the Hugging Face hub is switched off by HF_HUB_OFFLINE: unset that$"):
+        model.push_to_hub("a/b")

@@ -1,0 +1,156 @@
+"""Formats: one folder or file of each, as an earlier version left it, is read; another number is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+import clearhead as ch
+from clearhead.check.job.job import CERTIFICATE, read_certificate
+from clearhead.data.cache import FORMAT as STORE
+from clearhead.data.stores.store import Store, StoreKind, read_apart
+from clearhead.errors import InputError
+from clearhead.formats import FORMAT_FILE, Format
+from clearhead.runs.checkpoint import FORMAT as CHECKPOINT
+from clearhead.runs.checkpoint import read_state
+from clearhead.runs.directory import RUN_FORMAT, SAVED_FORMAT, open_run
+from clearhead.version import __version__
+from clearhead.view.saved_maps import MAPS
+from tests.formats.make_samples import make
+
+SAMPLES = Path(__file__).parent / "formats" / "samples"
+KIND = StoreKind("pairs", "made pairs", ("source", "target"), lambda store: "", read_apart)
+STATE = "run/checkpoints/step-2"
+
+
+def in_json(name: str) -> Callable[[Path, Any], None]:
+    """What changes the header of a JSON file, or of the folder that it describes, as the next version may."""
+
+    def change(samples: Path, number: int | None) -> None:
+        content = json.loads((samples / name).read_text("utf-8"))
+        content = {**content, "format": number, "clearhead": "7.8.9"}
+        (samples / name).write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+    return change
+
+
+def in_maps(samples: Path, number: int | None) -> None:
+    arrays = dict(np.load(samples / "maps.npz"))
+    header = {} if number is None else {"format": number, "clearhead": "7.8.9"}
+    np.savez(samples / "maps.npz", **{name: arrays[name] for name in arrays if name != "format"} | header)
+
+
+KINDS: dict[str, tuple[Format, Callable[[Path, Any], None], Callable[[Path], Any]]] = {
+    "run": (RUN_FORMAT, in_json(f"run/{FORMAT_FILE}"), lambda path: ch.load(path / "run", device="cpu")),
+    "saved": (SAVED_FORMAT, in_json(f"saved/{FORMAT_FILE}"), lambda path: ch.load(path / "saved", device="cpu")),
+    "checkpoint": (CHECKPOINT, in_json(f"{STATE}/state.json"), lambda path: read_state(path / STATE)),
+    "store": (STORE, in_json("store/store.json"), lambda path: Store(path / "store", KIND, (0, 0))),
+    "maps": (MAPS, in_maps, lambda path: ch.view_attention(path / "maps.npz")),
+    "certificate": (
+        CERTIFICATE,
+        in_json("certificate.json"),
+        lambda path: read_certificate(path / "certificate.json"),
+    ),
+}
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SAMPLES, tmp_path / "samples"))
+
+
+def test_what_an_earlier_version_wrote_is_read(samples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(samples)
+    run, saved = ch.load("run", device="cpu"), ch.load("saved", device="cpu")
+    assert run.spec == saved.spec
+    weights = zip(run.module.parameters(), saved.module.parameters(), strict=True)
+    assert all((one == other).all() for one, other in weights)
+    assert read_state(Path(STATE))["step"] == 2
+    store = Store(Path("store"), KIND, (1, 1))
+    assert [store.texts[0][1].tolist(), store.texts[1][1].tolist()] == [[7, 8, 5], [5]]
+    maps = run.attention("ein hund", target="hund")
+    page = ch.view_attention("maps.npz")
+    stacks = page._page.samples[0].attentions
+    assert [stack.stack for stack in stacks] == list(maps.stacks)
+    for stack in stacks:
+        kept = stack.layers[0].weights
+        assert kept is not None
+        assert np.allclose(kept()[1], maps.weights(stack.stack, 0, 1).numpy(), atol=1e-6)
+    page.save_html("page.html")
+    record, lines = read_certificate(Path("certificate.json"))
+    assert record["ok"] and "is the same" in lines[0]
+    (samples / "run.toml").write_text("[task]\n", encoding="utf-8")
+    record, lines = read_certificate(Path("certificate.json"))
+    assert not record["ok"] and "has changed since" in lines[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_number_is_refused_in_one_sentence(kind: str, samples: Path) -> None:
+    own, change, read = KINDS[kind]
+    change(samples, own.number + 1)
+    with pytest.raises(InputError) as error:
+        read(samples)
+    assert str(error.value).endswith(
+        f"is {own.what} in format {own.number + 1}, and clearhead {__version__} reads up to {own.number}: "
+        "install clearhead 7.8.9"
+    )
+    for number, reason in ((None, f"has no format number, as {own.what}"), (0, "has no format number")):
+        change(samples, number)
+        with pytest.raises(InputError, match=reason) as error:
+            read(samples)
+        assert str(error.value).endswith(own.mend) and "\n" not in str(error.value)
+
+
+def test_a_run_of_a_later_version_is_left_as_it_is(samples: Path) -> None:
+    in_json(f"run/{FORMAT_FILE}")(samples, RUN_FORMAT.number + 1)
+    before = {path: path.read_bytes() for path in samples.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match=r"install clearhead 7\.8\.9"):
+        open_run(samples / "run", resume=True)
+    assert {path: path.read_bytes() for path in samples.rglob("*") if path.is_file()} == before
+
+
+def test_older_content_is_migrated_step_by_step_or_refused() -> None:
+    made = Format("a thing", 3, "make it again", {2: lambda content: [*content, "third"]})
+    assert made.current(["as written"], {"format": 2}, "thing") == ["as written", "third"]
+    assert made.current(["as written"], made.header(), "thing") == ["as written"]
+    with pytest.raises(InputError, match=r"^thing is a thing in format 1, which is no longer read; make it again$"):
+        made.current([], {"format": 1}, "thing")
+    forged = {"format": 4, "clearhead": "\x1b[2J or any other text"}
+    with pytest.raises(InputError, match=r"reads up to 3: install a newer clearhead$"):
+        made.current([], forged, "thing")
+
+
+def shape(folder: Path) -> set[str]:
+    """The names in a folder: of files, of keys of JSON, of tensors and arrays with their types; values are left out."""
+    found = set()
+    for path in filter(Path.is_file, folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        found.add(name)
+        if path.suffix == ".json" and "tokenizer" not in name and path.parent.name != "origin":
+            found |= {f"{name}: {key}" for key in keys(json.loads(path.read_text("utf-8")))}
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt") as file:
+                found |= {f"{name}: {key} {file.get_slice(key).get_dtype()}" for key in file.keys()}  # noqa: SIM118
+        if path.suffix == ".npz":
+            found |= {f"{name}: {key} {array.dtype.kind} {array.ndim}" for key, array in np.load(path).items()}
+    return found
+
+
+def keys(content: Any, prefix: str = "") -> set[str]:
+    if not isinstance(content, dict):
+        return {f"{prefix}: {type(content).__name__}"}
+    return {name for key, value in content.items() for name in keys(value, f"{prefix}.{key}")}
+
+
+@pytest.mark.usefixtures("quick_trainings")
+def test_this_version_writes_what_the_samples_hold(tmp_path: Path) -> None:
+    """Whoever changes what is written raises the number of the format, and makes new samples by the script."""
+    make(tmp_path / "made")
+    assert shape(tmp_path / "made") == shape(SAMPLES)
