@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from sphinx.application import Sphinx
 
@@ -22,6 +23,20 @@ def escape_docstring(_app: Sphinx, _what: str, _name: str, _thing: object, _opti
     lines[:] = escape("\n".join(lines)).split("\n")
 
 
+SIGNATURE = re.compile(r'<dt class="sig .*?</dt>', re.DOTALL)
+SPANS = {"<dl>": '<span class="lines">', "</dl>": "</span>", "<dd>": '<span class="line">', "</dd>": "</span>"}
+
+
+def without_lists(_app: Sphinx, _page: str, _template: str, context: dict[str, Any], _tree: object) -> None:
+    """Write the parameters of a long signature as lines: Sphinx makes a list without terms of them."""
+
+    def spans(match: re.Match[str]) -> str:
+        return re.sub("</?d[ld]>", lambda tag: SPANS[tag.group()], match.group())
+
+    context["body"] = SIGNATURE.sub(spans, context.get("body", ""))
+
+
 def setup(app: Sphinx) -> None:
-    """Be asked before napoleon is."""
+    """Be asked before napoleon is, and once a page is written."""
+    app.connect("html-page-context", without_lists)
     app.connect("autodoc-process-docstring", escape_docstring, priority=100)

@@ -11,9 +11,10 @@ from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
-from clearhead.spec import Node
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+
+from clearhead.spec import Node
 
 PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false", dict: "table", type(None): "none"}
 BOUNDS: Mapping[type, str] = {

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from sphinx.errors import SphinxError
+
 import clearhead as ch
 from clearhead.core.model import Transformer
 from clearhead.hooks import HookPoints
 from clearhead.maps.shapes import activation_shapes
-from sphinx.errors import SphinxError
 
 GUIDE = Path(__file__).parents[2] / "guides" / "activations.md"
 

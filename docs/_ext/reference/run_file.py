@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic.fields import FieldInfo
+from sphinx.errors import SphinxError
+
 from clearhead.data.sources.run_file_tables import Section
 from clearhead.tasks.data import DataSection, TaskSection, data_of
 from clearhead.tasks.registry import kinds
 from clearhead.training.runfile.rules import fill_defaults
 from clearhead.training.runfile.sections import EarlyStop, Lora, ModelSection, TokenizerSection, Train, run_file_type
-from pydantic.fields import FieldInfo
 from reference.fields import comments, type_words, value_words
-from sphinx.errors import SphinxError
 
 Tables = Mapping[str, Mapping[str, Any]]
 # What the defaults that are left open may depend on: one key of a table, with the values that are tried.
