@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
-sys.path[:0] = [str(DOCS / "_ext"), str(DOCS.parent)]
+sys.path[:0] = [str(DOCS / "_ext"), str(DOCS / "lessons"), str(DOCS.parent)]
 
 from clearhead.version import __version__  # noqa: E402
 
@@ -24,9 +24,18 @@ extensions = [
     "reference",
     "repository_links",
     "tables",
+    "browser_page",
 ]
 root_doc = "index"
-exclude_patterns = ["conf.py", "_ext", "_jupyter", "check_site.py", "**/.ipynb_checkpoints"]
+exclude_patterns = [
+    "conf.py",
+    "_ext",
+    "_jupyter",
+    "browser",
+    "check_*.py",
+    "lessons/shared.py",
+    "**/.ipynb_checkpoints",
+]
 
 # Pages are Markdown; a lesson is one Python file in jupytext's percent format, which is executed when it is read.
 nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}

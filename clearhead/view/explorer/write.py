@@ -7,7 +7,7 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -83,7 +83,7 @@ def page_parts(page: Page) -> Iterator[str]:
     encoder = Encoder()
     data = escaped_json(encoder.page(page))
     before, after = template().split(DATA)
-    yield f"{before}{_json_element('data', data)}"
+    yield f"{before}{json_element('data', data)}"
     for number, text in enumerate(encoder.texts()):
         yield f'<script type="text/plain" id="blob-{number}">{text}</script>\n'
     yield after
@@ -99,11 +99,12 @@ def live_html(title: str, facts: object) -> str:
     empty = {"title": title, "facts": [], "timeline": False, "samples": [], "spans": []}
     elements = {"data": empty, "model": facts}
     return template(is_live=True).replace(
-        DATA, "".join(_json_element(name, escaped_json(content)) for name, content in elements.items())
+        DATA, "".join(json_element(name, escaped_json(content)) for name, content in elements.items())
     )
 
 
-def _json_element(name: str, data: str) -> str:
+def json_element(name: str, data: str) -> str:
+    """Return an element that holds JSON; see `escaped_json`."""
     return f'<script type="application/json" id="{name}">{data}</script>\n'
 
 
@@ -116,20 +117,35 @@ def escaped_json(content: object) -> str:
 @cache
 def template(*, is_live: bool = False) -> str:
     """Return the document without its data: markup, policy, style and modules."""
-    style, script = _source("style.css"), bundle(LIVE_MODULE if is_live else FIRST_MODULE)
     if is_live:
-        style += _source("live.css")
-    policy = (LIVE_POLICY if is_live else POLICY).format(script=digest(script), style=digest(style))
-    places = {"policy": policy, "style": style, "script": script}
-    return re.sub(r"\{\{ (\w+) \}\}", lambda match: places[match[1]], _source("index.html"))
+        return document(LIVE_MODULE, ("style.css", "live.css"), policy=LIVE_POLICY)
+    return document(FIRST_MODULE, ("style.css",))
 
 
-def bundle(first: str = FIRST_MODULE) -> str:
+def document(
+    first: str, styles: Sequence[str], *, policy: str = POLICY, read: Callable[[str], str] | None = None
+) -> str:
+    """Return a document without its data.
+
+    Args:
+        first: the module that it runs.
+        styles: its sheets, in order.
+        policy: what the browser may run and load.
+        read: returns the text of a module or a sheet by its name; None: that of the explorer.
+    """
+    read = read or source_text
+    style, script = "".join(map(read, styles)), bundle(first, read)
+    places = {"policy": policy.format(script=digest(script), style=digest(style)), "style": style, "script": script}
+    return re.sub(r"\{\{ (\w+) \}\}", lambda match: places[match[1]], source_text("index.html"))
+
+
+def bundle(first: str = FIRST_MODULE, read: Callable[[str], str] | None = None) -> str:
     """Return all modules as one script, each in a scope of its own and after those that it imports."""
+    read = read or source_text
     texts: dict[str, str] = {}
 
     def add(name: str) -> None:
-        text = _source(name)
+        text = read(name)
         for _, imported in IMPORT.findall(text):
             if imported not in texts:
                 add(imported)
@@ -143,7 +159,8 @@ def bundle(first: str = FIRST_MODULE) -> str:
     return "const modules = {};\n" + "".join(texts.values())
 
 
-def _source(name: str) -> str:
+def source_text(name: str) -> str:
+    """Return the text of a module, a sheet or the markup of the explorer."""
     return (files("clearhead.view.explorer") / "page" / name).read_text("utf-8")
 
 

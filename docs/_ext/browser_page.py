@@ -1,0 +1,108 @@
+"""The page that needs no installation: a trained translator of dates, run by plain JavaScript in the reader's browser.
+
+The site has it as start/browser.html; docs/browser has its JavaScript. It holds the explorer of `clearhead view`.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import shared
+
+import clearhead
+from clearhead import spec
+from clearhead.demo.data.dates import make_date_sets
+from clearhead.view.explorer.write import DATA, document, escaped_json, json_element, source_text
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+BROWSER = Path(__file__).resolve().parents[1] / "browser"
+TITLE = "Dates, translated in your browser"
+FIRST = "Montag, 5. Januar 1998"
+LARGEST = 2_000_000
+
+
+def page_source(name: str) -> str:
+    """Return the text of a module or a sheet: of this page, or else of the explorer."""
+    own = BROWSER / name
+    return own.read_text("utf-8") if own.exists() else source_text(name)
+
+
+def refuse_other_specs(model: spec.Model) -> None:
+    """Refuse a model that model.js does not compute.
+
+    Raises:
+        ValueError: it has another part.
+    """
+    stacks = [model.encoder, model.decoder]
+    attentions = [
+        branch.function
+        for stack in stacks
+        if stack is not None
+        for layer in stack.layers
+        for step in layer.steps
+        for branch in step.branches
+        if isinstance(branch.function, spec.Attention)
+    ]
+    known = [(attention.num_heads, attention.num_kv_heads, attention.head_size) for attention in attentions]
+    if None in stacks or set(known) != {(4, 4, 16)} or model.head is None:
+        raise ValueError("model.js computes two stacks of four heads of size 16")
+
+
+def page_html(model: clearhead.Model, examples: Sequence[str]) -> str:
+    """Return the page of a model as one document.
+
+    Args:
+        model: a translator of the spec of `clearhead demo translate`.
+        examples: texts that the page offers.
+
+    Raises:
+        ValueError: the model has other parts, or the page would be larger than two megabytes.
+    """
+    refuse_other_specs(model.spec)
+    index, start, weights = [], 0, []
+    for name, parameter in model.module.named_parameters():
+        index.append({"name": name, "shape": list(parameter.shape), "start": start})
+        start += parameter.numel()
+        weights.append(parameter.detach().float().cpu().numpy().astype("<f4").tobytes())
+    tokenizers = model.tokenizers
+    facts = {
+        "index": index,
+        "examples": list(examples),
+        "source": tokenizers.source.entries(),
+        "target": tokenizers.target.entries(),
+        "layers": 2,
+    }
+    empty = {
+        "title": TITLE,
+        "facts": [["parameters", f"{start:,}"], ["computed", "here, by plain JavaScript"]],
+        "timeline": False,
+        "samples": [],
+        "spans": [],
+    }
+    elements = json_element("data", escaped_json(empty)) + json_element("model", escaped_json(facts))
+    packed = base64.b64encode(b"".join(weights)).decode("ascii")
+    elements += f'<script type="text/plain" id="weights">{packed}</script>\n'
+    page = document("page.js", ("style.css", "live.css", "page.css"), read=page_source).replace(DATA, elements)
+    if len(page.encode()) > LARGEST:
+        raise ValueError(f"the page has {len(page.encode()):,} bytes, more than {LARGEST:,}")
+    return page
+
+
+def write_page(app: Sphinx, error: Exception | None) -> None:
+    """Write the page beside the pages of the site, when these are built."""
+    if error is None and app.builder.name == "html":
+        offered = make_date_sets(seed=11, train_size=0, valid_per_locale=0, test_per_locale=1).test
+        page = page_html(shared.dates_model(), [FIRST, *(pair.source for pair in offered)])
+        path = Path(app.outdir) / "start" / "browser.html"
+        path.write_text(page, encoding="utf-8")
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Write the page after the others."""
+    app.connect("build-finished", write_page)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
