@@ -36,7 +36,9 @@ _OPTIONS: Final = {"lenient": False, "whitespace_flexible": True, "item_separato
 _GRAMMAR: Final = 'start: " "? json\njson: %json '
 
 
-def with_schema(request: GenerateRequest, schema: Schema, tokenizer: Tokenizer, num_outputs: int | None) -> GenerateRequest:
+def with_schema(
+    request: GenerateRequest, schema: Schema, tokenizer: Tokenizer, num_outputs: int | None
+) -> GenerateRequest:
     """Return a request whose sequences are JSON under a schema where they end, else the start of such a text.
 
     Args:
@@ -68,7 +70,9 @@ def with_schema(request: GenerateRequest, schema: Schema, tokenizer: Tokenizer, 
         written = json.dumps({**content, "x-guidance": _OPTIONS}, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"the schema is not JSON: {error}") from None
-    matcher = llguidance.LLMatcher(_vocabulary(tokenizer, request.end_ids, num_outputs), _GRAMMAR + written, log_level=0)
+    matcher = llguidance.LLMatcher(
+        _vocabulary(tokenizer, request.end_ids, num_outputs), _GRAMMAR + written, log_level=0
+    )
     if matcher.is_error():
         raise InputError(f"the JSON schema is not one that can be followed: {_sentence(matcher.get_error())}")
     return replace(request, constraint=lambda: _Followed(matcher.deep_copy()))
@@ -103,9 +107,20 @@ class _Vocabulary:
         special = {index: f"<{index}>".encode() for index in self.special_token_ids}
         self.tokens: list[bytes] = [special.get(index, one) for index, one in enumerate(written)]
 
+        self._ids: dict[bytes, int] = {one: index for index, one in enumerate(written) if index not in special}
+        self._longest = max(map(len, self._ids), default=0)
+
     def __call__(self, text: bytes | str) -> list[int]:
-        """Return no tokens: a text is checked as it is generated, and never tokenized anew."""
-        return []
+        """Return the tokens of a text that must follow, the longest first, up to what none of them writes."""
+        content, found, start = text if isinstance(text, bytes) else text.encode(), list[int](), 0
+        while start < len(content):
+            stops = range(min(len(content), start + self._longest), start, -1)
+            stop = next((stop for stop in stops if content[start:stop] in self._ids), None)
+            if stop is None:
+                break
+            found.append(self._ids[content[start:stop]])
+            start = stop
+        return found
 
 
 @lru_cache(maxsize=4)

@@ -50,7 +50,11 @@ def _part_of_character(entry: str) -> bytes:
 
 def _check(tokenizer: Tokenizer, before: int, known: str, found: list[bytes]) -> None:
     """Compare texts of several tokens, drawn here, with the bytes of each."""
-    whole = [index for index, written in enumerate(found) if written and _UNFINISHED not in written.decode("utf-8", "replace")]
+    whole = [
+        index
+        for index, written in enumerate(found)
+        if written and _UNFINISHED not in written.decode("utf-8", "replace")
+    ]
     draw = random.Random(0)
     for _ in range(100 if whole else 0):
         ids = draw.choices(whole, k=6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -12,13 +13,12 @@ import pytest
 import torch
 
 from clearhead import core as ch
-from clearhead.errors import InputError
+from clearhead.errors import InputError, RunFailure
 from clearhead.generate.continuation import GenerateRequest
 from clearhead.generate.json_schema import with_schema
 from clearhead.generate.options import GenerateOptions
-from clearhead.generate.prompts import generate_texts, stream_text
+from clearhead.generate.prompts import generate_texts
 from clearhead.generate.search import sampling
-from clearhead.text.token_bytes import token_bytes
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.generate.test_prompts import model_of, pair
@@ -46,7 +46,7 @@ KINDS = ("byte-bpe", "byte", "character", "word", "bpe", "unigram", "wordpiece",
 
 
 def tokenizer_of(kind: str) -> Tokenizer:
-    size = {"byte": 260, "byte-bpe": 300, "bpe": 80, "unigram": 60, "wordpiece": 90}.get(kind, 70)
+    size = {"byte": 260, "byte-bpe": 300, "bpe": 80, "unigram": 44, "wordpiece": 90}.get(kind, 70)
     return train_tokenizer(kind, WRITTEN * 3, vocab_size=size)
 
 
@@ -90,7 +90,7 @@ def test_a_text_that_ends_is_valid_and_a_cut_one_begins_a_valid_text(
         ):
             try:
                 found = generate_texts(module, pair(tokenizer), ["a", "", "12"], options, schema=schema)
-            except ch_errors as error:
+            except RunFailure as error:
                 assert "under the schema" in str(error) and kind in ("word", "split", "wordpiece", "unigram", "bpe")
                 continue
             for one in (one for some in found for one in some):
@@ -104,12 +104,39 @@ def test_a_text_that_ends_is_valid_and_a_cut_one_begins_a_valid_text(
                         list(written)
                     ) == len(written), (one.text, schema)
                     cut += 1
-    assert masked
-    print(kind, ended, cut)
+    assert masked and ended and cut
 
 
 def _grammar(schema: dict) -> dict:
     return {"grammars": [{"json_schema": schema}]}
 
 
-from clearhead.errors import RunFailure as ch_errors  # noqa: E402
+@pytest.mark.parametrize(
+    ("schema", "sentence"),
+    [
+        ({"not": {}}, "Unimplemented keys"),
+        ({"enum": []}, "Unsatisfiable"),
+        ({"type": "strin"}, "Invalid type"),
+        ({"const": object()}, "not JSON"),
+    ],
+)
+def test_a_schema_that_cannot_be_followed_is_one_sentence(schema: dict, sentence: str) -> None:
+    tokenizer = tokenizer_of("byte")
+    request = GenerateRequest([[2]], GenerateOptions(), eos_id=3, pad_id=0)
+    with pytest.raises(InputError, match=sentence) as caught:
+        with_schema(request, schema, tokenizer, tokenizer.vocab_size)
+    assert "\n" not in str(caught.value)
+
+
+def test_search_and_files_that_hold_no_object_are_refused(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of("byte")
+    beams = GenerateRequest([[2]], GenerateOptions(beam_size=2), eos_id=3, pad_id=0)
+    with pytest.raises(InputError, match="not with beam search"):
+        with_schema(beams, {}, tokenizer, tokenizer.vocab_size)
+    (tmp_path / "schema.json").write_text("[")
+    with pytest.raises(InputError, match="schema.json"):
+        with_schema(beams_off(beams), tmp_path / "schema.json", tokenizer, tokenizer.vocab_size)
+
+
+def beams_off(request: GenerateRequest) -> GenerateRequest:
+    return replace(request, options=GenerateOptions())

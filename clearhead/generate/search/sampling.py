@@ -211,7 +211,9 @@ class Sampling(Member):
         if self._streams:
             uniform_R = torch.tensor([stream.next() for stream in self._streams], dtype=torch.float64)
             uniform_R = uniform_R.to(logits_RV.device)
-        tokens_R, log_probs_R = self._chooser.choose(logits_RV, self._ids_RT, uniform_R, self._allowed(logits_RV.device))
+        tokens_R, log_probs_R = self._chooser.choose(
+            logits_RV, self._ids_RT, uniform_R, self._allowed(logits_RV.device)
+        )
         self._ids_RT = torch.cat([self._ids_RT, tokens_R[:, None]], 1)
         self._note_alternatives(logits_RV)
         update(len(self._rows[0].ids) + 1, max(row.limit for row in self._rows), "tokens")

@@ -190,3 +190,14 @@ def test_a_batch_that_fails_does_not_end_the_server(
             api.completions.create(**body, timeout=30)
     assert api.completions.create(**body).choices[0].text
     assert models.named("lm").engine.num_running == 0
+
+
+def test_a_chat_follows_a_json_schema(address: str) -> None:
+    schema = {"enum": ["a", 1]}
+    asked = {"model": "lm", "messages": [{"role": "user", "content": "a"}], "max_tokens": 9, "temperature": 0}
+    formats = {"type": "json_schema", "json_schema": {"name": "one", "schema": schema}}
+    found = client(address).chat.completions.create(**asked, response_format=formats).choices[0]
+    assert found.finish_reason == "stop" and json.loads(found.message.content) in schema["enum"]
+    formats["json_schema"]["schema"] = {"not": {}}
+    with pytest.raises(openai.BadRequestError, match="Unimplemented keys"):
+        client(address).chat.completions.create(**asked, response_format=formats)
