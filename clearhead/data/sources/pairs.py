@@ -45,7 +45,9 @@ def same_sides(pairs: Table) -> str:
 class FilePair(Form):
     """Two files, line by line."""
 
+    #: A file with a text in each line.
     source: Filled = Field(examples=["train.de"])
+    #: A file with what belongs to it, line by line.
     target: Filled = Field(examples=["train.en"])
 
     def as_source(self) -> TableSource:
@@ -56,8 +58,11 @@ class FilePair(Form):
 class PairTable(Form):
     """One file of tab-separated columns."""
 
+    #: A file of columns with tabs between them.
     tsv: Filled = Field(examples=["train.tsv"])
+    #: The column of the sources.
     source_column: Column = 1
+    #: The column of the targets.
     target_column: Column = 2
 
     def as_source(self) -> TableSource:
@@ -69,8 +74,11 @@ class PairTable(Form):
 class PairLines(Form):
     """One JSON object per line."""
 
+    #: A file with a JSON object in each line.
     jsonl: Filled = Field(examples=["train.jsonl"])
+    #: The field of the sources.
     source_field: Filled = "source"
+    #: The field of the targets.
     target_field: Filled = "target"
 
     def as_source(self) -> TableSource:
@@ -80,18 +88,25 @@ class PairLines(Form):
 
 
 class PairDataset(Form):
-    """A Hugging Face dataset by name."""
+    """A Hugging Face dataset by name, or a Parquet file."""
 
+    #: Its name on the hub, a folder, or a Parquet file.
     dataset: Filled = Field(examples=["name"])
+    #: The part of it.
     split: Filled = Field(examples=["train"])
+    #: Its configuration, where it has several.
     config: Filled | None = None
+    #: A branch, a tag or a commit of the hub; without it the newest.
+    revision: Filled | None = None
+    #: The field of the sources; without it source.
     source_field: Filled | None = None
+    #: The field of the targets; without it target.
     target_field: Filled | None = None
 
     def as_source(self) -> TableSource:
         """Return the source of the two fields of the dataset."""
         fields = {"source": self.source_field or "source", "target": self.target_field or "target"}
-        return Dataset(self.dataset, self.split, fields, self.config, keys=_FIELDS)
+        return Dataset(self.dataset, self.split, fields, self.config, keys=_FIELDS, revision=self.revision)
 
 
 PAIR_FORMS: Final[tuple[type[Form], ...]] = (FilePair, PairTable, PairLines, PairDataset)
