@@ -29,7 +29,8 @@ $(BIN)/python:
 # Stamp files: dependencies are installed again only if pyproject.toml or constraints.txt has changed.
 $(VENV)/.installed-demo: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing clearhead into $(VENV) ..."
-	$(PIP) --editable '.[demo]'
+	@# Without compiling all of it: Python compiles what it imports, a tenth of that, when it first does.
+	$(PIP) --no-compile --editable '.[demo]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +20,8 @@ from clearhead.tasks.registry import BUILT_IN
 if TYPE_CHECKING:
     from clearhead.demo.common import DemoOutcome, DemoPlan
 
-KINDS = tuple(kind for kind in BUILT_IN if find_spec(f"clearhead.demo.{kind}") is not None)
+_FOLDER = Path(__file__).parents[1] / "demo"
+KINDS = tuple(kind for kind in BUILT_IN if (_FOLDER / f"{kind}.py").is_file())
 """The tasks that have a demo: a module of their name."""
 
 

@@ -22,7 +22,9 @@ class TaskSection(Section):
     A key whose default depends on other keys is None, and `defaults` decides it.
     """
 
+    #: What the model learns to do; it decides which keys [task] and [data] have.
     kind: TaskKind
+    #: The checkpoint or run to start from, with its own model and tokenizer; empty: from scratch.
     init: str = ""
 
     @property
@@ -46,6 +48,7 @@ class TaskSection(Section):
 class PooledSection(TaskSection):
     """The [task] table of tasks whose head reads one vector of a text."""
 
+    #: Which vector stands for a text: that of the first or last token, or the mean of all.
     pool: Literal["first", "mean", "last"] | None = None
 
     def defaults(self, family: Family) -> dict[str, object]:
@@ -61,10 +64,14 @@ class DataSection(Section):
     A number for `valid` takes that share from the end of `train`. The types of both follow from the forms of a task.
     """
 
+    #: The training data, in one of the forms below.
     train: Form
+    #: The validation data, in one of the forms below, or the share of the training data from its end.
     valid: Form | float
+    #: Longest text in tokens, special ones included.
     max_length: Annotated[int, Field(ge=2)] = 128
     # Every run directory has it in its run file, whatever the task.
+    #: Whether the training text is read and tokenized while the run goes on, as a text larger than the disk must be.
     stream: bool = False
 
     def defaults(self) -> dict[str, object]:
@@ -79,6 +86,7 @@ class DataSection(Section):
 class PairSection(DataSection):
     """The [data] table of tasks on pairs of texts."""
 
+    #: How many times as long as the other a side of a training pair may be, in tokens; longer pairs are left out.
     max_ratio: Annotated[float, Field(ge=1.0)] | None = None
 
 

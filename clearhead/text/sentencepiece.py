@@ -7,14 +7,15 @@ import binascii
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import sentencepiece
+from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import InputError
 from clearhead.files import read_model_file
 from clearhead.text.spans import Span
 from clearhead.text.tokenizer_checks import charsmap_fault, check_size
+
+if TYPE_CHECKING:
+    import sentencepiece
 
 KIND = "sentencepiece"
 # Bytes of a model; that of XLM-V has 18 million.
@@ -161,6 +162,8 @@ def load_pieces(content: bytes, name: str) -> sentencepiece.SentencePieceProcess
     Raises:
         InputError: it is no SentencePiece model, or a very large one.
     """
+    import sentencepiece
+
     if len(content) > LARGEST_PIECES:
         raise InputError(
             f"{name}: {len(content)} bytes are too many for a SentencePiece model ({LARGEST_PIECES} at most)"

@@ -45,7 +45,9 @@ def same_sides(pairs: Table) -> str:
 class FilePair(Form):
     """Two files, line by line."""
 
+    #: A file with a text in each line.
     source: Filled = Field(examples=["train.de"])
+    #: A file with what belongs to it, line by line.
     target: Filled = Field(examples=["train.en"])
 
     def as_source(self) -> TableSource:
@@ -56,8 +58,11 @@ class FilePair(Form):
 class PairTable(Form):
     """One file of tab-separated columns."""
 
+    #: A file of columns with tabs between them.
     tsv: Filled = Field(examples=["train.tsv"])
+    #: The column of the sources.
     source_column: Column = 1
+    #: The column of the targets.
     target_column: Column = 2
 
     def as_source(self) -> TableSource:
@@ -69,8 +74,11 @@ class PairTable(Form):
 class PairLines(Form):
     """One JSON object per line."""
 
+    #: A file with a JSON object in each line.
     jsonl: Filled = Field(examples=["train.jsonl"])
+    #: The field of the sources.
     source_field: Filled = "source"
+    #: The field of the targets.
     target_field: Filled = "target"
 
     def as_source(self) -> TableSource:
@@ -82,10 +90,15 @@ class PairLines(Form):
 class PairDataset(Form):
     """A Hugging Face dataset by name."""
 
+    #: Its name on the hub, or a folder.
     dataset: Filled = Field(examples=["name"])
+    #: The part of it.
     split: Filled = Field(examples=["train"])
+    #: Its configuration, where it has several.
     config: Filled | None = None
+    #: The field of the sources; without it source.
     source_field: Filled | None = None
+    #: The field of the targets; without it target.
     target_field: Filled | None = None
 
     def as_source(self) -> TableSource:

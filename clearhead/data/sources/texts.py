@@ -306,9 +306,13 @@ def _visible_files(folder: Path) -> Iterator[PurePath]:
 class TextTable(Form):
     """A file, a folder or JSON lines."""
 
+    #: A file, a folder of files, or a .jsonl file.
     text: Filled = Field(examples=["train.txt"])
+    #: The field of the texts of a .jsonl file; without it text.
     field: Filled | None = None
+    #: What one document is: a file, a line, or a paragraph.
     document: DocumentKind | None = None
+    #: Which files of a folder are read, such as *.md.
     pattern: Filled | None = None
 
     def as_source(self) -> TextSource:
@@ -333,10 +337,15 @@ class TextTable(Form):
 class TextDataset(Form):
     """A Hugging Face dataset by name."""
 
+    #: Its name on the hub, or a folder.
     dataset: Filled = Field(examples=["name"])
+    #: The part of it.
     split: Filled = Field(examples=["train"])
+    #: Its configuration, where it has several.
     config: Filled | None = None
+    #: The field of the texts; without it text.
     field: Filled | None = None
+    #: What one document is: a record, a line, or a paragraph.
     document: DocumentKind | None = None
 
     def as_source(self) -> TextSource:

@@ -186,6 +186,7 @@ def _gold(text: object, start: object, context: str, location: str) -> GoldAnswe
 class AnswerText(Form):
     """A file in the SQuAD layout, or JSON lines."""
 
+    #: A .json file in the SQuAD layout, or .jsonl with context, question, answer and start.
     text: Filled = Field(examples=["train.json"])
 
     def as_source(self) -> TableSource:

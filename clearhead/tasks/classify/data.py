@@ -45,15 +45,20 @@ _KEYS: Final = {"text": "text_column", "labels": "labels", "pair": "pair"}
 class ClassifyTask(PooledSection):
     """The [task] table: what the labels are."""
 
+    #: Whether a text has one label, any number of them, or a number.
     labels: LabelKind = "single_label"
 
 
 class LabelledTable(Form):
     """A table or JSON lines, whose columns are chosen; or a text in each line, with files of labels and of pairs."""
 
+    #: A .tsv, .csv or .jsonl file; or a file with a text in each line.
     text: Filled = Field(examples=["train.tsv"])
+    #: The column or field of the labels; for a text in each line the file of the labels.
     labels: Column = Field(examples=["label"])
+    #: The column or field of the texts.
     text_column: OptionalColumn = None
+    #: The column, field or file of second texts.
     pair: OptionalColumn = None
 
     def as_source(self) -> TableSource:
@@ -79,11 +84,17 @@ class LabelledTable(Form):
 class LabelledDataset(Form):
     """A Hugging Face dataset by name."""
 
+    #: Its name on the hub, or a folder.
     dataset: Filled = Field(examples=["name"])
+    #: The field of the labels.
     labels: Filled = Field(examples=["label"])
+    #: The part of it.
     split: Filled = "train"
+    #: Its configuration, where it has several.
     config: Filled | None = None
+    #: The field of the texts; without it text.
     field: Filled | None = None
+    #: The field of second texts.
     pair: Filled | None = None
 
     def as_source(self) -> TableSource:

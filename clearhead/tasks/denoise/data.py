@@ -15,8 +15,12 @@ from clearhead.tasks.data import TEXT_EXAMPLES, TaskData, TaskSection
 class DenoiseTask(TaskSection):
     """The [task] table: how the text is corrupted."""
 
+    #: Spans replaced by sentinels and predicted alone (T5), or replaced by one mask each, with the whole text predicted
+    #: (BART).
     noise: Literal["spans", "infill"] = "spans"
+    #: Share of the tokens in the spans.
     noise_share: Share | None = None
+    #: Mean length of a span in tokens.
     mean_span: Annotated[float, Field(ge=1.0)] = 3.0
 
     def defaults(self, family: Family) -> dict[str, object]:

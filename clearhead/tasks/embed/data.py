@@ -12,6 +12,7 @@ from clearhead.tasks.data import PAIR_EXAMPLES, PairSection, PooledSection, Task
 class EmbedTask(PooledSection):
     """The [task] table: what the cosines are divided by."""
 
+    #: What cosines are divided by before the softmax; smaller is sharper.
     temperature: Positive = 0.05
 
 

@@ -12,7 +12,9 @@ from clearhead.tasks.data import TEXT_EXAMPLES, TaskData, TaskSection
 class FillTask(TaskSection):
     """The [task] table: how much of the text is masked."""
 
+    #: Share of the tokens that are to be predicted.
     mask_share: Share = 0.15
+    #: Whether all tokens of a word are masked together.
     whole_words: bool = False
 
 

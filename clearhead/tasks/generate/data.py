@@ -14,6 +14,8 @@ from clearhead.tasks.data import TEXT_EXAMPLES, DataSection, TaskData, TaskSecti
 class GenerateTask(TaskSection):
     """The [task] table: what is predicted of a text, each next token or the rest after a prefix."""
 
+    #: Whether each next token is predicted (causal), or the rest of a text after a prefix that is read in both
+    #: directions.
     objective: Literal["causal", "prefix"] | None = None
 
     def defaults(self, family: Family) -> dict[str, object]:
@@ -29,7 +31,10 @@ class GenerateTask(TaskSection):
 class GenerateData(DataSection):
     """The [data] table; with `stream`, `shuffle_buffer` characters of the text are read and shuffled at a time."""
 
+    #: Whether short documents share a block, where they do not see each other; without it each has a padded block of
+    #: its own.
     pack: bool = True
+    #: Characters of a streamed text that are read and shuffled at a time.
     shuffle_buffer: Count | None = None
 
     def defaults(self) -> dict[str, object]:

@@ -111,6 +111,8 @@ def _texts(value: object, field: str, location: str) -> list[str]:
 class TaggedText(Form):
     """A file of columns, or JSON lines."""
 
+    #: A file with a word and its tag in each line and an empty line after each sentence, or .jsonl with lists of tokens
+    #: and tags.
     text: Filled = Field(examples=["train.conll"])
 
     def as_source(self) -> TableSource:

@@ -13,7 +13,9 @@ from clearhead.tasks.data import PAIR_EXAMPLES, PairSection, TaskData, TaskSecti
 class TranslateTask(TaskSection):
     """The [task] table: the languages of a multilingual checkpoint."""
 
+    #: The code of the source language of a multilingual checkpoint.
     from_language: str | None = None
+    #: The code of the target language of a multilingual checkpoint.
     to_language: str | None = None
 
     @property

@@ -1,0 +1,78 @@
+"""Every command with its arguments and options, from the program itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from clearhead.cli.main import make_app
+
+
+def lines(_argument: str) -> Iterator[str]:
+    """Yield every command in the order of `clearhead --help`."""
+    program: Any = typer.main.get_command(make_app())
+    yield from _described(program, "clearhead")
+    for name in program.list_commands(None):
+        command = program.commands[name]
+        yield from (f"## {name}", "")
+        yield from _described(command, f"clearhead {name}")
+        for inner, below in getattr(command, "commands", {}).items():
+            yield from (f"### {name} {inner}", "")
+            yield from _described(below, f"clearhead {name} {inner}")
+
+
+def _described(command: Any, name: str) -> Iterator[str]:
+    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    options = [one for one in command.params if one.param_type_name == "option" and not getattr(one, "hidden", False)]
+    usage = " ".join([name, *(one.metavar or one.name.upper() for one in arguments)])
+    if getattr(command, "commands", None):
+        usage += " COMMAND"
+    yield from ("```text", f"{usage} [OPTIONS]" if options else usage, "```", "")
+    yield from _help(command.help or "")
+    for parameter in [*arguments, *options]:
+        if parameter.name != "help":
+            yield from _parameter(parameter)
+
+
+def _help(text: str) -> Iterator[str]:
+    """Yield the paragraphs of a help text; one behind a backspace keeps its lines."""
+    for paragraph in re.split(r"\n\s*\n", text.strip()):
+        if not paragraph.startswith("\b"):
+            yield from (plain(" ".join(paragraph.split())), "")
+            continue
+        first, *others = paragraph.removeprefix("\b\n").splitlines()
+        is_example = first.startswith(("Example", "Examples"))
+        yield from (first, "", "```sh" if is_example else "```text", *(line[2:] for line in others), "```", "")
+
+
+def plain(text: str) -> str:
+    """Return a text as Markdown that shows every character of it; options and names in capitals are code."""
+    text = re.sub(r"([\\*_<>{}\[\]$|~^#])", r"\\\1", text)
+    return re.sub(r"(?<![\w-])(--[a-z][\w-]*)", r"`\1`", text)
+
+
+KINDS = {"int": "whole number", "float": "number", "Path": "path"}
+
+
+def _parameter(parameter: Any) -> Iterator[str]:
+    is_switch = getattr(parameter, "is_flag", False)
+    if parameter.param_type_name == "argument":
+        term = parameter.metavar or parameter.name.upper()
+    else:
+        term = ", ".join([*parameter.opts, *parameter.secondary_opts])
+        term += "" if is_switch or not parameter.metavar else f" {parameter.metavar}"
+    facts = ["switch" if is_switch else _kind(parameter.type_descriptor.annotation)]
+    facts += [f"at least {parameter.min:g}"] if parameter.min is not None else []
+    facts += [f"at most {parameter.max:g}"] if parameter.max is not None else []
+    if parameter.required:
+        facts.append("required")
+    elif parameter.default not in (None, False, ()) and not callable(parameter.default):
+        facts.append(f"default `{parameter.default}`")
+    yield from (f"`{term}`", f": {', '.join(facts)}", "", f"  {plain(parameter.help or '')}", "")
+
+
+def _kind(annotation: Any) -> str:
+    return KINDS.get(getattr(annotation, "__name__", ""), "text")

@@ -1,0 +1,41 @@
+"""The words of the field: one sentence each, with the lesson and the file where the word lives."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from sphinx.errors import SphinxError
+
+ROOT = Path(__file__).parents[3]
+WORDS = ROOT / "docs" / "reference" / "glossary.toml"
+
+
+def words() -> dict[str, dict[str, str]]:
+    """Return every word with its sentence, its file and its lesson."""
+    found = tomllib.loads(WORDS.read_text("utf-8"))
+    return {word: found[word] for word in sorted(found, key=str.casefold)}
+
+
+def lessons() -> dict[str, str]:
+    """Return the page of each lesson by its number."""
+    found = {}
+    for path in sorted((ROOT / "docs" / "lessons").iterdir()):
+        number = re.match(r"(?:lesson[-_])?0*(\d+)", path.stem)
+        if number and path.suffix in (".py", ".md"):
+            found[number.group(1)] = path.name
+    return found
+
+
+def lines(_argument: str) -> Iterator[str]:
+    """Yield every word as a definition."""
+    pages = lessons()
+    for word, entry in words().items():
+        if not (ROOT / entry["file"]).exists():
+            raise SphinxError(f"the glossary names {entry['file']} for '{word}', which is not there")
+        where = [f"`{entry['file']}`"]
+        if (page := pages.get(str(entry.get("lesson", "")))) is not None:
+            where.insert(0, f"[lesson {entry['lesson']}](/lessons/{page})")
+        yield from (f"{word}", f": {entry['is']}", "", f"  {' · '.join(where)}", "")

@@ -1,0 +1,64 @@
+"""Loading a model and generating text imports nothing of what does another job."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import clearhead as ch
+from clearhead.core import build
+from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.tasks.record import TaskRecord
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer_training import train_tokenizer
+
+OTHER_JOBS = {
+    *("bench", "check", "compare", "demo", "explain", "export", "recipes", "serve", "surgery", "sweeps"),
+}
+LIBRARIES = {
+    *("babel", "datasets", "fastapi", "huggingface_hub", "lxml", "matplotlib", "pandas", "PIL", "pyarrow"),
+    *("rich", "sacrebleu", "sentencepiece", "sklearn", "tensorboard", "transformers", "uvicorn"),
+}
+TELL = """
+import sys
+print(*sorted(name for name in sys.modules if name.split(".")[0] == "clearhead" or "." not in name), file=sys.stderr)
+"""
+WAYS = {
+    "python": """
+import clearhead
+
+model = clearhead.load("model")
+assert model.generate("Ada", max_new_tokens=3, temperature=0)[0].tokens
+""",
+    "command": """
+from clearhead.cli.main import main
+
+assert main(["generate", "model", "--prompt", "Ada", "--max-new-tokens", "3", "--greedy"]) == 0
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which a tiny model is saved."""
+    text = train_tokenizer("byte", ["Ada sleeps here"], vocab_size=300)
+    hyperparameters = Hyperparameters(family="decoder", layers=1, width=16, heads=2, feedforward=16)
+    module = build(build_spec(hyperparameters, source_vocab=text.vocab_size, target_vocab=text.vocab_size))
+    place = tmp_path_factory.mktemp("light")
+    ch.Model(module.eval(), TokenizerPair(text, text, joint=True), TaskRecord(kind="generate")).save(place / "model")
+    return place
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_load_and_generate_import_no_other_job(way: str, folder: Path) -> None:
+    job = [sys.executable, "-c", WAYS[way] + TELL]
+    done = subprocess.run(job, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    loaded = done.stderr.splitlines()[-1].split()
+    assert "clearhead.model.facade" in loaded and "torch" in loaded
+    parts = {name.split(".")[1] for name in loaded if name.startswith("clearhead.")}
+    assert parts & OTHER_JOBS == set()
+    assert {*loaded} & LIBRARIES == set()
