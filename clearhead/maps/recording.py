@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from clearhead.core.attention import Attention, attention_weights
 from clearhead.core.context import Context
 from clearhead.errors import InputError
 from clearhead.fast.replica import replica
-from clearhead.maps.hook_points import capture
+from clearhead.maps.hook_points import capture, edit
 from clearhead.view.explorer.data import StackName
 
 ALL = slice(None)
@@ -162,6 +162,28 @@ class AttentionRecord:
         context = self.context
         masking = replace(context.masking, rows=queries)
         return replace(context, masking=masking, query_position=context.query_position[:, queries], shared={})
+
+
+class _Enough(Exception):
+    """What is wanted of a run is known."""
+
+
+def record_first_layer(module: Transformer, source: Read) -> list[AttentionRecord]:
+    """Return the self-attention of the first layer of the first stack, without running the layers above it.
+
+    Args:
+        module: a replica of it runs, in evaluation mode.
+        source: what the stack reads.
+    """
+    module = replica(module)
+    first = next(path for path, part in module.named_modules() if isinstance(part, Attention))
+
+    def stop(_: Tensor) -> Tensor:
+        raise _Enough
+
+    with torch.no_grad(), recording(module) as records, suppress(_Enough), edit(module, {f"{first}.values": stop}):
+        module.states(source, None)
+    return records
 
 
 def record_run(module: Transformer, source: Read, target: Read | None) -> list[AttentionRecord]:

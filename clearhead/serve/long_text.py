@@ -32,10 +32,15 @@ MASKED = 0xFFFF
 _MOST_SCORES = 2**20  # of one head, computed together: they stay in the processor's cache
 
 
-def is_long(maps: AttentionMaps) -> bool:
-    """Return whether a page cannot hold the weights of a run."""
+def is_long(maps: AttentionMaps, layers: int = 1) -> bool:
+    """Return whether a page cannot hold the weights of a run.
+
+    Args:
+        maps: the run.
+        layers: how many there are of each that was recorded.
+    """
     counts = (one.num_heads * one.query_BHTE.shape[2] * one.key_BKSE.shape[2] for one in maps.records.values())
-    return sum(counts) // 2 > LARGEST
+    return layers * sum(counts) // 2 > LARGEST
 
 
 def long_sample(maps: AttentionMaps, label: str, check: Callable[[], None]) -> Sample:
@@ -153,7 +158,8 @@ def _pooled(weights_QK: Float32[Tensor, "queries keys"], pool: int) -> Float32[T
     queries, keys = weights_QK.shape
     if keys % pool or queries % pool:
         weights_QK = F.pad(weights_QK, (0, -keys % pool, 0, -queries % pool), value=-1.0)
-    return weights_QK.unflatten(0, (-1, pool)).amax(1).unflatten(1, (-1, pool)).amax(2)
+    squares: Tensor = weights_QK.unflatten(0, (-1, pool)).amax(1).unflatten(1, (-1, pool)).amax(2)
+    return squares
 
 
 @torch.no_grad()
