@@ -7,10 +7,11 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clearhead.data.sources.named import named_dataset
 from clearhead.errors import InputError
 from clearhead.recipes.held_out import HeldOut, draw, num_overlapping, passages
 from clearhead.recipes.run_file import DataPlan
@@ -111,10 +112,25 @@ def draft(options: NewOptions) -> Draft:
     Raises:
         InputError: the data is unusable, or there is too little of it.
     """
+    options = _with_validation(options)
     if find(options.task).is_paired:
         return _pair_draft(options)
     read = data_of(options.task).labelled
     return _text_draft(options) if read is None else _labelled_draft(options, read)
+
+
+def _with_validation(options: NewOptions) -> NewOptions:
+    """Return the options with the validation split of a data set, where it has one and no other data is named."""
+    if any((options.valid_text, options.valid_source, options.valid_labels)):
+        return options
+    text, source, target = map(_validation_split, (options.text, options.source, options.target))
+    return replace(options, valid_text=text, valid_source=source, valid_target=target)
+
+
+def _validation_split(text: Path | None) -> Path | None:
+    named = None if text is None else named_dataset(text)
+    valid = None if named is None else named.validation()
+    return None if valid is None else Path(valid)
 
 
 @dataclass(frozen=True)
@@ -206,21 +222,29 @@ def _refuse_few(count: int, what: str, where: str) -> None:
 
 
 def _pair_draft(options: NewOptions) -> Draft:
-    from clearhead.data.sources.pairs import parallel_files, read_pairs, same_sides
-    from clearhead.data.sources.run_file_tables import user_path
+    from clearhead.data.sources.pairs import PAIR_FORMS, read_pairs, same_sides
+    from clearhead.data.sources.run_file_tables import parse_table
 
     source, target = options.source, options.target
     assert source is not None and target is not None, "the options were checked"
-    data = read_pairs(parallel_files(user_path(source), user_path(target)))
+    train, valid = _pair_table(source, target), dict[str, Value]()
+    data = read_pairs(parse_table(train, PAIR_FORMS).as_source())
     surveyed = survey(list(zip(data["source"], data["target"], strict=True)))
     _refuse_few(surveyed.num_pairs, "pairs with text on both sides", f"{source} and {target} have")
     keys, endings = _pair_keys(data), _endings(source, target)
     files: dict[Path, Sequence[str]] = {}
-    train, valid = {"source": str(source), "target": str(target)}, dict[str, Value]()
     if options.valid_source is not None and options.valid_target is not None:
-        valid = {"source": str(options.valid_source), "target": str(options.valid_target)}
-        valid_data = read_pairs(parallel_files(user_path(options.valid_source), user_path(options.valid_target)))
+        valid = _pair_table(options.valid_source, options.valid_target)
+        valid_data = read_pairs(parse_table(valid, PAIR_FORMS).as_source())
         held, overlapping = HeldOut(range(len(data))), num_overlapping(keys, _pair_keys(valid_data))
+    elif "dataset" in train:
+        held, overlapping = draw(keys), 0
+        # Its texts may have several lines.
+        lines = []
+        for source_text, target_text in zip(data["source"], data["target"], strict=True):
+            lines.append(json.dumps({"source": source_text, "target": target_text}, ensure_ascii=False))
+        files = held.copies(options.folder, "jsonl", lines)
+        train, valid = (dict[str, Value](jsonl=str(path)) for path in files)
     else:
         held, overlapping = draw(keys), 0
         for side, ending in zip(("source", "target"), endings, strict=True):
@@ -234,6 +258,18 @@ def _pair_draft(options: NewOptions) -> Draft:
     return examples.draft(options, "-".join(endings))
 
 
+def _pair_table(source: Path, target: Path) -> dict[str, Value]:
+    """Return the [data] table of two files, or of two fields of a data set."""
+    first, second = named_dataset(source), named_dataset(target)
+    if first is None and second is None:
+        return {"source": str(source), "target": str(target)}
+    if first is None or second is None or first.table != second.table or None in (first.field, second.field):
+        raise InputError(
+            f"{source} and {target} are not the two sides of one data set; name it twice, each time with :FIELD behind"
+        )
+    return {**first.table, "source_field": first.field or "", "target_field": second.field or ""}
+
+
 def _pair_keys(data: Table) -> list[list[tuple[str, str]]]:
     """Return both sides of each pair, so that pairs with one side in common belong together; none of an empty pair."""
     pairs = zip(data["source"], data["target"], strict=True)
@@ -244,8 +280,8 @@ def _pair_keys(data: Table) -> list[list[tuple[str, str]]]:
 
 
 def _endings(source: Path, target: Path) -> tuple[str, str]:
-    """Return the endings of two file names, which usually say the languages."""
-    first, second = (path.name.removesuffix(".gz").rpartition(".")[2] for path in (source, target))
+    """Return the endings of two file names, or the names of two fields, which usually say the languages."""
+    first, second = (re.split("[.:]", path.name.removesuffix(".gz"))[-1] for path in (source, target))
     return (first, second) if first != second else ("source", "target")
 
 
@@ -255,8 +291,7 @@ def _text_draft(options: NewOptions) -> Draft:
 
     text = options.text
     assert text is not None, "the options were checked"
-    keys = {"text": str(text), "field": options.text_column, "pattern": options.pattern}
-    train: dict[str, Value] = {key: value for key, value in keys.items() if value is not None}
+    train = _text_table(text, options)
     surveyed = survey_text(chunk.text for chunk in parse_table(train, TEXT_FORMS).as_source().chunks())
     characters = surveyed.num_characters
     if characters < LEAST_CHARACTERS:
@@ -268,7 +303,7 @@ def _text_draft(options: NewOptions) -> Draft:
     valid: dict[str, Value] | float
     num_held: float = 0
     if options.valid_text is not None:
-        valid = {**train, "text": str(options.valid_text)}
+        valid = {**_text_table(options.valid_text, options), "document": document}
         if not options.valid_text.is_dir():
             valid.pop("pattern", None)
         measure(parse_table(valid, TEXT_FORMS).as_source())
@@ -303,6 +338,14 @@ def _text_draft(options: NewOptions) -> Draft:
     return Draft(plan, {"characters": characters, "held_out": num_held}, messages, files)
 
 
+def _text_table(text: Path, options: NewOptions) -> dict[str, Value]:
+    """Return the [data] table of running text."""
+    named = named_dataset(text)
+    keys = {"text": str(text)} if named is None else {**named.table, "field": named.field}
+    others = {"field": options.text_column, "pattern": options.pattern}
+    return {key: value for table in (keys, others) for key, value in table.items() if value is not None}
+
+
 def _pieces(table: Mapping[str, Value], surveyed: TextSurvey) -> list[str]:
     """Return the pieces of a text that can be held out; none of too much or too little text.
 
@@ -332,6 +375,8 @@ def _line_keys(lines: Iterable[str]) -> list[list[str]]:
 def _data_name(options: NewOptions) -> str:
     """Return a name for a run, after the text; a file with a general name has that of its folder in front."""
     assert options.text is not None, "the options were checked"
+    if (named := named_dataset(options.text)) is not None:
+        return f"{Path(named.table['dataset']).name.removesuffix('.parquet')}-{options.task}"
     path = options.text.resolve()
     name = path.name.partition(".")[0]
     if not name or (name in _GENERAL and path.is_file()):
@@ -371,7 +416,7 @@ def _labelled_draft(
         train, valid, files = data.table, valid_data.table, dict[Path, Sequence[str]]()
     else:
         held, overlapping = draw(data.keys, data.groups), 0
-        marker = next(iter(data.table))
+        marker = next(iter(data.table)) if "dataset" not in data.table else "text"
         lines = [json.dumps(data.record(row), ensure_ascii=False) for row in range(len(data.keys))]
         files = held.copies(options.folder, "jsonl", lines)
         train, valid = ({marker: str(path), **data.columns} for path in files)

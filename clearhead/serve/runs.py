@@ -10,7 +10,7 @@ import hashlib
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -210,7 +210,7 @@ class Runs:
             None,
         )
         if asked.edits:
-            with work.watching(self.model), self.changing(asked, base, work):
+            with work.watching(self.model), self.changing(asked.edits, stack_lengths(base), work):
                 with capture(self.model.module, "hidden") as seen:
                     changed = attend(base.module, base.tokenizers, base.task, base.reading)
                 again = self._attention(asked) if self._writes(asked) else changed
@@ -227,27 +227,23 @@ class Runs:
         with work.watching(self.model):
             return run_sample(maps, label, SampleOptions())
 
-    def changing(self, asked: Asked, base: AttentionMaps, work: Work) -> AbstractContextManager[object]:
-        """Return a block in which the model runs with the changes of a request.
+    def changing(
+        self, edits: Sequence[Intervention], lengths: Mapping[str, int], work: Work
+    ) -> AbstractContextManager[object]:
+        """Return a block in which the model runs with changes.
 
         Args:
-            asked: the request.
-            base: its unchanged run.
+            edits: the changes.
+            lengths: how many tokens each stack reads, by "encoder" and "decoder".
             work: ends the computation where nobody waits for it.
 
         Raises:
             InputError: a change cannot be made.
         """
-        return editing(self.model.module, asked.edits, self._others(asked.edits, base, work))
-
-    def _others(self, edits: Sequence[Intervention], base: AttentionMaps, work: Work) -> list[Tensor | None]:
-        """Return for each change the activation of its other text; every change is checked."""
-        lengths = {base_stack(name): len(base.query_tokens(name)) for name in base.stacks}
-        found: list[Tensor | None] = []
         for one in edits:
             check(one, self.model.module, lengths)
-            found.append(self.activation(one, work) if one.kind == "patch" else None)
-        return found
+        others = [self.activation(one, work) if one.kind == "patch" else None for one in edits]
+        return editing(self.model.module, edits, others)
 
     def activation(self, one: Intervention, work: Work) -> Tensor:
         """Return the activation of the other text of a patch.
@@ -294,13 +290,16 @@ class Runs:
             call = f"print(model.generate({given}, max_new_tokens={asked.generate}, temperature=0))"
         elif not self.predicts_text:
             call = f"print(model.predict({asked.text!r}))"
-        shared = [_sharing(module, one) for one in asked.edits]
-        return python_lines(asked.edits, shared, call)
+        return self.python(asked.edits, call)
+
+    def python(self, edits: Sequence[Intervention], call: str) -> list[str]:
+        """Return the lines of Python that make changes around a call; see `python_lines`."""
+        return python_lines(edits, [_sharing(self.model.module, one) for one in edits], call)
 
 
-def base_stack(name: str) -> str:
-    """Return the stack of an attention's queries, such as "decoder" of "decoder.memory"."""
-    return name.partition(".")[0]
+def stack_lengths(maps: AttentionMaps) -> dict[str, int]:
+    """Return how many tokens each stack reads, by "encoder" and "decoder"."""
+    return {stack.partition(".")[0]: len(maps.query_tokens(stack)) for stack in maps.stacks}
 
 
 def _sharing(module: Any, one: Intervention) -> int:

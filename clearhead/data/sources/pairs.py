@@ -88,14 +88,16 @@ class PairLines(Form):
 
 
 class PairDataset(Form):
-    """A Hugging Face dataset by name."""
+    """A Hugging Face dataset by name, or a Parquet file."""
 
-    #: Its name on the hub, or a folder.
+    #: Its name on the hub, a folder, or a Parquet file.
     dataset: Filled = Field(examples=["name"])
     #: The part of it.
     split: Filled = Field(examples=["train"])
     #: Its configuration, where it has several.
     config: Filled | None = None
+    #: A branch, a tag or a commit of the hub; without it the newest.
+    revision: Filled | None = None
     #: The field of the sources; without it source.
     source_field: Filled | None = None
     #: The field of the targets; without it target.
@@ -104,7 +106,7 @@ class PairDataset(Form):
     def as_source(self) -> TableSource:
         """Return the source of the two fields of the dataset."""
         fields = {"source": self.source_field or "source", "target": self.target_field or "target"}
-        return Dataset(self.dataset, self.split, fields, self.config, keys=_FIELDS)
+        return Dataset(self.dataset, self.split, fields, self.config, keys=_FIELDS, revision=self.revision)
 
 
 PAIR_FORMS: Final[tuple[type[Form], ...]] = (FilePair, PairTable, PairLines, PairDataset)

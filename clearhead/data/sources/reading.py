@@ -10,7 +10,7 @@ from clearhead.tasks.record import Reading
 
 _FORMS = ("text", "tsv", "jsonl", "dataset", "source")
 # Keys that name the data itself.
-_NAMES = frozenset({*_FORMS, "target", "split", "config"})
+_NAMES = frozenset({*_FORMS, "target", "split", "config", "revision"})
 _ENDINGS = (".tsv", ".csv", ".jsonl")
 
 

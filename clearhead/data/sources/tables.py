@@ -35,6 +35,7 @@ _OTHER_SEPARATORS = {
 }
 _OTHERWISE = "anything else, write tabs or commas in its place"
 _MOST_SHOWN = 12
+_PARQUET = ".parquet"
 
 
 @dataclass(frozen=True)
@@ -280,12 +281,13 @@ class Dataset:
     """A dataset that the `datasets` library loads; its numbered classes are replaced by their names.
 
     Args:
-        name: the name on the Hugging Face hub, or a local folder.
+        name: the name on the Hugging Face hub, a local folder, or a Parquet file.
         split: the part to read, such as "train".
         columns: the field of each role; "a.b" is field "b" of field "a".
         config: which configuration of the dataset, if it has several.
         raw: the roles whose values are not texts.
         keys: as in `JsonLinesFile`.
+        revision: a branch, a tag or a commit of the hub; None: the newest.
     """
 
     name: str
@@ -294,6 +296,7 @@ class Dataset:
     config: str | None = None
     raw: tuple[str, ...] = ()
     keys: Mapping[str, str] = field(default_factory=dict, compare=False)
+    revision: str | None = None
 
     def rows(self) -> Iterator[Row]:
         """Go through the rows in the order of the dataset."""
@@ -311,16 +314,38 @@ class Dataset:
                 ),
             )
 
+    def splits(self) -> list[str]:
+        """Return the names of its splits.
+
+        Raises:
+            InputError: the library is not installed, or the dataset cannot be found.
+        """
+        if self.name.endswith(_PARQUET):
+            return ["train"]
+        names: list[str] = self._asked(lambda hub: hub.get_dataset_split_names(self.name, self.config, **self._at))
+        return names
+
     def _load(self) -> Any:
+        if self.name.endswith(_PARQUET):
+            file = str(Path(self.name).expanduser())
+            return self._asked(lambda hub: hub.load_dataset("parquet", data_files=file, split=self.split))
+        return self._asked(lambda hub: hub.load_dataset(self.name, self.config, split=self.split, **self._at))
+
+    @property
+    def _at(self) -> dict[str, str]:
+        return {} if self.revision is None else {"revision": self.revision}
+
+    def _asked(self, ask: Callable[[Any], Any]) -> Any:
         try:
             library = importlib.import_module("datasets")
         except ImportError:
             raise InputError(
                 f"dataset '{self.name}' needs the datasets library; install it with: pip install 'clearhead[datasets]'"
             ) from None
+        own = getattr(getattr(library, "exceptions", None), "DatasetsError", OSError)
         try:
-            return library.load_dataset(self.name, self.config, split=self.split)
-        except (OSError, ValueError, LookupError) as error:
+            return ask(library)
+        except (OSError, ValueError, LookupError, RuntimeError, own) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise InputError(f"dataset '{self.name}', split '{self.split}', cannot be loaded: {reason}") from None
 
@@ -331,7 +356,7 @@ class Dataset:
     def identity(self) -> list[object]:
         """Return JSON values that the rows depend on."""
         fingerprint = str(getattr(self._load(), "_fingerprint", ""))
-        return ["dataset", self.name, self.config, self.split, dict(self.columns), fingerprint]
+        return ["dataset", self.name, self.config, self.revision, self.split, dict(self.columns), fingerprint]
 
 
 @dataclass(frozen=True)

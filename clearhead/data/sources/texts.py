@@ -335,14 +335,16 @@ class TextTable(Form):
 
 
 class TextDataset(Form):
-    """A Hugging Face dataset by name."""
+    """A Hugging Face dataset by name, or a Parquet file."""
 
-    #: Its name on the hub, or a folder.
+    #: Its name on the hub, a folder, or a Parquet file.
     dataset: Filled = Field(examples=["name"])
     #: The part of it.
     split: Filled = Field(examples=["train"])
     #: Its configuration, where it has several.
     config: Filled | None = None
+    #: A branch, a tag or a commit of the hub; without it the newest.
+    revision: Filled | None = None
     #: The field of the texts; without it text.
     field: Filled | None = None
     #: What one document is: a record, a line, or a paragraph.
@@ -350,7 +352,8 @@ class TextDataset(Form):
 
     def as_source(self) -> TextSource:
         """Return the source of a field of the dataset."""
-        rows = Dataset(self.dataset, self.split, {"text": self.field or "text"}, self.config, keys=_KEYS)
+        fields = {"text": self.field or "text"}
+        rows = Dataset(self.dataset, self.split, fields, self.config, keys=_KEYS, revision=self.revision)
         return TextRows(rows, self.document or "file")
 
 

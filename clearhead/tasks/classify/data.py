@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from pydantic import Field
 
 from clearhead.data.sources.examples import ListedExamples
+from clearhead.data.sources.named import named_dataset
 from clearhead.data.sources.run_file_tables import (
     Column,
     Filled,
@@ -82,9 +83,9 @@ class LabelledTable(Form):
 
 
 class LabelledDataset(Form):
-    """A Hugging Face dataset by name."""
+    """A Hugging Face dataset by name, or a Parquet file."""
 
-    #: Its name on the hub, or a folder.
+    #: Its name on the hub, a folder, or a Parquet file.
     dataset: Filled = Field(examples=["name"])
     #: The field of the labels.
     labels: Filled = Field(examples=["label"])
@@ -92,6 +93,8 @@ class LabelledDataset(Form):
     split: Filled = "train"
     #: Its configuration, where it has several.
     config: Filled | None = None
+    #: A branch, a tag or a commit of the hub; without it the newest.
+    revision: Filled | None = None
     #: The field of the texts; without it text.
     field: Filled | None = None
     #: The field of second texts.
@@ -101,7 +104,8 @@ class LabelledDataset(Form):
         """Return the source of the fields of the dataset."""
         pair = {} if self.pair is None else {"pair": self.pair}
         fields = {"text": self.field or "text", "labels": self.labels, **pair}
-        return Dataset(self.dataset, self.split, fields, self.config, _RAW, _KEYS | {"text": "field"})
+        keys = _KEYS | {"text": "field"}
+        return Dataset(self.dataset, self.split, fields, self.config, _RAW, keys, self.revision)
 
 
 def _name(role: str, column: int | str) -> str:
@@ -148,11 +152,15 @@ def labelled_table(text: Path, labels: str | None, *, text_column: str | None, p
     """Return the [data] table of labelled texts that are named on the command line.
 
     Args:
-        text: the file of the texts.
+        text: the file of the texts, or a data set as `named_dataset` reads it.
         labels: the column of their labels, or a file of them; None: that of the training data.
         text_column: the column of the texts.
         pair: the column of the second texts, or a file of them.
     """
+    named = named_dataset(text)
+    if named is not None:
+        fields = {"labels": labels, "field": named.field or text_column, "pair": pair}
+        return {**named.table, **{key: value for key, value in fields.items() if value is not None}}
     values = {"labels": labels, "text_column": text_column, "pair": pair}
     given = {key: value for key, value in values.items() if value is not None}
     # As in a run file, a column of a table is a name or a number counted from 1.

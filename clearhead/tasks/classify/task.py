@@ -7,7 +7,7 @@ from typing import Final
 
 from clearhead.tasks.base import EvaluateWords, NewWords, Recipe, Size, Task, Value
 from clearhead.tasks.recipe_parts import ENCODER, MUON
-from clearhead.tasks.words import POOL
+from clearhead.tasks.words import DATASETS, POOL
 
 _TRAIN: Final[Mapping[str, Value]] = {
     **MUON, "batch_tokens": 2048, "learning_rate": 3e-3, "weight_decay": 0.1, "label_smoothing": 0.1,
@@ -15,10 +15,11 @@ _TRAIN: Final[Mapping[str, Value]] = {
 }  # fmt: skip
 _SETTINGS: Final[Mapping[str, Value]] = {"pool": "mean"}
 _BASELINE: Final = "naive Bayes over words and pairs of words"
-_DATA: Final = """  reviews.tsv, .csv   a table; its columns are given by the names in its first
+_DATA: Final = f"""  reviews.tsv, .csv   a table; its columns are given by the names in its first
                       line, or by number, the first one being 1
-  reviews.jsonl       {"text": "A fine film.", "label": "good"} in each line
+  reviews.jsonl       {{"text": "A fine film.", "label": "good"}} in each line
   reviews.txt         a text in each line, with --labels F line by line
+{DATASETS}
   Labels are names; numbers with decimals are predicted as numbers, and lists,
   in JSON lines, are several labels of one text."""
 _RECIPES: Final = (

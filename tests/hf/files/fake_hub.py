@@ -16,15 +16,25 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, unquote
 
 from tests.conftest import ROOT
 
 TOKEN = "hf_of_a_test"
-COMMITS = {"main": "1" * 40, "v2": "2" * 40}
+COMMITS = {"main": "1" * 40, "v2": "2" * 40, "refs/pr/2": "3" * 40}
 
 
 def _json(content: object) -> tuple[int, dict[str, str], bytes]:
     return 200, {"Content-Type": "application/json"}, json.dumps(content).encode()
+
+
+def _described(name: str, content: bytes) -> dict[str, object]:
+    return {
+        "type": "file",
+        "path": name,
+        "size": len(content),
+        "oid": hashlib.sha1(content, usedforsecurity=False).hexdigest(),
+    }
 
 
 @dataclass
@@ -38,7 +48,11 @@ class Hub:
 
     def take(self, path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
         """Take an upload: all files in one commit, in place of those before."""
-        parts = path.partition("?")[0].strip("/").split("/")
+        parts = unquote(path.partition("?")[0]).strip("/").split("/")
+        if parts[4:5] == ["paths-info"]:
+            files = self.files["/".join(parts[1:4]), COMMITS.get(parts[-1], parts[-1])]
+            wanted = parse_qs(body.decode())["paths"] if b"=" in body else json.loads(body)["paths"]
+            return _json([_described(name, files[name]) for name in wanted if name in files])
         if parts[1] == "validate-yaml":
             return _json({"errors": [], "warnings": []})
         if parts[1:] == ["repos", "create"]:
@@ -61,9 +75,10 @@ class Hub:
         return _json({"commitUrl": f"/{name}/commit/{COMMITS['main']}", "commitOid": COMMITS["main"]})
 
     def reply(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        parts = path.partition("?")[0].strip("/").split("/")
+        parts = [unquote(part) for part in path.partition("?")[0].strip("/").split("/")]
         is_api = parts[0] == "api"
-        parts = parts[2:] if is_api else parts
+        # Data sets stand under their own prefix, models under none.
+        parts = parts[2 if parts[1] == "models" else 1 :] if is_api else parts
         # An old name has no owner.
         length = next((at for at, part in enumerate(parts) if part in ("resolve", "revision", "tree")), len(parts))
         repository, (action, *parts) = "/".join(parts[:length]), parts[length:] or [""]
@@ -79,7 +94,13 @@ class Hub:
         if is_api:
             siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
             found = {"id": repository, "sha": commit, "siblings": siblings, "private": False, "tags": []}
-            listing = [{"type": "file", "path": one["rfilename"], "size": one["size"], "oid": "0"} for one in siblings]
+            under = "".join(f"{part}/" for part in parts[1:])
+            listing = [_described(name, content) for name, content in files.items() if name.startswith(under)]
+            if "recursive=true" not in path.lower():
+                inner = {str(one["path"])[len(under) :].partition("/") for one in listing}
+                folders = {f"{under}{name}" for name, sign, _ in inner if sign}
+                listing = [one for one in listing if "/" not in str(one["path"])[len(under) :]]
+                listing += [{"type": "directory", "path": name, "size": 0, "oid": "0"} for name in sorted(folders)]
             content = json.dumps(listing if action == "tree" else found).encode()
             return 200, {"Content-Type": "application/json"}, content
         content = files.get("/".join(parts[1:]))

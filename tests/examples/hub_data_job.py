@@ -1,0 +1,50 @@
+"""Read the data of run files, and write new ones, in a process whose surroundings say which hub there is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from clearhead.cli.main import main
+from clearhead.data.sources.tables import Dataset
+from clearhead.errors import InputError
+from clearhead.recipes import fit
+from clearhead.recipes.fit import Fitted
+from clearhead.recipes.run_file import Choice, DataPlan, run_file_text
+from clearhead.tasks.registry import find
+from clearhead.training.runfile.read import load_run_file
+
+
+def read(file: Path) -> dict[str, object]:
+    """Return the first row of the training and of the validation data."""
+    found: dict[str, object] = {}
+    for part in ("train", "valid"):
+        table = getattr(load_run_file(file).data, part)
+        if hasattr(table, "dataset"):
+            source = table.as_source()
+            rows = source.rows() if hasattr(source, "rows") else source.chunks()
+            first = next(iter(rows))
+            found[part] = first.text if hasattr(first, "text") else first[1]
+    return found
+
+
+def fitted(plan: DataPlan, minutes: float) -> Fitted:
+    """Take the smallest model of a recipe, and measure nothing."""
+    recipe = find(plan.task).recipe(plan.amount)
+    return Fitted(run_file_text(plan, recipe, Choice(recipe.sizes[0], 32, steps=30)), 30, 1.0)
+
+
+if __name__ == "__main__":
+    fit.fitted = fitted
+    examples, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    for file in sorted(examples.glob("*.toml")):
+        print(json.dumps({"file": file.stem, **read(file)}), flush=True)
+    for name, options in json.loads(sys.argv[3]).items():
+        code = main(["new", *options, "-o", str(folder / f"{name}.toml")])
+        print(json.dumps({"new": name, "code": code}), flush=True)
+    for name in ("some/missing", "some/script"):
+        try:
+            list(Dataset(name, "train", {"text": "text"}).rows())
+        except InputError as error:
+            print(json.dumps({"refused": name, "error": str(error)}), flush=True)
