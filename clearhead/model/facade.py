@@ -461,6 +461,13 @@ class Model(Predictions, Saving):
             raise InputError("the model was trained here and has no chat template: leave chat out")
         return None
 
+    def read(
+        self, text: str | tuple[str, str], target: str | None = None, generate: int = 0, **options: Unpack[ReadKwargs]
+    ) -> Reading:
+        """Return what the stacks of the model read for a text; the arguments are those of `attention`."""
+        given = ReadOptions(target=target, generate=generate, **given_options(options, ReadKwargs))
+        return self._read(Runner(self.module).tree(), text, given)
+
     def _read(self, module: Transformer, text: str | tuple[str, str], given: ReadOptions) -> Reading:
         """Return what the stacks of a module with this model's architecture read for a text."""
         check_read_options(module, self.task, text, given)
