@@ -18,6 +18,8 @@
 # A model reads numbers. A **tokenizer** cuts a text into pieces, and each piece has a number: its **id**.
 
 # %%
+import itertools
+
 import torch
 
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -197,7 +199,7 @@ except NotImplementedError:
 def solved_pair(words):
     counts = {}
     for word in words:
-        for pair in zip(word, word[1:]):
+        for pair in itertools.pairwise(word):
             counts[pair] = counts.get(pair, 0) + 1
     return max(counts, key=counts.get)
 

@@ -91,7 +91,10 @@ def road(place, depth=40, width=64):
         torch.nn.init.xavier_normal_(f[0].weight), torch.nn.init.xavier_normal_(f[2].weight)
         norm = torch.nn.LayerNorm(width)
         with torch.no_grad():
-            x = {"post": lambda: norm(x + f(x)), "pre": lambda: x + f(norm(x)), "none": lambda: x + f(x)}[place]()
+            if place == "post":
+                x = norm(x + f(x))
+            else:
+                x = x + f(norm(x) if place == "pre" else x)
         sizes.append(float(x.std()))
     similarity = torch.nn.functional.cosine_similarity(first, x).mean()
     return sizes, float(similarity)
