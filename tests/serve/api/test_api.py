@@ -128,6 +128,8 @@ def test_tasks_have_the_schema_of_hugging_face(address: str, models: Models, mon
         ("/models/lm", {"inputs": "a"}, 400, "which has no task schema"),
         ("/models/mlm/pipeline/translation", {"inputs": "a"}, 400, "answers fill-mask, not translation"),
         ("/nowhere", {}, 404, "nothing at this path"),
+        ("/v1/completions", '{"model": "lm", "prompt": "a", "seed": "\\ud800"}', 400, "seed: "),
+        ("/v1/completions", '{"model": "\\ud800", "prompt": "a"}', 404, "there is no model"),
     ],
 )
 def test_a_wrong_request_has_a_status_and_a_sentence(
