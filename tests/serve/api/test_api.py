@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import concurrent.futures
 import json
+import socket
 
 import httpx
 import huggingface_hub
@@ -16,6 +17,7 @@ from huggingface_hub import InferenceClient
 
 from clearhead.cli.main import main
 from clearhead.generate.running import RunningBatch
+from clearhead.serve import gate
 from clearhead.serve.api.reading import _encoded
 from clearhead.serve.api.served import Models
 
@@ -192,3 +194,11 @@ def test_a_batch_that_fails_does_not_end_the_server(
             api.completions.create(**body, timeout=30)
     assert api.completions.create(**body).choices[0].text
     assert models.named("lm").engine.num_running == 0
+
+
+def test_a_body_that_never_ends_is_given_up(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "SECONDS_TO_SEND", 0.2)
+    with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=30) as client:
+        host = address.removeprefix("http://").encode()
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: %s\r\nContent-Length: 50\r\n\r\n{" % host)
+        assert b"408" in client.recv(2**16).split(b"\r\n")[0]
