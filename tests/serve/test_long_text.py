@@ -16,7 +16,7 @@ from tests.maps.test_page_models import maps_of, module_of
 from tests.serve.cases import Browser, model_of, text_of
 
 SIDE = 3
-NAMES = ("encoder/post/buckets", "decoder/post/alibi", "window", "encoder-decoder/pre-grouped/buckets", "sink")
+NAMES = ("encoder/post/buckets", "decoder/post/alibi", "window", "encoder-decoder/pre-grouped/buckets", "sink", "decoder/pre-grouped/rotary")
 
 
 def nothing() -> None:
