@@ -29,8 +29,9 @@ from playwright.sync_api import sync_playwright
 from clearhead import presets
 from clearhead.core import build
 from clearhead.model.facade import Model
-from clearhead.serve.app import Access, listen, make_app
+from clearhead.serve.app import listen, make_app
 from clearhead.serve.explorer import explorer_router
+from clearhead.serve.gate import Access
 from clearhead.serve.runs import Asked, Runs
 from clearhead.serve.work import Workers
 from clearhead.tasks.record import TaskRecord
@@ -95,7 +96,7 @@ def main() -> None:
     tokens, chromium = given.tokens, given.chromium
     text = " ".join(f"w{index * index % WORDS}" for index in range(tokens))
     listener, workers = listen(0), Workers()
-    access, asked = Access(listener.getsockname()[1]), Asked(text=text)
+    access, asked = Access.of_page(listener.getsockname()[1]), Asked(text=text)
     app = make_app(access, workers, [explorer_router(Runs(model(), "long text", {}), workers, asked)])
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

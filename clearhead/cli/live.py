@@ -85,20 +85,22 @@ def _serve(model: Model, port: int, values: Mapping[str, Any]) -> None:
     """
     from clearhead.fast.native.load import library
     from clearhead.maps.reading import ReadKwargs
-    from clearhead.serve.app import Access, listen, make_app, run
+    from clearhead.serve.app import listen, make_app, run
     from clearhead.serve.explorer import explorer_router
+    from clearhead.serve.gate import Access
     from clearhead.serve.runs import Asked, Runs
     from clearhead.serve.work import Workers
 
     listener = listen(port)
     library()  # compiled before somebody waits for it
-    access, workers = Access(listener.getsockname()[1]), Workers()
+    port = listener.getsockname()[1]
+    access, workers = Access.of_page(port), Workers()
     first = Asked(text=values["text"], target=values["target"], generate=values["generate"])
     reading = ReadKwargs(
         beam_size=values["beam_size"], from_language=values["from_language"], to_language=values["to_language"]
     )
     runs = Runs(model, Path(values["ref"]).name or values["ref"], reading)
     app = make_app(access, workers, [explorer_router(runs, workers, first)])
-    print_either(values["as_json"], {"url": access.address, "port": access.port}, access.address)
+    print_either(values["as_json"], {"url": access.address, "port": port}, access.address)
     print_message("open this address in a browser of this machine; Ctrl-C ends the program")
     run(app, listener, workers)

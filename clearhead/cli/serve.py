@@ -54,8 +54,9 @@ def serve(
     if host not in ("127.0.0.1", "localhost", "::1") and not keys:
         print_message(f"clearhead: {host} may be reached by other machines, and no key is needed: give --api-key-file")
     set_threads_and_seed(threads, None)
-    from clearhead.serve.api.application import Rules, Server, hosts_of, make_application
+    from clearhead.serve.api.application import Server, hosts_of, make_application
     from clearhead.serve.app import listen
+    from clearhead.serve.gate import Access
 
     listener = listen(port, host)
     port = listener.getsockname()[1]
@@ -65,7 +66,7 @@ def serve(
             _warm(served)
         for line in _lines(models, host, port):
             print_result(line)
-        server = Server(make_application(models, Rules(hosts_of(host, port), keys)), models)
+        server = Server(make_application(models, Access(hosts_of(host, port), keys=keys)))
         server.run(sockets=[listener])
     finally:
         models.join()

@@ -21,7 +21,7 @@ from clearhead.generate.batching import check_lengths
 from clearhead.maps.attention_run import AttentionRun
 from clearhead.maps.page import SampleOptions, explorer_page
 from clearhead.maps.reading import Reading
-from clearhead.maps.recording import record_run
+from clearhead.maps.recording import record_first_layer, record_run
 from clearhead.progress import Notify
 from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
@@ -77,20 +77,7 @@ class AttentionMaps(AttentionRun):
         if path.suffix != ".npz":
             raise InputError(f"weights are saved as .npz, but the file is named {path}: give a name that ends in .npz")
         refuse_unwritable(path, force=force)
-        chosen = self.choose(layers, heads)
-        arrays: dict[str, Any] = {**MAPS.header(), "tokens": np.array(self.tokens)}
-        if self.target_tokens is not None:
-            arrays["target_tokens"] = np.array(self.target_tokens)
-        for stack in dict.fromkeys(record.stack for record, _ in chosen):
-            found = [(record, own) for record, own in chosen if record.stack == stack]
-            numbers = sorted({head for _, own in found for head in own})
-            query, key = found[0][0].query_BHTE, found[0][0].key_BKSE
-            weights_LHTS = np.full((len(found), len(numbers), query.shape[2], key.shape[2]), np.nan, dtype=np.float32)
-            for row, (record, own) in enumerate(found):
-                weights_LHTS[row, [numbers.index(head) for head in own]] = record.weights(own)[0].cpu().numpy()
-            arrays[stack] = weights_LHTS
-            arrays[f"{stack}.layers"] = np.array([record.layer for record, _ in found])
-            arrays[f"{stack}.heads"] = np.array(numbers)
+        arrays = arrays_of(self, layers, heads)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as temporary, temporary.open("wb") as file:
@@ -197,6 +184,35 @@ class AttentionMaps(AttentionRun):
         return {"tokens": self.tokens, "target_tokens": self.target_tokens, "attention": found}
 
 
+def arrays_of(
+    maps: AttentionMaps, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """Return tokens and weights as the arrays of a .npz file, by their names; see `AttentionMaps.save`.
+
+    Args:
+        maps: of one run.
+        layers, heads: the layers and heads; None: all.
+
+    Raises:
+        InputError: a layer or head that no stack has, or weights that are too large.
+    """
+    chosen = maps.choose(layers, heads)
+    arrays: dict[str, Any] = {**MAPS.header(), "tokens": np.array(maps.tokens)}
+    if maps.target_tokens is not None:
+        arrays["target_tokens"] = np.array(maps.target_tokens)
+    for stack in dict.fromkeys(record.stack for record, _ in chosen):
+        found = [(record, own) for record, own in chosen if record.stack == stack]
+        numbers = sorted({head for _, own in found for head in own})
+        query, key = found[0][0].query_BHTE, found[0][0].key_BKSE
+        weights_LHTS = np.full((len(found), len(numbers), query.shape[2], key.shape[2]), np.nan, dtype=np.float32)
+        for row, (record, own) in enumerate(found):
+            weights_LHTS[row, [numbers.index(head) for head in own]] = record.weights(own)[0].cpu().numpy()
+        arrays[stack] = weights_LHTS
+        arrays[f"{stack}.layers"] = np.array([record.layer for record, _ in found])
+        arrays[f"{stack}.heads"] = np.array(numbers)
+    return arrays
+
+
 def attend(module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, reading: Reading) -> AttentionMaps:
     """Run a model once over what its stacks read, and return its attention.
 
@@ -207,6 +223,13 @@ def attend(module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, rea
         reading: what its stacks read.
     """
     return AttentionMaps(module, tokenizers, task, reading, record_run(module, reading.source, reading.target))
+
+
+def attend_first_layer(
+    module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, reading: Reading
+) -> AttentionMaps:
+    """Return the self-attention of the lowest layer alone; the arguments are those of `attend`."""
+    return AttentionMaps(module, tokenizers, task, reading, record_first_layer(module, reading.source))
 
 
 def in_precision(module: Transformer, precision: str) -> Transformer:

@@ -1,108 +1,24 @@
-"""The application: who may ask, how mistakes are answered, and how it runs until a signal ends it."""
+"""The application of a page: how mistakes are answered, and how it runs until a signal ends it."""
 
 from __future__ import annotations
 
 import errno
-import hmac
-import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from types import FrameType
 
 import uvicorn
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.exceptions import HTTPException
 
 from clearhead.errors import InputError, RunFailure
+from clearhead.serve.gate import LOOPBACK, Access, Gate, Traffic
 from clearhead.serve.work import Left, Workers
 
-LOOPBACK = "127.0.0.1"
-MOST_BYTES = 8 * 2**20  # of what a request sends
 GRACE = 2  # seconds in which open requests may end
-HEADERS = {
-    "Cache-Control": "no-store",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    # A notebook of this machine may show the page.
-    "Content-Security-Policy": "frame-ancestors 'self' http://localhost:* http://127.0.0.1:* vscode-webview:",
-}
-
-
-@dataclass(frozen=True)
-class Access:
-    """Who may ask.
-
-    Args:
-        port: that the application listens on.
-        token: what the path of every request begins with; drawn anew for each application.
-    """
-
-    port: int
-    token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The names by which browsers of this machine reach the application."""
-        return f"{LOOPBACK}:{self.port}", f"localhost:{self.port}"
-
-    @property
-    def address(self) -> str:
-        """What a browser opens."""
-        return f"http://{self.hosts[0]}/{self.token}/"
-
-
-class Guard:
-    """Refuses requests from elsewhere, before anything reads them.
-
-    A page of another site can let a browser send requests to this machine: they have another Origin, or, where it
-    points a name of its own here, another Host; and they do not know the token.
-    """
-
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self.app: ASGIApp = app
-        self.access: Access = access
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer it with a refusal."""
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
-        refusal = self._refusal(scope)
-        if refusal is not None:
-            await JSONResponse({"error": refusal[1]}, refusal[0])(scope, receive, send)
-            return
-
-        async def send_safely(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message["headers"],
-                    *((k.lower().encode(), v.encode()) for k, v in HEADERS.items()),
-                ]
-            await send(message)
-
-        await self.app(scope, receive, send_safely)
-
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Return the code and the sentence of a refusal; None: the request may pass."""
-        if scope["type"] != "http":
-            return 400, "only HTTP is answered here"
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        if headers.get("host") not in self.access.hosts:
-            return 400, f"this address is {self.access.hosts[0]}, for programs of this machine alone"
-        if headers.get("origin", f"http://{headers['host']}") not in [f"http://{host}" for host in self.access.hosts]:
-            return 403, "pages of other sites may not ask here"
-        given = scope["path"].split("/")[1]
-        if not hmac.compare_digest(given.encode(), self.access.token.encode()):
-            return 403, "the address lacks its token: open the whole address that the program wrote"
-        length = headers.get("content-length", "" if "transfer-encoding" in headers else "0")
-        if not length.isdecimal() or int(length) > MOST_BYTES:
-            return 413, f"a request may send {MOST_BYTES:,} bytes, with their number given"
-        return None
 
 
 def make_app(access: Access, workers: Workers, routers: Sequence[APIRouter]) -> FastAPI:
@@ -126,12 +42,22 @@ def make_app(access: Access, workers: Workers, routers: Sequence[APIRouter]) -> 
     app.add_exception_handler(RunFailure, _answered(500))
     app.add_exception_handler(Left, lambda request, error: Response(status_code=499))
     app.add_exception_handler(RequestValidationError, _misread)
-    app.add_middleware(Guard, access=access)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_middleware(Gate, access=access, traffic=Traffic(), refuse=_refused)
     return app
 
 
+def _refused(code: int, sentence: str) -> Response:
+    return JSONResponse({"error": sentence}, code)
+
+
+def _http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _refused(error.status_code, error.detail)
+
+
 def _answered(code: int) -> Callable[[Request, Exception], Response]:
-    return lambda request, error: JSONResponse({"error": f"{error}"}, code)
+    return lambda request, error: _refused(code, f"{error}")
 
 
 def _misread(_: Request, error: Exception) -> Response:
@@ -139,7 +65,7 @@ def _misread(_: Request, error: Exception) -> Response:
     fault = error.errors()[0]
     place = ".".join(str(part) for part in fault["loc"] if part not in ("body", "query", "path"))
     sentence = fault["msg"].removeprefix("Value error, ")
-    return JSONResponse({"error": f"{place or 'the request'}: {sentence[:1].lower()}{sentence[1:]}"}, 422)
+    return _refused(422, f"{place or 'the request'}: {sentence[:1].lower()}{sentence[1:]}")
 
 
 def listen(port: int, host: str = LOOPBACK) -> socket.socket:

@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from clearhead.core.attention import Attention
 from clearhead.serve.forced import Forced, forced
 from clearhead.serve.long_text import Piece, rows_of_weights, tile
-from clearhead.serve.runs import Asked, Runs, Shown
+from clearhead.serve.runs import Asked, Runs, Shown, stack_lengths
 from clearhead.serve.sweeps import Sweep, sweep
 from clearhead.serve.work import Work, Workers
 from clearhead.view.explorer.write import live_html
@@ -65,7 +65,7 @@ def explorer_router(runs: Runs, workers: Workers, first: Asked) -> APIRouter:
     async def force(request: Request, given: Forced) -> dict[str, str]:
         def compute(work: Work) -> str:
             base, _ = runs.base(given.asked, work)
-            with work.watching(runs.model), runs.changing(given.asked, base, work):
+            with work.watching(runs.model), runs.changing(given.asked.edits, stack_lengths(base), work):
                 return forced(base, given, work)
 
         return {"text": await workers.compute(request, compute)}

@@ -5,9 +5,9 @@ Legend: Q queries, K keys, S side of a tile.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import chain
 from typing import Annotated
 
@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead import spec
-from clearhead.core.attention import attention_weights
 from clearhead.errors import InputError
 from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.page import bias_name, mask_name, stack_attention, token_rows
@@ -33,10 +32,15 @@ MASKED = 0xFFFF
 _MOST_SCORES = 2**20  # of one head, computed together: they stay in the processor's cache
 
 
-def is_long(maps: AttentionMaps) -> bool:
-    """Return whether a page cannot hold the weights of a run."""
+def is_long(maps: AttentionMaps, layers: int = 1) -> bool:
+    """Return whether a page cannot hold the weights of a run.
+
+    Args:
+        maps: the run.
+        layers: how many there are of each that was recorded.
+    """
     counts = (one.num_heads * one.query_BHTE.shape[2] * one.key_BKSE.shape[2] for one in maps.records.values())
-    return sum(counts) // 2 > LARGEST
+    return layers * sum(counts) // 2 > LARGEST
 
 
 def long_sample(maps: AttentionMaps, label: str, check: Callable[[], None]) -> Sample:
@@ -75,7 +79,7 @@ def _spans(record: AttentionRecord, check: Callable[[], None]) -> tuple[int, ...
     """Return first and last key of each query in turn; from the mask, a few queries at a time, where it has no rule."""
     queries, keys = record.query_BHTE.shape[2], record.key_BKSE.shape[2]
     found: list[int] = []
-    if _is_only_causal(record):
+    if record.attention.spec.mask == spec.Causal() and record.context.masking.is_only_causal(spec.Causal()):
         return tuple(chain.from_iterable((0, query) for query in range(queries)))
     size = max(1, _MOST_SCORES // keys)
     for start in range(0, queries, size):
@@ -91,10 +95,6 @@ def _spans(record: AttentionRecord, check: Callable[[], None]) -> tuple[int, ...
         pairs = torch.stack([first.masked_fill(is_empty, 0), last.masked_fill(is_empty, -1)], 1)
         found += pairs.flatten().tolist()
     return tuple(found)
-
-
-def _is_only_causal(record: AttentionRecord) -> bool:
-    return record.attention.spec.mask == spec.Causal() and record.context.masking.is_only_causal(spec.Causal())
 
 
 class Piece(Data):
@@ -134,43 +134,42 @@ def tile(record: AttentionRecord, piece: Piece, check: Callable[[], None]) -> by
     if not (head < record.num_heads and first < queries and left < keys):
         raise InputError(f"head {head} has no piece {piece.row}, {piece.column} of {extent} tokens on each side")
     last, right = min(queries, first + extent), min(keys, left + extent)
-    numbers = torch.full((-(-(last - first) // pool), -(-(right - left) // pool)), -1.0)
+    parts = []
     step = max(1, _MOST_SCORES // keys // pool) * pool
     for start in range(first, last, step):
         check()
         rows = slice(start, min(last, start + step))
-        weights_QK = _weights(record, head, rows)[:, left:right]
-        if weights_QK.shape[1]:
-            part = F.max_pool2d(weights_QK[None, None], pool, ceil_mode=True)[0, 0] if pool > 1 else weights_QK
-            numbers[(start - first) // pool :][: part.shape[0], : part.shape[1]] = part
+        # Of a causal map the keys behind the last of these queries are left out: half of all.
+        seen = record.beginning(rows.stop) if record.is_only_causal and queries == keys else record
+        weights_QK = _weights(seen, head, rows)[:, left:right]
+        pooled = _pooled(weights_QK, pool)
+        missing = math.ceil((right - left) / pool) - pooled.shape[1]
+        parts.append(F.pad(pooled, (0, missing), value=-1.0) if missing else pooled)
+    numbers = torch.cat(parts)
     codes = np.rint(LEVELS * numbers.clamp(0, 1).sqrt_().numpy()).astype("<u2")
     codes[numbers.numpy() < 0] = MASKED
     return zlib.compress(codes.tobytes(), 1)
 
 
+def _pooled(weights_QK: Float32[Tensor, "queries keys"], pool: int) -> Float32[Tensor, "rows columns"]:
+    """Return the largest of each square of so many queries and keys; those at the end are smaller."""
+    if pool == 1:
+        return weights_QK
+    queries, keys = weights_QK.shape
+    if keys % pool or queries % pool:
+        weights_QK = F.pad(weights_QK, (0, -keys % pool, 0, -queries % pool), value=-1.0)
+    squares: Tensor = weights_QK.unflatten(0, (-1, pool)).amax(1).unflatten(1, (-1, pool)).amax(2)
+    return squares
+
+
 @torch.no_grad()
 def _weights(record: AttentionRecord, head: int, rows: slice) -> Float32[Tensor, "queries keys"]:
-    """Return the weights of some queries, -1 where the mask is False; keys behind a causal mask may be left out."""
-    if _is_only_causal(record) and record.attention.spec.score_bias is None and not record.needs_all_heads:
-        return _causal_weights(record, head, rows).cpu()
-    weights_QK, mask = record.weights([head], rows)[0, 0], record.mask(rows)
+    """Return the weights of some queries, -1 where the mask is False."""
+    weights, mask = record.weights_and_mask([head], rows)
+    weights_QK = weights[0, 0]
     if mask is not None:
         weights_QK = weights_QK.masked_fill(~mask[0, min(head, mask.shape[1] - 1)], -1.0)
     return weights_QK.cpu()
-
-
-def _causal_weights(record: AttentionRecord, head: int, rows: slice) -> Float32[Tensor, "queries seen_keys"]:
-    """Return the weights of some queries up to the last key that one of them sees: half of the work, and no mask."""
-    masking = replace(record.context.masking, num_queries=1, num_keys=rows.stop)  # one query, the newest, sees all
-    key_BKSE, value_BKSE = (kept[:, :, : rows.stop] for kept in (record.key_BKSE, record.value_BKSE))
-    context = replace(record.context, masking=masking)
-    scores = replace(record, context=context, key_BKSE=key_BKSE, value_BKSE=value_BKSE).scores([head], rows)
-    hidden = scores.new_ones(2 * (rows.stop - rows.start,), dtype=torch.bool).triu(1)
-    scores[..., rows.start :].masked_fill_(hidden, float("-inf"))
-    sink: Tensor | None = record.attention.sink
-    weights_QK = attention_weights(scores, None, None if sink is None else sink[[head]])[0, 0].float()
-    weights_QK[:, rows.start :].masked_fill_(hidden, -1.0)
-    return weights_QK
 
 
 def rows_of_weights(record: AttentionRecord, query: int) -> bytes:
@@ -181,8 +180,5 @@ def rows_of_weights(record: AttentionRecord, query: int) -> bytes:
     """
     if not 0 <= query < record.query_BHTE.shape[2]:
         raise InputError(f"there is no query {query}; there are {record.query_BHTE.shape[2]}")
-    weights = torch.full((record.num_heads, record.key_BKSE.shape[2]), -1.0)
-    for head in range(record.num_heads):
-        seen = _weights(record, head, slice(query, query + 1))[0]
-        weights[head, : len(seen)] = seen
-    return zlib.compress(weights.numpy().astype("<f4").tobytes(), 1)
+    rows = [_weights(record, head, slice(query, query + 1))[0] for head in range(record.num_heads)]
+    return zlib.compress(torch.stack(rows).numpy().astype("<f4").tobytes(), 1)

@@ -11,8 +11,9 @@ from clearhead.arguments import checked
 from clearhead.maps.attention_maps import NOTEBOOK_HEIGHT
 from clearhead.maps.reading import ReadKwargs
 from clearhead.model.facade import Model
-from clearhead.serve.app import Access, listen, make_app
+from clearhead.serve.app import listen, make_app
 from clearhead.serve.explorer import explorer_router
+from clearhead.serve.gate import Access
 from clearhead.serve.runs import Asked, Runs
 from clearhead.serve.work import Workers
 
@@ -37,7 +38,7 @@ class LivePage:
 
     def __init__(self, model: Model, text: str, target: str | None = None, *, generate: int = 0, port: int = 0) -> None:
         listener, workers = listen(port), Workers()
-        access = Access(listener.getsockname()[1])
+        access = Access.of_page(listener.getsockname()[1])
         first = Asked(text=text, target=target, generate=generate)
         app = make_app(access, workers, [explorer_router(Runs(model, "live", ReadKwargs()), workers, first)])
         self.address: str = access.address

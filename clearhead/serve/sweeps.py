@@ -10,7 +10,7 @@ from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.outcome import Chosen
 from clearhead.maps.patching import Patches
 from clearhead.serve.interventions import Data, finite
-from clearhead.serve.runs import Asked, Runs, Written
+from clearhead.serve.runs import Asked, Runs, Written, stack_lengths
 from clearhead.serve.work import Work
 
 Number = Annotated[int, Field(ge=0, lt=2**31)]
@@ -47,16 +47,11 @@ def sweep(runs: Runs, given: Sweep, work: Work) -> dict[str, Any]:
     here, _ = runs.base(given.asked, work)
     there, _ = runs.base(Asked(text=given.text, target=given.target), work)
     common = {
-        name: [(place, place) for place in range(min(length, _lengths(there)[name]))]
-        for name, length in _lengths(here).items()
+        name: [(place, place) for place in range(min(length, stack_lengths(there)[name]))]
+        for name, length in stack_lengths(here).items()
     }
     with work.watching(runs.model):
         return _json(here.patch(there, _followed(here, given), positions=common))
-
-
-def _lengths(maps: AttentionMaps) -> dict[str, int]:
-    """Return how many tokens each stack reads."""
-    return {stack.partition(".")[0]: len(maps.query_tokens(stack)) for stack in maps.stacks}
 
 
 def _json(found: Patches) -> dict[str, Any]:

@@ -69,6 +69,7 @@ def test_commands_exist(path: Path) -> None:
 
     known = set(typer.main.get_command(make_app()).commands)
     named = set(re.findall(r"^clearhead ([a-z]+)", "\n".join(blocks(path, "sh")), re.MULTILINE))
+    named |= set(re.findall(r"`clearhead ([a-z]+)\\b", path.read_text("utf-8")))
     assert named <= known, f"{path.name} names commands that do not exist"
 
 

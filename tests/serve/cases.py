@@ -21,8 +21,9 @@ pytest.importorskip("fastapi", reason="needs the extra serve")
 
 from fastapi.testclient import TestClient
 
-from clearhead.serve.app import Access, make_app
+from clearhead.serve.app import make_app
 from clearhead.serve.explorer import explorer_router
+from clearhead.serve.gate import Access
 from clearhead.serve.runs import Asked, Runs
 from clearhead.serve.work import Workers
 
@@ -46,7 +47,7 @@ class Browser:
     """Asks the application of a model; a refusal is returned with its sentence."""
 
     def __init__(self, model: Model, first: str | None = None) -> None:
-        self.access, self.workers = Access(8765), Workers()
+        self.access, self.workers = Access.of_page(8765), Workers()
         self.runs = Runs(model, "tiny", {})
         router = explorer_router(self.runs, self.workers, Asked(text=first or text_of(model)))
         self.app = make_app(self.access, self.workers, [router])

@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from clearhead.errors import InputError
-from clearhead.serve.app import MOST_BYTES, listen
+from clearhead.serve.app import listen
+from clearhead.serve.gate import MOST_BYTES
 from clearhead.serve.notebook import LivePage
 from clearhead.serve.work import Left, Work, Workers
 from tests.serve.cases import Browser, model_of, text_of
@@ -57,13 +58,13 @@ def test_another_host_is_refused(browser: Browser, host: str) -> None:
 def test_another_origin_is_refused(browser: Browser, origin: str) -> None:
     answer = browser.client.post(f"/{browser.access.token}/read", json={"text": "a"}, headers={"Origin": origin})
     assert refusal(answer)[0] == 403
-    own = {"Origin": f"http://localhost:{browser.access.port}", "Host": f"localhost:{browser.access.port}"}
+    own = {"Origin": "http://localhost:8765", "Host": "localhost:8765"}
     assert browser.client.post(f"/{browser.access.token}/read", json={"text": "a b"}, headers=own).status_code == 200
 
 
 def test_a_large_request_is_refused(browser: Browser) -> None:
     assert refusal(browser.post("read", text="a" * MOST_BYTES))[0] == 413
-    parts = browser.client.post(f"/{browser.access.token}/read", content=iter([b"{}"]))
+    parts = browser.client.post(f"/{browser.access.token}/read", content=iter([b"a" * MOST_BYTES, b"a"]))
     assert refusal(parts)[0] == 413, "a body of unknown length"
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import uvicorn
 
-from clearhead.serve.app import Access, listen, make_app
+from clearhead.serve.app import listen, make_app
 from clearhead.serve.explorer import explorer_router
+from clearhead.serve.gate import Access
 from clearhead.serve.runs import Asked, Runs
 from clearhead.serve.work import Workers
 from tests.serve.cases import model_of, text_of
@@ -31,7 +32,7 @@ def running(chromium: str) -> Iterator[Any]:
 def served(name: str) -> Iterator[tuple[str, Runs]]:
     """The application of a model on a port of this machine."""
     model, listener, workers = model_of(name), listen(0), Workers()
-    access, runs = Access(listener.getsockname()[1]), Runs(model, name, {})
+    access, runs = Access.of_page(listener.getsockname()[1]), Runs(model, name, {})
     app = make_app(access, workers, [explorer_router(runs, workers, Asked(text=text_of(model)))])
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from types import FrameType
 from typing import Any, Final
 
@@ -15,101 +15,49 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clearhead.errors import InputError, RunFailure
 from clearhead.serve.api.engine import Busy, Closing
 from clearhead.serve.api.generating import generating_router
+from clearhead.serve.api.inside import inside_router
 from clearhead.serve.api.metrics import Metrics
 from clearhead.serve.api.reading import reading_router
 from clearhead.serve.api.served import Models, UnknownModel
 from clearhead.serve.api.tasks import tasks_router
+from clearhead.serve.gate import Access, Gate, Traffic
+from clearhead.serve.work import Left, Workers
 
-MOST_BYTES: Final = 8 * 2**20
-"""Of the body of a request."""
 SECONDS_TO_FINISH: Final = 60
 """That running requests have after a signal."""
-OPEN_PATHS: Final = ("/health",)
-"""For which no key is needed."""
 
 
-@dataclass(frozen=True)
-class Rules:
-    """Who may ask.
-
-    Args:
-        hosts: names in the Host header; None: any, where the address is not this machine alone.
-        keys: of which a request carries one; none: none is needed.
-    """
-
-    hosts: tuple[str, ...] | None
-    keys: tuple[str, ...] = ()
-
-
-class Gate:
-    """Refuses requests before anything reads them: wrong names, other sites, missing keys, too large bodies."""
-
-    def __init__(self, app: ASGIApp, rules: Rules) -> None:
-        self.app: ASGIApp = app
-        self.rules: Rules = rules
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer it with a refusal."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        refusal = self._refusal(scope)
-        if refusal is not None:
-            await refused(*refusal)(scope, receive, send)
-            return
-        received = 0
-
-        async def counted() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > MOST_BYTES:
-                raise HTTPException(413, f"a request may have {MOST_BYTES:,} bytes")
-            return message
-
-        await self.app(scope, counted, send)
-
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        host, hosts = headers.get("host", ""), self.rules.hosts
-        if hosts is not None and host not in hosts:
-            return 400, f"this server is {hosts[0]}, for programs of this machine alone"
-        if "origin" in headers and headers["origin"] != f"http://{host}":
-            return 403, "pages of other sites may not ask here"
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > MOST_BYTES:
-            return 413, f"a request may have {MOST_BYTES:,} bytes"
-        if self.rules.keys and scope["path"] not in OPEN_PATHS:
-            given = headers.get("authorization", "").removeprefix("Bearer ").encode()
-            # Each key is compared, so that the time tells nothing.
-            if not sum(hmac.compare_digest(given, key.encode()) for key in self.rules.keys):
-                return 401, "the request carries no valid key: send the header Authorization: Bearer KEY"
-        return None
-
-
-def make_application(models: Models, rules: Rules) -> FastAPI:
+def make_application(models: Models, access: Access) -> FastAPI:
     """Return the application; whoever makes the models ends them.
 
     Args:
         models: that answer.
-        rules: who may ask.
+        access: who may ask.
     """
+    workers, metrics = Workers(), Metrics(models)
 
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    metrics = Metrics(models)
-    for router in (generating_router(models), reading_router(models), tasks_router(models), metrics.router()):
-        app.include_router(router)
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        workers.join()
+
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    for make in (generating_router, reading_router, tasks_router):
+        app.include_router(make(models))
+    app.include_router(inside_router(models, workers))
+    app.include_router(metrics.router())
+    app.add_exception_handler(Left, lambda request, error: Response(status_code=499))
     for kind, status in _STATUS.items():
         app.add_exception_handler(kind, _answer(status))
     app.add_exception_handler(Exception, _unexpected)
     app.add_exception_handler(RequestValidationError, _misread)
     app.add_exception_handler(HTTPException, _http)
-    app.add_middleware(Gate, rules=rules)
+    app.state.traffic = Traffic()
+    app.add_middleware(Gate, access=access, traffic=app.state.traffic, refuse=refused)
     app.middleware("http")(metrics.counted)
     return app
 
@@ -134,14 +82,15 @@ def refused(status: int, message: str, param: str | None = None) -> JSONResponse
     """
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     content = {"error": {"message": message, "type": kind, "param": param, "code": None}}
-    headers = {"Retry-After": "1"} if status in (429, 503) else None
+    headers = {"Retry-After": "1"} if status in (429, 503) else {}
+    if status == 503:
+        headers["Connection"] = "close"
     return JSONResponse(content, status, headers)
 
 
 def _answer(status: int) -> Any:
     def handler(_: Request, error: Exception) -> Response:
-        message = f"{error}" or "the server ends: try again later"
-        return refused(status, message)
+        return refused(status, f"{error}")
 
     return handler
 
@@ -180,9 +129,13 @@ def _shown(value: Any) -> str:
 
 
 class Server(uvicorn.Server):
-    """Finishes what runs at the first signal, and refuses what comes."""
+    """Finishes what runs at the first signal, and tells who comes then that the server ends; a second one ends it.
 
-    def __init__(self, app: FastAPI, models: Models) -> None:
+    Args:
+        app: as `make_application` returned it.
+    """
+
+    def __init__(self, app: FastAPI) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -196,14 +149,23 @@ class Server(uvicorn.Server):
                 server_header=False,
             )
         )
-        self._models = models
+        self._traffic: Traffic = app.state.traffic
+        self._deadline = 0.0
         self.received: signal.Signals | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle SIGINT and SIGTERM."""
+        self.force_exit = self._traffic.is_closing
         self.received = signal.Signals(sig)
-        self._models.close()
+        self._traffic.is_closing = True
+        self._deadline = time.monotonic() + SECONDS_TO_FINISH
         super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to end: not while requests run, so that others can be refused with a status."""
+        ends = await super().on_tick(counter)
+        waits = self._traffic.num_running > 0 and time.monotonic() < self._deadline and not self.force_exit
+        return ends and not waits
 
 
 def hosts_of(host: str, port: int) -> tuple[str, ...] | None:

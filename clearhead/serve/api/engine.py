@@ -215,11 +215,6 @@ class Engine:
             self._left.append(job)
             self._changed.notify()
 
-    def close(self) -> None:
-        """Take nothing new."""
-        with self._changed:
-            self._is_closing = True
-
     def join(self) -> None:
         """End the thread, with whatever it computes."""
         with self._changed:
@@ -229,7 +224,7 @@ class Engine:
 
     def _refuse_more(self) -> None:
         if self._is_closing:
-            raise Closing
+            raise Closing("the server ends: try again later")
         if self.num_waiting >= MOST_WAITING:
             raise Busy(f"{self.num_waiting} requests wait already: try again later")
 
@@ -319,7 +314,7 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - a thread that ends would leave every later request waiting
             jobs, self._jobs, self._batch = {*self._jobs.values()}, {}, RunningBatch(self.tree)
             for job in jobs:
-                job.deliver(_named(error))
+                job.deliver(named_failure(error))
             return
         self.step_seconds += time.perf_counter() - begun
         self.num_tokens += len(progress)
@@ -354,7 +349,7 @@ class Engine:
                 return function()
         except Exception as error:  # noqa: BLE001 - it is the failure of a request, not of the thread
             job.has_left = True
-            job.deliver(_named(error))
+            job.deliver(named_failure(error))
             return None
 
 
@@ -382,7 +377,7 @@ def _answer(calls: list[Call]) -> None:
             for call in calls:
                 _answer([call])
         else:
-            calls[0].result.set_exception(_named(error))
+            calls[0].result.set_exception(named_failure(error))
         return
     first = 0
     for call in calls:
@@ -390,7 +385,7 @@ def _answer(calls: list[Call]) -> None:
         first += len(call.inputs)
 
 
-def _named(error: Exception) -> Exception:
+def named_failure(error: Exception) -> Exception:
     """Return an error for a client: all but wrong input is a failure while running; the log has what happened."""
     text = f"{error}"
     if isinstance(error, MemoryError) or any(sign in text.lower() for sign in OUT_OF_MEMORY):

@@ -17,9 +17,11 @@ from clearhead.generate.continuation import GenerateRequest
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prompts import generate_request
 from clearhead.generate.translation import TranslationReading
+from clearhead.maps.reading import ReadKwargs
 from clearhead.maps.token_texts import token_texts
 from clearhead.model.facade import Model
 from clearhead.serve.api.engine import Engine
+from clearhead.serve.runs import Runs
 from clearhead.tasks.registry import find
 from clearhead.text.tokenizer import Tokenizer
 
@@ -55,6 +57,11 @@ class Served:
     def engine(self) -> Engine:
         """Its engine; the first use starts it."""
         return Engine(self.model.tree)
+
+    @cached_property
+    def runs(self) -> Runs:
+        """What looks inside of it, in float32: by a copy, made at the first use, where its weights are not."""
+        return Runs(self.model, self.name, ReadKwargs())
 
     @property
     def writes(self) -> bool:
@@ -200,11 +207,6 @@ class Models:
         if name not in self._served:
             raise UnknownModel(f"there is no model '{name}'{nearest(name, self._served)}; see /v1/models")
         return self._served[name]
-
-    def close(self) -> None:
-        """Take nothing new."""
-        for one in self:
-            one.engine.close()
 
     def join(self) -> None:
         """End every engine."""

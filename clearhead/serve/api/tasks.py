@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clearhead.errors import InputError
+from clearhead.generate.results import Hypothesis
 from clearhead.serve.api.engine import Ended, Job, events
 from clearhead.serve.api.served import Models, Served
+from clearhead.tasks.pipelines import PipelineParameters
 from clearhead.tasks.registry import find
 
+ParametersT = TypeVar("ParametersT", bound=PipelineParameters)
 MOST_INPUTS = 2048
 
 
@@ -45,25 +48,16 @@ def tasks_router(models: Models) -> APIRouter:
 
 
 async def _answered(served: Served, asked: TaskRequest, schema: str | None) -> Any:
-    pipeline = _pipeline(served)
+    pipeline = pipeline_of(served)
     if schema is not None and schema != pipeline.NAME:
         raise InputError(f"the model '{served.name}' answers {pipeline.NAME}, not {schema}")
-    # What a client leaves out it may send as null.
-    given = {name: value for name, value in (asked.parameters or {}).items() if value is not None}
-    try:
-        parameters = pipeline.Parameters.model_validate(given)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        name = ".".join(map(str, fault["loc"]))
-        if fault["type"] == "extra_forbidden":
-            raise InputError(f"parameters.{name} is not supported: leave it out") from None
-        raise InputError(f"parameters.{name}: {fault['msg'][:1].lower()}{fault['msg'][1:]}") from None
+    parameters = parameters_of(pipeline.Parameters, asked.parameters)
     is_many = isinstance(asked.inputs, list)
     inputs = asked.inputs if is_many else [asked.inputs]
     if not inputs or len(inputs) > MOST_INPUTS:
         raise InputError(f"inputs has {len(inputs)} texts; expected 1 to {MOST_INPUTS:,}")
     if served.translates:
-        return await asyncio.gather(*[_translated(served, text, parameters) for text in inputs])
+        return await _translated(served, inputs, parameters)
     key = (pipeline.NAME, parameters.model_dump_json())
     found = await asyncio.wrap_future(
         served.engine.call(key, lambda some: pipeline.run(served.model, some, parameters), inputs)
@@ -72,7 +66,15 @@ async def _answered(served: Served, asked: TaskRequest, schema: str | None) -> A
     return found if is_many or is_nested else found[0]
 
 
-def _pipeline(served: Served) -> Any:
+def pipeline_of(served: Served) -> Any:
+    """Return the pipeline of a model's own task.
+
+    Args:
+        served: the model.
+
+    Raises:
+        InputError: its task has none.
+    """
     try:
         return find(served.model.task.kind).part("pipeline")
     except ModuleNotFoundError:
@@ -82,16 +84,56 @@ def _pipeline(served: Served) -> Any:
         ) from None
 
 
-async def _translated(served: Served, text: Any, parameters: Any) -> dict[str, Any]:
-    """Return the translation of a text, which is searched for in the running batch."""
+def parameters_of(kind: type[ParametersT], given: dict[str, Any] | None) -> ParametersT:
+    """Return the parameters of a pipeline; what a client leaves out it may send as null.
+
+    Args:
+        kind: of the parameters.
+        given: by the client.
+
+    Raises:
+        InputError: one is not known or out of range; it is named.
+    """
+    try:
+        return kind.model_validate({name: value for name, value in (given or {}).items() if value is not None})
+    except ValidationError as error:
+        fault = error.errors()[0]
+        name = ".".join(map(str, fault["loc"]))
+        if fault["type"] == "extra_forbidden":
+            raise InputError(f"parameters.{name} is not supported: leave it out") from None
+        raise InputError(f"parameters.{name}: {fault['msg'][:1].lower()}{fault['msg'][1:]}") from None
+
+
+def translation_json(found: Hypothesis) -> dict[str, Any]:
+    """Return a translation in the schema, with the alignment of its words where it has one."""
+    aligned = {} if found.alignment is None else {"alignments": found.alignment}
+    return {"translation_text": found.text, **aligned}
+
+
+async def _translated(served: Served, texts: list[Any], parameters: Any) -> list[dict[str, Any]]:
+    """Return the translations of texts, which are searched for in the running batch."""
+    found = await asyncio.gather(*[_searched(served, text, parameters) for text in texts])
+    if parameters.alignments:
+        # One for each request: its heads are measured on these texts alone, whoever else asks.
+        aligner = served.model.word_aligner(True, parameters.src_lang, parameters.tgt_lang)
+
+        def aligned(some: list[Hypothesis]) -> list[Hypothesis]:
+            return [one for (one,) in aligner.add_to(texts, [[one] for one in some])]
+
+        found = await asyncio.wrap_future(served.engine.call(aligner, aligned, found))
+    return [translation_json(one) for one in found]
+
+
+async def _searched(served: Served, text: Any, parameters: Any) -> Hypothesis:
     if not isinstance(text, str):
         raise InputError(f"inputs must be a text or a list of texts, not {type(text).__name__}")
     if not text.strip():
-        return {"translation_text": ""}
+        return Hypothesis("", [], 0.0, 0.0)
     options = parameters.generate_parameters.options
     reading, search = served.translation(text, options, parameters.src_lang, parameters.tgt_lang)
-    translated = ""
+    best = Hypothesis("", [], 0.0, 0.0)
     async for event in events(served.engine, lambda deliver: Job.of_translation(reading, search, deliver)):
         if isinstance(event, Ended) and event.number == 0:
-            translated = served.tokenizer.decode(event.continuation.ids)
-    return {"translation_text": translated}
+            end, target = event.continuation, served.tokenizer
+            best = Hypothesis(target.decode(end.ids), target.tokens(end.ids), end.score, end.log_probability, end.ids)
+    return best

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 import clearhead as ch
-from clearhead.serve.api.application import Rules, Server, hosts_of, make_application
+from clearhead.serve.api.application import Server, hosts_of, make_application
 from clearhead.serve.api.served import Models, Served
 from clearhead.serve.app import listen
+from clearhead.serve.gate import Access
 from tests.hf_models import language_model, translator
 from tests.tasks.fine_tuning import encoder
 
@@ -47,8 +48,8 @@ def locked(models: Models) -> Iterator[str]:
 def running(models: Models, keys: tuple[str, ...]) -> Iterator[str]:
     listener = listen(0)
     port = listener.getsockname()[1]
-    app = make_application(models, Rules(hosts_of("127.0.0.1", port), keys))
-    server = Server(app, models)
+    app = make_application(models, Access(hosts_of("127.0.0.1", port), keys=keys))
+    server = Server(app)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     for _ in range(600):

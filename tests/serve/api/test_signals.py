@@ -1,0 +1,82 @@
+"""What a server does when it ends, as a process: it finishes what runs, and tells others with a status."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.hf_models import language_model
+
+BODY = json.dumps({"prompt": "a m", "max_tokens": 5, "temperature": 0}).encode()
+
+
+@contextmanager
+def process(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server of one model, with its port."""
+    command = [sys.executable, "-m", "clearhead", "serve", str(language_model(folder / "lm")), "--port", "0"]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert started.stdout is not None
+        line = started.stdout.readline()
+        assert "lm: generate, " in line and "no result depends on the others of its batch" in line
+        yield started, int(line.rstrip().removesuffix("/v1").rpartition(":")[2])
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def half_sent(port: int) -> socket.socket:
+    """Send a request up to the middle of its body."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {len(BODY)}\r\nConnection: close\r\n\r\n".encode() + BODY[:10])
+    return connection
+
+
+def answered(connection: socket.socket) -> str:
+    received = b""
+    while piece := connection.recv(2**16):
+        received += piece
+    return received.decode()
+
+
+def test_running_requests_end_and_new_ones_are_refused(tmp_path: Path) -> None:
+    with process(tmp_path) as (server, port), half_sent(port) as connection, httpx.Client() as kept:
+        address = f"http://127.0.0.1:{port}"
+        assert kept.get(f"{address}/health").status_code == 200
+        os.kill(server.pid, signal.SIGTERM)
+        time.sleep(0.5)
+        for get in (kept.get, httpx.get):
+            refused = get(f"{address}/health", timeout=20)
+            assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+            assert refused.headers["connection"] == "close"
+            assert refused.json()["error"]["message"] == "the server ends: try again later"
+        assert server.poll() is None, "it waits for the request that runs"
+        connection.sendall(BODY[10:])
+        text = answered(connection)
+        assert text.startswith("HTTP/1.1 200") and '"completion_tokens":' in text
+        _, messages = server.communicate(timeout=20)
+        assert server.returncode == 143 and "Traceback" not in messages
+        with pytest.raises(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    with process(tmp_path) as (server, port), half_sent(port):
+        httpx.get(f"http://127.0.0.1:{port}/health")
+        os.kill(server.pid, signal.SIGTERM)
+        time.sleep(0.3)
+        os.kill(server.pid, signal.SIGTERM)
+        server.communicate(timeout=20)
+        assert server.returncode == 143
