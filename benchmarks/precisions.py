@@ -126,7 +126,9 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=16, help="tokens that are decoded")
     parser.add_argument("--only", default="", help="the beginning of a model's name")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--processor-time", action="store_true", help="of the process, in place of the time that passes")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="of the process, in place of the time that passes"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
