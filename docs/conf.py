@@ -24,6 +24,7 @@ extensions = [
     "reference",
     "repository_links",
     "tables",
+    "unlisted",
     "browser_page",
 ]
 root_doc = "index"

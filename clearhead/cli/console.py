@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -19,6 +20,19 @@ from clearhead.progress import Display, shown_by
 LINE_ENDS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 # Text from right to left may need them; only a terminal could be misled.
 _DIRECTIONS = "".join(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))
+
+
+def adapt_streams() -> None:
+    """Let stdout and stderr take every character, whatever the console or the system's code page can write.
+
+    A file or a pipe gets UTF-8, unless PYTHONIOENCODING says otherwise; what a console cannot show is escaped.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+            if stream.isatty() or "PYTHONIOENCODING" in os.environ:
+                stream.reconfigure(errors="backslashreplace")
+            else:
+                stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def print_message(message: str) -> None:

@@ -64,6 +64,7 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the t
 
 # Parameters that name the data.
 DATA = ("source", "target", "text", "labels", "text_column", "pair", "document", "pattern")
+_NAMES = ("source", "target", "text", "text_column", "labels")
 _NO_OTHERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -219,13 +220,16 @@ def _check_options(ref: str, options: Sequence[str]) -> Task:
 
 def _data(task: Task, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the [data] table of a run file that names the same data."""
+    from clearhead.data.sources.named import pair_table, text_table
     from clearhead.tasks.classify.data import labelled_table
 
     named = {name: given[name] for name in (*DATA, *task.options) if name in given}
     if "labels" in task.evaluate.data:
-        return labelled_table(**{"labels": None, "text_column": None, "pair": None, **named})
-    keys = {"text_column": "field"}
-    return {keys.get(name, name): str(value) for name, value in named.items() if name != "labels"}
+        return labelled_table(**{"labels": None, "text_column": None, "pair": None, **named}, split=None)
+    others = {name: str(value) for name, value in named.items() if name not in _NAMES}
+    if "source" in named:
+        return pair_table(named["source"], named["target"], split=None) | others
+    return text_table(named["text"], named.get("text_column"), split=None) | others
 
 
 def _draw(record: dict[str, Any], path: Path) -> None:

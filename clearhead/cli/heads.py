@@ -124,15 +124,20 @@ def _print_table(rows: list[HeadStatistics]) -> None:
 
     from clearhead.maps.head_statistics import STATISTICS
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("stack")
-    for name in ("layer", "head", *STATISTICS):
-        table.add_column(name.removesuffix("_token"), justify="right")
-    table.add_column("patterns")
-    for row in rows:
-        numbers = [_number(getattr(row, name), row.spread.get(name)) for name in STATISTICS]
-        table.add_row(row.stack, str(row.layer), str(row.head), *numbers, ", ".join(row.patterns))
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    # In a narrow terminal words go on in the next line, and the spread is left out: all numbers stay whole.
+    is_narrow = console.width < WIDTH
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0 if is_narrow else (0, 1))
+    table.add_column("stack", min_width=len("decoder.memory"))
+    table.add_column("layer", justify="right", no_wrap=True)
+    table.add_column("head", justify="right", no_wrap=True)
+    for name in STATISTICS:
+        table.add_column(name.removesuffix("_token"), justify="right", overflow="fold", min_width=5 * is_narrow)
+    table.add_column("patterns", overflow="fold", min_width=6)
+    for row in rows:
+        spread = {} if is_narrow else row.spread
+        numbers = [_number(getattr(row, name), spread.get(name)) for name in STATISTICS]
+        table.add_row(row.stack, str(row.layer), str(row.head), *numbers, ", ".join(row.patterns))
     with console.capture() as shown:
         console.print(table)
     print_text(shown.get().rstrip("\n"), end="\n")

@@ -23,7 +23,14 @@ from clearhead.cli.bench import bench
 from clearhead.cli.check import check
 from clearhead.cli.classify import classify
 from clearhead.cli.compare import compare
-from clearhead.cli.console import library_messages, long_texts_said_once, print_message, print_result, silence
+from clearhead.cli.console import (
+    adapt_streams,
+    library_messages,
+    long_texts_said_once,
+    print_message,
+    print_result,
+    silence,
+)
 from clearhead.cli.convert import convert
 from clearhead.cli.demo import demo
 from clearhead.cli.doctor import doctor
@@ -168,6 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         main(["--help"])
         return WRONG_INPUT
     adapt_waiting()
+    adapt_streams()
     try:
         with StopOnSignal() as signals, signs_of_life(), library_messages(), long_texts_said_once():
             return _run(words, parts, debug, signals)

@@ -21,7 +21,7 @@ from clearhead.generate.batching import check_lengths
 from clearhead.maps.attention_run import AttentionRun
 from clearhead.maps.page import SampleOptions, explorer_page
 from clearhead.maps.reading import Reading
-from clearhead.maps.recording import record_run
+from clearhead.maps.recording import record_first_layer, record_run
 from clearhead.progress import Notify
 from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
@@ -223,6 +223,13 @@ def attend(module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, rea
         reading: what its stacks read.
     """
     return AttentionMaps(module, tokenizers, task, reading, record_run(module, reading.source, reading.target))
+
+
+def attend_first_layer(
+    module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, reading: Reading
+) -> AttentionMaps:
+    """Return the self-attention of the lowest layer alone; the arguments are those of `attend`."""
+    return AttentionMaps(module, tokenizers, task, reading, record_first_layer(module, reading.source))
 
 
 def in_precision(module: Transformer, precision: str) -> Transformer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from clearhead.core.attention import Attention, attention_weights
 from clearhead.core.context import Context
 from clearhead.errors import InputError
 from clearhead.fast.replica import replica
-from clearhead.maps.hook_points import capture
+from clearhead.maps.hook_points import capture, edit
 from clearhead.view.explorer.data import StackName
 
 ALL = slice(None)
@@ -66,6 +66,27 @@ class AttentionRecord:
         """The number of query heads."""
         return self.query_BHTE.shape[1]
 
+    @property
+    def is_only_causal(self) -> bool:
+        """Whether a query sees all keys up to its own and nothing else, so that what follows never changes it."""
+        return self.context.masking.is_only_causal(self.attention.spec.mask) and not self.needs_all_heads
+
+    def beginning(self, count: int) -> AttentionRecord:
+        """Return the attention of the first tokens of a causal one, which is the same as in the longer text.
+
+        Args:
+            count: of the tokens.
+        """
+        masking = replace(self.context.masking, num_queries=count, num_keys=count)
+        positions = {name: getattr(self.context, name)[:, :count] for name in ("query_position", "key_position")}
+        return replace(
+            self,
+            context=replace(self.context, masking=masking, **positions, shared={}),
+            query_BHTE=self.query_BHTE[:, :, :count],
+            key_BKSE=self.key_BKSE[:, :, :count],
+            value_BKSE=self.value_BKSE[:, :, :count],
+        )
+
     def kv_head(self, head: int) -> int:
         """Return the key/value head that a head uses."""
         return head * self.key_BKSE.shape[1] // self.num_heads
@@ -90,14 +111,7 @@ class AttentionRecord:
             heads: the heads; None: all.
             queries: the queries.
         """
-        if self.needs_all_heads:
-            scores = self._all_scores(queries)
-            return scores if heads is None else scores[:, list(heads)]
-        query, key, bias = self.query_BHTE[:, :, queries], self.key_BKSE, self.bias(queries)
-        if heads is not None:
-            query, key = query[:, list(heads)], key[:, [self.kv_head(head) for head in heads]]
-            bias = None if bias is None else bias[:, list(heads)]
-        return self.attention.scores(query, key, bias, self._context(queries))
+        return self._scores(heads, queries, self._context(queries))
 
     @torch.no_grad()
     def weights(
@@ -109,13 +123,33 @@ class AttentionRecord:
             heads: the heads; None: all.
             queries: the queries.
         """
+        return self.weights_and_mask(heads, queries)[0]
+
+    @torch.no_grad()
+    def weights_and_mask(
+        self, heads: Sequence[int] | None = None, queries: slice = ALL
+    ) -> tuple[Float[Tensor, "batch heads queries keys"], Bool[Tensor, "#batch #heads #queries keys"] | None]:
+        """Return the weights of some queries and their mask, which is built once: see `weights` and `mask`."""
+        context = self._context(queries)
         if self.needs_all_heads:
-            weights = self.attention.normalize(self._all_scores(queries), self._context(queries)).float()
-            return weights if heads is None else weights[:, list(heads)]
+            weights = self.attention.normalize(self._scores(None, queries, context), context).float()
+            return weights if heads is None else weights[:, list(heads)], self.attention.mask(context)
         sink: Tensor | None = self.attention.sink
         if sink is not None and heads is not None:
             sink = sink[list(heads)]
-        return attention_weights(self.scores(heads, queries), self.mask(queries), sink).float()
+        mask = self.attention.mask(context)
+        return attention_weights(self._scores(heads, queries, context), mask, sink).float(), mask
+
+    def _scores(self, heads: Sequence[int] | None, queries: slice, context: Context) -> Tensor:
+        query, key = self.query_BHTE[:, :, queries], self.key_BKSE
+        bias = self.attention.bias(query, key, context)
+        if self.needs_all_heads:
+            scores = self.attention.scores(query, key, bias, context)
+            return scores if heads is None else scores[:, list(heads)]
+        if heads is not None:
+            query, key = query[:, list(heads)], key[:, [self.kv_head(head) for head in heads]]
+            bias = None if bias is None else bias[:, list(heads)]
+        return self.attention.scores(query, key, bias, context)
 
     @property
     def needs_all_heads(self) -> bool:
@@ -123,15 +157,33 @@ class AttentionRecord:
         has_step = self.attention.score_step is not None or self.attention.weight_step is not None
         return has_step or any(getattr(type(self.attention), name) is not getattr(Attention, name) for name in _STEPS)
 
-    def _all_scores(self, queries: slice) -> Float[Tensor, "batch heads queries keys"]:
-        query = self.query_BHTE[:, :, queries]
-        return self.attention.scores(query, self.key_BKSE, self.bias(queries), self._context(queries))
-
     def _context(self, queries: slice) -> Context:
         """Return the context of some queries; it shares nothing, so that no mask outlives its use."""
         context = self.context
         masking = replace(context.masking, rows=queries)
         return replace(context, masking=masking, query_position=context.query_position[:, queries], shared={})
+
+
+class _Enough(Exception):
+    """What is wanted of a run is known."""
+
+
+def record_first_layer(module: Transformer, source: Read) -> list[AttentionRecord]:
+    """Return the self-attention of the first layer of the first stack, without running the layers above it.
+
+    Args:
+        module: a replica of it runs, in evaluation mode.
+        source: what the stack reads.
+    """
+    module = replica(module)
+    first = next(path for path, part in module.named_modules() if isinstance(part, Attention))
+
+    def stop(_: Tensor) -> Tensor:
+        raise _Enough
+
+    with torch.no_grad(), recording(module) as records, suppress(_Enough), edit(module, {f"{first}.values": stop}):
+        module.states(source, None)
+    return records
 
 
 def record_run(module: Transformer, source: Read, target: Read | None) -> list[AttentionRecord]:

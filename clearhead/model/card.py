@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
+from clearhead.fast.int8 import is_int8
 from clearhead.files import read_json_object, read_model_text, read_typed
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.files.folder import CONFIG
@@ -172,7 +173,7 @@ def write_card(
         kind=task.kind,
         base=base,
         loading=loading,
-        **_training(known),
+        **_training(known, is_int8=is_int8(module)),
     )
     card.save(folder / README)
     (folder / DRAWING).write_text(draw_architecture(module.spec, PurePath(name).name), encoding="utf-8", newline="\n")
@@ -180,7 +181,7 @@ def write_card(
         (folder / KNOWN_FILE).write_text(known.model_dump_json(indent=2) + "\n", encoding="utf-8", newline="\n")
 
 
-def _training(known: Known | None) -> dict[str, str]:
+def _training(known: Known | None, *, is_int8: bool) -> dict[str, str]:
     """Return what the card says of data, recipe and metrics."""
     if known is None:
         unknown = "The model was saved without a run that knows it."
@@ -188,6 +189,8 @@ def _training(known: Known | None) -> dict[str, str]:
     data, rows = tomllib.loads(known.recipe)["data"], known.measured
     tables = [f"{part}: {json.dumps(data[part], ensure_ascii=False)}" for part in ("train", "valid") if part in data]
     table = [f"| {one.name} | {one.value:.4g} | `{one.command}` |" for one in rows]
+    if is_int8 and table:
+        table.append("\nThese are of the weights before they were rounded to 8 bits.")
     return {
         "data": _fenced("\n".join(tables)),
         "recipe": f"`clearhead train run.toml`, with this `run.toml`; {known.step}:\n\n{_fenced(known.recipe, 'toml')}",

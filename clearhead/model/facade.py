@@ -93,7 +93,7 @@ class Model(Predictions, Saving):
     @property
     def exact(self) -> Model:
         """The model with products in the precision of its weights: for numbers that depend on no processor."""
-        return Model(self.module, self.tokenizers, self.task, self.hf_checkpoint, self.runner.exact)
+        return Model(self.module, self.tokenizers, self.task, self.hf_checkpoint, self.runner.exact, self.weights_file)
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -267,7 +267,7 @@ class Model(Predictions, Saving):
         if self.hf_checkpoint is None:
             raise InputError("the model was trained here and lists no tasks: leave the task out")
         hf_checkpoint, prefix = self.hf_checkpoint.for_task(task, self.module)
-        return Model(self.module, self.tokenizers, self.task, hf_checkpoint, self.runner), prefix
+        return Model(self.module, self.tokenizers, self.task, hf_checkpoint, self.runner, self.weights_file), prefix
 
     def for_languages(self, from_language: str | None, to_language: str | None) -> Model:
         """Return the model with fixed source and target languages.
@@ -281,7 +281,8 @@ class Model(Predictions, Saving):
         if self.hf_checkpoint is None:
             raise InputError("the model was trained here on one pair of languages: leave the languages out")
         hf_checkpoint = self.hf_checkpoint.for_languages(from_language, to_language)
-        return Model(self.module, hf_checkpoint.tokenizers.pair, self.task, hf_checkpoint, self.runner)
+        pair = hf_checkpoint.tokenizers.pair
+        return Model(self.module, pair, self.task, hf_checkpoint, self.runner, self.weights_file)
 
     @overload
     def score(
@@ -459,6 +460,13 @@ class Model(Predictions, Saving):
         if chat:
             raise InputError("the model was trained here and has no chat template: leave chat out")
         return None
+
+    def read(
+        self, text: str | tuple[str, str], target: str | None = None, generate: int = 0, **options: Unpack[ReadKwargs]
+    ) -> Reading:
+        """Return what the stacks of the model read for a text; the arguments are those of `attention`."""
+        given = ReadOptions(target=target, generate=generate, **given_options(options, ReadKwargs))
+        return self._read(Runner(self.module).tree(), text, given)
 
     def _read(self, module: Transformer, text: str | tuple[str, str], given: ReadOptions) -> Reading:
         """Return what the stacks of a module with this model's architecture read for a text."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clearhead.data.sources.named import named_dataset
+from clearhead.data.sources.named import named_dataset, pair_table, text_table
 from clearhead.errors import InputError
 from clearhead.recipes.held_out import HeldOut, draw, num_overlapping, passages
 from clearhead.recipes.run_file import DataPlan
@@ -227,14 +227,14 @@ def _pair_draft(options: NewOptions) -> Draft:
 
     source, target = options.source, options.target
     assert source is not None and target is not None, "the options were checked"
-    train, valid = _pair_table(source, target), dict[str, Value]()
+    train, valid = pair_table(source, target), dict[str, Value]()
     data = read_pairs(parse_table(train, PAIR_FORMS).as_source())
     surveyed = survey(list(zip(data["source"], data["target"], strict=True)))
     _refuse_few(surveyed.num_pairs, "pairs with text on both sides", f"{source} and {target} have")
     keys, endings = _pair_keys(data), _endings(source, target)
     files: dict[Path, Sequence[str]] = {}
     if options.valid_source is not None and options.valid_target is not None:
-        valid = _pair_table(options.valid_source, options.valid_target)
+        valid = pair_table(options.valid_source, options.valid_target)
         valid_data = read_pairs(parse_table(valid, PAIR_FORMS).as_source())
         held, overlapping = HeldOut(range(len(data))), num_overlapping(keys, _pair_keys(valid_data))
     elif "dataset" in train:
@@ -258,18 +258,6 @@ def _pair_draft(options: NewOptions) -> Draft:
     return examples.draft(options, "-".join(endings))
 
 
-def _pair_table(source: Path, target: Path) -> dict[str, Value]:
-    """Return the [data] table of two files, or of two fields of a data set."""
-    first, second = named_dataset(source), named_dataset(target)
-    if first is None and second is None:
-        return {"source": str(source), "target": str(target)}
-    if first is None or second is None or first.table != second.table or None in (first.field, second.field):
-        raise InputError(
-            f"{source} and {target} are not the two sides of one data set; name it twice, each time with :FIELD behind"
-        )
-    return {**first.table, "source_field": first.field or "", "target_field": second.field or ""}
-
-
 def _pair_keys(data: Table) -> list[list[tuple[str, str]]]:
     """Return both sides of each pair, so that pairs with one side in common belong together; none of an empty pair."""
     pairs = zip(data["source"], data["target"], strict=True)
@@ -291,7 +279,9 @@ def _text_draft(options: NewOptions) -> Draft:
 
     text = options.text
     assert text is not None, "the options were checked"
-    train = _text_table(text, options)
+    train: dict[str, Value] = text_table(text, options.text_column)
+    if options.pattern is not None:
+        train["pattern"] = options.pattern
     surveyed = survey_text(chunk.text for chunk in parse_table(train, TEXT_FORMS).as_source().chunks())
     characters = surveyed.num_characters
     if characters < LEAST_CHARACTERS:
@@ -303,9 +293,9 @@ def _text_draft(options: NewOptions) -> Draft:
     valid: dict[str, Value] | float
     num_held: float = 0
     if options.valid_text is not None:
-        valid = {**_text_table(options.valid_text, options), "document": document}
-        if not options.valid_text.is_dir():
-            valid.pop("pattern", None)
+        valid = {**text_table(options.valid_text, options.text_column), "document": document}
+        if options.pattern is not None and options.valid_text.is_dir():
+            valid["pattern"] = options.pattern
         measure(parse_table(valid, TEXT_FORMS).as_source())
         overlapping = 0
         if document == "line" and characters <= MOST_COUNTED:
@@ -336,14 +326,6 @@ def _text_draft(options: NewOptions) -> Draft:
         command=options.command,
     )
     return Draft(plan, {"characters": characters, "held_out": num_held}, messages, files)
-
-
-def _text_table(text: Path, options: NewOptions) -> dict[str, Value]:
-    """Return the [data] table of running text."""
-    named = named_dataset(text)
-    keys = {"text": str(text)} if named is None else {**named.table, "field": named.field}
-    others = {"field": options.text_column, "pattern": options.pattern}
-    return {key: value for table in (keys, others) for key, value in table.items() if value is not None}
 
 
 def _pieces(table: Mapping[str, Value], surveyed: TextSurvey) -> list[str]:

@@ -5,6 +5,7 @@ Legend: Q queries, K keys, S side of a tile.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from itertools import chain
@@ -31,10 +32,15 @@ MASKED = 0xFFFF
 _MOST_SCORES = 2**20  # of one head, computed together: they stay in the processor's cache
 
 
-def is_long(maps: AttentionMaps) -> bool:
-    """Return whether a page cannot hold the weights of a run."""
+def is_long(maps: AttentionMaps, layers: int = 1) -> bool:
+    """Return whether a page cannot hold the weights of a run.
+
+    Args:
+        maps: the run.
+        layers: how many there are of each that was recorded.
+    """
     counts = (one.num_heads * one.query_BHTE.shape[2] * one.key_BKSE.shape[2] for one in maps.records.values())
-    return sum(counts) // 2 > LARGEST
+    return layers * sum(counts) // 2 > LARGEST
 
 
 def long_sample(maps: AttentionMaps, label: str, check: Callable[[], None]) -> Sample:
@@ -133,18 +139,34 @@ def tile(record: AttentionRecord, piece: Piece, check: Callable[[], None]) -> by
     for start in range(first, last, step):
         check()
         rows = slice(start, min(last, start + step))
-        weights_QK = _weights(record, head, rows)[:, left:right]
-        parts.append(F.max_pool2d(weights_QK[None, None], pool, ceil_mode=True)[0, 0] if pool > 1 else weights_QK)
+        # Of a causal map the keys behind the last of these queries are left out: half of all.
+        seen = record.beginning(rows.stop) if record.is_only_causal and queries == keys else record
+        weights_QK = _weights(seen, head, rows)[:, left:right]
+        pooled = _pooled(weights_QK, pool)
+        missing = math.ceil((right - left) / pool) - pooled.shape[1]
+        parts.append(F.pad(pooled, (0, missing), value=-1.0) if missing else pooled)
     numbers = torch.cat(parts)
     codes = np.rint(LEVELS * numbers.clamp(0, 1).sqrt_().numpy()).astype("<u2")
     codes[numbers.numpy() < 0] = MASKED
     return zlib.compress(codes.tobytes(), 1)
 
 
+def _pooled(weights_QK: Float32[Tensor, "queries keys"], pool: int) -> Float32[Tensor, "rows columns"]:
+    """Return the largest of each square of so many queries and keys; those at the end are smaller."""
+    if pool == 1:
+        return weights_QK
+    queries, keys = weights_QK.shape
+    if keys % pool or queries % pool:
+        weights_QK = F.pad(weights_QK, (0, -keys % pool, 0, -queries % pool), value=-1.0)
+    squares: Tensor = weights_QK.unflatten(0, (-1, pool)).amax(1).unflatten(1, (-1, pool)).amax(2)
+    return squares
+
+
 @torch.no_grad()
 def _weights(record: AttentionRecord, head: int, rows: slice) -> Float32[Tensor, "queries keys"]:
     """Return the weights of some queries, -1 where the mask is False."""
-    weights_QK, mask = record.weights([head], rows)[0, 0], record.mask(rows)
+    weights, mask = record.weights_and_mask([head], rows)
+    weights_QK = weights[0, 0]
     if mask is not None:
         weights_QK = weights_QK.masked_fill(~mask[0, min(head, mask.shape[1] - 1)], -1.0)
     return weights_QK.cpu()

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clearhead.errors import InputError
-from clearhead.maps.attention_maps import AttentionMaps, attend, in_precision
+from clearhead.maps.attention_maps import AttentionMaps, attend, attend_first_layer, in_precision
 from clearhead.maps.hook_points import capture
 from clearhead.maps.outcome import Chosen
 from clearhead.maps.page import SampleOptions, run_sample
@@ -49,6 +49,7 @@ class Asked(Data):
         edits: what is changed in it.
         of: two outputs, tokens or labels, of which the first is followed rather than the second; None: one is followed.
         position: where the last stack reads what these are predicted at; None: at the end of the text.
+        is_beginning: only the first layer is wanted, and only of a long text, whose other layers take long.
     """
 
     text: Written
@@ -57,6 +58,7 @@ class Asked(Data):
     edits: Edits = ()
     of: tuple[Name, Name] | None = None
     position: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    is_beginning: bool = False
 
     @property
     def unchanged(self) -> Asked:
@@ -190,7 +192,29 @@ class Runs:
     def _attention(self, asked: Asked) -> AttentionMaps:
         return self.model.attention(asked.text, asked.target, asked.generate, precision="auto", **self.reading)
 
+    def _show_beginning(self, asked: Asked) -> Shown:
+        """Return the first layer of a long text as its page shows it; nothing of a short one or of what is written."""
+        module, stacks = self.model.module, [self.model.module.encoder, self.model.module.decoder]
+        depth = max(len(stack.order) for stack in stacks if stack is not None)
+        found = Shown(asked, [], {}, {}, [], Encoder())
+        if asked.edits or self._writes(asked) or depth == 1:
+            return found
+        reading = self.model.read(asked.text, asked.target, asked.generate, **self.reading)
+        maps = attend_first_layer(module, self.model.tokenizers, self.model.task, reading)
+        if not is_long(maps, depth):
+            return found
+        page = self._page(found.encoder, [long_sample(maps, "unchanged", lambda: None)])
+        return replace(found, runs=[maps], page=page)
+
+    def _page(self, encoder: Encoder, samples: Sequence[Sample]) -> dict[str, Any]:
+        facts = [["parameters", f"{num_parameters(self.model.module):,}"]]
+        encoded = [encoder.sample(sample) for sample in samples]
+        return {"title": self.title, "facts": facts, "timeline": False, "samples": encoded, "spans": encoder.spans}
+
     def _show(self, asked: Asked, work: Work) -> Shown:
+        if asked.is_beginning:
+            with work.watching(self.model):
+                return self._show_beginning(asked)
         base, before = self.base(asked, work)
         of = outputs_asked(base, asked)
         first = self._samples.get(asked.unchanged, partial(self._sample, base, "unchanged", of, work))
@@ -204,11 +228,7 @@ class Runs:
                 samples.append(self._sample(changed, "changed", of, work))
                 runs.append(changed)
         encoder = Encoder()
-        facts = [["parameters", f"{num_parameters(self.model.module):,}"]]
-        page = {
-            "title": self.title, "facts": facts, "timeline": False,
-            "samples": [encoder.sample(sample) for sample in samples], "spans": encoder.spans,
-        }  # fmt: skip
+        page = self._page(encoder, samples)
         outputs = compared(base, before, after, of)
         return Shown(asked, runs, page, outputs, self._python(asked, of), encoder)
 

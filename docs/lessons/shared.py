@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import clearhead as ch
+from clearhead.check import Report
 
 MODELS = Path(__file__).resolve().parents[2] / "build" / "models"
 
@@ -18,3 +20,16 @@ def dates_model() -> ch.Model:
         command = [sys.executable, "-m", "clearhead", "demo", "translate", "--out", str(run)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return ch.load(run)
+
+
+def attempt(check: Callable[[], Report], hint: int = 1) -> None:
+    """Print what a check says of an exercise: where it differs, and with a larger hint the mathematics and the mend.
+
+    Args:
+        check: compares it; it may raise `NotImplementedError`.
+        hint: 1 to 3.
+    """
+    try:
+        print("\n".join(check().lines(hint)))
+    except NotImplementedError:
+        print("not written yet")

@@ -126,6 +126,22 @@ def test_weights_that_are_no_numbers_are_refused(trained: Path, tmp_path: Path) 
         clearhead.load(tmp_path / "diverged")
 
 
+def test_a_data_set_gives_the_numbers_of_its_files(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    columns: dict[str, list[str]] = {}
+    for side in ("source", "target"):
+        columns[side] = (runs("embed").parent / f"valid.{side}").read_text(encoding="utf-8").splitlines()
+    datasets.Dataset.from_dict(columns).to_parquet(tmp_path / "pairs.parquet")
+    options = [f"{name}={tmp_path}/pairs.parquet:{name[2:]}" for name in ("--source", "--target")]
+    found = last_json(run(capfd, "evaluate", f"{runs('embed')}@last", *options, "--json"))
+    assert found | {"seconds": 0} == evaluated("embed", runs, capfd) | {"seconds": 0}
+    said = refused(capfd, "evaluate", str(runs("embed")), "--source", "hf:a/b:de", "--target", "hf:a/b:en")
+    assert "hf:a/b:de names no split of the data set; put one in brackets behind it, such as [test]" in said
+
+
 def test_a_stride_gives_each_token_more_before_it(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
     apart = evaluated("generate", runs, capfd, "--window", "5")
     sliding = evaluated("generate", runs, capfd, "--window", "5", "--stride", "1")

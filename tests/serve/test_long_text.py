@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 import pytest
 
+from clearhead.core.feedforward import FeedForward
 from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.page import SampleOptions, run_sample
 from clearhead.serve import long_text
@@ -90,3 +91,22 @@ def test_a_long_text_is_asked_for_in_pieces(monkeypatch: pytest.MonkeyPatch) -> 
     codes = np.frombuffer(zlib.decompress(browser.get(f"tile/{answer['name']}", **place).content), "<u2")
     size = len(answer["page"]["samples"][0]["rows"]["decoder"]["texts"])
     assert codes.size == size**2 and (codes == MASKED).sum() == size * (size - 1) // 2
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_the_first_layer_of_a_long_text_comes_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    browser = Browser(model_of(name))
+    text = text_of(browser.runs.model)
+    assert browser.read(text=text, is_beginning=True)["page"] == {}, "a short text comes as a whole"
+    monkeypatch.setattr(long_text, "LARGEST", 10)
+    with monkeypatch.context() as stopped:
+        stopped.setattr(FeedForward, "forward", lambda *_: pytest.fail("something above the first attention runs"))
+        begun = browser.read(text=f"{text} ", is_beginning=True)
+    (stack,) = begun["page"]["samples"][0]["attentions"]
+    assert [layer["layer"] for layer in stack["layers"]] == [0]
+    whole = browser.read(text=f"{text} ")
+    assert whole["name"] != begun["name"] and len(whole["page"]["samples"][0]["attentions"][0]["layers"]) > 1
+    place = {"stack": stack["stack"], "layer": 0, "head": 1}
+    assert (
+        browser.get(f"tile/{begun['name']}", **place).content == browser.get(f"tile/{whole['name']}", **place).content
+    )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from clearhead.data.sources.tables import Dataset
 from clearhead.errors import InputError
@@ -49,11 +49,15 @@ class NamedDataset:
         return None if found is None else f"hf:{name}{''.join(parts)}{field}"
 
 
-def named_dataset(text: str | Path | None) -> NamedDataset | None:
+def named_dataset(text: str | Path, *, split: str | None = "train") -> NamedDataset | None:
     """Return the data set that the word of a command names; None: it names a file or a folder.
 
+    Args:
+        text: the word.
+        split: that is meant where the word names none; None: it must name one, or a file.
+
     Raises:
-        InputError: it begins as the name of a data set, and is none.
+        InputError: it begins as the name of a data set, and is none, or names no split.
     """
     word = str(text)
     match = _HUB.fullmatch(word) or (None if word.startswith("hf:") else _PARQUET.fullmatch(word))
@@ -62,5 +66,41 @@ def named_dataset(text: str | Path | None) -> NamedDataset | None:
             raise InputError(f"{word} names no data set of the Hugging Face hub; expected {_FORM}")
         return None
     given = {key: value for key, value in match.groupdict().items() if value is not None}
-    field = given.pop("field", None)
-    return NamedDataset({"dataset": given.pop("dataset"), "split": "train", **given}, field)
+    field, usual = given.pop("field", None), "train" if match.re is _PARQUET else split
+    if usual is None and "split" not in given:
+        raise InputError(f"{word} names no split of the data set; put one in brackets behind it, such as [test]")
+    return NamedDataset({"dataset": given.pop("dataset"), "split": usual or "", **given}, field)
+
+
+def pair_table(source: Path, target: Path, *, split: str | None = "train") -> dict[str, Any]:
+    """Return the [data] table of two files, or of two fields of a data set.
+
+    Args:
+        source, target: the words of a command.
+        split: as for `named_dataset`.
+
+    Raises:
+        InputError: one of both is a data set, or they are two, or a field is missing.
+    """
+    first, second = (named_dataset(text, split=split) for text in (source, target))
+    if first is None and second is None:
+        return {"source": str(source), "target": str(target)}
+    if first is None or second is None or first.table != second.table or None in (first.field, second.field):
+        raise InputError(
+            f"{source} and {target} are not the two sides of one data set; name it twice, each time with :FIELD behind"
+        )
+    return {**first.table, "source_field": first.field, "target_field": second.field}
+
+
+def text_table(text: Path, field: str | None, *, split: str | None = "train") -> dict[str, Any]:
+    """Return the [data] table of running text: a file, a folder or a data set, and a field of it.
+
+    Args:
+        text: the word of a command.
+        field: of the texts, where the word names none; None: the usual one.
+        split: as for `named_dataset`.
+    """
+    named = named_dataset(text, split=split)
+    keys = {"text": str(text)} if named is None else dict(named.table)
+    chosen = field if named is None or named.field is None else named.field
+    return keys if chosen is None else {**keys, "field": chosen}

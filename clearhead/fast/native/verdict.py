@@ -26,7 +26,8 @@ SECONDS: Final = 60
 _TEST: Final = Path(__file__).parent.parent / "selftest.py"
 _RUN: Final = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from clearhead.fast import selftest; "
 _TICK: Final = 0.1
-_CRASHES: Final = signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGABRT
+_NAMES: Final = "SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT"
+_CRASHES: Final = {getattr(signal, name) for name in _NAMES if hasattr(signal, name)}  # Windows has no SIGBUS
 
 
 def refuse_untried(file: Path, kernels: str) -> None:

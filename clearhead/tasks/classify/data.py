@@ -148,7 +148,9 @@ def labelled_texts(source: TableSource, share: Share = WHOLE) -> list[str]:
     return [text for column in text_columns(read_labelled(source, share)) for text in column]
 
 
-def labelled_table(text: Path, labels: str | None, *, text_column: str | None, pair: str | None) -> dict[str, Any]:
+def labelled_table(
+    text: Path, labels: str | None, *, text_column: str | None, pair: str | None, split: str | None = "train"
+) -> dict[str, Any]:
     """Return the [data] table of labelled texts that are named on the command line.
 
     Args:
@@ -156,8 +158,9 @@ def labelled_table(text: Path, labels: str | None, *, text_column: str | None, p
         labels: the column of their labels, or a file of them; None: that of the training data.
         text_column: the column of the texts.
         pair: the column of the second texts, or a file of them.
+        split: as for `named_dataset`.
     """
-    named = named_dataset(text)
+    named = named_dataset(text, split=split)
     if named is not None:
         fields = {"labels": labels, "field": named.field or text_column, "pair": pair}
         return {**named.table, **{key: value for key, value in fields.items() if value is not None}}

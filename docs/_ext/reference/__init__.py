@@ -23,11 +23,7 @@ def directive(lines: Lines) -> type[SphinxDirective]:
 
         def run(self) -> list[nodes.Node]:
             argument = self.arguments[0] if self.arguments else ""
-            made = self.parse_text_to_nodes("\n".join(lines(argument)), allow_section_headings=True)
-            for node in made:
-                for entries in node.findall(nodes.definition_list):
-                    entries["classes"].append("entries")
-            return made
+            return self.parse_text_to_nodes("\n".join(lines(argument)), allow_section_headings=True)
 
     return Made
 

@@ -38,4 +38,4 @@ def lines(_argument: str) -> Iterator[str]:
         where = [f"`{entry['file']}`"]
         if (page := pages.get(str(entry.get("lesson", "")))) is not None:
             where.insert(0, f"[lesson {entry['lesson']}](/lessons/{page})")
-        yield from (f"{word}", f": {entry['is']}", "", f"  {' · '.join(where)}", "")
+        yield from (word, f": {' · '.join(where)}", "", f"  {entry['is']}", "")

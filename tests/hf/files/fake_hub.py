@@ -165,13 +165,12 @@ def serving(hub: Hub) -> Iterator[tuple[Hub, str]]:
 
 
 def job(
-    endpoint: str, home: Path, module: str, *arguments: str, offline: bool = False, token: str = TOKEN
+    endpoint: str, home: Path, module: str, *arguments: str, offline: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Run a module in a process whose surroundings say which hub there is."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
+    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_TOKEN": TOKEN, "NO_PROXY": "127.0.0.1"}
     environment |= {"HF_HUB_OFFLINE": "1"} if offline else {}
-    environment |= {"HF_TOKEN": token} if token else {}
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
         capture_output=True, text=True, check=False, timeout=240, cwd=ROOT, env=environment,

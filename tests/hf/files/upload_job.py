@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 
 import torch
 
 import clearhead as ch
+from clearhead.cli.main import main
 
 PAIR = "ein hund", "hund ein"
 
@@ -21,7 +24,12 @@ if __name__ == "__main__":
     for address, weight in model.module.state_dict().items():
         assert torch.equal(weight, again.module.state_dict()[address]), address
     assert again.push_to_hub("someone/copy", format="clearhead").endswith("1" * 40)
-    for name in ("someone/refused", "someone/broken", "own", "someone/own@main"):
+    with tempfile.TemporaryDirectory() as out:
+        assert main(["convert", sys.argv[1], f"{out}/int8", "--precision", "int8", "--push", "someone/int8"]) == 0
+        assert main(["convert", sys.argv[1], f"{out}/hf", "--to", "hf", "--push", "someone/broken"]) == 2
+    for name in ("someone/refused", "someone/broken", "own", "someone/own@main", "someone/new"):
+        if name == "someone/new":
+            del os.environ["HF_TOKEN"]
         try:
             model.push_to_hub(name)
         except ch.InputError as error:

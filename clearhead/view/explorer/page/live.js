@@ -221,7 +221,27 @@ class Bench {
   async ask() {
     const { asked } = this;
     this.showChanges();
-    await this.working(async (signal) => this.show(/** @type {Answer} */ (await post("read", asked, signal))), () => this.refused(asked));
+    await this.working(async (signal) => {
+      // Of a long text the first layer comes first, and its maps stay when all have been computed.
+      const begun = asked.edits.length ? null : await post("read", { ...asked, is_beginning: true }, signal);
+      if (begun?.page.samples) await this.begin(begun);
+      this.show(/** @type {Answer} */ (await post("read", asked, signal)), Boolean(begun?.page.samples));
+    }, () => this.refused(asked));
+  }
+
+  /**
+   * Show the first layer, and return when its maps have come.
+   * @param {Answer} begun
+   */
+  async begin(begun) {
+    this.pieces = new Pieces(begun.name);
+    readFrom(async () => "");
+    explorer.replace(begun.page);
+    explorer.store.set({ sample: 0, other: -1 });
+    for (let seen = -1; seen !== this.pieces.grids.size;) {
+      seen = this.pieces.grids.size;
+      await Promise.allSettled([...this.pieces.grids.values(), new Promise((done) => setTimeout(done, 200))]);
+    }
   }
 
   /**
@@ -234,11 +254,15 @@ class Bench {
     this.showChanges();
   }
 
-  /** @param {Answer} answer */
-  show(answer) {
+  /**
+   * @param {Answer} answer
+   * @param {boolean} [isKnown] whether pieces of it have come already
+   */
+  show(answer, isKnown = false) {
     const hadTwo = explorer.page.samples.length > 1;
     this.answer = answer;
-    this.pieces = new Pieces(answer.name);
+    if (isKnown) this.pieces.name = answer.name;
+    else this.pieces = new Pieces(answer.name);
     readFrom((number) => text(`blob/${answer.name}/${number}`));
     explorer.replace(answer.page);
     const hasTwo = answer.page.samples.length > 1;

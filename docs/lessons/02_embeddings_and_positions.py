@@ -1,0 +1,203 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 2 · Embeddings and positions
+#
+# You need to know what a token is. Afterwards you can say what an embedding table does, build the table of positions with a pencil, and find the most copied bug of all tutorials.
+#
+# A model computes with numbers, and a token is only the number of a row. The **embedding** is that row.
+
+# %%
+import inspect
+
+import matplotlib.pyplot as plt
+import torch
+from shared import attempt
+
+import clearhead as ch
+from clearhead import spec
+from clearhead.core.embedding import Embedding
+from clearhead.kernels.positions import sinusoidal_table
+
+torch.set_printoptions(precision=4, sci_mode=False)
+
+# %% [markdown]
+# ## A row of a table
+#
+# Five tokens, three numbers each. Looking up token 2 is nothing but taking row 2; multiplying by a row of zeros with a single one would give the same, at five times the work.
+
+# %%
+table = torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9], [1.0, 1.1, 1.2], [1.3, 1.4, 1.5]])
+print("token 2:", table[2], "of length", len(table[2]))
+print("one-hot:", torch.eye(5)[2] @ table)
+
+# %% [markdown]
+# A table of a million words with 300 numbers each has 300,000,000 parameters. That is why real models cut words into pieces and keep a vocabulary of some ten thousand.
+
+# %%
+print(f"{1_000_000 * 300:,} parameters for words, {30_000 * 300:,} for pieces")
+
+# %% [markdown]
+# The paper multiplies the row by $\sqrt{d}$, so that the positions, which are numbers up to one, do not drown it. Here that is a field of the spec, `Embedding.scale`, and these are the lines of the core:
+
+# %%
+print(inspect.getsource(Embedding.forward))
+
+# %% [markdown]
+# ## Where a token stands
+#
+# Attention does not know the order of its inputs. So each position gets a vector of its own, which is added to the embedding. The paper takes waves of different lengths:
+#
+# $$\mathrm{PE}_{p,2i} = \sin\!\left(\frac{p}{10000^{2i/d}}\right), \qquad \mathrm{PE}_{p,2i+1} = \cos\!\left(\frac{p}{10000^{2i/d}}\right).$$
+#
+# Step by step for $d = 6$: the even columns are 0, 2 and 4, and each has a denominator.
+
+# %%
+even = torch.arange(0, 6, 2)
+denominators = 10000 ** (even / 6)
+print("columns", even.tolist(), "denominators", [round(float(one), 4) for one in denominators])
+angles = torch.arange(10)[:, None] / denominators
+steps = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+for position in (1, 2, 5, 9):
+    print(f"position {position}:", steps[position])
+
+# %% [markdown]
+# Sine and cosine of a pair of columns share one wave: together they are the hand of a clock that turns once in $2\pi \cdot 10000^{2i/d}$ tokens. The first clock turns in about six tokens, the last in tens of thousands. The table of the core is the same:
+
+
+# %%
+def paper(length, width):
+    return sinusoidal_table(length, width, spec.Sinusoidal())
+
+
+print("largest difference:", float((paper(10, 6) - steps).abs().max()))
+print(inspect.getsource(sinusoidal_table))
+
+# %% [markdown]
+# For $d = 300$ and position 2, the first ten numbers, to compare with any other table you meet:
+
+# %%
+print([round(float(one), 5) for one in paper(3, 300)[2, :10]])
+
+# %% [markdown]
+# As a picture: each row is a position, each column a feature. Fast waves are on the left.
+
+# %%
+figure, axis = plt.subplots(figsize=(8, 3.4), layout="constrained")
+picture = axis.imshow(paper(80, 64), aspect="auto", cmap="RdBu_r", vmin=-1, vmax=1)
+axis.set(xlabel="feature", ylabel="position", title="Sinusoidal positions, width 64")
+figure.colorbar(picture, ax=axis)
+plt.show()
+
+# %% [markdown]
+# What makes the waves useful: the table at $p + k$ is a rotation of the table at $p$ that depends on $k$ alone. So "three tokens back" can be one matrix, wherever you are. You can see it in the products of the rows, which depend on the distance only:
+
+# %%
+rows = paper(80, 64)
+products = rows @ rows.T
+print("rows 10 and 13:", float(products[10, 13]), " rows 60 and 63:", float(products[60, 63]))
+
+# %% [markdown]
+# ## Learned, rotary, and others
+#
+# GPT-2 and BERT learn the table instead. Llama rotates queries and keys by the same clocks, inside the attention (`spec.Rotary`). T5 adds a number for each distance to the scores (`spec.RelativeBuckets`), BLOOM a slope (`spec.Alibi`). All of them are fields of one spec:
+
+# %%
+for position in (spec.Sinusoidal(), spec.Learned(rows=512)):
+    print("embedding.position =", position)
+print("attention.position =", spec.Rotary())
+
+# %% [markdown]
+# ## Break it
+#
+# **The switch.** Many notebooks run over `i` in steps of two, so that `i` is already $2i$, and then multiply by two once more.
+
+
+# %%
+def doubled(length, width):
+    even = torch.arange(0, width, 2)
+    angles = torch.arange(length)[:, None] / 10000 ** (2 * even / width)
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+
+
+# %% [markdown]
+# **The symptom.** None: it runs, the model trains, the picture has waves. Only beside the right table you see that the right half of the columns never moves. Those clocks turn once in a hundred million tokens:
+
+# %%
+figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", sharey=True)
+for axis, made, title in zip(axes, (paper, doubled), ("the paper's", "the exponent doubled")):
+    axis.imshow(made(80, 64), aspect="auto", cmap="RdBu_r", vmin=-1, vmax=1)
+    axis.set(title=title, xlabel="feature")
+axes[0].set_ylabel("position")
+plt.show()
+print("d = 300, position 2:", [round(float(one), 5) for one in doubled(3, 300)[2, :6]])
+
+# %% [markdown]
+# **The detector.**
+
+# %%
+print(ch.check.positions(doubled, width=64))
+
+# %% [markdown]
+# **The mend** stands in its last line: `even / width`, because `even` is $2i$ already.
+#
+# ## Exercises
+#
+# **1 · The table (10 minutes, medium).** Return the table `[length, width]` of the paper.
+
+
+# %% tags=["exercise"]
+def my_positions(length, width):
+    raise NotImplementedError
+
+
+attempt(lambda: ch.check.positions(my_positions, width=64), hint=1)
+
+
+# %% tags=["hide-cell", "solution"]
+def solved(length, width):
+    angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, width, 2) / width)
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+
+
+assert ch.check.positions(solved, width=64).ok
+
+# %% [markdown]
+# **2 · A text of one token (5 minutes, easy).** A class keeps a table of ten positions and computes `x + self.table`. What happens to a text `[batch, 1, width]`? Say the shape of the result before you run it.
+
+# %% tags=["exercise"]
+my_guess = None
+result = torch.zeros(4, 1, 6) + paper(10, 6)
+if my_guess is None:
+    print("not written yet")
+else:
+    assert tuple(my_guess) == tuple(result.shape), f"no: an axis of size 1 is repeated; it is {tuple(result.shape)}"
+    print("right: one token silently became ten. Slice: x + self.table[: x.shape[1]]")
+
+# %% tags=["hide-cell", "solution"]
+assert tuple(result.shape) == (4, 10, 6)
+
+# %% [markdown]
+# **3 · How far does a clock go? (5 minutes, hard).** For $d = 64$: after how many tokens does the slowest clock of the paper's table return? Give it within one percent.
+
+# %% tags=["exercise"]
+period = None
+right = 2 * torch.pi * 10000 ** (62 / 64)
+if period is None:
+    print("not written yet")
+else:
+    assert abs(period / right - 1) < 0.01, "a full turn is an angle of 2π; the last pair has 2i = 62"
+    print(f"right: {right:,.0f} tokens")
+
+# %% tags=["hide-cell", "solution"]
+print(f"{right:,.0f} tokens")

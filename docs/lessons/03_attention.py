@@ -1,0 +1,278 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 3 · Attention
+#
+# You need nothing but matrix products and softmax. Afterwards you can write an attention of several heads, prove that it is right, and see the one mistake that no error message ever tells you.
+#
+# Each token asks a question. Every other token holds an answer and a label that says what the answer is about. Attention compares the question with all labels, and mixes the answers by how well they fit.
+
+# %%
+import inspect
+
+import torch
+from shared import attempt
+
+import clearhead as ch
+from clearhead.core import Attention
+
+torch.manual_seed(0)
+torch.set_printoptions(precision=4, sci_mode=False)
+
+# %% [markdown]
+# ## Bare
+#
+# Leave questions and labels away first: let every token be its own question, label and answer. Then attention is two matrix products with a softmax between them,
+#
+# $$W = \operatorname{softmax}(X X^\top), \qquad Y = W X.$$
+#
+# Twenty tokens of ten numbers each, in a batch of 34:
+
+# %%
+x = torch.randn(34, 20, 10)
+weights = (x @ x.transpose(1, 2)).softmax(-1)
+y = weights @ x
+print("weights", tuple(weights.shape), " output", tuple(y.shape))
+print("each row sums to one:", bool(torch.allclose(weights.sum(-1), torch.ones(34, 20))))
+
+# %% [markdown]
+# Nothing here knows where a token stands. Shuffle the tokens, and the outputs are shuffled in the same way: $f(PX) = P f(X)$. That is why [lesson 2](02_embeddings_and_positions.py) adds positions.
+
+# %%
+order = torch.randperm(20)
+shuffled = x[:, order]
+again = (shuffled @ shuffled.transpose(1, 2)).softmax(-1) @ shuffled
+print("largest difference:", float((again - y[:, order]).abs().max()))
+
+# %% [markdown]
+# ## Query, key, value
+#
+# Now give the three roles their own matrices. A query asks, a key is what is compared with it, a value is what is mixed:
+#
+# $$\operatorname{attention}(Q, K, V) = \operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{d}}\right) V.$$
+#
+# Small enough to check with a pencil: two queries, two keys of three numbers, two values.
+
+# %%
+Q = torch.tensor([[1.0, 0, 1], [0, 1, 1]])
+K = torch.tensor([[1.0, 2, 1], [2, 1, 0]])
+V = torch.tensor([[0.5, 0.8], [0.2, 0.3]])
+scores = Q @ K.T
+by_hand = (scores / 3**0.5).softmax(-1)
+print("QKᵀ", scores.tolist())
+print("weights", by_hand)
+print("output", by_hand @ V)
+
+# %% [markdown]
+# The first query fits both keys alike (2 and 2), so its weights are ½ and ½. The second fits the first key better (3 against 1): 0.7604 and 0.2396.
+#
+# Why divide by $\sqrt{d}$? A score is a sum of $d$ products. The longer the sum, the wider it spreads, and a softmax of widely spread scores looks at one key and nowhere else. Then almost no gradient passes.
+
+# %%
+for size in (4, 64, 1024):
+    q, k = torch.randn(1000, size), torch.randn(1000, size)
+    raw = (q * k).sum(-1)
+    print(f"d = {size:5}  spread of the scores {raw.std():6.2f}   divided by √d {(raw / size**0.5).std():.2f}")
+
+# %% [markdown]
+# And the softmax itself, of the scores 2, 4 and 5. Subtracting the largest score first changes nothing in the result, and keeps the powers from overflowing:
+
+# %%
+print(torch.tensor([2.0, 4, 5]).softmax(-1))
+shifted = torch.tensor([2.0, 4, 5]) - 5
+print(shifted.exp() / shifted.exp().sum())
+
+# %% [markdown]
+# ## Heads
+#
+# One softmax can follow one relation at a time. Several heads share the width: each reads a slice of $d = \text{width} / \text{heads}$ numbers, attends by itself, and their results are put side by side. Splitting a 4 × 4 matrix of 1 to 16 into two heads:
+
+# %%
+matrix = torch.arange(1, 17).view(1, 4, 4)
+print(matrix.unflatten(-1, (2, 2)).transpose(1, 2)[0].tolist())
+
+# %% [markdown]
+# Three ways to compute the same heads: a loop over heads, one folded batch, and PyTorch's fused kernel. They must agree, and that is a law in our tests, not a hope.
+
+# %%
+width, heads = 12, 3
+q, k, v = (torch.randn(2, 5, width, dtype=torch.float64) for _ in range(3))
+
+
+def loop(q, k, v):
+    pieces = []
+    for one, other, value in zip(q.chunk(heads, -1), k.chunk(heads, -1), v.chunk(heads, -1)):
+        pieces.append((one @ other.transpose(1, 2) / (width // heads) ** 0.5).softmax(-1) @ value)
+    return torch.cat(pieces, -1)
+
+
+def folded(q, k, v):
+    q, k, v = (one.unflatten(-1, (heads, -1)).transpose(1, 2) for one in (q, k, v))
+    mixed = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1) @ v
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def fused(q, k, v):
+    q, k, v = (one.unflatten(-1, (heads, -1)).transpose(1, 2) for one in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+print("loop = folded:", float((loop(q, k, v) - folded(q, k, v)).abs().max()))
+print("loop = fused: ", float((loop(q, k, v) - fused(q, k, v)).abs().max()))
+
+# %% [markdown]
+# These are the lines that compute it in every model here, of any family. What you have just written is `scores`, `normalize` and `weigh`; the rest is masks, biases and places where somebody may look:
+
+# %%
+print(inspect.getsource(Attention.scores))
+print(inspect.getsource(Attention.weigh))
+
+# %% [markdown]
+# With projections it has weights: $4 w^2 + w$ for a width $w$ where only the output has a bias. Width 256 in four heads of 64:
+
+# %%
+part = ch.MultiHeadAttention(256, 4, bias=False)
+print(
+    f"{sum(one.numel() for one in part.parameters()) + 256:,} with the output's bias; queries, keys and values alone {3 * 256 * 256:,}"
+)
+
+# %% [markdown]
+# ## See it
+#
+# Any weights can be looked at, of any library: `[layers, heads, queries, keys]` and the tokens.
+
+# %%
+sentence = "Mary gave roses to Susan".split()
+reference = ch.MultiHeadAttention(16, 4)
+with torch.no_grad():
+    _, shown = reference(torch.randn(1, 5, 16), return_weights=True)
+ch.view_attention(shown.numpy(), sentence)
+
+# %% [markdown]
+# The weights are random, so the picture says nothing yet. The same page shows [every head of a model that you trained](../guides/view.md).
+#
+# ## Break it
+#
+# **The switch.** Stack the heads in front of the batch, `[heads, batch, tokens, d]`, and undo it with the permutation that was meant for `[batch, heads, tokens, d]`. The shapes fit. No line fails.
+
+
+# %%
+class Mixed(torch.nn.Module):
+    broken = True
+
+    def __init__(self, width=12, heads=3):
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.out = (torch.nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (torch.stack(one(x).chunk(self.heads, -1)) for one in (self.query, self.key, self.value))
+        mixed = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1) @ v
+        order = (0, 2, 1, 3) if self.broken else (1, 2, 0, 3)
+        return self.out(mixed.permute(*order).reshape(x.shape))
+
+
+mixed = Mixed()
+pair = torch.randn(2, 4, 12)
+changed = pair.clone()
+changed[1] += 1
+
+# %% [markdown]
+# **The symptom.** Change the second sentence of the batch alone, and look at the output of the first:
+
+# %%
+with torch.no_grad():
+    print("the first sentence's output moves by", float((mixed(changed)[0] - mixed(pair)[0]).abs().max()))
+
+# %% [markdown]
+# One sentence reads another. Training still goes down a little, and results depend on who shares the batch. You will not find this by staring at the loss.
+#
+# **The detector.**
+
+# %%
+print(ch.check.attention(mixed, width=12, heads=3))
+
+# %% [markdown]
+# **The mend.**
+
+# %%
+Mixed.broken = False
+print(ch.check.attention(mixed, width=12, heads=3).verdict)
+
+# %% [markdown]
+# ## Exercises
+#
+# **1 · Your own attention (15 minutes, medium).** Write `forward`. It reads `[batch, tokens, width]`. The check tells you where it differs; ask it for more with `hint=2` (which line of mathematics) and `hint=3` (the mend).
+
+
+# %% tags=["exercise"]
+class MyAttention(torch.nn.Module):
+    def __init__(self, width=12, heads=3):
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.out = (torch.nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x):
+        raise NotImplementedError
+
+
+attempt(lambda: ch.check.attention(MyAttention(), width=12, heads=3), hint=1)
+
+
+# %% tags=["hide-cell", "solution"]
+class Solved(MyAttention):
+    def forward(self, x):
+        q, k, v = (one(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in (self.query, self.key, self.value))
+        mixed = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1) @ v
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+assert ch.check.attention(Solved(), width=12, heads=3).ok
+
+# %% [markdown]
+# **2 · Features, not time (5 minutes, easy).** Somebody cut a head out of `q` of shape `[batch, tokens, width]` with `q[:, 4:8]`. What did they cut, and what is right? Set `mine` to the right slice of head 1 of three.
+
+# %% tags=["exercise"]
+q = torch.arange(2 * 20 * 12).view(2, 20, 12)
+mine = None
+
+
+def check_slice(mine):
+    if mine is None:
+        return "not written yet"
+    assert mine.shape != (2, 4, 12), "that is four tokens with all their features: the second axis is time"
+    assert mine.shape == (2, 20, 4), f"a head has all 20 tokens and 12 / 3 = 4 features; yours is {tuple(mine.shape)}"
+    assert torch.equal(mine, q.chunk(3, -1)[1]), "four features, but not those of head 1: it begins at feature 4"
+    return "right"
+
+
+print(check_slice(mine))
+
+# %% tags=["hide-cell", "solution"]
+assert check_slice(q[..., 4:8]) == "right"
+
+# %% [markdown]
+# **3 · Twelve tokens (2 minutes, easy).** How many weights does one head compute for 12 tokens, and for 24?
+
+# %% tags=["exercise"]
+for_12, for_24 = None, None
+if for_12 is None:
+    print("not written yet")
+else:
+    assert for_12 == 144, "every token looks at every token"
+    assert for_24 == 4 * for_12, "twice as many tokens look at twice as many"
+    print("right: the cost grows with the square of the length")
+
+# %% tags=["hide-cell", "solution"]
+for tokens in (12, 24):
+    print(tokens, "tokens:", tokens**2, "weights")
