@@ -103,24 +103,26 @@ class _Vocabulary:
     def __init__(self, tokenizer: Tokenizer, end_ids: tuple[int, ...], num_outputs: int) -> None:
         written = [*token_bytes(tokenizer), *[b""] * num_outputs][:num_outputs]
         self.eos_token_id: int = end_ids[0]
-        self.special_token_ids: list[int] = [index for index, one in enumerate(written) if not one or index in end_ids]
+        self.special_token_ids: list[int] = [
+            index for index, token in enumerate(written) if not token or index in end_ids
+        ]
         special = {index: f"<{index}>".encode() for index in self.special_token_ids}
-        self.tokens: list[bytes] = [special.get(index, one) for index, one in enumerate(written)]
+        self.tokens: list[bytes] = [special.get(index, token) for index, token in enumerate(written)]
 
-        self._ids: dict[bytes, int] = {one: index for index, one in enumerate(written) if index not in special}
+        self._ids: dict[bytes, int] = {token: index for index, token in enumerate(written) if index not in special}
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: bytes | str) -> list[int]:
         """Return the tokens of a text that must follow, the longest first, up to what none of them writes."""
-        content, found, start = text if isinstance(text, bytes) else text.encode(), list[int](), 0
+        content, ids, start = text if isinstance(text, bytes) else text.encode(), list[int](), 0
         while start < len(content):
             stops = range(min(len(content), start + self._longest), start, -1)
             stop = next((stop for stop in stops if content[start:stop] in self._ids), None)
             if stop is None:
                 break
-            found.append(self._ids[content[start:stop]])
+            ids.append(self._ids[content[start:stop]])
             start = stop
-        return found
+        return ids
 
 
 @lru_cache(maxsize=4)

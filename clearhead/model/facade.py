@@ -190,8 +190,7 @@ class Model(Predictions, Saving):
         Args:
             prompt: one text, or a list of them; an empty one starts a text.
             chat: the prompt is a message, which the checkpoint's chat template formats.
-            schema: a JSON schema, or the file with one: a text whose `stop_reason` is "end" is JSON under it, and one
-                that a limit or a stop text cut ("length") is the start of such a text. Needs the extra "schema".
+            schema: a JSON schema, or its file: a text that ended ("end") is JSON under it; "length": the start of one.
             options: those of `GenerateOptions`, by name; its docstring says which method follows from them. The
                 checkpoint's own settings are the defaults; where they do not say how, text is sampled: see
                 `GenerateOptions.usual`. temperature=0 is greedy; a `seed` gives the same text again.
@@ -200,8 +199,7 @@ class Model(Predictions, Saving):
             The generated sequences, without the prompt.
 
         Raises:
-            InputError: options out of range or without effect, a prompt longer than the model's positions, or a schema
-                that cannot be followed.
+            InputError: options out of range or without effect, or a prompt or a schema that the model cannot follow.
             RunFailure: the model's output is not a number, or the options ban every token.
         """
         given, tree = given_options(options, GenerateKwargs), self.tree
