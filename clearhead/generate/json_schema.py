@@ -6,6 +6,7 @@ Shapes: V vocabulary.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -138,5 +139,6 @@ def _vocabulary(tokenizer: Tokenizer, end_ids: tuple[int, ...], num_outputs: int
 
 
 def _sentence(text: str) -> str:
-    """Return what a library says, in one line."""
-    return " ".join(text.split())[:300]
+    """Return what a library says in one line, without the grammar that it repeats."""
+    fault = " ".join(text.split()).partition(" 1 | start:")[0]
+    return re.sub(r"^at \d+\(\d+\): ", "", fault)[:300]

@@ -105,6 +105,7 @@ def test_a_text_that_ends_is_valid_and_a_cut_one_begins_a_valid_text(
                     ) == len(written), (one.text, schema)
                     cut += 1
     assert masked and ended and cut
+    print(kind, ended, cut)
 
 
 def _grammar(schema: dict) -> dict:
