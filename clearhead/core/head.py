@@ -84,7 +84,7 @@ class Pool(PrintedModule, nn.Module):
             return x_BTD.masked_fill(~mask_BT[..., None], -torch.inf).amax(1)
         if self.by in ("mean", "root"):
             count_B1 = mask_BT.sum(1, keepdim=True).clamp(min=1)
-            # PyTorch adds the last D % 64 columns in an order that depends on T: in whole blocks padding changes no bit.
+            # PyTorch adds the last D % 64 columns in an order that depends on T; in whole blocks it does not.
             blocks_BTD = F.pad(x_BTD * mask_BT[..., None], (0, -x_BTD.shape[-1] % 64))
             return blocks_BTD.sum(1)[:, : x_BTD.shape[-1]] / (count_B1 if self.by == "mean" else count_B1.sqrt())
         # argmax returns the first of equal sums: that of the last real token.
