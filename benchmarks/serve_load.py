@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from inference_cases import TARGET
 from inference_models import for_ctranslate2, for_llama, gpt2, in_8_bits, marian, minilm, one_token_words
 from side_by_side import described, machine
 
@@ -175,14 +176,14 @@ def servers(given: argparse.Namespace, folder: Path) -> dict[str, list[Server]]:
             return {"inputs": " ".join(lines[number % len(lines)].split()[:12])}
 
         def ours_body(number: int) -> dict[str, Any]:
-            options = {"num_beams": 1, "max_new_tokens": 24}
-            return {**sentence(number), "parameters": {"generate_parameters": options}}
+            # The length is that of the checkpoint's own settings.
+            return {**sentence(number), "parameters": {"generate_parameters": {"num_beams": 1}}}
 
         found["translate"] = [
             Server("clearhead", own(ours), "/models/marian-int8", ours_body),
             Server(
                 "CTranslate2",
-                lambda port: [*peer, "translate", str(theirs), str(port), str(model / "source.spm")],
+                lambda port: [*peer, "translate", str(theirs), str(port), str(model / "source.spm"), str(TARGET)],
                 "/models/marian",
                 sentence,
             ),

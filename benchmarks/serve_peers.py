@@ -1,7 +1,7 @@
 """Plain FastAPI applications around other libraries, beside which `serve_load.py` measures `clearhead serve`.
 
 python benchmarks/serve_peers.py embed MINILM PORT
-python benchmarks/serve_peers.py translate CT2_FOLDER PORT SOURCE_SPM
+python benchmarks/serve_peers.py translate CT2_FOLDER PORT SOURCE_SPM TOKENS
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def embedding(folder: str) -> FastAPI:
     return app
 
 
-def translation(folder: str, pieces: str) -> FastAPI:
+def translation(folder: str, pieces: str, length: int) -> FastAPI:
     """Translate by CTranslate2, which has threads of its own."""
     import ctranslate2
     import sentencepiece
@@ -39,7 +39,7 @@ def translation(folder: str, pieces: str) -> FastAPI:
     @app.post("/models/marian")
     def translate(asked: dict[str, Any]) -> dict[str, Any]:
         tokens = [*reader.encode(asked["inputs"], out_type=str), "</s>"]
-        (found,) = model.translate_batch([tokens], beam_size=1, max_decoding_length=24, min_decoding_length=24)
+        (found,) = model.translate_batch([tokens], beam_size=1, max_decoding_length=length, min_decoding_length=length)
         return {"translation_text": " ".join(found.hypotheses[0])}
 
     return app
@@ -47,5 +47,5 @@ def translation(folder: str, pieces: str) -> FastAPI:
 
 if __name__ == "__main__":
     kind, folder, port = sys.argv[1:4]
-    made = embedding(folder) if kind == "embed" else translation(folder, sys.argv[4])
+    made = embedding(folder) if kind == "embed" else translation(folder, sys.argv[4], int(sys.argv[5]))
     uvicorn.run(made, port=int(port), log_level="warning")
