@@ -122,6 +122,8 @@ def _misread(_: Request, error: Exception) -> Response:
     field = place[0] if place else None
     if fault["type"] == "json_invalid":
         return refused(400, "the body is not JSON")
+    if isinstance(fault.get("input"), bytes):
+        return refused(400, "the body is not declared as JSON: send the header Content-Type: application/json")
     if fault["type"] == "extra_forbidden":
         name = ".".join(part for part in place if not part.startswith(("list[", "function")))
         return refused(400, f"{name} is not supported: leave it out", name)

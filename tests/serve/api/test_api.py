@@ -197,6 +197,17 @@ def test_a_batch_that_fails_does_not_end_the_server(
     assert models.named("lm").engine.num_running == 0
 
 
+def test_a_chat_follows_a_json_schema(address: str) -> None:
+    schema = {"enum": ["a", 1]}
+    asked = {"model": "lm", "messages": [{"role": "user", "content": "a"}], "max_tokens": 9, "temperature": 0}
+    formats = {"type": "json_schema", "json_schema": {"name": "one", "schema": schema}}
+    found = client(address).chat.completions.create(**asked, response_format=formats).choices[0]
+    assert found.finish_reason == "stop" and json.loads(found.message.content) in schema["enum"]
+    formats["json_schema"]["schema"] = {"not": {}}
+    with pytest.raises(openai.BadRequestError, match="Unimplemented keys"):
+        client(address).chat.completions.create(**asked, response_format=formats)
+
+
 def test_a_body_that_never_ends_is_given_up(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "SECONDS_TO_SEND", 0.2)
     with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=30) as client:
