@@ -101,7 +101,8 @@ def measured(server: Server, clients: int, requests: int, first: int) -> tuple[T
     process = subprocess.Popen(server.command(port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         for _ in range(1200):
-            assert process.poll() is None, f"{server.name} ended with {process.returncode}"
+            if process.poll() is not None:
+                raise RuntimeError(f"{server.name} ended with {process.returncode}")
             try:
                 asyncio.run(run(port, server, 1, 1, first + 10**6))
                 break
