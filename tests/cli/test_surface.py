@@ -148,6 +148,7 @@ SURFACE = {
     | MACHINE,
     "bench": {"--json"} | MACHINE,
     "inspect": {"--addresses", "--svg", "--force", "--length", "--json"},
+    "learn": {"--out", "--plain"},
     "doctor": {"--json"},
 }
 ARGUMENTS = {
@@ -171,6 +172,7 @@ ARGUMENTS = {
     "inspect": ["ref"],
     "heads": ["ref", "file"],
     "serve": ["refs"],
+    "learn": ["number"],
 }
 
 
