@@ -39,16 +39,15 @@ def core_lines(module: str, name: str) -> None:
     print(inspect.getsource(found))
 
 
-def exercise(check: Callable[[], Any], hint: int = 1) -> bool:
+def exercise(check: Callable[[], Any], hint: int = 1) -> None:
     """Try an answer, and print what is wrong with it; never raise.
 
     Args:
         check: asserts, with an explanation; or returns a report of `ch.check`.
         hint: how much a report tells: 1 where, 2 the line of mathematics, 3 the mistake and its mend.
     """
-    ok, text = _tried(check, hint)
+    _, text = _tried(check, hint)
     print(text)
-    return ok
 
 
 def solved(check: Callable[[], Any]) -> None:
