@@ -11,14 +11,15 @@ TAG ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test lint types check-types pytest fuzz wheel release packages docs check-docs clean
+.PHONY: help demo test lint types check-types pytest fuzz soak wheel release packages docs check-docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   install into $(VENV), train a small Transformer on this machine, show what it learned"
 	@echo "make test   install the development tools, check style and types, run every test"
 	@echo "make check-types  every public name has a complete type (installs basedpyright, 90 MB)"
-	@echo "make fuzz   change files of tiny models at random for MINUTES, and say what is not refused in one sentence"
+	@echo "make fuzz   change files of tiny models and requests at random for MINUTES, and say what is not refused in one sentence"
+	@echo "make soak   ask a server at random for MINUTES, with cuts, slow readers and garbage: nothing leaks, no answer is wrong"
 	@echo "make wheel  build a wheel with kernels into dist/, and prove it in a fresh environment without a compiler"
 	@echo "make docs   build the site into build/site, its lessons executed, without a network; open build/site/index.html"
 	@echo "make check-docs  build it, and look at every page in Chromium: faults, speed, accessibility"
@@ -72,6 +73,9 @@ pytest: $(VENV)/.installed-dev
 
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+soak: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.fuzz.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 wheel: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.prove_wheel dist

@@ -50,7 +50,7 @@ DRAWN = """heads => {
 
 def model() -> Model:
     torch.manual_seed(0)
-    tokenizer = train_tokenizer("word", [" ".join(f"w{number}" for number in range(WORDS))], vocab_size=WORDS + 4)
+    tokenizer = train_tokenizer("split", [" ".join(f"w{number}" for number in range(WORDS))], vocab_size=WORDS + 4)
     hparams = presets.llama_tiny(vocab_size=tokenizer.vocab_size, layers=LAYERS)
     return Model(build(hparams).eval(), TokenizerPair(tokenizer, tokenizer, True), TaskRecord(kind="generate"))
 
@@ -94,9 +94,7 @@ def main() -> None:
     parser.add_argument("--chromium", default=shutil.which("chromium"), help="the browser; else playwright's")
     given = parser.parse_args()
     tokens, chromium = given.tokens, given.chromium
-    text = " ".join(
-        f"w{random.Random(1).randrange(WORDS) if not index else (index * index) % WORDS}" for index in range(tokens)
-    )
+    text = " ".join(f"w{index * index % WORDS}" for index in range(tokens))
     listener, workers = listen(0), Workers()
     access, asked = Access.of_page(listener.getsockname()[1]), Asked(text=text)
     app = make_app(access, workers, [explorer_router(Runs(model(), "long text", {}), workers, asked)])

@@ -164,9 +164,9 @@ def test_specs_print_as_trees_that_tell_them_apart(name: str) -> None:
     assert len(texts) == len(nodes)
 
 
-def test_the_example_of_the_readme_is_what_is_printed() -> None:
-    readme = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
-    assert f"```text\n{ch.presets.gpt2(vocab_size=50257)}\n```" in readme
+def test_the_example_of_the_tour_is_what_is_printed() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "guides" / "tour.md").read_text("utf-8")
+    assert f"```text\n{ch.presets.gpt2(vocab_size=50257)}\n```" in page
 
 
 def test_equal_layers_are_one_and_differing_ones_are_named() -> None:

@@ -84,7 +84,7 @@ def _copy(sources: list[Path], folder: Path) -> None:
 def _title(path: Path) -> str:
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("# # "):
-            return line.partition(". ")[2]
+            return line.removeprefix("# # ").lstrip("0123456789 ·.")
     return path.stem
 
 

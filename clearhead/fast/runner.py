@@ -29,8 +29,8 @@ from clearhead.fast.replica import override, replica
 from clearhead.fast.stack import NotServed, PlannedStack, StackPlan, is_altered
 from clearhead.hooks import HookPoints, is_seen
 
-LEAST_WEIGHTS: Final = 2**23
-"""A model with fewer numbers in its linear layers stays in the caches, where products in bf16 gain nothing."""
+LEAST_WEIGHTS: Final = 2**20
+"""A model with fewer numbers in its matrices is fast enough in fp32, where no result depends on its batch."""
 _LOGGER = logging.getLogger("clearhead.fast.native")
 
 
@@ -126,7 +126,10 @@ def _runner(module: Transformer, in_bf16: bool) -> Runner:
 
 def multiplies_in_bf16(module: nn.Module) -> bool:
     """Return whether products in bf16 are faster for an fp32 model on this processor."""
-    weights = [part.weight for part in module.modules() if isinstance(part, nn.Linear)]
+    parts = list(module.modules())
+    weights = [part.weight for part in parts if isinstance(part, nn.Linear)]
+    heads = [part for part in parts if isinstance(part, HeadLinear) and not isinstance(_holder(part), Int8Matrix)]
+    weights += [head.projection.weight_VD for head in heads]
     is_large = sum(weight.numel() for weight in weights) >= LEAST_WEIGHTS
     is_fit = is_large and all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
     return is_fit and has_fast_bf16(torch.device("cpu"))
@@ -217,8 +220,7 @@ def _product(part: nn.Module, *, in_bf16: bool) -> Run | None:
         return _of_weight(part.weight, part.bias, in_bf16)
     if not isinstance(part, HeadLinear):
         return None
-    holder = part.borrowed[0] if part.borrowed else part
-    if isinstance(holder, Int8Matrix):
+    if isinstance(holder := _holder(part), Int8Matrix):
         run: Run | None = int8_linear(holder.weight_int8, holder.weight_scale, part.bias)
     else:
         run = _of_weight(part.projection.weight_VD, part.bias, in_bf16)
@@ -232,11 +234,16 @@ def _of_weight(weight: Tensor, bias: Tensor | None, in_bf16: bool) -> Run | None
 
 
 def _kind(part: nn.Module, in_bf16: bool) -> str:
-    holder = part.borrowed[0] if isinstance(part, HeadLinear) and part.borrowed else part
+    holder = _holder(part) if isinstance(part, HeadLinear) else part
     if isinstance(holder, Int8Matrix):
         return "int8"
     weight: Tensor = holder.weight  # type: ignore[assignment]
     return "mixed" if in_bf16 or weight.dtype == torch.bfloat16 else "float32"
+
+
+def _holder(head: HeadLinear) -> nn.Module:
+    """Return the module whose matrix a head multiplies with: its own, or an embedding that it is tied to."""
+    return head.borrowed[0] if head.borrowed else head
 
 
 def _scaled(run: Run, scale: float) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 LOOPBACK: Final = "127.0.0.1"
 MOST_BYTES: Final = 8 * 2**20
 """Of the body of a request."""
+SECONDS_TO_SEND: Final = 60
+"""That a request has to arrive whole."""
 OPEN_PATHS: Final = ("/health",)
 """For which no key is needed."""
 HEADERS: Final = {
@@ -100,11 +103,18 @@ class Gate:
         if refusal is not None:
             await self._refuse(*refusal)(scope, receive, send)
             return
-        received = 0
+        received, is_whole = 0, False
+        end = asyncio.get_running_loop().time() + SECONDS_TO_SEND
 
         async def counted() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, is_whole
+            try:
+                # After the body, the next message is that the client has left.
+                async with asyncio.timeout_at(None if is_whole else end):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, f"the body did not arrive within {SECONDS_TO_SEND} seconds") from None
+            is_whole = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > MOST_BYTES:
                 raise HTTPException(413, f"a request may have {MOST_BYTES:,} bytes")

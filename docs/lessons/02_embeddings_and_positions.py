@@ -1,173 +1,203 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
-# # 2. Embeddings and positions
+# # 2 · Embeddings and positions
 #
-# **Needs:** [tokens](01_tokens.py). **Gives:** the vectors that attention mixes.
+# You need to know what a token is. Afterwards you can say what an embedding table does, build the table of positions with a pencil, and find the most copied bug of all tutorials.
 #
-# An embedding is a table with one row for each id. To embed is to look up.
-#
-# $$ x_t = E[i_t] \cdot s + P[t] $$
+# A model computes with numbers, and a token is only the number of a row. The **embedding** is that row.
 
 # %%
+import inspect
 
-import shared
+import matplotlib.pyplot as plt
 import torch
-from matplotlib import pyplot as plt
+from shared import attempt
 
 import clearhead as ch
+from clearhead import spec
+from clearhead.core.embedding import Embedding
+from clearhead.kernels.positions import sinusoidal_table
 
-table = torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9], [1.0, 1.1, 1.2], [1.3, 1.4, 1.5]])
-print(table[2], len(table[2]))
-
-# %% [markdown]
-# A look-up equals a product with a one-hot row, which is why its gradient reaches only the rows that you read.
-
-# %%
-one_hot = torch.eye(5)[2]
-assert torch.equal(one_hot @ table, table[2])
-
-# %% [markdown]
-# The model that you have just trained has such a table. Its rows, for the characters of a date, are these numbers:
-
-# %%
-model = shared.dates_model()
-with model.capture("encoder.embedded") as seen:
-    model.attention("5. Januar 1998", "1998-01-05")
-embedded = seen.tensor("encoder.embedded")
-print(embedded.shape, embedded[0, :3, :5], sep="\n")
-
-# %% [markdown]
-# ## Positions
-#
-# Attention sees a set: it does not know which token came first. The original Transformer adds a table of sines and cosines.
-#
-# $$ P[p, 2i] = \sin\frac{p}{10000^{2i/d}}, \qquad P[p, 2i + 1] = \cos\frac{p}{10000^{2i/d}} $$
-#
-# For a width of six there are three denominators:
-
-# %%
-width = 6
-denominators = 10000 ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
-print(denominators)
-assert torch.allclose(denominators, torch.tensor([1.0, 21.5443, 464.1589], dtype=torch.float64), atol=1e-3)
-
-
-# %%
-def sinusoidal(length: int, width: int) -> torch.Tensor:
-    angle = torch.arange(length, dtype=torch.float64)[:, None] / 10000 ** (torch.arange(0, width, 2) / width).double()
-    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).float()
-
-
-positions = sinusoidal(10, 6)
 torch.set_printoptions(precision=4, sci_mode=False)
-print(positions)
-for row, numbers in {
-    1: [0.8415, 0.5403, 0.0464, 0.9989, 0.0022, 1.0000],
-    2: [0.9093, -0.4161, 0.0927, 0.9957, 0.0043, 1.0000],
-    5: [-0.9589, 0.2837, 0.2300, 0.9732, 0.0108, 0.9999],
-    9: [0.4121, -0.9111, 0.4057, 0.9140, 0.0194, 0.9998],
-}.items():
-    assert torch.allclose(positions[row], torch.tensor(numbers), atol=6e-5)
-print(ch.check.positions(sinusoidal))
 
 # %% [markdown]
-# The core computes the same. These are its own lines, which you find behind the spec node `Sinusoidal`:
-
-# %%
-shared.core_lines("clearhead.kernels.positions", "sinusoidal_table")
-
-# %% [markdown]
-# As a picture: the left columns turn fast and tell neighbours apart, the right ones turn slowly and tell the beginning from the end.
-
-# %%
-figure, axes = plt.subplots(figsize=(7, 3))
-axes.imshow(sinusoidal(60, 64), aspect="auto", cmap="RdBu", vmin=-1, vmax=1)
-axes.set(xlabel="component", ylabel="position", title="sinusoidal positions")
-figure.tight_layout()
-
-# %% [markdown]
-# Others add a learned table (BERT, GPT-2), or turn queries and keys inside the attention (rotary). The model of this lesson is one of these:
-
-# %%
-print(model.spec)
-
-# %% [markdown]
-# ## Break it: the doubled exponent
+# ## A row of a table
 #
-# A loop that steps `i` by two and multiplies by two again is a famous slip. Position 2 at width 300 should read `.90930 -.41615 .95231 -.30515`; the slip gives `.98045 -.19678` where `.95231 -.30515` belongs.
-#
-# - **Symptom:** it trains, a little worse: most columns hardly turn at all.
-# - **Detector:** `ch.check.positions`.
-# - **Mend:** one formula; `arange(0, d, 2)` is 2i already.
+# Five tokens, three numbers each. Looking up token 2 is nothing but taking row 2; multiplying by a row of zeros with a single one would give the same, at five times the work.
 
 # %%
-BROKEN = True
-
-
-def loop(length: int, width: int) -> torch.Tensor:
-    exponent = torch.arange(0, width, 2).double() * (2 if BROKEN else 1) / width
-    angle = torch.arange(length).double()[:, None] / 10000**exponent
-    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1).float()
-
-
-print(loop(3, 300)[2, :4], sinusoidal(3, 300)[2, :4], sep="\n")
-right = [0.90930, -0.41615, 0.95231, -0.30515, 0.98045, -0.19678, 0.99570, -0.09260, 0.99998, 0.00634]
-of_pairs = sinusoidal(3, 300)[2].view(-1, 2)
-assert torch.allclose(of_pairs[:2].flatten(), torch.tensor(right[:4]), atol=1e-5)
-assert torch.allclose(sinusoidal(3, 4)[2], torch.tensor([0.9093, -0.4161, 0.0200, 0.9998]), atol=6e-5)
-report = ch.check.positions(loop)
-print(report)
-assert report.ok is not BROKEN
+table = torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9], [1.0, 1.1, 1.2], [1.3, 1.4, 1.5]])
+print("token 2:", table[2], "of length", len(table[2]))
+print("one-hot:", torch.eye(5)[2] @ table)
 
 # %% [markdown]
-# ## Break it, too: a whole table
-#
-# A forward that adds the whole table fails at length 7, and at length 1 it silently gives ten positions. Slice by the length.
+# A table of a million words with 300 numbers each has 300,000,000 parameters. That is why real models cut words into pieces and keep a vocabulary of some ten thousand.
 
 # %%
-whole = sinusoidal(10, 6)
-x = torch.zeros(1, 1, 6)
-print("one token became", (x + whole).shape[1], "; sliced:", (x + whole[: x.shape[1]]).shape[1])
-assert (x + whole).shape[1] == 10
+print(f"{1_000_000 * 300:,} parameters for words, {30_000 * 300:,} for pieces")
 
 # %% [markdown]
-# ## Exercise 1 (15 minutes, medium): the table
+# The paper multiplies the row by $\sqrt{d}$, so that the positions, which are numbers up to one, do not drown it. Here that is a field of the spec, `Embedding.scale`, and these are the lines of the core:
+
+# %%
+print(inspect.getsource(Embedding.forward))
+
+# %% [markdown]
+# ## Where a token stands
 #
-# Write the table yourself, from the formula. Raise `hint` to 2 and 3 if you are stuck.
+# Attention does not know the order of its inputs. So each position gets a vector of its own, which is added to the embedding. The paper takes waves of different lengths:
+#
+# $$\mathrm{PE}_{p,2i} = \sin\!\left(\frac{p}{10000^{2i/d}}\right), \qquad \mathrm{PE}_{p,2i+1} = \cos\!\left(\frac{p}{10000^{2i/d}}\right).$$
+#
+# Step by step for $d = 6$: the even columns are 0, 2 and 4, and each has a denominator.
+
+# %%
+even = torch.arange(0, 6, 2)
+denominators = 10000 ** (even / 6)
+print("columns", even.tolist(), "denominators", [round(float(one), 4) for one in denominators])
+angles = torch.arange(10)[:, None] / denominators
+steps = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+for position in (1, 2, 5, 9):
+    print(f"position {position}:", steps[position])
+
+# %% [markdown]
+# Sine and cosine of a pair of columns share one wave: together they are the hand of a clock that turns once in $2\pi \cdot 10000^{2i/d}$ tokens. The first clock turns in about six tokens, the last in tens of thousands. The table of the core is the same:
 
 
 # %%
-def my_positions(length: int, width: int) -> torch.Tensor:
+def paper(length, width):
+    return sinusoidal_table(length, width, spec.Sinusoidal())
+
+
+print("largest difference:", float((paper(10, 6) - steps).abs().max()))
+print(inspect.getsource(sinusoidal_table))
+
+# %% [markdown]
+# For $d = 300$ and position 2, the first ten numbers, to compare with any other table you meet:
+
+# %%
+print([round(float(one), 5) for one in paper(3, 300)[2, :10]])
+
+# %% [markdown]
+# As a picture: each row is a position, each column a feature. Fast waves are on the left.
+
+# %%
+figure, axis = plt.subplots(figsize=(8, 3.4), layout="constrained")
+picture = axis.imshow(paper(80, 64), aspect="auto", cmap="RdBu_r", vmin=-1, vmax=1)
+axis.set(xlabel="feature", ylabel="position", title="Sinusoidal positions, width 64")
+figure.colorbar(picture, ax=axis)
+plt.show()
+
+# %% [markdown]
+# What makes the waves useful: the table at $p + k$ is a rotation of the table at $p$ that depends on $k$ alone. So "three tokens back" can be one matrix, wherever you are. You can see it in the products of the rows, which depend on the distance only:
+
+# %%
+rows = paper(80, 64)
+products = rows @ rows.T
+print("rows 10 and 13:", float(products[10, 13]), " rows 60 and 63:", float(products[60, 63]))
+
+# %% [markdown]
+# ## Learned, rotary, and others
+#
+# GPT-2 and BERT learn the table instead. Llama rotates queries and keys by the same clocks, inside the attention (`spec.Rotary`). T5 adds a number for each distance to the scores (`spec.RelativeBuckets`), BLOOM a slope (`spec.Alibi`). All of them are fields of one spec:
+
+# %%
+for position in (spec.Sinusoidal(), spec.Learned(rows=512)):
+    print("embedding.position =", position)
+print("attention.position =", spec.Rotary())
+
+# %% [markdown]
+# ## Break it
+#
+# **The switch.** Many notebooks run over `i` in steps of two, so that `i` is already $2i$, and then multiply by two once more.
+
+
+# %%
+def doubled(length, width):
+    even = torch.arange(0, width, 2)
+    angles = torch.arange(length)[:, None] / 10000 ** (2 * even / width)
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+
+
+# %% [markdown]
+# **The symptom.** None: it runs, the model trains, the picture has waves. Only beside the right table you see that the right half of the columns never moves. Those clocks turn once in a hundred million tokens:
+
+# %%
+figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", sharey=True)
+for axis, made, title in zip(axes, (paper, doubled), ("the paper's", "the exponent doubled")):
+    axis.imshow(made(80, 64), aspect="auto", cmap="RdBu_r", vmin=-1, vmax=1)
+    axis.set(title=title, xlabel="feature")
+axes[0].set_ylabel("position")
+plt.show()
+print("d = 300, position 2:", [round(float(one), 5) for one in doubled(3, 300)[2, :6]])
+
+# %% [markdown]
+# **The detector.**
+
+# %%
+print(ch.check.positions(doubled, width=64))
+
+# %% [markdown]
+# **The mend** stands in its last line: `even / width`, because `even` is $2i$ already.
+#
+# ## Exercises
+#
+# **1 · The table (10 minutes, medium).** Return the table `[length, width]` of the paper.
+
+
+# %% tags=["exercise"]
+def my_positions(length, width):
     raise NotImplementedError
 
 
-shared.exercise(lambda: ch.check.positions(my_positions), hint=1)
+attempt(lambda: ch.check.positions(my_positions, width=64), hint=1)
 
 
-# %% tags=["hide-cell"]
-shared.solved(lambda: ch.check.positions(sinusoidal))
-BROKEN = True
-shared.wrong(lambda: ch.check.positions(loop), "position")
+# %% tags=["hide-cell", "solution"]
+def solved(length, width):
+    angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, width, 2) / width)
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+
+
+assert ch.check.positions(solved, width=64).ok
 
 # %% [markdown]
-# ## Exercise 2 (5 minutes, easy): count
-#
-# How many numbers does a table for a million ids at width 300 hold? And how many bytes in fp32?
+# **2 · A text of one token (5 minutes, easy).** A class keeps a table of ten positions and computes `x + self.table`. What happens to a text `[batch, 1, width]`? Say the shape of the result before you run it.
 
+# %% tags=["exercise"]
+my_guess = None
+result = torch.zeros(4, 1, 6) + paper(10, 6)
+if my_guess is None:
+    print("not written yet")
+else:
+    assert tuple(my_guess) == tuple(result.shape), f"no: an axis of size 1 is repeated; it is {tuple(result.shape)}"
+    print("right: one token silently became ten. Slice: x + self.table[: x.shape[1]]")
 
-# %%
-def numbers_and_bytes() -> tuple[int, int]:
-    raise NotImplementedError
+# %% tags=["hide-cell", "solution"]
+assert tuple(result.shape) == (4, 10, 6)
 
+# %% [markdown]
+# **3 · How far does a clock go? (5 minutes, hard).** For $d = 64$: after how many tokens does the slowest clock of the paper's table return? Give it within one percent.
 
-def check_count(answer) -> None:
-    numbers, size = answer()
-    assert numbers == 300_000_000, f"one number for each id and component: 1,000,000 x 300; you have {numbers:,}"
-    assert size == 4 * numbers, f"a float32 takes 4 bytes: 32 bits, not {8 * size // max(numbers, 1)}"
+# %% tags=["exercise"]
+period = None
+right = 2 * torch.pi * 10000 ** (62 / 64)
+if period is None:
+    print("not written yet")
+else:
+    assert abs(period / right - 1) < 0.01, "a full turn is an angle of 2π; the last pair has 2i = 62"
+    print(f"right: {right:,.0f} tokens")
 
-
-shared.exercise(lambda: check_count(numbers_and_bytes))
-
-
-# %% tags=["hide-cell"]
-shared.solved(lambda: check_count(lambda: (300_000_000, 1_200_000_000)))
-shared.wrong(lambda: check_count(lambda: (300_000_000, 2_400_000_000)), "4 bytes")
+# %% tags=["hide-cell", "solution"]
+print(f"{right:,.0f} tokens")

@@ -1,244 +1,278 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
 # %% [markdown]
-# # 3. Attention
+# # 3 · Attention
 #
-# **Needs:** [embeddings and positions](02_embeddings_and_positions.py). **Gives:** heads, which all later lessons open.
+# You need nothing but matrix products and softmax. Afterwards you can write an attention of several heads, prove that it is right, and see the one mistake that no error message ever tells you.
 #
-# Attention replaces every vector by a weighted mean of all vectors. The weights say where a token looks, and each row of them sums to one.
+# Each token asks a question. Every other token holds an answer and a label that says what the answer is about. Attention compares the question with all labels, and mixes the answers by how well they fit.
 
 # %%
-import math
+import inspect
 
-import shared
 import torch
-from torch import nn
-from torch.nn import functional as F
+from shared import attempt
 
 import clearhead as ch
+from clearhead.core import Attention
 
 torch.manual_seed(0)
 torch.set_printoptions(precision=4, sci_mode=False)
 
 # %% [markdown]
-# ## Softmax
+# ## Bare
 #
-# A softmax makes weights from scores. It is not an argmax: the largest score gets the most, seldom all.
+# Leave questions and labels away first: let every token be its own question, label and answer. Then attention is two matrix products with a softmax between them,
 #
-# $$ \mathrm{softmax}(s)_j = \frac{e^{s_j - \max s}}{\sum_k e^{s_k - \max s}} $$
-
-# %%
-scores = torch.tensor([2.0, 4.0, 5.0])
-by_hand = (scores - scores.max()).exp() / (scores - scores.max()).exp().sum()
-print(by_hand)
-assert torch.allclose(by_hand, torch.tensor([0.0351, 0.2595, 0.7054]), atol=5e-5)
-assert torch.allclose(by_hand, scores.softmax(-1))
-
-# %% [markdown]
-# ## Bare attention
+# $$W = \operatorname{softmax}(X X^\top), \qquad Y = W X.$$
 #
-# Nothing is learned yet: a token looks where vectors are like its own.
-#
-# $$ w = \mathrm{softmax}(x x^T), \qquad y = w x $$
+# Twenty tokens of ten numbers each, in a batch of 34:
 
 # %%
 x = torch.randn(34, 20, 10)
 weights = (x @ x.transpose(1, 2)).softmax(-1)
 y = weights @ x
-print(weights.shape, y.shape)
-assert torch.allclose(weights.sum(-1), torch.ones(34, 20))
+print("weights", tuple(weights.shape), " output", tuple(y.shape))
+print("each row sums to one:", bool(torch.allclose(weights.sum(-1), torch.ones(34, 20))))
 
 # %% [markdown]
-# It knows no order: permute the tokens, and the outputs are permuted alike. This is why lesson 2 added positions.
+# Nothing here knows where a token stands. Shuffle the tokens, and the outputs are shuffled in the same way: $f(PX) = P f(X)$. That is why [lesson 2](02_embeddings_and_positions.py) adds positions.
 
 # %%
 order = torch.randperm(20)
-permuted = x[:, order]
-assert torch.allclose((permuted @ permuted.transpose(1, 2)).softmax(-1) @ permuted, y[:, order], atol=1e-5)
+shuffled = x[:, order]
+again = (shuffled @ shuffled.transpose(1, 2)).softmax(-1) @ shuffled
+print("largest difference:", float((again - y[:, order]).abs().max()))
 
 # %% [markdown]
-# ## Query, key and value
+# ## Query, key, value
 #
-# What a token asks, what it answers to, and what it hands over become three vectors. The root of the key's size keeps scores in a range in which the softmax still learns.
+# Now give the three roles their own matrices. A query asks, a key is what is compared with it, a value is what is mixed:
 #
-# $$ \mathrm{attention}(Q, K, V) = \mathrm{softmax}\left(\frac{Q K^T}{\sqrt{d_k}}\right) V $$
+# $$\operatorname{attention}(Q, K, V) = \operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{d}}\right) V.$$
+#
+# Small enough to check with a pencil: two queries, two keys of three numbers, two values.
 
 # %%
-query = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]])
-key = torch.tensor([[1.0, 2.0, 1.0], [2.0, 1.0, 0.0]])
-value = torch.tensor([[0.5, 0.8], [0.2, 0.3]])
-products = query @ key.T
-weights = (products / math.sqrt(3)).softmax(-1)
-print(products, weights, weights @ value, sep="\n")
-assert torch.equal(products, torch.tensor([[2.0, 2.0], [3.0, 1.0]]))
-assert torch.allclose(weights, torch.tensor([[0.5, 0.5], [0.7604, 0.2396]]), atol=5e-5)
-assert torch.allclose(weights @ value, torch.tensor([[0.35, 0.55], [0.4281, 0.6802]]), atol=5e-5)
+Q = torch.tensor([[1.0, 0, 1], [0, 1, 1]])
+K = torch.tensor([[1.0, 2, 1], [2, 1, 0]])
+V = torch.tensor([[0.5, 0.8], [0.2, 0.3]])
+scores = Q @ K.T
+by_hand = (scores / 3**0.5).softmax(-1)
+print("QKᵀ", scores.tolist())
+print("weights", by_hand)
+print("output", by_hand @ V)
 
 # %% [markdown]
-# The core's own lines: scores, weights, and how the heads are split and merged.
+# The first query fits both keys alike (2 and 2), so its weights are ½ and ½. The second fits the first key better (3 against 1): 0.7604 and 0.2396.
+#
+# Why divide by $\sqrt{d}$? A score is a sum of $d$ products. The longer the sum, the wider it spreads, and a softmax of widely spread scores looks at one key and nowhere else. Then almost no gradient passes.
 
 # %%
-for name in ("Attention.scores", "Attention.split", "Attention.merge"):
-    shared.core_lines("clearhead.core.attention", name)
+for size in (4, 64, 1024):
+    q, k = torch.randn(1000, size), torch.randn(1000, size)
+    raw = (q * k).sum(-1)
+    print(f"d = {size:5}  spread of the scores {raw.std():6.2f}   divided by √d {(raw / size**0.5).std():.2f}")
+
+# %% [markdown]
+# And the softmax itself, of the scores 2, 4 and 5. Subtracting the largest score first changes nothing in the result, and keeps the powers from overflowing:
+
+# %%
+print(torch.tensor([2.0, 4, 5]).softmax(-1))
+shifted = torch.tensor([2.0, 4, 5]) - 5
+print(shifted.exp() / shifted.exp().sum())
 
 # %% [markdown]
 # ## Heads
 #
-# One softmax can look in one way. Heads look in several ways at once: the width is cut into h parts of d/h features, each with a softmax of its own.
-#
-# At width 256, four heads have 64 features each, and the three projections without bias hold 3 · 256² numbers:
+# One softmax can follow one relation at a time. Several heads share the width: each reads a slice of $d = \text{width} / \text{heads}$ numbers, attends by itself, and their results are put side by side. Splitting a 4 × 4 matrix of 1 to 16 into two heads:
 
 # %%
-width, heads = 256, 4
-projections = [nn.Linear(width, width, bias=False) for _ in range(3)]
-numbers = sum(layer.weight.numel() for layer in projections)
-print(width // heads, numbers)
-assert numbers == 196_608
+matrix = torch.arange(1, 17).view(1, 4, 4)
+print(matrix.unflatten(-1, (2, 2)).transpose(1, 2)[0].tolist())
 
 # %% [markdown]
-# ## A loop, a batch, a fused kernel
-#
-# You may loop over heads, put them on an axis of one product, or call the fused kernel. All three give the same numbers.
+# Three ways to compute the same heads: a loop over heads, one folded batch, and PyTorch's fused kernel. They must agree, and that is a law in our tests, not a hope.
 
 # %%
-q, k, v = (layer(torch.randn(3, 7, width)) for layer in projections)
-size = width // heads
+width, heads = 12, 3
+q, k, v = (torch.randn(2, 5, width, dtype=torch.float64) for _ in range(3))
 
 
-def split(x: torch.Tensor) -> torch.Tensor:
-    return x.unflatten(-1, (heads, size)).transpose(1, 2)  # [batch, heads, tokens, size]
+def loop(q, k, v):
+    pieces = []
+    for one, other, value in zip(q.chunk(heads, -1), k.chunk(heads, -1), v.chunk(heads, -1)):
+        pieces.append((one @ other.transpose(1, 2) / (width // heads) ** 0.5).softmax(-1) @ value)
+    return torch.cat(pieces, -1)
 
 
-def one_head(h: int) -> torch.Tensor:
-    of_head = slice(h * size, (h + 1) * size)
-    scores = q[..., of_head] @ k[..., of_head].transpose(1, 2) / math.sqrt(size)
-    return scores.softmax(-1) @ v[..., of_head]
+def folded(q, k, v):
+    q, k, v = (one.unflatten(-1, (heads, -1)).transpose(1, 2) for one in (q, k, v))
+    mixed = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1) @ v
+    return mixed.transpose(1, 2).flatten(2)
 
 
-loop = torch.cat([one_head(h) for h in range(heads)], dim=-1)
-batched = ((split(q) @ split(k).transpose(-1, -2) / math.sqrt(size)).softmax(-1) @ split(v)).transpose(1, 2).flatten(2)
-fused = F.scaled_dot_product_attention(split(q), split(k), split(v)).transpose(1, 2).flatten(2)
-print((loop - batched).abs().max(), (loop - fused).abs().max())
-assert torch.allclose(loop, batched, atol=1e-5) and torch.allclose(loop, fused, atol=1e-5)
+def fused(q, k, v):
+    q, k, v = (one.unflatten(-1, (heads, -1)).transpose(1, 2) for one in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+print("loop = folded:", float((loop(q, k, v) - folded(q, k, v)).abs().max()))
+print("loop = fused: ", float((loop(q, k, v) - fused(q, k, v)).abs().max()))
 
 # %% [markdown]
-# ## The heads of your model
-#
-# Here are the heads of the translator of dates. Choose one, and touch a token: the cross-attention walks along the date as the answer is written.
+# These are the lines that compute it in every model here, of any family. What you have just written is `scores`, `normalize` and `weigh`; the rest is masks, biases and places where somebody may look:
 
 # %%
-model = shared.dates_model()
-maps = model.attention("Montag, 5. Januar 1998", "1998-01-05")
-print(maps.weights("decoder.memory", layer=1, head=0).shape)
-maps
+print(inspect.getsource(Attention.scores))
+print(inspect.getsource(Attention.weigh))
 
 # %% [markdown]
-# ## Break it: batch items mixed
-#
-# Stack the heads in front, `[heads, batch, tokens, size]`, and merge with `permute(0, 2, 1, 3)`: the shape fits after a reshape, and no error is raised.
-#
-# - **Symptom:** results change with what else is in the batch.
-# - **Detector:** change item 1 alone and look at item 0; `ch.check.attention` names it.
-# - **Mend:** `permute(1, 2, 0, 3).reshape(batch, tokens, width)`.
+# With projections it has weights: $4 w^2 + w$ for a width $w$ where only the output has a bias. Width 256 in four heads of 64:
 
 # %%
-BROKEN = True
+part = ch.MultiHeadAttention(256, 4, bias=False)
+print(
+    f"{sum(one.numel() for one in part.parameters()) + 256:,} with the output's bias; queries, keys and values alone {3 * 256 * 256:,}"
+)
+
+# %% [markdown]
+# ## See it
+#
+# Any weights can be looked at, of any library: `[layers, heads, queries, keys]` and the tokens.
+
+# %%
+sentence = "Mary gave roses to Susan".split()
+reference = ch.MultiHeadAttention(16, 4)
+with torch.no_grad():
+    _, shown = reference(torch.randn(1, 5, 16), return_weights=True)
+ch.view_attention(shown.numpy(), sentence)
+
+# %% [markdown]
+# The weights are random, so the picture says nothing yet. The same page shows [every head of a model that you trained](../guides/view.md).
+#
+# ## Break it
+#
+# **The switch.** Stack the heads in front of the batch, `[heads, batch, tokens, d]`, and undo it with the permutation that was meant for `[batch, heads, tokens, d]`. The shapes fit. No line fails.
 
 
-class Mine(nn.Module):
-    def __init__(self, width: int = 12, heads: int = 2) -> None:
+# %%
+class Mixed(torch.nn.Module):
+    broken = True
+
+    def __init__(self, width=12, heads=3):
         super().__init__()
-        self.heads, self.size = heads, width // heads
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.heads = heads
+        self.query, self.key, self.value, self.out = (torch.nn.Linear(width, width) for _ in range(4))
 
-    def forward(self, query: torch.Tensor) -> torch.Tensor:
-        q, k, v = (
-            torch.stack(layer(query).split(self.size, dim=-1)) for layer in (self.query, self.key, self.value)
-        )  # [heads, batch, tokens, size]
-        mixed = (q @ k.transpose(-1, -2) / math.sqrt(self.size)).softmax(-1) @ v
-        axes = (0, 2, 1, 3) if BROKEN else (1, 2, 0, 3)
-        return self.out(mixed.permute(axes).reshape(query.shape))
+    def forward(self, x):
+        q, k, v = (torch.stack(one(x).chunk(self.heads, -1)) for one in (self.query, self.key, self.value))
+        mixed = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1) @ v
+        order = (0, 2, 1, 3) if self.broken else (1, 2, 0, 3)
+        return self.out(mixed.permute(*order).reshape(x.shape))
 
 
-mine, batch = Mine(), torch.randn(2, 5, 12)
-changed = batch.clone()
+mixed = Mixed()
+pair = torch.randn(2, 4, 12)
+changed = pair.clone()
 changed[1] += 1
-moved = (mine(batch)[0] - mine(changed)[0]).abs().max().item()
-print("item 0 moved by", moved)
-assert (moved > 1e-4) is BROKEN
-report = ch.check.attention(mine, width=12, heads=2)
-print(report)
-assert report.ok is not BROKEN
 
 # %% [markdown]
-# Two relatives of this slip raise no error either. `split(num_heads)` cuts chunks *of* that size, right only where the width is the square of the number of heads; and `q[:, t:t+c]` cuts time, not features.
+# **The symptom.** Change the second sentence of the batch alone, and look at the output of the first:
 
 # %%
-x = torch.randn(3, 5, 12)
-print("chunks of split(2):", len(x.split(2, dim=-1)), " of chunk(2):", len(x.chunk(2, dim=-1)))
-print("cut time:", tuple(x[:, 0:3].shape), " cut features:", tuple(x[..., 0:3].shape))
-four = torch.arange(1, 17).view(4, 4)
-print(torch.stack(four.chunk(2, dim=-1)))
-assert len(x.split(2, dim=-1)) == 6 and torch.stack(four.chunk(2, dim=-1))[0].tolist() == [
-    [1, 2],
-    [5, 6],
-    [9, 10],
-    [13, 14],
-]
+with torch.no_grad():
+    print("the first sentence's output moves by", float((mixed(changed)[0] - mixed(pair)[0]).abs().max()))
 
 # %% [markdown]
-# ## Exercise 1 (20 minutes, medium): one attention
+# One sentence reads another. Training still goes down a little, and results depend on who shares the batch. You will not find this by staring at the loss.
 #
-# Compute the mixed values of queries, keys and values `[batch, heads, tokens, size]`. Raise `hint` to 2 and 3 if you are stuck.
-
+# **The detector.**
 
 # %%
-def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    raise NotImplementedError
-
-
-def check_attend(answer) -> None:
-    q, k, v = torch.randn(3, 2, 2, 5, 4).double()
-    got, right = answer(q, k, v), F.scaled_dot_product_attention(q, k, v)
-    assert got.shape == right.shape, (
-        f"expected the shape of the queries {tuple(right.shape)}; you have {tuple(got.shape)}"
-    )
-    unscaled = (q @ k.transpose(-1, -2)).softmax(-1) @ v
-    assert not torch.allclose(got, unscaled), "the scores are not divided by the root of the size of a head"
-    over_queries = (q @ k.transpose(-1, -2) / 2).softmax(-2) @ v
-    assert not torch.allclose(got, over_queries), "the softmax runs over queries: each query's weights must sum to one"
-    assert torch.allclose(got, right), "softmax(q kᵀ / √size) v is something else: compare one row by hand"
-
-
-shared.exercise(lambda: check_attend(attend))
-
-
-# %% tags=["hide-cell"]
-shared.solved(lambda: check_attend(lambda q, k, v: (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1) @ v))
-shared.wrong(lambda: check_attend(lambda q, k, v: (q @ k.transpose(-1, -2)).softmax(-1) @ v), "root of the size")
+print(ch.check.attention(mixed, width=12, heads=3))
 
 # %% [markdown]
-# ## Exercise 2 (15 minutes, medium): merge the heads
-#
-# Write the axes for `permute` that bring `[heads, batch, tokens, size]` into the order in which a reshape to `[batch, tokens, width]` keeps every token together.
-
+# **The mend.**
 
 # %%
-def axes() -> tuple[int, int, int, int]:
-    raise NotImplementedError
+Mixed.broken = False
+print(ch.check.attention(mixed, width=12, heads=3).verdict)
+
+# %% [markdown]
+# ## Exercises
+#
+# **1 · Your own attention (15 minutes, medium).** Write `forward`. It reads `[batch, tokens, width]`. The check tells you where it differs; ask it for more with `hint=2` (which line of mathematics) and `hint=3` (the mend).
 
 
-def check_axes(answer) -> None:
-    stacked = torch.arange(2 * 3 * 5 * 4).view(2, 3, 5, 4)
-    merged = stacked.permute(answer()).reshape(3, 5, 8)
-    right = torch.cat([*stacked], dim=-1)
-    assert merged[0].unique().tolist() == right[0].unique().tolist(), "item 0 holds numbers of other items of the batch"
-    assert torch.equal(merged, right), (
-        "the items are apart, but the features of a token are not those of its heads in order"
-    )
+# %% tags=["exercise"]
+class MyAttention(torch.nn.Module):
+    def __init__(self, width=12, heads=3):
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.out = (torch.nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x):
+        raise NotImplementedError
 
 
-shared.exercise(lambda: check_axes(axes))
+attempt(lambda: ch.check.attention(MyAttention(), width=12, heads=3), hint=1)
 
 
-# %% tags=["hide-cell"]
-shared.solved(lambda: check_axes(lambda: (1, 2, 0, 3)))
-shared.wrong(lambda: check_axes(lambda: (0, 2, 1, 3)), "other items of the batch")
+# %% tags=["hide-cell", "solution"]
+class Solved(MyAttention):
+    def forward(self, x):
+        q, k, v = (one(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in (self.query, self.key, self.value))
+        mixed = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1) @ v
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+assert ch.check.attention(Solved(), width=12, heads=3).ok
+
+# %% [markdown]
+# **2 · Features, not time (5 minutes, easy).** Somebody cut a head out of `q` of shape `[batch, tokens, width]` with `q[:, 4:8]`. What did they cut, and what is right? Set `mine` to the right slice of head 1 of three.
+
+# %% tags=["exercise"]
+q = torch.arange(2 * 20 * 12).view(2, 20, 12)
+mine = None
+
+
+def check_slice(mine):
+    if mine is None:
+        return "not written yet"
+    assert mine.shape != (2, 4, 12), "that is four tokens with all their features: the second axis is time"
+    assert mine.shape == (2, 20, 4), f"a head has all 20 tokens and 12 / 3 = 4 features; yours is {tuple(mine.shape)}"
+    assert torch.equal(mine, q.chunk(3, -1)[1]), "four features, but not those of head 1: it begins at feature 4"
+    return "right"
+
+
+print(check_slice(mine))
+
+# %% tags=["hide-cell", "solution"]
+assert check_slice(q[..., 4:8]) == "right"
+
+# %% [markdown]
+# **3 · Twelve tokens (2 minutes, easy).** How many weights does one head compute for 12 tokens, and for 24?
+
+# %% tags=["exercise"]
+for_12, for_24 = None, None
+if for_12 is None:
+    print("not written yet")
+else:
+    assert for_12 == 144, "every token looks at every token"
+    assert for_24 == 4 * for_12, "twice as many tokens look at twice as many"
+    print("right: the cost grows with the square of the length")
+
+# %% tags=["hide-cell", "solution"]
+for tokens in (12, 24):
+    print(tokens, "tokens:", tokens**2, "weights")

@@ -19,12 +19,9 @@ TINY = (
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
 def test_structure_of_a_lesson(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert text.startswith(f"# %% [markdown]\n# # {int(path.name[:2])}. ") and "# **Needs:**" in text
-    for word in ("**Symptom:**", "**Detector:**", "**Mend:**", "BROKEN"):
-        assert word in text
-    assert 2 <= text.count("# ## Exercise ") <= 3
-    assert text.count("# ## Exercise ") == text.count("shared.exercise(") <= text.count("shared.solved(")
-    assert text.count("shared.wrong(") == text.count("shared.solved(")
+    assert f"\n# # {int(path.name[:2])} · " in text
+    for word in ("break it", "symptom", "detector", "mend", "exercise", "minutes"):
+        assert word in text.casefold(), word
 
 
 def test_copies_are_the_readers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

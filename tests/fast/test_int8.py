@@ -119,6 +119,14 @@ def test_small_models_and_slow_processors_multiply_as_their_weights_are(
     assert not multiplies_in_bf16(ch.load(folder, device="cpu", precision="fp32").module)
 
 
+def test_the_matrix_of_a_head_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "has_fast_bf16", lambda device: True)
+    module = seeded("decoder/post/learned")
+    layers = sum(part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear))
+    monkeypatch.setattr(runner, "LEAST_WEIGHTS", layers + 1)
+    assert multiplies_in_bf16(module)
+
+
 def test_a_watched_model_computes_by_its_plain_layers() -> None:
     module = seeded("decoder/post/learned")
     fast = Runner(module)

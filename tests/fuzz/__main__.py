@@ -1,7 +1,7 @@
 """Change one file of a tiny model after another, and use it: only `InputError` and `RunFailure` may come out.
 
 It is used by the Python API or by a command line, which may end with 0, 1 or 2, must say why, and may leave nothing
-half-written.
+half-written. In the last fifth of the time a server of tiny models receives requests that were changed in the same way.
 
     python -m tests.fuzz --minutes 10
     python -m tests.fuzz --seed 3 --cases 500
@@ -14,6 +14,7 @@ gets through: then nothing was tried.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import random
 import sys
 import tempfile
@@ -21,6 +22,10 @@ import time
 from pathlib import Path
 
 from tests.fuzz.cases import Findings, fuzz
+from tests.fuzz.requests import fuzz_requests, serving
+
+REQUESTS_SHARE = 0.2
+"""Of the time."""
 
 
 def main() -> int:
@@ -34,12 +39,19 @@ def main() -> int:
     print(f"seed {seed}", flush=True)
     found = Findings()
     with tempfile.TemporaryDirectory() as folder:
-        end = time.monotonic() + 60 * given.minutes
+        end = time.monotonic() + 60 * given.minutes * (1 - REQUESTS_SHARE)
         for number in fuzz(Path(folder), seed, found, first=given.first):
             done = number + 1 - given.first
             if done == given.cases or (time.monotonic() > end and done >= found.files):
                 break
     print(found.report())
+    if given.cases is None:
+        with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as server:
+            counts, faults = asyncio.run(fuzz_requests(server.port, seed, 60 * given.minutes * REQUESTS_SHARE))
+        print(f"{sum(counts.values()):7,}  requests: {', '.join(f'{n} {name}' for name, n in sorted(counts.items()))}")
+        for fault in [*faults, *server.faults]:
+            found.faults[fault] = fault
+            print(f"FINDING {fault}\n")
     return 1 if found.faults or found.outcomes["usable"] < sum(found.outcomes.values()) // 12 else 0
 
 

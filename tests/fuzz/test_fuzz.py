@@ -11,6 +11,7 @@ from tests.fuzz import cases, uses
 from tests.fuzz.cases import Findings, fuzz
 from tests.fuzz.folders import KINDS
 from tests.fuzz.mutations import mutated_bytes, mutated_json
+from tests.fuzz.requests import drawn_request, fault_of
 
 
 @pytest.mark.parametrize(
@@ -54,3 +55,12 @@ def test_a_change_follows_from_its_seed(mutated: object) -> None:
     assert callable(mutated)
     made = [[mutated(content, random.Random(number)) for number in range(50)] for _ in range(2)]
     assert made[0] == made[1] and len({changed for changed, _ in made[0]}) > 25
+
+
+def test_requests_follow_from_their_seed_and_faults_of_answers_are_found() -> None:
+    made = [[drawn_request(random.Random(number)) for number in range(50)] for _ in range(2)]
+    assert made[0] == made[1] and len({content for _, content in made[0]}) > 40
+    right = b'HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n\r\n{"error": {"message": "MESSAGE"}}'
+    assert fault_of(right) is None and fault_of(b"") is None
+    for wrong in (b"nothing", right.replace(b"400", b"500"), right.replace(b"MESSAGE", b"")):
+        assert fault_of(wrong) is not None

@@ -48,7 +48,7 @@ def test_the_python_of_documents_runs(tmp_path: Path, monkeypatch: pytest.Monkey
         "train": {"run": "runs/de-en", "steps": 2},
     }
     ch.train(tables, data={"train": [(sentence, sentence) for sentence in sentences * 4]})
-    for document in ("docs/guides/activations.md", "README.md"):
+    for document in ("docs/guides/activations.md", "docs/guides/tour.md"):
         names: dict[str, object] = {}
         for text in blocks(ROOT / document, "python"):
             exec(compile(text, document, "exec"), names)
@@ -83,3 +83,15 @@ def test_the_architecture_page_names_every_part() -> None:
 def test_the_architecture_page_shows_the_one_equation() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     assert "x <- out( x + sum_b scale_b * dropout( post_b( f_b( pre_b( pre(x) ) ) ) ) )" in text
+
+
+def test_the_readme_says_what_was_measured() -> None:
+    """Its table has no number that the results lack, and it ends within one screen."""
+    readme, results = ((ROOT / name).read_text("utf-8") for name in ("README.md", "docs/results.md"))
+    table = [line for line in readme.splitlines() if line.startswith("| ") and "instead of" not in line]
+    numbers = [
+        number for line in table for number in re.findall(r"\d[\d,]*\.?\d*(?= tokens| MB|M trains| in bf16)", line)
+    ]
+    assert len(table) == 5 and len(numbers) >= 8
+    assert not [number for number in numbers if number not in results]
+    assert len(readme.splitlines()) <= 45

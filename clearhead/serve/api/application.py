@@ -81,11 +81,17 @@ def refused(status: int, message: str, param: str | None = None) -> JSONResponse
         param: the field that it is about.
     """
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    # A message may name what a client sent, such as half of a character, which UTF-8 cannot write.
+    message, param = _writable(message), None if param is None else _writable(param)
     content = {"error": {"message": message, "type": kind, "param": param, "code": None}}
     headers = {"Retry-After": "1"} if status in (429, 503) else {}
     if status == 503:
         headers["Connection"] = "close"
     return JSONResponse(content, status, headers)
+
+
+def _writable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _answer(status: int) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import concurrent.futures
 import json
+import socket
 
 import httpx
 import huggingface_hub
@@ -16,6 +17,7 @@ from huggingface_hub import InferenceClient
 
 from clearhead.cli.main import main
 from clearhead.generate.running import RunningBatch
+from clearhead.serve import gate
 from clearhead.serve.api.reading import _encoded
 from clearhead.serve.api.served import Models
 
@@ -128,6 +130,8 @@ def test_tasks_have_the_schema_of_hugging_face(address: str, models: Models, mon
         ("/models/lm", {"inputs": "a"}, 400, "which has no task schema"),
         ("/models/mlm/pipeline/translation", {"inputs": "a"}, 400, "answers fill-mask, not translation"),
         ("/nowhere", {}, 404, "nothing at this path"),
+        ("/v1/completions", '{"model": "lm", "prompt": "a", "seed": "\\ud800"}', 400, "seed: "),
+        ("/v1/completions", '{"model": "\\ud800", "prompt": "a"}', 404, "there is no model"),
     ],
 )
 def test_a_wrong_request_has_a_status_and_a_sentence(
@@ -190,3 +194,11 @@ def test_a_batch_that_fails_does_not_end_the_server(
             api.completions.create(**body, timeout=30)
     assert api.completions.create(**body).choices[0].text
     assert models.named("lm").engine.num_running == 0
+
+
+def test_a_body_that_never_ends_is_given_up(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "SECONDS_TO_SEND", 0.2)
+    with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=30) as client:
+        host = address.removeprefix("http://").encode()
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: %s\r\nContent-Length: 50\r\n\r\n{" % host)
+        assert b"408" in client.recv(2**16).split(b"\r\n")[0]
