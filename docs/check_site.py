@@ -70,7 +70,9 @@ def main(site: Path, names: list[str]) -> int:
     pages = [page for page in pages if not {"_static", "_downloads", "_sources"} & set(page.parts)]
     begin, faults = time.monotonic(), 0
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        names = "chromium", "chromium-browser", "google-chrome"
+        found = next(filter(None, map(shutil.which, names)), None)
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         for path in pages:
             for fault in faults_of(browser, path):
                 faults += 1

@@ -86,7 +86,7 @@ class MessageDisplay(Display):
 
 class _Messages(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        print_message(f"clearhead: {record.getMessage()}")
+        print_message(f"clearhead: {self.format(record)}")
 
 
 @contextmanager

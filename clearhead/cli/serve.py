@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,6 +67,7 @@ def serve(
             _warm(served)
         for line in _lines(models, host, port):
             print_result(line)
+        logging.getLogger("clearhead.serve").setLevel(logging.INFO)  # the log of requests
         server = Server(make_application(models, Access(hosts_of(host, port), keys=keys)))
         server.run(sockets=[listener])
     finally:

@@ -94,5 +94,9 @@ def _parts(runs: Runs) -> dict[str, Any]:
             name, _, index = path.split(".")[:3]
             depths = [depth for depth, own in enumerate(orders[name]) if own == int(index)]
             attentions.setdefault(f"{name}.{part.spec.source}", {}).update(dict.fromkeys(depths, path))
-    kind = {"readsTarget": runs.has_two_stacks and runs.predicts_text, "writes": runs.predicts_text}
+    kind = {
+        "readsTarget": runs.has_two_stacks and runs.predicts_text,
+        "writes": runs.predicts_text,
+        "predicts": runs.predicts,
+    }
     return {"attentions": attentions, "orders": orders, **kind}

@@ -5,6 +5,7 @@ Legend: T tokens, D width.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -15,11 +16,13 @@ from torch import Tensor
 
 from clearhead.errors import InputError
 from clearhead.maps.attention_maps import AttentionMaps
-from clearhead.maps.outcome import OutputNames
+from clearhead.maps.outcome import Chosen, Outcome, OutputNames
 
 MOST_NUMBERS = 2**23
 """Probabilities of one run that are kept."""
 LISTED = 6
+LEAST = 1e-45
+"""The smallest probability in float32."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +79,13 @@ def _positions(maps: AttentionMaps, names: OutputNames) -> list[int]:
     return masks[:most] or list(range(max(0, len(ids) - most), len(ids)))
 
 
-def compared(maps: AttentionMaps, before: Outputs, after: Outputs | None) -> dict[str, Any]:
+def compared(maps: AttentionMaps, before: Outputs, after: Outputs | None, of: Chosen = None) -> dict[str, Any]:
     """Return outputs as JSON, those of the unchanged model beside those of the changed one.
 
     Args:
         maps: of the unchanged run.
         before, after: of both runs, at the same positions; None: nothing is changed.
+        of: two outputs whose difference is told as well; None: none.
     """
     later = before if after is None else after
     written = [before.written, None if after is None else after.written]
@@ -101,7 +105,23 @@ def compared(maps: AttentionMaps, before: Outputs, after: Outputs | None) -> dic
         )
     ]
     names = maps.output_names
-    return {"written": written, "rows": rows, "end": None if names.tokenizer is None else names.tokenizer.eos_id}
+    end = None if names.tokenizer is None else names.tokenizer.eos_id
+    difference = None if of is None else _difference(maps, maps.outcome(of), (before, later))
+    return {"written": written, "rows": rows, "end": end, "difference": difference}
+
+
+def _difference(maps: AttentionMaps, outcome: Outcome, both: tuple[Outputs, Outputs]) -> dict[str, Any] | None:
+    """Return how much larger the log-probability of one output is than that of another, before and after."""
+    place = outcome.logits_position
+    if place not in both[0].positions:
+        return None
+    row = both[0].positions.index(place)
+    values = [
+        sum(sign * math.log(max(float(one.probabilities[row, index]), LEAST)) for index, sign in outcome.signs.items())
+        for one in both
+        if one.probabilities is not None
+    ]
+    return {"name": maps.output_names.difference(outcome, " rather than "), "position": place, "values": values}
 
 
 def _row(maps: AttentionMaps, position: int | None, label: int, both: tuple[Tensor, Tensor]) -> dict[str, Any]:

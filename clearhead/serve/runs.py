@@ -22,6 +22,7 @@ from torch import Tensor
 from clearhead.errors import InputError
 from clearhead.maps.attention_maps import AttentionMaps, attend, attend_first_layer, in_precision
 from clearhead.maps.hook_points import capture
+from clearhead.maps.outcome import Chosen
 from clearhead.maps.page import SampleOptions, run_sample
 from clearhead.maps.reading import ReadKwargs, predicts_text
 from clearhead.model.facade import Model
@@ -30,12 +31,14 @@ from clearhead.serve.interventions import Data, Edits, Intervention, check, edit
 from clearhead.serve.long_text import is_long, long_sample
 from clearhead.serve.outputs import Outputs, compared, outputs_of
 from clearhead.serve.work import Work
+from clearhead.tasks.registry import find
 from clearhead.view.explorer.data import Sample
 from clearhead.view.explorer.encode import Encoder, compressed
 
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 Written = Annotated[str, Field(max_length=1_000_000)]
+Name = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class Asked(Data):
@@ -44,6 +47,8 @@ class Asked(Data):
     Args:
         text, target, generate: as for `Model.attention`.
         edits: what is changed in it.
+        of: two outputs, tokens or labels, of which the first is followed rather than the second; None: one is followed.
+        position: where the last stack reads what these are predicted at; None: at the end of the text.
         is_beginning: only the first layer is wanted, and only of a long text, whose other layers take long.
     """
 
@@ -51,12 +56,19 @@ class Asked(Data):
     target: Written | None = None
     generate: Annotated[int, Field(ge=0, le=1024)] = 0
     edits: Edits = ()
+    of: tuple[Name, Name] | None = None
+    position: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     is_beginning: bool = False
 
     @property
     def unchanged(self) -> Asked:
         """The same texts, without changes."""
         return self.model_copy(update={"edits": ()})
+
+    @property
+    def texts(self) -> Asked:
+        """The same texts alone."""
+        return self.model_copy(update={"edits": (), "of": None, "position": None})
 
     @property
     def name(self) -> str:
@@ -170,7 +182,7 @@ class Runs:
 
     def base(self, asked: Asked, work: Work) -> tuple[AttentionMaps, Outputs]:
         """Return the unchanged run of texts, with its outputs."""
-        return self._bases.get(asked.unchanged, partial(self._run, asked, work))
+        return self._bases.get(asked.texts, partial(self._run, asked, work))
 
     def _run(self, asked: Asked, work: Work) -> tuple[AttentionMaps, Outputs]:
         with work.watching(self.model), capture(self.model.module, "hidden") as seen:
@@ -204,28 +216,27 @@ class Runs:
             with work.watching(self.model):
                 return self._show_beginning(asked)
         base, before = self.base(asked, work)
-        samples, runs, after = (
-            [self._samples.get(asked.unchanged, partial(self._sample, base, "unchanged", work))],
-            [base],
-            None,
-        )
+        of = outputs_asked(base, asked)
+        first = self._samples.get(asked.unchanged, partial(self._sample, base, "unchanged", of, work))
+        samples, runs, after = [first], [base], None
         if asked.edits:
             with work.watching(self.model), self.changing(asked.edits, stack_lengths(base), work):
                 with capture(self.model.module, "hidden") as seen:
                     changed = attend(base.module, base.tokenizers, base.task, base.reading)
                 again = self._attention(asked) if self._writes(asked) else changed
                 after = outputs_of(changed, seen["hidden"][-1].tensor, self._written(asked, again))
-                samples.append(self._sample(changed, "changed", work))
+                samples.append(self._sample(changed, "changed", of, work))
                 runs.append(changed)
         encoder = Encoder()
         page = self._page(encoder, samples)
-        return Shown(asked, runs, page, compared(base, before, after), self._python(asked), encoder)
+        outputs = compared(base, before, after, of)
+        return Shown(asked, runs, page, outputs, self._python(asked, of), encoder)
 
-    def _sample(self, maps: AttentionMaps, label: str, work: Work) -> Sample:
+    def _sample(self, maps: AttentionMaps, label: str, of: Chosen, work: Work) -> Sample:
         if is_long(maps):
             return long_sample(maps, label, work.check)
         with work.watching(self.model):
-            return run_sample(maps, label, SampleOptions())
+            return run_sample(maps, label, SampleOptions(of=of, effects=of is not None))
 
     def changing(
         self, edits: Sequence[Intervention], lengths: Mapping[str, int], work: Work
@@ -269,6 +280,12 @@ class Runs:
         """Whether the model writes text token by token."""
         return predicts_text(self.model.module, self.model.task)
 
+    @property
+    def predicts(self) -> bool:
+        """Whether the model has probabilities of tokens or labels."""
+        task = find(self.model.task.kind)
+        return self.model.module.head is not None and task.outputs not in ("vector", "span")
+
     def _writes(self, asked: Asked) -> bool:
         """Return whether the model writes text for a request."""
         return self.predicts_text and asked.target is None and (self.has_two_stacks or asked.generate > 0)
@@ -280,11 +297,13 @@ class Runs:
             return None
         return maps.tokenizers.target.decode(list(reading.labels[reading.num_given - 1 :]))
 
-    def _python(self, asked: Asked) -> list[str]:
+    def _python(self, asked: Asked, of: Chosen) -> list[str]:
         module = self.model.module
         given = repr(asked.text) if asked.target is None else f"{asked.text!r}, {asked.target!r}"
         call = f"maps = model.attention({given})"
-        if self._writes(asked) and module.encoder is not None:
+        if of is not None:
+            call = f"print(model.attention({given}).effects(of={of!r}))"
+        elif self._writes(asked) and module.encoder is not None:
             call = f"print(model.translate({given}, beam_size={self.reading.get('beam_size') or 1}))"
         elif self._writes(asked):
             call = f"print(model.generate({given}, max_new_tokens={asked.generate}, temperature=0))"
@@ -295,6 +314,37 @@ class Runs:
     def python(self, edits: Sequence[Intervention], call: str) -> list[str]:
         """Return the lines of Python that make changes around a call; see `python_lines`."""
         return python_lines(edits, [_sharing(self.model.module, one) for one in edits], call)
+
+
+def outputs_asked(maps: AttentionMaps, asked: Asked) -> Chosen:
+    """Return the two outputs of a request as `AttentionRun.outcome` takes them; None: it has none.
+
+    Raises:
+        InputError: there is no such position or output.
+    """
+    if asked.of is None:
+        return None
+    place = position_of(maps, asked.position)
+    labels, tokenizer = maps.reading.labels, maps.output_names.tokenizer
+    if asked.position is None and tokenizer is not None and labels and labels[-1] == tokenizer.eos_id:
+        # A text that has ended: its last token, and not one behind the end.
+        place = maps.outcome(None).position
+    of = asked.of if place is None else (place, *asked.of)
+    maps.outcome(of)
+    return of
+
+
+def position_of(maps: AttentionMaps, position: int | None) -> int | None:
+    """Return the position of an output as `AttentionRun.outcome` counts it; None: it has none.
+
+    Args:
+        maps: of a run.
+        position: where the last stack reads what the output is predicted at.
+    """
+    head = maps.module.head
+    if position is None or head is None or head.is_pooled:
+        return None
+    return position + int(maps.module.decoder is not None and maps.output_names.tokenizer is not None)
 
 
 def stack_lengths(maps: AttentionMaps) -> dict[str, int]:

@@ -10,7 +10,7 @@ from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.outcome import Chosen
 from clearhead.maps.patching import Patches
 from clearhead.serve.interventions import Data, finite
-from clearhead.serve.runs import Asked, Runs, Written, stack_lengths
+from clearhead.serve.runs import Asked, Runs, Written, outputs_asked, position_of, stack_lengths
 from clearhead.serve.work import Work
 
 Number = Annotated[int, Field(ge=0, lt=2**31)]
@@ -22,8 +22,8 @@ class Sweep(Data):
     Args:
         asked: the first text; its changes are left out.
         text, target: the second text, and what the decoder of a two-stack model reads with it.
-        position, index: the output that is followed: where the last stack reads what it is predicted at, and its
-            number; None: the one that `AttentionRun.outcome` chooses.
+        position, index: the output that is followed, unless the request compares two: where the last stack reads what
+            it is predicted at, and its number; None: the one that `AttentionRun.outcome` chooses.
     """
 
     asked: Asked
@@ -66,11 +66,9 @@ def _json(found: Patches) -> dict[str, Any]:
 
 
 def _followed(maps: AttentionMaps, given: Sweep) -> Chosen:
+    if given.asked.of is not None:
+        return outputs_asked(maps, given.asked)
     if given.index is None:
         return None
-    name = maps.output_names.name(given.index)
-    head = maps.module.head
-    if given.position is None or head is None or head.is_pooled:
-        return name
-    is_next = maps.module.decoder is not None and maps.output_names.tokenizer is not None
-    return given.position + int(is_next), name
+    name, place = maps.output_names.name(given.index), position_of(maps, given.position)
+    return name if place is None else (place, name)

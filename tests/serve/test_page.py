@@ -37,9 +37,11 @@ def served(name: str) -> Iterator[tuple[str, Runs]]:
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
-    yield access.address, runs
-    server.should_exit = True
-    thread.join()
+    try:
+        yield access.address, runs
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 class LiveTab:
@@ -108,3 +110,23 @@ def check_weights(tab: LiveTab, runs: Runs) -> None:
     ]
     expected = [float(one.weights(stack, layer, 0)[query, key]) for one in (maps, changed)]
     assert shown == pytest.approx(expected, abs=1e-6) and abs(expected[0] - expected[1]) > 1e-5
+
+
+def test_two_outputs_are_compared(running: Any) -> None:
+    """The page asks why one token is more probable than another, and takes it back."""
+    with served("gpt2") as (address, runs):
+        live = LiveTab(running, address)
+        live.tab.get_by_label("The output that is followed").fill("q")
+        live.tab.get_by_label("The output that it is compared with").fill("z")
+        live.tab.get_by_role("button", name="Compare").click()
+        live.tab.wait_for_selector(".difference")
+        shown = live.answered().locator(".difference").inner_text()
+        maps = runs.model.attention(text_of(runs.model))
+        outcome = maps.outcome(("q", "z"))
+        logits = maps.module.run(maps.reading.source, None).logits[0, outcome.logits_position]
+        value = float(outcome.log_probability(logits.detach()))
+        assert "'q' rather than 'z'" in shown
+        assert float(shown.rpartition(" ")[2].replace("\u2212", "-")) == pytest.approx(value, abs=5e-3)
+        live.tab.get_by_role("button", name="One alone").click()
+        live.tab.wait_for_selector(".difference", state="detached")
+        assert live.answered().locator(".fault:visible").count() == 0

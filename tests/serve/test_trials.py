@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from clearhead.core import Sequence
-from tests.serve.cases import Browser, model_of
+from tests.serve.cases import Browser, model_of, text_of
 
 FIRST, SECOND = "the cat", "the dog ran"
 
@@ -65,3 +65,43 @@ def test_what_cannot_be_forced_is_said() -> None:
     assert "this one does not" in Browser(model_of("bert")).post("force", **given).json()["error"]
     far = {"asked": {"text": FIRST}, "position": 90, "index": 1}
     assert "there is no token 1 behind position 90" in Browser(model_of("gpt2")).post("force", **far).json()["error"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["gpt2", "marian", "bert"])
+def test_two_outputs_are_compared_everywhere(name: str) -> None:
+    """Effects, lens, sweep and the line of outputs are of `of=(A, B)`, also while a layer is switched off."""
+    model, browser = model_of(name), Browser(model_of(name))
+    text = text_of(model)
+    target = {"target": "a cat"} if name == "marian" else {}
+    maps, place = model.attention(text, *target.values()), {"gpt2": 3, "marian": 2}.get(name)
+    asked = {"text": text, **target, "of": ["q", "z"], "position": place}
+    of = ("q", "z") if place is None else (place + 1, "q", "z")
+    edits = [{"address": "*.layers.1.steps.*.branches.*"}]
+    answer = browser.read(**asked, edits=edits)
+    sample = answer["page"]["samples"][0]
+    shown = {
+        (stack["stack"], layer["layer"], head): value
+        for stack in sample["attentions"]
+        if stack["measure"] == "attention weight"
+        for layer in stack["layers"]
+        for head, value in zip(layer["heads"], layer["values"]["effect"], strict=True)
+    }
+    expected = {(one.stack, one.layer, one.head): one.change for one in maps.effects(of)}
+    assert shown == pytest.approx(expected, abs=1e-5) and max(map(abs, expected.values())) > 1e-3
+    followed = browser.blob(answer["name"], sample["lens"]["followed"], "<f4")
+    np.testing.assert_allclose(followed, maps.lens(of=of).followed.flatten().numpy(), atol=1e-5)
+    outcome, values = maps.outcome(of), answer["outputs"]["difference"]["values"]
+    logits = maps.module.run(maps.reading.source, maps.reading.target).logits[0, outcome.logits_position]
+    assert values[0] == pytest.approx(float(outcome.log_probability(logits)), abs=1e-4)
+    assert abs(values[1] - values[0]) > 1e-4
+    second = SECOND if name != "bert" else SECOND.replace("dog", "___")
+    swept = browser.post("sweep", asked=asked, text=second, **target).json()
+    assert swept["outcome"] == answer["outputs"]["difference"]["name"] == "'q' rather than 'z'"
+
+
+def test_a_comparison_that_cannot_be_made_is_said() -> None:
+    browser = Browser(model_of("gpt2"))
+    for of, expected in ((["q", "q"], "with itself"), (["q", "dog"], "must be one token"), (["q"], "of")):
+        answer = browser.post("read", text=FIRST, of=of)
+        assert answer.status_code in (400, 422) and expected in answer.json()["error"]

@@ -68,6 +68,7 @@ def test_running_requests_end_and_new_ones_are_refused(tmp_path: Path) -> None:
         assert text.startswith("HTTP/1.1 200") and '"completion_tokens":' in text
         _, messages = server.communicate(timeout=20)
         assert server.returncode == 143 and "Traceback" not in messages
+        assert "clearhead: POST /v1/completions 200 " in messages and "a m" not in messages, "a log without texts"
         with pytest.raises(OSError):
             socket.create_connection(("127.0.0.1", port), timeout=5)
 

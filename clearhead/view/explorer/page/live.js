@@ -11,7 +11,7 @@ import { Pieces, arrivals } from "./pieces.js";
 import { showSweep } from "./sweep.js";
 
 /** @typedef {import("./changes.js").Change} Change */
-/** @typedef {{ text: string, target: string | null, generate: number, edits: Change[] }} Asked */
+/** @typedef {{ text: string, target: string | null, generate: number, edits: Change[], of: [string, string] | null, position: number | null }} Asked */
 /**
  * What the program says of its model.
  * @typedef {object} Facts
@@ -20,6 +20,7 @@ import { showSweep } from "./sweep.js";
  * @property {Record<string, number[]>} orders the layer that runs at each depth, by stack
  * @property {boolean} readsTarget
  * @property {boolean} writes
+ * @property {boolean} predicts it has probabilities of tokens or labels
  */
 /** @typedef {{ name: string, page: import("./types.js").Page, outputs: import("./outputs.js").Outputs, python: string[] }} Answer */
 
@@ -38,6 +39,8 @@ class Bench {
     this.text = this.field("Text", this.asked.text);
     this.target = this.field("Target", this.asked.target ?? "", "what the model writes");
     this.more = /** @type {HTMLInputElement} */ (el("input", { type: "number", min: 0, max: 1024, value: this.asked.generate }));
+    this.first = this.name("The output that is followed");
+    this.second = this.name("The output that it is compared with");
     this.form = new ChangeForm(this.facts, explorer, (change) => this.add(change), (text, target) => void this.sweep(text, target));
     this.list = el("ul", { class: "changes" });
     this.status = el("p", { class: "status", role: "status" });
@@ -74,6 +77,15 @@ class Bench {
     return field;
   }
 
+  /** @param {string} title */
+  name(title) {
+    const field = /** @type {HTMLInputElement} */ (el("input", { type: "text", size: 8, spellcheck: "false", "aria-label": title }));
+    field.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") this.compare();
+    });
+    return field;
+  }
+
   build() {
     const { facts } = this;
     const label = (/** @type {string} */ title, /** @type {HTMLElement} */ field) => el("label", { class: "bench-field" }, el("span", { class: "field-name" }, title), field);
@@ -87,6 +99,10 @@ class Bench {
         el("button", { type: "button", class: "stop", onclick: () => this.stop() }, "Stop"),
         this.status,
       ),
+      facts.predicts ? el("div", { class: "bench-row why", title: "effects and contributions of heads, the lens and sweeps then follow the difference of two log-probabilities" },
+        el("span", { class: "field-name" }, "Why"), this.first, el("span", { class: "field-name" }, "rather than"), this.second,
+        el("button", { type: "button", class: "do", onclick: () => this.compare() }, "Compare"),
+        el("button", { type: "button", class: "plain-button", onclick: () => this.alone() }, "One alone")) : null,
     );
     const changes = el("section", { class: "bench-part", "aria-label": "changes" }, this.form.root, this.list,
       el("details", {}, el("summary", {}, "The same in Python"), this.python));
@@ -97,7 +113,19 @@ class Bench {
 
   read() {
     const target = this.facts.readsTarget && this.target.value.trim() ? this.target.value : null;
-    this.set({ text: this.text.value, target, generate: Number(this.more.value) || 0 });
+    this.set({ text: this.text.value, target, generate: Number(this.more.value) || 0, position: null });
+  }
+
+  /** Follow why one output is more probable than another, where the output below was chosen. */
+  compare() {
+    const { first, second } = this;
+    if (!first.value || !second.value) this.say("type both outputs, such as Mary and John", true);
+    else this.set({ of: [first.value, second.value], position: this.followed?.position ?? null });
+  }
+
+  alone() {
+    this.first.value = this.second.value = "";
+    if (this.asked.of) this.set({ of: null, position: null });
   }
 
   /** @param {Partial<Asked>} change */
@@ -144,6 +172,7 @@ class Bench {
     this.text.value = before.text;
     this.target.value = before.target ?? "";
     this.more.value = String(before.generate);
+    [this.first.value, this.second.value] = before.of ?? ["", ""];
     void this.ask();
   }
 

@@ -1,11 +1,12 @@
 /** What the model puts out, beside what it puts out while it is changed. */
 
-import { el, fixed } from "./dom.js";
+import { el, fixed, withSign } from "./dom.js";
 import { tokenNode } from "./labels.js";
 
 /** @typedef {[string, number, number, number]} Candidate text, id, probability before and after */
 /** @typedef {{ position: number | null, reads: string, follows: Candidate | null, candidates: Candidate[] }} OutputRow */
-/** @typedef {{ written: [string | null, string | null], rows: OutputRow[], end: number | null, similarity?: number }} Outputs */
+/** @typedef {{ name: string, position: number | null, values: number[] }} Difference of two log-probabilities, before and after */
+/** @typedef {{ written: [string | null, string | null], rows: OutputRow[], end: number | null, similarity?: number, difference?: Difference | null }} Outputs */
 
 /** @param {number} share */
 export function percent(share) {
@@ -61,6 +62,16 @@ function writtenNodes(outputs, isChanged) {
 }
 
 /**
+ * @param {Difference} difference
+ * @param {boolean} isChanged
+ */
+function differenceNode({ name, position, values: [before, after] }, isChanged) {
+  const where = position === null ? "" : `, position ${position}`;
+  const values = isChanged ? `${withSign(before)} unchanged, ${withSign(after)} changed` : withSign(before);
+  return el("p", { class: "difference" }, `Log-probability of ${name}${where}: `, el("b", {}, values));
+}
+
+/**
  * @param {Outputs} outputs
  * @param {boolean} isChanged
  * @param {(position: number | null, index: number) => void} follow tells which output a sweep follows
@@ -70,15 +81,16 @@ function writtenNodes(outputs, isChanged) {
 export function outputNodes(outputs, isChanged, follow, force) {
   const nodes = [el("h3", {}, "Output"), ...writtenNodes(outputs, isChanged)];
   if (outputs.similarity !== undefined && isChanged) nodes.push(el("p", {}, `cosine with the unchanged vector: ${fixed(outputs.similarity, 4)}`));
-  const { rows } = outputs;
+  const { rows, difference } = outputs;
   if (!rows.length) return nodes;
+  if (difference) nodes.push(differenceNode(difference, isChanged));
   const shown = el("div", { class: "shown-output" });
   const show = (/** @type {OutputRow} */ row) => {
     shown.replaceChildren(el("h4", {}, ...title(row)), candidates(row, isChanged, force));
     follow(row.position, (row.follows ?? row.candidates[0])[1]);
   };
-  // The end of a text says least about it.
-  const first = [...rows].reverse().find((row) => row.follows?.[1] !== outputs.end) ?? rows[rows.length - 1];
+  // The place that is compared; else not the end of a text, which says least about it.
+  const first = rows.find((row) => difference && row.position === difference.position) ?? [...rows].reverse().find((row) => row.follows?.[1] !== outputs.end) ?? rows[rows.length - 1];
   show(first);
   if (rows.length > 1) {
     nodes.push(el("div", { class: "output-strip", role: "group", "aria-label": "outputs of all positions" }, ...rows.map((row) => {

@@ -48,7 +48,7 @@ export function showSweep(root, swept, apply) {
   const all = [...Object.values(streams).flat(2), ...heads.map((head) => head[3])].map((value) => Math.abs(value ?? 0));
   const most = Math.max(1e-9, ...all);
   const close = el("button", { type: "button", class: "plain-button", onclick: () => fill(root) }, "Close");
-  fill(root, el("div", { class: "bench-row" }, el("h3", {}, "Sweep: log-probability of ", tokenNode(outcome)), close),
+  fill(root, el("div", { class: "bench-row" }, el("h3", {}, `Sweep: log-probability of ${outcome}`), close),
     el("p", { class: "note" }, "Each cell: how it changes when the vector of the second text is put in at that depth and position. Blue raises it, orange lowers it; the strongest changes it by ",
       withSign(all.length ? most : 0).replace("+", ""), ".", total === null ? "" : ` In the second text it is ${withSign(total)} from here.`, " Click a cell to make that change."));
   for (const [stack, rows] of Object.entries(streams)) {
