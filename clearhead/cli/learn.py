@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ast
+import filecmp
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
-from code import InteractiveInterpreter
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final
@@ -15,7 +16,8 @@ from typing import Annotated, Final
 import typer
 
 from clearhead.cli.console import print_message, print_text
-from clearhead.errors import InputError
+from clearhead.errors import InputError, RunFailure
+from clearhead.files import read_text_file
 
 _PACKAGE: Final = Path(__file__).parents[1]
 # In a wheel the sources are in the package; in the repository the site has them.
@@ -24,6 +26,14 @@ _SOURCES: Final = next(
 )
 _SHARED: Final = "shared.py"
 _CELL: Final = "# %%"
+_PAUSE: Final = """
+def _pause():
+    try:
+        input("[Enter runs this, Ctrl-D ends] ")
+    except (EOFError, KeyboardInterrupt):
+        print()
+        raise SystemExit(0) from None
+"""
 
 
 def learn(
@@ -75,14 +85,14 @@ def _copy(sources: list[Path], folder: Path) -> None:
         target = folder / source.name
         if not target.exists():
             shutil.copyfile(source, target)
-        elif target.read_bytes() != source.read_bytes():
+        elif not filecmp.cmp(target, source, shallow=False):
             kept.append(target.name)
     if kept:
         print_message(f"kept as you left them in {folder}: {', '.join(kept)}")
 
 
 def _title(path: Path) -> str:
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in read_text_file(path, "a lesson").splitlines():
         if line.startswith("# # "):
             return line.removeprefix("# # ").lstrip("0123456789 ·.")
     return path.stem
@@ -106,29 +116,16 @@ def _cells(text: str) -> Iterator[tuple[bool, str]]:
 
 
 def _step_through(lesson: Path) -> None:
-    """Show one cell after another, and run those of code; a mistake in one is shown, and the next one follows."""
-    sys.path.insert(0, str(lesson.parent.resolve()))
-    interpreter = InteractiveInterpreter({"__name__": "__main__"})
-    for is_text, body in _cells(lesson.read_text(encoding="utf-8")):
-        print_text(body.strip(), end="\n\n")
-        if is_text:
-            continue
-        print_text("[Enter runs this cell, Ctrl-D ends] ")
-        sys.stdout.flush()
-        if not sys.stdin.readline():
-            print_text("", end="\n")
-            return
-        _run(interpreter, body, lesson)
-
-
-def _run(interpreter: InteractiveInterpreter, body: str, lesson: Path) -> None:
-    """Run a cell, and show the value of its last line as a notebook does."""
-    try:
-        statements = ast.parse(body).body
-    except SyntaxError:
-        interpreter.showsyntaxerror(lesson.name)
-        return
-    shown = [statements.pop()] if statements and isinstance(statements[-1], ast.Expr) else []
-    interpreter.runcode(compile(ast.Module(statements, []), lesson.name, "exec"))
-    if shown:
-        interpreter.runcode(compile(ast.Interactive([*shown]), lesson.name, "single"))
+    """Run the lesson as a script of its own, in a process of its own, that waits before each cell of code."""
+    script = [_PAUSE]
+    for is_text, body in _cells(read_text_file(lesson, "a lesson")):
+        script.append(f"print({body.strip()!r}, end='\\n\\n')")
+        if not is_text:
+            script += ["_pause()", body]
+    paths = filter(None, [str(lesson.parent.resolve()), os.environ.get("PYTHONPATH")])
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, lesson.name)
+        copy.write_text("\n".join(script), encoding="utf-8")
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        if subprocess.run([sys.executable, str(copy)], env=environment, check=False).returncode:
+            raise RunFailure(f"{lesson} stopped at the error above: mend it in the file, and open the lesson again")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import io
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,7 @@ from clearhead.cli import learn
 from clearhead.cli.main import main
 
 LESSONS = sorted(Path(learn._SOURCES).glob("[0-9][0-9]_*.py"))
-TINY = (
-    '# %% [markdown]\n# # 1. One\n#\n# **text**\n\n# %%\nimport math\n\nmath.sqrt(49)\n\n# %%\n1 / 0\n\n# %%\n"after"\n'
-)
+TINY = '# %% [markdown]\n# # 1. One\n\n# %%\nimport math\n\nprint(math.sqrt(49))\n\n# %%\n1 / 0\n\n# %%\n"after"\n'
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
@@ -40,14 +39,11 @@ def test_refused(words: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[
     assert len(capfd.readouterr().err.splitlines()) == 1 and not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("keys", ("\n\n\n", "\n"))
-def test_cell_by_cell(
-    keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("keys, code", (("\n\n\n", 1), ("\n", 0), ("", 0)))
+def test_cell_by_cell(keys: str, code: int, tmp_path: Path) -> None:
     (tmp_path / LESSONS[0].name).write_text(TINY, encoding="utf-8")
-    monkeypatch.setattr("sys.stdin", io.StringIO(keys))
-    monkeypatch.setattr("sys.path", ["."])
-    assert main(["learn", "1", "--plain", "--out", str(tmp_path)]) == 0
-    printed = capfd.readouterr()
-    assert "# 1. One" in printed.out and "7.0" in printed.out
-    assert ("ZeroDivisionError" in printed.err) == ("'after'" in printed.out) == (keys == "\n\n\n")
+    command = [sys.executable, "-m", "clearhead", "learn", "1", "--plain", "--out", str(tmp_path)]
+    done = subprocess.run(command, input=keys, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert "# 1. One" in done.stdout and ("7.0" in done.stdout) == bool(keys)
+    assert ("ZeroDivisionError" in done.stderr) == (code == 1) and "after" not in done.stdout
