@@ -33,6 +33,7 @@ Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a message, for
 Task = Annotated[
     str | None, typer.Option("--task", metavar="PREFIX", help="A task that the checkpoint lists, or its prefix.")
 ]
+Schema = Annotated[Path | None, typer.Option("--schema", metavar="F", help="A JSON schema that the text follows.")]
 JsonSequences = Annotated[bool, typer.Option("--json", help="Write one JSON object for each sequence.")]
 
 
@@ -44,6 +45,7 @@ def generate(
     greedy: Greedy = False,
     chat: Chat = False,
     task: Task = None,
+    schema: Schema = None,
     as_json: JsonSequences = False,
     *,
     decoding: GenerateKwargs,
@@ -64,28 +66,36 @@ def generate(
     log-probabilities / length ** A. --json writes {"index", "prompt", "text", "tokens", "score", "stop_reason", "seed"}
     for each. A model with learned positions refuses a longer prompt and stops at the last position; one with computed
     positions generates beyond its trained length, where quality may drop. --task puts the prefix of a task in front of
-    each prompt and uses the settings that the checkpoint lists for it; `clearhead inspect` shows them.
+    each prompt and uses the settings that the checkpoint lists for it; `clearhead inspect` shows them. With --schema a
+    text that ends is JSON under the schema, and one that reaches --max-new-tokens is the start of such a text.
     """
     prompts = _prompts(prompt or [], prompt_file)
     options = {**decoding, **_temperature(greedy, decoding)}
     streams = _check(options, prompts) and not as_json
     model, prompts = _for_task(compute.load_model(ref), task, prompts)
-    _run(model, prompts, options, chat=chat, streams=streams, as_json=as_json)
+    _run(model, prompts, options, schema, chat=chat, streams=streams, as_json=as_json)
 
 
 def _run(
-    model: Model, prompts: list[str], options: dict[str, Any], *, chat: bool, streams: bool, as_json: bool
+    model: Model,
+    prompts: list[str],
+    options: dict[str, Any],
+    schema: Path | None,
+    *,
+    chat: bool,
+    streams: bool,
+    as_json: bool,
 ) -> None:
     """Generate, with a seed that is drawn here where none was given, and say how."""
     settled = model.generate_options(**options)
     options |= {} if settled.seed is None else {"seed": settled.seed}
     if streams and settled.beam_size == settled.num_return_sequences == 1:
         streamed = {name: value for name, value in options.items() if name in StreamKwargs.__annotations__}
-        pieces = model.stream(prompts[0], chat=chat, **streamed)
+        pieces = model.stream(prompts[0], chat=chat, schema=schema, **streamed)
         _say_how(settled)
         _show_stream(pieces)
     else:
-        found = model.generate(prompts, chat=chat, **options)
+        found = model.generate(prompts, chat=chat, schema=schema, **options)
         _say_how(settled)
         _show_all(prompts, found, as_json)
 

@@ -111,10 +111,15 @@ def _loaded(refs: list[str], device: str, precision: str) -> Models:
 
 def _warm(served: Served) -> None:
     """Let a model give a first token, or a first prediction, so that the first client waits for nothing."""
+    import torch
+
     if served.writes and served.model.module.encoder is None:
         served.model.generate("a", max_new_tokens=1, temperature=0)
     elif served.writes:
         served.model.translate("a", max_length=2)
+    else:
+        with torch.inference_mode():
+            served.model.tree(torch.zeros(1, 1, dtype=torch.int64))
 
 
 def _lines(models: Models, host: str, port: int) -> list[str]:
@@ -122,6 +127,8 @@ def _lines(models: Models, host: str, port: int) -> list[str]:
     address = f"http://{host}:{port}"
     for served in models:
         dtype = str(next(served.model.module.parameters()).dtype).removeprefix("torch.")
+        if served.model.runner.in_bf16:
+            dtype += " with products in bf16"
         batches = "no result depends on the others of its batch"
         if not served.model.is_batch_invariant:
             batches = "results depend on the others of their batch by rounding"

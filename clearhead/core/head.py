@@ -78,13 +78,13 @@ class Pool(PrintedModule, nn.Module):
         self.by = pool.by
 
     def forward(self, x_BTD: States, mask_BT: Real | None) -> Float[Tensor, "batch width"]:
-        if mask_BT is None:
-            mask_BT = torch.ones(x_BTD.shape[:2], dtype=torch.bool, device=x_BTD.device)
+        mask_BT = x_BTD.new_ones(x_BTD.shape[:2], dtype=torch.bool) if mask_BT is None else mask_BT
         if self.by == "max":
             return x_BTD.masked_fill(~mask_BT[..., None], -torch.inf).amax(1)
         if self.by in ("mean", "root"):
             count_B1 = mask_BT.sum(1, keepdim=True).clamp(min=1)
-            return (x_BTD * mask_BT[..., None]).sum(1) / (count_B1 if self.by == "mean" else count_B1.sqrt())
+            blocks_BTD = F.pad(x_BTD * mask_BT[..., None], (0, -x_BTD.shape[-1] % 64))  # else bits depend on T
+            return blocks_BTD.sum(1)[:, : x_BTD.shape[-1]] / (count_B1 if self.by == "mean" else count_B1.sqrt())
         # argmax returns the first of equal sums: that of the last real token.
         place_B = (mask_BT if self.by == "first" else mask_BT.cumsum(1)).int().argmax(1)
         return x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), place_B]

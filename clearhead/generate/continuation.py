@@ -20,6 +20,7 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError, RunFailure, argument
 from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of
+from clearhead.generate.constraints import BeginConstraint
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import Prefill, check_model, prefill_pieces, prefill_prompts, token_limits
@@ -56,6 +57,7 @@ class GenerateRequest:
             prompts.
         config: of the checkpoint; its end tokens end a sequence as `eos_id` does.
         recorder: notes what beam search considers for a single prompt; None: nothing is noted.
+        constraint: begins what limits the tokens of a sequence, for greedy search and sampling; None: nothing does.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -68,6 +70,7 @@ class GenerateRequest:
     contexts: Sequence[Sequence[int]] | None = None
     config: GenerationConfig = field(default_factory=GenerationConfig)
     recorder: BeamRecorder | None = None
+    constraint: BeginConstraint | None = None
 
     @property
     def end_ids(self) -> tuple[int, ...]:
@@ -96,7 +99,8 @@ def generate_ids(module: Transformer, request: GenerateRequest) -> list[list[Con
     """
     limits = checked_limits(module, request)
     done: list[Generated] = []
-    for step in _run(in_evaluation(module), request, limits, with_text=bool(request.options.stops)):
+    with_text = bool(request.options.stops) or request.constraint is not None
+    for step in _run(in_evaluation(module), request, limits, with_text=with_text):
         done += [event.sequence for event in step if event.is_done]
     results: list[list[Continuation]] = [[] for _ in request.prompts]
     for sequence in done:
@@ -225,7 +229,8 @@ def _rows(request: GenerateRequest, batch: list[int], limits: list[int], *, with
             if with_text:
                 assert request.decode is not None
                 decoder = StreamingDecoder(request.decode, request.options.stops, request.context(prompt))
-            rows.append(Row(prompt, number, limits[prompt], request.end_ids, decoder))
+            constraint = None if request.constraint is None else request.constraint()
+            rows.append(Row(prompt, number, limits[prompt], request.end_ids, decoder, constraint=constraint))
     return rows
 
 
@@ -300,7 +305,7 @@ def _started(
 def _kind(request: GenerateRequest) -> Hashable:
     """Return what two requests have in common whose sequences choose their tokens alike."""
     options = replace(request.options, seed=None, max_new_tokens=1, num_return_sequences=1, stop=(), batch_size=None)
-    return options, request.end_ids, frozenset(request.banned), request.config
+    return options, request.end_ids, frozenset(request.banned), request.config, request.constraint is None
 
 
 def _chain(request: GenerateRequest, prefill: Prefill, limit: int) -> list[Processor]:

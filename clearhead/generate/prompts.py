@@ -14,6 +14,7 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError
 from clearhead.generate.continuation import GenerateRequest, generate_ids, stream_ids
 from clearhead.generate.generation_config import GenerationConfig
+from clearhead.generate.json_schema import Schema, with_schema
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.prefill import check_model
 from clearhead.generate.results import Continuation, Generation
@@ -50,6 +51,7 @@ def generate_texts(
     *,
     continues: bool = True,
     prompt_format: PromptFormat | None = None,
+    schema: Schema | None = None,
 ) -> list[list[Generation]]:
     """Continue each prompt.
 
@@ -61,6 +63,7 @@ def generate_texts(
         continues: the text of an encoder-decoder model continues the prompt, so that it may start with a space; False
             if it is another text, such as a translation.
         prompt_format: of a Hugging Face checkpoint; None: the model was trained here.
+        schema: what each generated text follows, see `with_schema`; None: anything.
 
     Returns:
         For each prompt the generated sequences, without the prompt.
@@ -70,6 +73,8 @@ def generate_texts(
         RunFailure: the model's output is not a number, or the options ban every token.
     """
     request = generate_request(module, tokenizers, prompts, options, continues, prompt_format)
+    if schema is not None:
+        request = with_schema(request, schema, tokenizers.target, module.spec.num_outputs)
     return [
         [_generation(tokenizers.target, sequence, request.context(number), options.seed) for sequence in sequences]
         for number, sequences in enumerate(generate_ids(module, request))
@@ -84,14 +89,15 @@ def stream_text(
     *,
     continues: bool = True,
     prompt_format: PromptFormat | None = None,
+    schema: Schema | None = None,
 ) -> Generator[str, None, Generation]:
     """Continue one prompt and yield the parts of its text as soon as they are final.
 
     Unfinished characters and possible starts of a stop text are held back.
 
     Args:
-        module, tokenizers, options, continues, prompt_format: as for `generate_texts`; the module is in evaluation mode
-            until the generator is exhausted or closed.
+        module, tokenizers, options, continues, prompt_format, schema: as for `generate_texts`; the module is in
+            evaluation mode until the generator is exhausted or closed.
         prompt: one text.
 
     Returns:
@@ -101,6 +107,8 @@ def stream_text(
         InputError: as for `generate_texts`; or beam search or several sequences, which cannot be streamed.
     """
     request = generate_request(module, tokenizers, [prompt], options, continues, prompt_format)
+    if schema is not None:
+        request = with_schema(request, schema, tokenizers.target, module.spec.num_outputs)
     pieces = stream_ids(module, request)
 
     def stream() -> Generator[str, None, Generation]:

@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass, field
 
 from clearhead.errors import RunFailure
+from clearhead.generate.constraints import Constraint
 from clearhead.generate.results import Candidate, Continuation, StopReason, length_normalised
-from clearhead.generate.streaming_decoder import StreamingDecoder
+from clearhead.generate.streaming_decoder import UNFINISHED, StreamingDecoder
 
 
 @dataclass
@@ -21,6 +22,7 @@ class Row:
         end_ids: that end it.
         decoder: makes text of its tokens; None: nobody asks for text.
         num_alternatives: how many of the most probable tokens are noted with each one.
+        constraint: what may follow; None: everything. A stop text then cuts, as the limit does.
     """
 
     prompt: int
@@ -34,6 +36,7 @@ class Row:
     stop_reason: StopReason | None = None
     failure: RunFailure | None = None
     num_alternatives: int = 0
+    constraint: Constraint | None = None
     log_probabilities: list[float] = field(default_factory=list)
     alternatives: list[list[tuple[int, float]]] = field(default_factory=list)
 
@@ -58,15 +61,19 @@ class Row:
         self.log_probabilities.append(log_probability)
         if token in self.end_ids:
             self.stop_reason = "end"
-        elif len(self.ids) == self.limit:
+        elif self.constraint is not None:
+            self.constraint.take(token)
+        if self.stop_reason is None and len(self.ids) == self.limit:
             self.stop_reason = "length"
         if self.decoder is None:
             return ""
         piece = "" if token in self.end_ids else self.decoder.add(token)
         if self.stop_reason is not None:
-            piece += self.decoder.finish()
+            rest = self.decoder.finish()
+            # The first bytes of a character are no start of a valid text.
+            piece += rest if self.constraint is None else rest.rstrip(UNFINISHED)
         if self.decoder.is_stopped:
-            self.stop_reason = "stop"
+            self.stop_reason = "stop" if self.constraint is None else "length"
         self.pieces.append(piece)
         return piece
 
@@ -119,6 +126,6 @@ def _failure(log_probability: float, number: int) -> RunFailure | None:
     if log_probability == -math.inf:
         return RunFailure(
             f"no token may follow at generated token {number}: the options ban every token of the vocabulary, "
-            "or the model's output is infinite."
+            "none of it continues a text under the schema, or the model's output is infinite."
         )
     return None

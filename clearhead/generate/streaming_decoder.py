@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 Decode = Callable[[list[int]], str]
 
-# What decoders return for bytes that are not, or not yet, a whole character.
-_REPLACEMENT = "\ufffd"
+UNFINISHED = "\ufffd"
+"""What decoders return for bytes that are not, or not yet, a whole character."""
 _LONGEST_WINDOW = 24
 _KEPT_OF_WINDOW = 8
 
@@ -35,7 +35,7 @@ class StreamingDecoder:
         """Add the next id and return the text that is now final."""
         self._window.append(token)
         text = self._decode(self._window)
-        if text.endswith(_REPLACEMENT):
+        if text.endswith(UNFINISHED):
             return ""  # the next bytes may change it
         fresh, self._known = text[self._known :], max(self._known, len(text))
         if len(self._window) > _LONGEST_WINDOW:
@@ -55,7 +55,7 @@ class StreamingDecoder:
         """Drop the older ids if the newer ones alone decode to the same characters."""
         newer = self._window[-_KEPT_OF_WINDOW:]
         alone = self._decode(newer)
-        if alone and _REPLACEMENT not in alone and text.endswith(alone):
+        if alone and UNFINISHED not in alone and text.endswith(alone):
             self._window, self._known = newer, len(alone)
 
     def _release(self, fresh: str) -> str:
@@ -80,7 +80,7 @@ def _context_window(decode: Decode, context: list[int]) -> tuple[list[int], int]
     """Return the last ids of the context that decode to whole characters, and the length of their text."""
     for window in (context[-_KEPT_OF_WINDOW:], context):
         text = decode(window) if window else ""
-        if text and _REPLACEMENT not in text:
+        if text and UNFINISHED not in text:
             break
     return list(window), len(text)
 

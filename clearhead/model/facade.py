@@ -14,6 +14,7 @@ from clearhead.evaluate.evaluation import evaluate_model
 from clearhead.evaluate.options import EvaluateKwargs, EvaluateOptions
 from clearhead.evaluate.result import Measures
 from clearhead.fast.runner import Runner
+from clearhead.generate.json_schema import Schema
 from clearhead.generate.options import (
     GenerateKwargs,
     GenerateOptions,
@@ -173,20 +174,23 @@ class Model(Predictions, Saving):
         return answer_each(texts, search, batch_size=batch_size)
 
     @overload
-    def generate(self, prompt: str, *, chat: bool = False, **options: Unpack[GenerateKwargs]) -> list[Generation]: ...
+    def generate(
+        self, prompt: str, *, chat: bool = False, schema: Schema | None = None, **options: Unpack[GenerateKwargs]
+    ) -> list[Generation]: ...
     @overload
     def generate(
-        self, prompt: list[str], *, chat: bool = False, **options: Unpack[GenerateKwargs]
+        self, prompt: list[str], *, chat: bool = False, schema: Schema | None = None, **options: Unpack[GenerateKwargs]
     ) -> list[list[Generation]]: ...
 
     def generate(
-        self, prompt: object, *, chat: bool = False, **options: Unpack[GenerateKwargs]
+        self, prompt: object, *, chat: bool = False, schema: Schema | None = None, **options: Unpack[GenerateKwargs]
     ) -> list[Generation] | list[list[Generation]] | Iterator[list[Generation]]:
         """Continue a text; a list of texts gives one list for each, and an iterator an iterator of them.
 
         Args:
             prompt: one text, or a list of them; an empty one starts a text.
             chat: the prompt is a message, which the checkpoint's chat template formats.
+            schema: a JSON schema, or its file: a text that ended ("end") is JSON under it; "length": the start of one.
             options: those of `GenerateOptions`, by name; its docstring says which method follows from them. The
                 checkpoint's own settings are the defaults; where they do not say how, text is sampled: see
                 `GenerateOptions.usual`. temperature=0 is greedy; a `seed` gives the same text again.
@@ -195,7 +199,7 @@ class Model(Predictions, Saving):
             The generated sequences, without the prompt.
 
         Raises:
-            InputError: options out of range or without effect, or a prompt longer than the model's positions.
+            InputError: options out of range or without effect, or a prompt or a schema that the model cannot follow.
             RunFailure: the model's output is not a number, or the options ban every token.
         """
         given, tree = given_options(options, GenerateKwargs), self.tree
@@ -208,15 +212,18 @@ class Model(Predictions, Saving):
                 self._resolved(GenerateOptions, given),
                 continues=self._continues,
                 prompt_format=self._prompt_format(chat, given.get("max_new_tokens")),
+                schema=schema,
             ),
         )
 
-    def stream(self, prompt: str, *, chat: bool = False, **options: Unpack[StreamKwargs]) -> Iterator[str]:
+    def stream(
+        self, prompt: str, *, chat: bool = False, schema: Schema | None = None, **options: Unpack[StreamKwargs]
+    ) -> Iterator[str]:
         """Continue a text and yield its parts as soon as they are final; together they are the text.
 
         Args:
             prompt: one text.
-            chat, options: as for `generate`, without the options of several sequences and of beam search.
+            chat, schema, options: as for `generate`, without the options of several sequences and of beam search.
 
         Raises:
             InputError: as for `generate`.
@@ -230,6 +237,7 @@ class Model(Predictions, Saving):
             self._resolved(GenerateOptions, given),
             continues=self._continues,
             prompt_format=self._prompt_format(chat, given.get("max_new_tokens")),
+            schema=schema,
         )
 
     def generate_options(self, **options: Unpack[GenerateKwargs]) -> GenerateOptions:

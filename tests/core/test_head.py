@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clearhead import spec
-from clearhead.core.head import Head
+from clearhead.core.head import Head, Pool
 from clearhead.errors import InputError
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.task_heads import label_head, token_head, vector_head, with_head
@@ -75,3 +75,14 @@ def test_a_soft_cap_bounds_the_outputs_of_the_last_layer() -> None:
     assert raw.abs().max() > 1
     torch.testing.assert_close(head(x), 0.5 * torch.tanh(raw / 0.5))
     torch.testing.assert_close(head.projection().outputs(head.prepare(x)), head(x))
+
+
+@pytest.mark.parametrize("width", [7, 64, 110])
+@pytest.mark.parametrize("length", [5, 7, 37])
+def test_padding_changes_no_bit_of_a_mean(width: int, length: int) -> None:
+    pool = Pool(spec.Pool(by="mean"))
+    states = torch.randn(3, length + 19, width)
+    alone = pool(states[:, :length], None)
+    for more in (1, 2, 3, 19):
+        mask = (torch.arange(length + more) < length).expand(3, -1)
+        assert torch.equal(pool(states[:, : length + more], mask), alone)

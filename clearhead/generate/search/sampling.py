@@ -97,6 +97,7 @@ class TokenChooser:
         logits_RV: Float[Tensor, "rows vocab"],
         ids_RT: Int[Tensor, "rows tokens"],
         uniform_R: Float[Tensor, " rows"] | None = None,
+        allowed_RV: Bool[Tensor, "rows vocab"] | None = None,
     ) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"]]:
         """Return a token for each row, and its log-probability by the unprocessed logits.
 
@@ -104,7 +105,12 @@ class TokenChooser:
             logits_RV: fp32 or bf16.
             ids_RT: prompt and generated ids.
             uniform_R: a random number for each row, fp64, from 0 to below 1; None: greedy.
+            allowed_RV: which tokens may follow; where the chain leaves none of them, it is not applied. None: all.
         """
+        if allowed_RV is not None:
+            chooser, masked_RV = TokenChooser((), self.options), self._masked(logits_RV.float(), ids_RT, allowed_RV)
+            tokens_R = chooser.choose(masked_RV, ids_RT, uniform_R)[0]
+            return tokens_R, _log_probabilities(logits_RV, tokens_R, masked_RV.amax(1) != -torch.inf)
         banned_X = only_banned(self.chain, ids_RT.shape[1], logits_RV.device)
         if uniform_R is not None:
             return self._sample(logits_RV, ids_RT, banned_X, uniform_R)
@@ -115,6 +121,16 @@ class TokenChooser:
             return tokens_RC.gather(1, place_R[:, None])[:, 0], best_R - log_total_R
         best_R, tokens_R = apply(self.chain, logits_RV.float(), ids_RT).max(1)
         return tokens_R, _log_probabilities(logits_RV, tokens_R, best_R != -torch.inf)
+
+    def _masked(
+        self,
+        logits_RV: Float[Tensor, "rows vocab"],
+        ids_RT: Int[Tensor, "rows tokens"],
+        allowed_RV: Bool[Tensor, "rows vocab"],
+    ) -> Float[Tensor, "rows vocab"]:
+        changed_RV = apply(self.chain, logits_RV, ids_RT)
+        leaves_R1 = (allowed_RV & (changed_RV != -torch.inf)).any(1, keepdim=True)
+        return torch.where(leaves_R1, changed_RV, logits_RV).masked_fill(~allowed_RV, -torch.inf)
 
     def _sample(
         self,
@@ -195,7 +211,9 @@ class Sampling(Member):
         if self._streams:
             uniform_R = torch.tensor([stream.next() for stream in self._streams], dtype=torch.float64)
             uniform_R = uniform_R.to(logits_RV.device)
-        tokens_R, log_probs_R = self._chooser.choose(logits_RV, self._ids_RT, uniform_R)
+        tokens_R, log_probs_R = self._chooser.choose(
+            logits_RV, self._ids_RT, uniform_R, self._allowed(logits_RV.device)
+        )
         self._ids_RT = torch.cat([self._ids_RT, tokens_R[:, None]], 1)
         self._note_alternatives(logits_RV)
         update(len(self._rows[0].ids) + 1, max(row.limit for row in self._rows), "tokens")
@@ -204,6 +222,11 @@ class Sampling(Member):
             text = row.take(token, log_probability)
             progress.append(Progress(row, text, row.is_done))
         return progress, self._keep([index for index, row in enumerate(self._rows) if not row.is_done])
+
+    def _allowed(self, device: torch.device) -> Bool[Tensor, "rows vocab"] | None:
+        """Return which tokens may follow each row: all rows of a kind have a constraint, or none has."""
+        allowed = [row.constraint.allowed() for row in self._rows if row.constraint is not None]
+        return torch.stack(allowed).to(device) if allowed else None
 
     def _note_alternatives(self, logits_RV: Float[Tensor, "rows vocab"]) -> None:
         asking = [index for index, row in enumerate(self._rows) if row.num_alternatives]

@@ -27,6 +27,7 @@ from clearhead.serve.api.tasks import tasks_router
 from clearhead.serve.gate import Access, Gate, Traffic
 from clearhead.serve.work import Left, Workers
 
+LONGEST_MESSAGE: Final = 1000
 SECONDS_TO_FINISH: Final = 60
 """That running requests have after a signal."""
 
@@ -81,7 +82,7 @@ def refused(status: int, message: str, param: str | None = None) -> JSONResponse
         param: the field that it is about.
     """
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    # A message may name what a client sent, such as half of a character, which UTF-8 cannot write.
+    # A message may name what a client sent: a key of a megabyte, or half of a character, which UTF-8 cannot write.
     message, param = _writable(message), None if param is None else _writable(param)
     content = {"error": {"message": message, "type": kind, "param": param, "code": None}}
     headers = {"Retry-After": "1"} if status in (429, 503) else {}
@@ -91,7 +92,8 @@ def refused(status: int, message: str, param: str | None = None) -> JSONResponse
 
 
 def _writable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]}..."
 
 
 def _answer(status: int) -> Any:
@@ -120,6 +122,8 @@ def _misread(_: Request, error: Exception) -> Response:
     field = place[0] if place else None
     if fault["type"] == "json_invalid":
         return refused(400, "the body is not JSON")
+    if isinstance(fault.get("input"), bytes):
+        return refused(400, "the body is not declared as JSON: send the header Content-Type: application/json")
     if fault["type"] == "extra_forbidden":
         name = ".".join(part for part in place if not part.startswith(("list[", "function")))
         return refused(400, f"{name} is not supported: leave it out", name)

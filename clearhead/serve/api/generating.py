@@ -16,11 +16,12 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from clearhead.errors import InputError
 from clearhead.generate.continuation import GenerateRequest
+from clearhead.generate.json_schema import with_schema
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.results import Continuation
 from clearhead.serve.api.engine import Ended, Job, Step, events
 from clearhead.serve.api.openai_types import ChatRequest, CompletionRequest, _Generating
-from clearhead.serve.api.served import Models, Prompt, Scored, Served, given
+from clearhead.serve.api.served import Models, Scored, Served, given
 
 DEFAULT_TOKENS = 16
 """Of a completion; a chat has as many as its model's own settings say."""
@@ -71,14 +72,21 @@ def generating_router(models: Models) -> APIRouter:
             raise InputError("max_tokens is 0, so that nothing is generated: raise it, or ask for the prompt with echo")
         options = _options(served, asked, max(limit, 1))
         shape = _Completion(served, asked, limit)
-        return await _answered(request, served, asked, shape, [(prompt, options, False) for prompt in asked.prompts])
+        requests = [served.request(prompt, options) for prompt in asked.prompts]
+        return await _answered(request, served, asked, shape, requests)
 
     @router.post("/v1/chat/completions")
     async def chat(request: Request, asked: ChatRequest) -> Response:
         served = models.named(asked.model)
         options = _options(served, asked, asked.max_completion_tokens or asked.max_tokens)
         shape = _Chat(served, asked)
-        return await _answered(request, served, asked, shape, [(_chat_text(served, asked), options, True)])
+        made = served.request(_chat_text(served, asked), options, is_chat=True)
+        schema = None if asked.response_format is None else asked.response_format.content
+        if schema is not None:
+            # It takes up to a second, in which other requests go on.
+            outputs = served.model.module.spec.num_outputs
+            made = await asyncio.to_thread(with_schema, made, schema, served.tokenizer, outputs)
+        return await _answered(request, served, asked, shape, [made])
 
     return router
 
@@ -210,15 +218,14 @@ async def _answered(
     served: Served,
     asked: _Generating,
     shape: _Completion | _Chat,
-    prompts: list[tuple[Prompt, GenerateOptions, bool]],
+    requests: list[GenerateRequest],
 ) -> Response:
-    """Return the answer for all prompts: whole, or as a stream."""
+    """Return the answer for all requests: whole, or as a stream."""
     if asked.stream_options is not None and not asked.stream:
         raise InputError("stream_options needs stream: true")
     choices: list[Choice] = []
     jobs: list[tuple[GenerateRequest, list[Choice]]] = []
-    for prompt, options, is_chat in prompts:
-        made = served.request(prompt, options, is_chat=is_chat)
+    for made in requests:
         prompt_tokens = len(served.prompt_ids(made))
         first = len(choices)
         choices += [Choice(first + number, made, prompt_tokens) for number in range(asked.n)]

@@ -72,6 +72,53 @@ class ChatMessage(BaseModel):
     name: str | None = None
 
 
+class TextFormat(BaseModel):
+    """Anything."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    type: Literal["text"]
+
+    @property
+    def content(self) -> dict[str, Any] | None:
+        """The JSON schema that the answer follows; None: it is any text."""
+        return None
+
+
+class ObjectFormat(BaseModel):
+    """Any JSON object."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    type: Literal["json_object"]
+
+    @property
+    def content(self) -> dict[str, Any] | None:
+        """The schema of an object."""
+        return {"type": "object"}
+
+
+class NamedSchema(BaseModel):
+    """A JSON schema with a name; it is followed whether it is called strict or not."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    name: str
+    description: str | None = None
+    content: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class SchemaFormat(BaseModel):
+    """JSON under a schema."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+    @property
+    def content(self) -> dict[str, Any] | None:
+        """The schema."""
+        return self.json_schema.content
+
+
 class ChatRequest(_Generating):
     """The body of /v1/chat/completions."""
 
@@ -80,6 +127,7 @@ class ChatRequest(_Generating):
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**20)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
 
 
 class EmbeddingRequest(_Request):

@@ -176,6 +176,11 @@ def test_a_body_of_unknown_length_is_bounded_too(address: str) -> None:
     assert answer.status_code == 413 and "error" in answer.json()
 
 
+def test_a_body_that_is_not_declared_as_json_is_said(address: str) -> None:
+    answer = httpx.post(f"{address}/attention", content=b'{"model": "lm", "text": "a"}')
+    assert answer.status_code == 400 and "send the header Content-Type" in answer.json()["error"]["message"]
+
+
 def test_translations_have_their_words_aligned(address: str, models: Models) -> None:
     texts, model = ["a m u", "", "u e"], models.named("mt").model
     body = {"inputs": texts, "parameters": {"alignments": True}}

@@ -1,0 +1,246 @@
+"""`clearhead serve` under load, beside other servers: one by one, and many clients at once.
+
+pip install gguf ctranslate2 sentence-transformers
+python benchmarks/serve_load.py [--llama-server PATH] [--clients 16] [--requests 64] [--rounds 3] [--only generate]
+
+Models: GPT-2 of 124M parameters and a Marian of 6 + 6 layers with random weights, both in 8 bits, and MiniLM. Every
+server runs in a process of its own with the same threads, one at a time, and they take turns. Prompts have 32 words,
+continuations 64 tokens, greedy. First token and the time between tokens are those that a client sees in a stream.
+llama.cpp's server runs with Q8_0 and --parallel; its own lines about version and system are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from inference_cases import TARGET
+from inference_models import for_ctranslate2, for_llama, gpt2, in_8_bits, marian, minilm, one_token_words
+from side_by_side import described, machine
+
+NEW_TOKENS, PROMPT_WORDS = 64, 32
+
+
+@dataclass
+class Times:
+    """What clients saw in one run."""
+
+    seconds: float = 0.0
+    first: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server, and what is asked of it.
+
+    Args:
+        name: in the table.
+        command: of the process, given a port.
+        path: of a request.
+        body: of a request, given its number.
+    """
+
+    name: str
+    command: Callable[[int], list[str]]
+    path: str
+    body: Callable[[int], dict[str, Any]]
+
+
+async def ask(port: int, server: Server, number: int, times: Times) -> None:
+    """Send one request, and note when its events come."""
+    content = json.dumps(server.body(number)).encode()
+    head = f"POST {server.path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    begun = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(head.encode() + content)
+    status = await reader.readline()
+    assert b" 200 " in status, (status, await reader.read())
+    last = None
+    while line := await reader.readline():
+        if line.startswith(b"data: {"):
+            now = time.perf_counter()
+            times.first += [now - begun] if last is None else []
+            times.between += [now - last] if last is not None else []
+            last = now
+    writer.close()
+
+
+async def run(port: int, server: Server, clients: int, requests: int, first: int) -> Times:
+    """Let clients ask until all requests are answered."""
+    times, waiting = Times(), iter(range(first, first + requests))
+
+    async def client() -> None:
+        for number in waiting:
+            await ask(port, server, number, times)
+
+    begun = time.perf_counter()
+    await asyncio.gather(*[client() for _ in range(clients)])
+    times.seconds = time.perf_counter() - begun
+    return times
+
+
+def measured(server: Server, clients: int, requests: int, first: int) -> tuple[Times, Times]:
+    """Start a server, warm it, and return what one client alone and many at once saw."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(server.command(port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(1200):
+            assert process.poll() is None, f"{server.name} ended with {process.returncode}"
+            try:
+                asyncio.run(run(port, server, 1, 1, first + 10**6))
+                break
+            except (AssertionError, ConnectionError):
+                time.sleep(0.1)
+        asyncio.run(run(port, server, clients, clients, first + 2 * 10**6))
+        alone = asyncio.run(run(port, server, 1, max(requests // 4, 4), first))
+        alone.seconds *= requests / max(requests // 4, 4)
+        return alone, asyncio.run(run(port, server, clients, requests, first + requests))
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def servers(given: argparse.Namespace, folder: Path) -> dict[str, list[Server]]:
+    """Return the servers of each kind of work, ours first."""
+    python, threads = sys.executable, str(given.threads)
+
+    def own(model: Path) -> Callable[[int], list[str]]:
+        return lambda port: [
+            python, "-m", "clearhead", "serve", str(model), "--port", str(port), "--threads", threads,
+        ]  # fmt: skip
+
+    found: dict[str, list[Server]] = {}
+    if "generate" in given.only:
+        model = gpt2(folder / "gpt2", given.tokenizer)
+        words = one_token_words(model)
+
+        def completion(number: int) -> dict[str, Any]:
+            prompt = " " + " ".join(random.Random(number).choices(words, k=PROMPT_WORDS))
+            return {"prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0, "stream": True}
+
+        found["generate"] = [
+            Server("clearhead", own(in_8_bits(model, folder / "gpt2-int8")), "/v1/completions", completion)
+        ]
+        if given.llama_server is not None:
+            file = for_llama(model, folder / "gpt2.gguf", "Q8_0")
+            flags = ["--parallel", str(given.clients), "--threads", threads, "--threads-batch", threads]
+            flags += ["--ctx-size", str(256 * given.clients), "--no-webui"]
+            print("llama.cpp:", " ".join(flags), _version(given.llama_server), flush=True)
+            found["generate"].append(
+                Server(
+                    "llama.cpp",
+                    lambda port: [str(given.llama_server), "-m", str(file), "--port", str(port), *flags],
+                    "/v1/completions",
+                    completion,
+                )
+            )
+    texts = [" ".join(random.Random(n).choices(["a", "man", "rides", "his", "red", "bike"], k=12)) for n in range(997)]
+    if "embed" in given.only:
+        peer = [python, str(Path(__file__).with_name("serve_peers.py"))]
+
+        def vector(number: int) -> dict[str, Any]:
+            return {"input": texts[number % len(texts)]}
+
+        found["embed"] = [
+            Server("clearhead", own(minilm()), "/v1/embeddings", vector),
+            Server(
+                "sentence-transformers",
+                lambda port: [*peer, "embed", str(minilm()), str(port)],
+                "/v1/embeddings",
+                vector,
+            ),
+        ]
+    if "translate" in given.only:
+        model = marian(folder / "marian")
+        lines = (model / "lines.txt").read_text("utf-8").splitlines()
+        ours, theirs = in_8_bits(model, folder / "marian-int8"), for_ctranslate2(model, folder / "ct2", "int8")
+        peer = [python, str(Path(__file__).with_name("serve_peers.py"))]
+
+        def sentence(number: int) -> dict[str, Any]:
+            return {"inputs": " ".join(lines[number % len(lines)].split()[:12])}
+
+        def ours_body(number: int) -> dict[str, Any]:
+            # The length is that of the checkpoint's own settings.
+            return {**sentence(number), "parameters": {"generate_parameters": {"num_beams": 1}}}
+
+        found["translate"] = [
+            Server("clearhead", own(ours), "/models/marian-int8", ours_body),
+            Server(
+                "CTranslate2",
+                lambda port: [*peer, "translate", str(theirs), str(port), str(model / "source.spm"), str(TARGET)],
+                "/models/marian",
+                sentence,
+            ),
+        ]
+    return found
+
+
+def _version(program: Path) -> str:
+    said = subprocess.run([str(program), "--version"], capture_output=True, text=True, check=False)
+    return (said.stdout + said.stderr).strip().replace("\n", "; ")
+
+
+def percentiles(values: list[float]) -> str:
+    """Return the 50th and 95th percentile in milliseconds."""
+    if len(values) < 2:
+        return "-"
+    found = statistics.quantiles(values, n=20)
+    return f"{1000 * found[9]:.0f} / {1000 * found[18]:.0f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llama-server", type=Path, default=None, help="the program of llama.cpp")
+    parser.add_argument("--tokenizer", type=Path, default=Path("../shared/data/gpt2-tokenizer"))
+    parser.add_argument("--only", nargs="+", default=["generate", "embed", "translate"])
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    print(described(machine(given.threads)), flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        for kind, sides in servers(given, Path(name)).items():
+            rates: dict[tuple[str, str], list[float]] = {}
+            seen: dict[tuple[str, str], Times] = {}
+            for number in range(given.rounds):
+                for side in sides:
+                    pair = measured(side, given.clients, given.requests, 2 * number * given.requests)
+                    for times, how in zip(pair, ("one by one", f"{given.clients} clients"), strict=True):
+                        rates.setdefault((side.name, how), []).append(given.requests / times.seconds)
+                        total = seen.setdefault((side.name, how), Times())
+                        total.first += times.first
+                        total.between += times.between
+            print(
+                f"\n{kind}: requests a second (median, rounds), first token p50 / p95 ms, between tokens p50 / p95 ms"
+            )
+            for key, found in rates.items():
+                rounds = ", ".join(f"{rate:.2f}" for rate in found)
+                times = seen[key]
+                print(f"{key[0]}, {key[1]}: {statistics.median(found):.2f} ({rounds}); ", end="")
+                print(f"{percentiles(times.first)}; {percentiles(times.between)}")
+            many = f"{given.clients} clients"
+            medians = {key: statistics.median(found) for key, found in rates.items()}
+            print(f"clearhead: {medians['clearhead', many] / medians['clearhead', 'one by one']:.2f} times one by one")
+            for side in sides[1:]:
+                print(f"clearhead : {side.name}, {many}: {medians['clearhead', many] / medians[side.name, many]:.2f}")
+
+
+if __name__ == "__main__":
+    main()

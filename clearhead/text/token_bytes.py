@@ -1,0 +1,66 @@
+"""The bytes that each token of a vocabulary writes behind another one."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Final
+
+from clearhead.errors import InputError
+from clearhead.text.tokenizer import Tokenizer
+
+_UNFINISHED: Final = "\ufffd"
+_BYTE_PIECE: Final = re.compile(r"<0x([0-9A-F]{2})>")
+_PRINTED: Final = (*range(33, 127), *range(161, 173), *range(174, 256))
+_OTHERS: Final = [byte for byte in range(256) if byte not in _PRINTED]
+_BYTE_OF: Final = {chr(byte): byte for byte in _PRINTED} | {chr(256 + n): byte for n, byte in enumerate(_OTHERS)}
+"""The byte that each character of a byte-level entry stands for; Source: GPT-2's encoder, src/encoder.py."""
+
+
+def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
+    """Return, in the order of ids, the bytes that each token adds to a text; empty for special and unused ones.
+
+    Args:
+        tokenizer: of the tokens.
+
+    Raises:
+        InputError: what a token writes depends on those around it.
+    """
+    texts = [tokenizer.decode([index]) for index in range(tokenizer.vocab_size)]
+    before = next((index for index, text in enumerate(texts) if text.strip() and _UNFINISHED not in text), None)
+    if before is None:
+        raise InputError(f"no token of this vocabulary ({tokenizer.kind}) writes a text of its own")
+    known, entries = texts[before], tokenizer.entries()
+    found = []
+    for index, entry in enumerate(entries):
+        text = tokenizer.decode([before, index])
+        fresh = text[len(known) :] if text.startswith(known) else ""
+        found.append(_part_of_character(entry) if _UNFINISHED in fresh else fresh.encode())
+    _check(tokenizer, before, known, found)
+    return found
+
+
+def _part_of_character(entry: str) -> bytes:
+    """Return the bytes of an entry that is not text by itself."""
+    piece = _BYTE_PIECE.fullmatch(entry)
+    if piece is not None:
+        return bytes([int(piece[1], 16)])
+    return bytes(_BYTE_OF[sign] for sign in entry) if _BYTE_OF.keys() >= set(entry) else b""
+
+
+def _check(tokenizer: Tokenizer, before: int, known: str, found: list[bytes]) -> None:
+    """Compare texts of several tokens, drawn here, with the bytes of each."""
+    whole = [
+        index
+        for index, written in enumerate(found)
+        if written and _UNFINISHED not in written.decode("utf-8", "replace")
+    ]
+    draw = random.Random(0)
+    for _ in range(100 if whole else 0):
+        ids = draw.choices(whole, k=6)
+        text = b"".join(found[index] for index in ids).decode()
+        if tokenizer.decode([before, *ids]) != known + text:
+            raise InputError(
+                f"what a token of this vocabulary ({tokenizer.kind}) writes depends on those around it, so that a text "
+                f"cannot be held to a schema: {tokenizer.tokens(ids)} are not {text!r}"
+            )

@@ -1,0 +1,143 @@
+"""The law of a schema: a text that ends is JSON under it, and one that is cut is the start of such a text."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import llguidance
+import pytest
+import torch
+
+from clearhead import core as ch
+from clearhead.errors import InputError, RunFailure
+from clearhead.generate.continuation import GenerateRequest
+from clearhead.generate.json_schema import with_schema
+from clearhead.generate.options import GenerateOptions
+from clearhead.generate.prompts import generate_texts
+from clearhead.generate.search import sampling
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.tokenizer_training import train_tokenizer
+from tests.generate.test_prompts import model_of, pair
+
+CASES = int(os.environ.get("CLEARHEAD_CASES", "40"))
+SCHEMAS = (
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 6},
+            "age": {"type": "integer", "minimum": 0, "maximum": 130},
+            "tags": {"type": "array", "items": {"enum": ["é", "größer", "😀", None]}, "maxItems": 3},
+        },
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+    {"type": "object"},
+    {"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 2}]},
+    {"type": "string", "pattern": "^[a-c]{2,5}é$"},
+    {"const": {"a": [1, "b"]}},
+)
+WRITTEN = [json.dumps({"name": "größer 😀", "age": 12, "tags": ["é", None, True]}, ensure_ascii=False)]
+WRITTEN += ['[ 0.5e-3 , -2 ] { "a" : [ 1 , "b" ] } false', "abc é 3 4 5 6 7 8 9"]
+KINDS = ("byte-bpe", "byte", "character", "word", "bpe", "unigram", "wordpiece", "split")
+
+
+def tokenizer_of(kind: str) -> Tokenizer:
+    size = {"byte": 260, "byte-bpe": 300, "bpe": 80, "unigram": 44, "wordpiece": 90}.get(kind, 70)
+    return train_tokenizer(kind, WRITTEN * 3, vocab_size=size)
+
+
+def untrained(tokenizer: Tokenizer) -> ch.Transformer:
+    """A model that now and then wants to end, so that texts do."""
+    module = model_of("decoder", tokenizer.vocab_size, extra=3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.div_(10.0)
+        module.head.layers[-1].bias[tokenizer.encode('"]}')] += 2.0
+    return module
+
+
+@pytest.fixture(scope="module")
+def bytewise() -> llguidance.LLTokenizer:
+    """A vocabulary of 256 bytes and an end token, which knows nothing of ours."""
+
+    class Bytes:
+        eos_token_id, bos_token_id, special_token_ids = 256, None, (256,)
+        tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
+
+        def __call__(self, text: bytes) -> list[int]:
+            return list(text)
+
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_that_ends_is_valid_and_a_cut_one_begins_a_valid_text(
+    kind: str, bytewise: llguidance.LLTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, masked = tokenizer_of(kind), []
+    plain = sampling.TokenChooser._masked
+    monkeypatch.setattr(sampling.TokenChooser, "_masked", lambda *given: masked.append(1) or plain(*given))
+    module, ended, cut = untrained(tokenizer), 0, 0
+    for number, schema in enumerate(SCHEMAS):
+        for options in (
+            GenerateOptions(max_new_tokens=50, temperature=1.0, seed=number, num_return_sequences=max(CASES // 40, 1)),
+            GenerateOptions(max_new_tokens=7, top_k=9, seed=5, stop=["g", "]"], min_new_tokens=6),
+            GenerateOptions(max_new_tokens=40, temperature=0),
+        ):
+            try:
+                found = generate_texts(module, pair(tokenizer), ["a", "", "12"], options, schema=schema)
+            except RunFailure as error:
+                assert "under the schema" in str(error) and kind in ("word", "split", "wordpiece", "unigram", "bpe")
+                continue
+            for one in (one for some in found for one in some):
+                if one.stop_reason == "end":
+                    jsonschema.validate(json.loads(one.text), schema)
+                    ended += 1
+                else:
+                    assert one.stop_reason == "length"
+                    written = one.text.lstrip(" ").encode()
+                    assert llguidance.LLMatcher(bytewise, json.dumps(_grammar(schema))).validate_tokens(
+                        list(written)
+                    ) == len(written), (one.text, schema)
+                    cut += 1
+    assert masked and ended and cut
+    print(kind, ended, cut)
+
+
+def _grammar(schema: dict) -> dict:
+    return {"grammars": [{"json_schema": schema}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "sentence"),
+    [
+        ({"not": {}}, "Unimplemented keys"),
+        ({"enum": []}, "Unsatisfiable"),
+        ({"type": "strin"}, "Invalid type"),
+        ({"const": object()}, "not JSON"),
+    ],
+)
+def test_a_schema_that_cannot_be_followed_is_one_sentence(schema: dict, sentence: str) -> None:
+    tokenizer = tokenizer_of("byte")
+    request = GenerateRequest([[2]], GenerateOptions(), eos_id=3, pad_id=0)
+    with pytest.raises(InputError, match=sentence) as caught:
+        with_schema(request, schema, tokenizer, tokenizer.vocab_size)
+    assert "\n" not in str(caught.value)
+
+
+def test_search_and_files_that_hold_no_object_are_refused(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of("byte")
+    beams = GenerateRequest([[2]], GenerateOptions(beam_size=2), eos_id=3, pad_id=0)
+    with pytest.raises(InputError, match="not with beam search"):
+        with_schema(beams, {}, tokenizer, tokenizer.vocab_size)
+    (tmp_path / "schema.json").write_text("[")
+    with pytest.raises(InputError, match=r"schema\.json"):
+        with_schema(beams_off(beams), tmp_path / "schema.json", tokenizer, tokenizer.vocab_size)
+
+
+def beams_off(request: GenerateRequest) -> GenerateRequest:
+    return replace(request, options=GenerateOptions())
