@@ -57,6 +57,7 @@ SURFACE = {
         "--encoder-no-repeat-ngram-size",
         "--min-new-tokens",
         "--chat",
+        "--schema",
         "--task",
         "--json",
     }
