@@ -41,6 +41,7 @@ from clearhead.cli.fill import fill
 from clearhead.cli.generate import generate
 from clearhead.cli.heads import heads
 from clearhead.cli.inspect import inspect as inspect_
+from clearhead.cli.learn import learn
 from clearhead.cli.new import new, new_group
 from clearhead.cli.predict import predict
 from clearhead.cli.serve import serve
@@ -137,6 +138,7 @@ def make_app() -> typer.Typer:
         inspect_,
         heads,
         serve,
+        learn,
         doctor,
     ):
         # Given in full: what typer takes from the docstring is cut off at the width of the terminal.

@@ -10,7 +10,9 @@ from pathlib import Path
 import clearhead as ch
 from clearhead.check import Report
 
-MODELS = Path(__file__).resolve().parents[2] / "build" / "models"
+_HERE = Path(__file__).resolve().parent
+# In the repository the build of the site; in a copy of the lessons, a folder beside them.
+MODELS = _HERE.parents[1] / "build" / "models" if _HERE.parent.name == "docs" else _HERE / "models"
 
 
 def dates_model() -> ch.Model:

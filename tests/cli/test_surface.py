@@ -57,6 +57,7 @@ SURFACE = {
         "--encoder-no-repeat-ngram-size",
         "--min-new-tokens",
         "--chat",
+        "--schema",
         "--task",
         "--json",
     }
@@ -148,6 +149,7 @@ SURFACE = {
     | MACHINE,
     "bench": {"--json"} | MACHINE,
     "inspect": {"--addresses", "--svg", "--force", "--length", "--json"},
+    "learn": {"--out", "--plain"},
     "doctor": {"--json"},
 }
 ARGUMENTS = {
@@ -171,6 +173,7 @@ ARGUMENTS = {
     "inspect": ["ref"],
     "heads": ["ref", "file"],
     "serve": ["refs"],
+    "learn": ["number"],
 }
 
 

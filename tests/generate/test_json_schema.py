@@ -14,10 +14,11 @@ import torch
 
 from clearhead import core as ch
 from clearhead.errors import InputError, RunFailure
-from clearhead.generate.continuation import GenerateRequest
+from clearhead.generate.continuation import GenerateRequest, started
 from clearhead.generate.json_schema import with_schema
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.prompts import generate_texts
+from clearhead.generate.running import RunningBatch
 from clearhead.generate.search import sampling
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -141,3 +142,25 @@ def test_search_and_files_that_hold_no_object_are_refused(tmp_path: Path) -> Non
 
 def beams_off(request: GenerateRequest) -> GenerateRequest:
     return replace(request, options=GenerateOptions())
+
+
+def test_a_schema_belongs_to_its_request_alone() -> None:
+    """Held and free requests share a batch, and each has the tokens that it has alone."""
+    tokenizer = tokenizer_of("byte")
+    module, options = untrained(tokenizer), GenerateOptions(max_new_tokens=12, temperature=1.0, seed=4)
+    free = GenerateRequest([[2, 40, 50]], options, eos_id=3, pad_id=0, decode=tokenizer.decode)
+    held = [with_schema(free, schema, tokenizer, tokenizer.vocab_size + 3) for schema in SCHEMAS[:3]]
+
+    def tokens(requests: list[GenerateRequest]) -> list[list[int]]:
+        batch, members = RunningBatch(module), []
+        with torch.inference_mode():
+            members = [started(module, request, [0], [12], with_text=True) for request in requests]
+            rows = [row for start in members for row in start.member.sequences]
+            batch.join(members)
+            while batch.members:
+                batch.step()
+        return [row.ids for row in rows]
+
+    together = tokens([held[0], free, *held[1:]])
+    assert together == [ids for request in (held[0], free, *held[1:]) for ids in tokens([request])]
+    assert len({tuple(ids) for ids in together}) == 4

@@ -43,6 +43,7 @@ ALLOWED = {
     "clearhead/cli/sweep.py": {"read_text_file": 1},
     "clearhead/training/api.py": {"read_text_file": 1},
     "clearhead/cli/answer.py": {"read_text_file": 1},
+    "clearhead/cli/learn.py": {"read_text_file": 2},
     "clearhead/training/data_files.py": {".open": 1},
     "clearhead/recipes/draft.py": {".read_text": 1},
     # What this process wrote: prepared data, pages, pictures, appended metrics, records as JSON.

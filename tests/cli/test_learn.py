@@ -1,0 +1,49 @@
+"""`clearhead learn` and the structure of the lessons; the build of the site runs them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clearhead.cli import learn
+from clearhead.cli.main import main
+
+LESSONS = sorted(Path(learn._SOURCES).glob("[0-9][0-9]_*.py"))
+TINY = '# %% [markdown]\n# # 1. One\n\n# %%\nimport math\n\nprint(math.sqrt(49))\n\n# %%\n1 / 0\n\n# %%\n"after"\n'
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_structure_of_a_lesson(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert f"\n# # {int(path.name[:2])} · " in text
+    for word in ("break it", "symptom", "detector", "mend", "exercise", "minutes"):
+        assert word in text.casefold(), word
+
+
+def test_copies_are_the_readers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["learn", "--out", str(tmp_path / "here")]) == 0
+    copied = tmp_path / "here" / LESSONS[0].name
+    assert copied.read_bytes() == LESSONS[0].read_bytes() and (tmp_path / "here" / "shared.py").is_file()
+    copied.write_text("mine", encoding="utf-8")
+    assert main(["learn", "--out", str(tmp_path / "here")]) == 0
+    assert copied.read_text(encoding="utf-8") == "mine"
+    assert f"kept as you left them in {tmp_path / 'here'}: {copied.name}" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("words", (["99"], ["--plain"]))
+def test_refused(words: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["learn", *words, "--out", str(tmp_path / "new")]) == 2
+    assert len(capfd.readouterr().err.splitlines()) == 1 and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("keys, code", (("\n\n\n", 1), ("\n", 0), ("", 0)))
+def test_cell_by_cell(keys: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / LESSONS[0].name).write_text(TINY, encoding="utf-8")
+    command = [sys.executable, "-m", "clearhead", "learn", "1", "--plain", "--out", str(tmp_path)]
+    done = subprocess.run(command, input=keys, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert "# 1. One" in done.stdout and ("7.0" in done.stdout) == bool(keys)
+    assert ("ZeroDivisionError" in done.stderr) == (code == 1) and "after" not in done.stdout
