@@ -73,16 +73,16 @@ def generate(
     options = {**decoding, **_temperature(greedy, decoding)}
     streams = _check(options, prompts) and not as_json
     model, prompts = _for_task(compute.load_model(ref), task, prompts)
-    _run(model, prompts, options, schema, chat=chat, streams=streams, as_json=as_json)
+    held = {} if schema is None else {"schema": schema}
+    _run(model, prompts, options, {"chat": chat, **held}, streams=streams, as_json=as_json)
 
 
 def _run(
     model: Model,
     prompts: list[str],
     options: dict[str, Any],
-    schema: Path | None,
+    reading: dict[str, Any],
     *,
-    chat: bool,
     streams: bool,
     as_json: bool,
 ) -> None:
@@ -91,11 +91,11 @@ def _run(
     options |= {} if settled.seed is None else {"seed": settled.seed}
     if streams and settled.beam_size == settled.num_return_sequences == 1:
         streamed = {name: value for name, value in options.items() if name in StreamKwargs.__annotations__}
-        pieces = model.stream(prompts[0], chat=chat, schema=schema, **streamed)
+        pieces = model.stream(prompts[0], **reading, **streamed)
         _say_how(settled)
         _show_stream(pieces)
     else:
-        found = model.generate(prompts, chat=chat, schema=schema, **options)
+        found = model.generate(prompts, **reading, **options)
         _say_how(settled)
         _show_all(prompts, found, as_json)
 

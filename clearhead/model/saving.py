@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from clearhead.arguments import checked
 from clearhead.core import Transformer
 from clearhead.errors import InputError, argument
 from clearhead.formats import FORMAT_FILE
@@ -32,6 +33,7 @@ class Saving:
     hf_checkpoint: HFCheckpoint | None
     weights_file: Path | None
 
+    @checked
     def save(self, path: str | Path, *, format: str = "clearhead", max_shard_size: int = LARGEST_SHARD) -> None:
         """Write the model into a new folder that `load` reads, with a card: README.md and a drawing of its spec.
 
@@ -45,6 +47,7 @@ class Saving:
         """
         self._save(Path(path), Path(path).name, format, max_shard_size)
 
+    @checked
     def push_to_hub(
         self, repo_id: str, *, format: str = "hf", private: bool = False, max_shard_size: int = LARGEST_SHARD
     ) -> str:

@@ -167,7 +167,8 @@ def test_a_wrong_type_is_a_sentence(name: str, tmp_path: Path, monkeypatch: pyte
             except InputError:
                 wrong += 1
             except RuntimeError:
-                assert argument == "device", "torch says which devices there are"
+                # torch says which devices there are, and a vocabulary may not be able to write what a schema asks for.
+                assert argument in ("device", "schema")
     assert wrong, "some of these values are wrong for every function"
 
 
