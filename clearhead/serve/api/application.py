@@ -165,7 +165,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle SIGINT and SIGTERM."""
-        self.force_exit = self._traffic.is_closing
+        self.force_exit: bool = self._traffic.is_closing
         self.received = signal.Signals(sig)
         self._traffic.is_closing = True
         self._deadline = time.monotonic() + SECONDS_TO_FINISH
