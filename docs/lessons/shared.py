@@ -20,7 +20,10 @@ def dates_model() -> ch.Model:
     run = MODELS / "dates"
     if not (run / "best").exists():
         command = [sys.executable, "-m", "clearhead", "demo", "translate", "--out", str(run)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        # In a terminal its progress is shown; a page has what the lesson itself says.
+        done = subprocess.run(command, check=False, capture_output=not sys.stdout.isatty(), text=True)
+        if done.returncode:
+            raise RuntimeError(f"the demo could not be trained: {done.stderr}")
     return ch.load(run)
 
 
