@@ -23,15 +23,15 @@ MOST_BYTES = 15_000_000
 BENCHMARK = "benchmarks/precisions.py", "--only", "GPT-2", "--rounds", "1", "--new", "8", "--json"
 
 
-def run(*command: str | Path, **environment: str) -> str:
-    """Run a command, whose messages are shown; return what it wrote to stdout."""
+def run(*command: str | Path, codes: tuple[int, ...] = (0,), **environment: str) -> str:
+    """Run a command that may end with these codes; return what it wrote to stdout."""
     began = time.monotonic()
     done = subprocess.run(
         [str(part) for part in command], cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     print(f"{time.monotonic() - began:5.0f} s  {' '.join(Path(part).name for part in command[:6])}", flush=True)
-    assert done.returncode == 0, done.stdout
+    assert done.returncode in codes, done.stdout
     return done.stdout
 
 
@@ -86,12 +86,12 @@ def use(venv: Path, folder: Path) -> None:
     said = run(venv / "bin/clearhead", "demo", "--json", "--out", folder / "run", **nothing)
     print(said.splitlines()[-1])
     assert "kernels" not in said, said
-    said = run(venv / "bin/python", *BENCHMARK, **nothing)
+    # Its own limits are for an idle machine and several rounds: 1 says that one was missed.
+    said = run(venv / "bin/python", *BENCHMARK, codes=(0, 1), **nothing)
     print(said)
     assert said.startswith("kernels for "), said
-    slower = {
-        work: speeds for work, speeds in json.loads(said.splitlines()[-1]).items() if speeds[1] < 0.95 * speeds[0]
-    }
+    speeds = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+    slower = {work: one for work, one in speeds.items() if one["int8"] < 0.95 * one["fp32"]}
     assert not slower, slower
 
 
