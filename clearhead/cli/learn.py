@@ -21,9 +21,7 @@ from clearhead.files import read_text_file
 
 _PACKAGE: Final = Path(__file__).parents[1]
 # In a wheel the sources are in the package; in the repository the site has them.
-_SOURCES: Final = next(
-    (path for path in (_PACKAGE / "lessons", _PACKAGE.parent / "docs" / "lessons") if path.is_dir()), _PACKAGE
-)
+_SOURCES: Final = _PACKAGE / "lessons", _PACKAGE.parent / "docs" / "lessons"
 _SHARED: Final = "shared.py"
 _CELL: Final = "# %%"
 _PAUSE: Final = """
@@ -56,12 +54,15 @@ def learn(
     Files that are there already are yours and are kept. The first lesson with a model trains it, in about a minute. In
     the terminal, Enter runs the next cell and Ctrl-D ends; to answer an exercise, edit the file and open it again.
     """
-    lessons = {int(path.name[:2]): path for path in sorted(_SOURCES.glob("[0-9][0-9]_*.py"))}
+    sources = next((folder for folder in _SOURCES if folder.is_dir()), None)
+    if sources is None:
+        raise InputError("this installation has no lessons: install clearhead from a wheel or its repository")
+    lessons = {int(path.name[:2]): path for path in sorted(sources.glob("[0-9][0-9]_*.py"))}
     if number is not None and number not in lessons:
-        raise InputError(f"there is no lesson {number}: expected one of {', '.join(map(str, lessons)) or 'none'}")
+        raise InputError(f"there is no lesson {number}: expected one of {', '.join(map(str, lessons))}")
     if plain and number is None:
         raise InputError("--plain has no effect without the number of a lesson: give one, such as 1")
-    _copy([*lessons.values(), _SOURCES / _SHARED], out)
+    _copy([*lessons.values(), sources / _SHARED], out)
     if number is None:
         for one, path in lessons.items():
             print_text(f"{one:>2}  {_title(path)}  {out / path.name}", end="\n")
@@ -102,7 +103,8 @@ def _open_notebook(lesson: Path) -> None:
     notebook = lesson.with_suffix(".ipynb")
     if not notebook.exists():
         command = [sys.executable, "-m", "jupytext", "--to", "ipynb", "--output", str(notebook), str(lesson)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        if subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode:
+            raise RunFailure(f"jupytext cannot make a notebook of {lesson}: mend what it says above, or add --plain")
     subprocess.run([sys.executable, "-m", "jupyterlab", str(notebook)], check=False)
 
 

@@ -11,7 +11,7 @@ import pytest
 from clearhead.cli import learn
 from clearhead.cli.main import main
 
-LESSONS = sorted(Path(learn._SOURCES).glob("[0-9][0-9]_*.py"))
+LESSONS = sorted((Path(__file__).parents[2] / "docs" / "lessons").glob("[0-9][0-9]_*.py"))
 TINY = '# %% [markdown]\n# # 1. One\n\n# %%\nimport math\n\nprint(math.sqrt(49))\n\n# %%\n1 / 0\n\n# %%\n"after"\n'
 
 
@@ -47,3 +47,11 @@ def test_cell_by_cell(keys: str, code: int, tmp_path: Path) -> None:
     assert done.returncode == code, done.stderr
     assert "# 1. One" in done.stdout and ("7.0" in done.stdout) == bool(keys)
     assert ("ZeroDivisionError" in done.stderr) == (code == 1) and "after" not in done.stdout
+
+
+def test_an_installation_without_lessons_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(learn, "_SOURCES", (tmp_path / "none",))
+    assert main(["learn", "--out", str(tmp_path / "out")]) == 2
+    assert "has no lessons" in capsys.readouterr().err and not (tmp_path / "out").exists()
