@@ -19,7 +19,7 @@ from clearhead import spec
 from clearhead.core import Sequence as Read
 from clearhead.core import Transformer
 from clearhead.errors import InputError, argument
-from clearhead.fast.cache import IndexedCache
+from clearhead.fast.cache import IndexedCache, parted
 from clearhead.generate.batching import device_of, pad_ids
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.processors import NO_ID
@@ -37,14 +37,14 @@ class Prefill:
         cache: KV cache with all their tokens.
         ids: the prompts, `NO_ID` for padding.
         source_ids: the sources, `NO_ID` for padding; the prompts for a decoder-only model.
-        hidden: the decoder's last hidden states of all their tokens.
+        hidden: the decoder's last hidden states of all their tokens, or of those of the last piece.
         logits: fp32, of the next token of each.
     """
 
     cache: IndexedCache
     ids: Int[Tensor, "rows tokens"]
     source_ids: Int[Tensor, "rows source"]
-    hidden: Float[Tensor, "rows tokens width"]
+    hidden: Float[Tensor, "rows read width"]
     logits: Float[Tensor, "rows vocab"]
 
     def repeat(self, count: int) -> Prefill:
@@ -55,6 +55,24 @@ class Prefill:
         self.cache.select(rows_R, memory_rows=rows_R)
         parts = {name: getattr(self, name)[rows_R] for name in ("ids", "source_ids", "hidden", "logits")}
         return replace(self, **parts)
+
+    def parted(self) -> list[Prefill]:
+        """Return each prompt by itself, without padding; this one is no longer used."""
+        lengths, sources = ((ids != NO_ID).sum(1).tolist() for ids in (self.ids, self.source_ids))
+        caches = parted(self.cache, lengths, sources if self.cache.memory_attention else None)
+        return [
+            Prefill(
+                cache,
+                self.ids[row : row + 1, -length:],
+                # Sources are padded behind their tokens, prompts in front of them.
+                self.source_ids[row : row + 1, :source]
+                if cache.memory_attention
+                else self.source_ids[row : row + 1, -source:],
+                self.hidden[row : row + 1, -length:],
+                self.logits[row : row + 1],
+            )
+            for row, (cache, length, source) in enumerate(zip(caches, lengths, sources, strict=True))
+        ]
 
 
 def prefill_prompts(
@@ -116,10 +134,12 @@ def prefill_pieces(
     assert module.decoder is not None and module.head is not None, "check_model lets no other model through"
     ids_1T = torch.tensor([list(prompt)], device=device_of(module))
     cache = IndexedCache(torch.tensor([len(prompt) + limit], device=ids_1T.device))
-    for start in range(0, len(prompt), PIECE_TOKENS):
+    # One token is read as a step reads it, to other last digits than among several, so it is no piece.
+    starts = range(0, len(prompt) - 1, PIECE_TOKENS)
+    for start, stop in zip(starts, [*starts[1:], len(prompt)], strict=True):
         if start:
             yield None
-        hidden_1TD = module.decoder(Read(ids_1T[:, start : start + PIECE_TOKENS]), None, None, cache)
+        hidden_1TD = module.decoder(Read(ids_1T[:, start:stop]), None, None, cache)
     logits_1V = module.head(hidden_1TD[:, -1:])[:, -1].float()
     yield Prefill(cache, ids_1T, ids_1T, hidden_1TD, logits_1V)
 
