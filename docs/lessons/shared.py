@@ -27,14 +27,23 @@ def dates_model() -> ch.Model:
     return ch.load(run)
 
 
-def attempt(check: Callable[[], Report], hint: int = 1) -> None:
+def attempt(check: Callable[[], Report | str], hint: int = 1) -> bool:
     """Print what a check says of an exercise: where it differs, and with a larger hint the mathematics and the mend.
 
     Args:
-        check: compares it; it may raise `NotImplementedError`.
-        hint: 1 to 3.
+        check: compares it, or asserts and returns a word; it may raise `NotImplementedError`.
+        hint: 1 to 3, for a report.
+
+    Returns:
+        Whether the exercise is solved.
     """
     try:
-        print("\n".join(check().lines(hint)))
+        found = check()
     except NotImplementedError:
         print("not written yet")
+    except AssertionError as error:
+        print("not right yet:", error)
+    else:
+        print(found if isinstance(found, str) else "\n".join(found.lines(hint)))
+        return isinstance(found, str) or found.ok
+    return False
