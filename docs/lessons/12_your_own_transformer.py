@@ -30,6 +30,7 @@ from torch import nn
 import clearhead as ch
 
 torch.manual_seed(0)
+torch.set_num_threads(1)  # matrices as small as these are multiplied before a second thread has woken
 PAD, START, END = 0, 1, 2
 
 # %% [markdown]
@@ -426,9 +427,6 @@ def batch(size, generator):
         tgt[row, 1 : length + 1] = answers[row, :length] = digits.flip(0)
         answers[row, length] = END
     return src, tgt, answers
-
-
-torch.set_num_threads(1)  # matrices as small as these are multiplied before a second thread has woken
 
 
 def train(model, steps, loss_of=solved_loss):
