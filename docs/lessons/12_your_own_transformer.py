@@ -24,12 +24,12 @@ import inspect
 
 import matplotlib.pyplot as plt
 import torch
-from shared import attempt
+from shared import solves
 from torch import nn
 
 import clearhead as ch
 
-torch.manual_seed(0)
+_ = torch.manual_seed(0)
 torch.set_num_threads(1)  # matrices as small as these are multiplied before a second thread has woken
 PAD, START, END = 0, 1, 2
 
@@ -54,7 +54,7 @@ class Attention(nn.Module):
         raise NotImplementedError
 
 
-attention_is_right = attempt(lambda: ch.check.attention(Attention(48, 6), width=48, heads=6), hint=1)
+attention_is_right = solves(lambda: ch.check.attention(Attention(48, 6), width=48, heads=6), hint=1)
 
 
 # %% tags=["hide-cell", "solution"]
@@ -142,7 +142,7 @@ class DecoderLayer(nn.Module):
         raise NotImplementedError
 
 
-layer_is_right = attempt(lambda: ch.check.layer(DecoderLayer(48, 6, 96), width=48, heads=6), hint=1)
+layer_is_right = solves(lambda: ch.check.layer(DecoderLayer(48, 6, 96), width=48, heads=6), hint=1)
 
 
 # %% tags=["hide-cell", "solution"]
@@ -385,7 +385,7 @@ def loss_of(logits, answers):
     raise NotImplementedError
 
 
-loss_is_right = attempt(lambda: ch.check.loss(loss_of, shifts=False), hint=1)
+loss_is_right = solves(lambda: ch.check.loss(loss_of, shifts=False), hint=1)
 
 
 # %% tags=["hide-cell", "solution"]

@@ -6,12 +6,15 @@ import json
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import clearhead as ch
 from clearhead.check import Report
 
+# A page has no moving bars, and no need of the package that draws them.
+warnings.filterwarnings("ignore", message="IProgress not found")
 _HERE = Path(__file__).resolve().parent
 # In the repository the build of the site; in a copy of the lessons, a folder beside them.
 MODELS = _HERE.parents[1] / "build" / "models" if _HERE.parent.name == "docs" else _HERE / "models"
@@ -92,16 +95,18 @@ def _trained(name: str, command: Callable[[Path], list[str]]) -> ch.Model:
     return ch.load(run)
 
 
-def attempt(check: Callable[[], Report | str], hint: int = 1) -> bool:
+def attempt(check: Callable[[], Report | str], hint: int = 1) -> None:
     """Print what a check says of an exercise: where it differs, and with a larger hint the mathematics and the mend.
 
     Args:
         check: compares it, or asserts and returns a word; it may raise `NotImplementedError`.
         hint: 1 to 3, for a report.
-
-    Returns:
-        Whether the exercise is solved.
     """
+    solves(check, hint)
+
+
+def solves(check: Callable[[], Report | str], hint: int = 1) -> bool:
+    """Print what `attempt` does, and return whether the exercise is solved."""
     try:
         found = check()
     except NotImplementedError:
