@@ -212,6 +212,19 @@ print("still ours:", [piece.__name__ for piece in pieces if "Solved" in piece.__
 print(ch.check.transformer(Transformer(60, 60, 48, 6, 2, 96), width=48, heads=6))
 
 # %% [markdown]
+# Whoever makes the target's mask before the target is shifted has one token too many in it. That at least is an error:
+
+# %%
+with torch.no_grad():
+    ids = torch.randint(3, 60, (2, 8))
+    logits = Transformer(60, 60, 48, 6, 2, 96).eval()(ids, ids[:, :-1])
+    print("logits", tuple(logits.shape), " probabilities sum to", logits.softmax(-1).sum(-1).unique().tolist()[0])
+    try:
+        Transformer(60, 60, 48, 6, 2, 96)(ids, ids[:, :-1], tgt_mask=ids != PAD)
+    except RuntimeError as error:
+        print(error)
+
+# %% [markdown]
 # ## Count it
 #
 # An attention has four maps of $w^2 + w$ weights, a feed-forward part $2ws + s + w$, a norm $2w$. Take a size that you may know from a tutorial: width 300, four heads of 75, twelve layers in each stack, 64 hidden numbers, two vocabularies of 10,000.
