@@ -1,4 +1,4 @@
-"""The application of the server: who may ask, how much, and the shape of every refusal."""
+"""The application of the server: who may ask, how much, and what is refused with which status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from clearhead.errors import InputError, RunFailure
@@ -21,13 +21,14 @@ from clearhead.serve.api.engine import Busy, Closing
 from clearhead.serve.api.generating import generating_router
 from clearhead.serve.api.inside import inside_router
 from clearhead.serve.api.metrics import Metrics
+from clearhead.serve.api.protocol import MOST_HEAD_BYTES, Protocol
 from clearhead.serve.api.reading import reading_router
+from clearhead.serve.api.refusals import refused
 from clearhead.serve.api.served import Models, UnknownModel
 from clearhead.serve.api.tasks import tasks_router
 from clearhead.serve.gate import Access, Gate, Traffic
 from clearhead.serve.work import Left, Workers
 
-LONGEST_MESSAGE: Final = 1000
 SECONDS_TO_FINISH: Final = 60
 """That running requests have after a signal."""
 
@@ -59,7 +60,7 @@ def make_application(models: Models, access: Access) -> FastAPI:
     app.add_exception_handler(HTTPException, _http)
     app.state.traffic = Traffic()
     app.add_middleware(Gate, access=access, traffic=app.state.traffic, refuse=refused)
-    app.middleware("http")(metrics.counted)
+    app.add_middleware(metrics.counting)
     return app
 
 
@@ -70,30 +71,6 @@ _STATUS: Final[dict[type[Exception], int]] = {
     Busy: 429,
     Closing: 503,
 }
-_KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit"}
-
-
-def refused(status: int, message: str, param: str | None = None) -> JSONResponse:
-    """Return a refusal in the shape of OpenAI's protocol.
-
-    Args:
-        status: of HTTP.
-        message: one sentence.
-        param: the field that it is about.
-    """
-    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    # A message may name what a client sent: a key of a megabyte, or half of a character, which UTF-8 cannot write.
-    message, param = _writable(message), None if param is None else _writable(param)
-    content = {"error": {"message": message, "type": kind, "param": param, "code": None}}
-    headers = {"Retry-After": "1"} if status in (429, 503) else {}
-    if status == 503:
-        headers["Connection"] = "close"
-    return JSONResponse(content, status, headers)
-
-
-def _writable(text: str) -> str:
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]}..."
 
 
 def _answer(status: int) -> Any:
@@ -153,8 +130,8 @@ class Server(uvicorn.Server):
                 log_level="warning",
                 timeout_graceful_shutdown=SECONDS_TO_FINISH,
                 timeout_keep_alive=30,
-                h11_max_incomplete_event_size=64 * 1024,
-                limit_concurrency=1024,
+                http=Protocol,
+                h11_max_incomplete_event_size=MOST_HEAD_BYTES,
                 ws="none",
                 server_header=False,
             )

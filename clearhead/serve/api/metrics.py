@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clearhead.serve.api.engine import Engine
 from clearhead.serve.api.served import Models, Served
@@ -51,18 +52,31 @@ class Metrics:
 
         return router
 
-    async def counted(self, request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
-        """Count a request, and log its path, status and seconds."""
-        begun = time.perf_counter()
-        response = await call(request)
-        seconds = time.perf_counter() - begun
-        route = request.scope.get("route")
+    def counting(self, app: ASGIApp) -> ASGIApp:
+        """Return an application that counts each request, and logs its path, status and seconds until the answer.
+
+        Args:
+            app: that answers them.
+        """
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            begun = time.perf_counter()
+
+            async def noted(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    self._count(scope, message["status"], time.perf_counter() - begun)
+                await send(message)
+
+            await app(scope, receive, noted)
+
+        return counted
+
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
         # The path of a route, so that no text of a client becomes the name of a series.
-        path = getattr(route, "path", "unknown")
-        self._requests.labels(path, response.status_code).inc()
+        path = getattr(scope.get("route"), "path", "unknown")
+        self._requests.labels(path, status).inc()
         self._seconds.labels(path).observe(seconds)
-        LOGGER.info("%s %s %d %.3f s", request.method, path, response.status_code, seconds)
-        return response
+        LOGGER.info("%s %s %d %.3f s", scope["method"], path, status, seconds)
 
 
 def _read(served: Served, read: Callable[[Engine], float]) -> float:

@@ -1,0 +1,33 @@
+"""The shape of every refusal."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastapi.responses import JSONResponse
+
+LONGEST_MESSAGE: Final = 1000
+_KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit"}
+
+
+def refused(status: int, message: str, param: str | None = None) -> JSONResponse:
+    """Return a refusal in the shape of OpenAI's protocol.
+
+    Args:
+        status: of HTTP.
+        message: one sentence.
+        param: the field that it is about.
+    """
+    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    # A message may name what a client sent: a key of a megabyte, or half of a character, which UTF-8 cannot write.
+    message, param = _writable(message), None if param is None else _writable(param)
+    content = {"error": {"message": message, "type": kind, "param": param, "code": None}}
+    headers = {"Retry-After": "1"} if status in (429, 503) else {}
+    if status == 503:
+        headers["Connection"] = "close"
+    return JSONResponse(content, status, headers)
+
+
+def _writable(text: str) -> str:
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]}..."
