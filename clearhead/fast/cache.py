@@ -136,7 +136,7 @@ class IndexedCache(Cache):
         return rows if buffer is None else buffer.shape[1]
 
 
-def parted(cache: IndexedCache, lengths: Sequence[int], of_memory: Sequence[int] | None) -> list[IndexedCache]:
+def each_row(cache: IndexedCache, lengths: Sequence[int], of_memory: Sequence[int] | None) -> list[IndexedCache]:
     """Return a cache for each row of one whose rows end together, with views of its keys and values.
 
     Args:

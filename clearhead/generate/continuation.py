@@ -24,6 +24,7 @@ from clearhead.generate.constraints import BeginConstraint
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import PIECE_TOKENS, Prefill, check_model, prefill_pieces, prefill_prompts, token_limits
+from clearhead.generate.prefixes import Prefixes
 from clearhead.generate.processors import Processor, build_logits_processors, is_timeless
 from clearhead.generate.results import Candidate, Continuation
 from clearhead.generate.rows import Row, Sentence
@@ -266,12 +267,18 @@ class Reading:
     Args:
         module: in evaluation mode.
         request: one prompt with its options; not those of contrastive search.
+        prefixes: as of `prefill_pieces`.
     """
 
-    def __init__(self, module: Transformer, request: GenerateRequest) -> None:
+    def __init__(self, module: Transformer, request: GenerateRequest, prefixes: Prefixes | None = None) -> None:
         self._module, self._request, self._limits = module, request, checked_limits(module, request)
+        self._prefixes = prefixes
         source = None if request.sources is None else request.sources[0]
-        self._pieces = prefill_pieces(module, request.prompts[0], source, pad_id=request.pad_id, limit=self._limits[0])
+        self._pieces = prefill_pieces(
+            module, request.prompts[0], source, pad_id=request.pad_id, limit=self._limits[0], prefixes=prefixes
+        )
+        self.num_shared: int = 0
+        self._has_begun = False
         self.is_done: bool = False
 
     @property
@@ -282,12 +289,17 @@ class Reading:
     @property
     def kind(self) -> Hashable:
         """What readings have in common that may be read together; None: this one is read by itself."""
-        return None if len(self._request.prompts[0]) > PIECE_TOKENS else (Reading, self._request.pad_id)
+        prompt = self._request.prompts[0]
+        has_own_start = self._prefixes is not None and self._prefixes.count(prompt) > 0
+        return None if has_own_start or len(prompt) > PIECE_TOKENS else (Reading, self._request.pad_id)
 
     def step(self, others: Sequence[Reading] = ()) -> list[Started] | None:
         """Read the next piece, and all of others of its kind; return the starts of all after the last piece."""
         if others:
             return self._step_with(others)
+        if self._prefixes is not None and self._request.sources is None and not self._has_begun:
+            self.num_shared = self._prefixes.count(self._request.prompts[0])
+        self._has_begun = True
         prefill = next(self._pieces)
         if prefill is None:
             return None
@@ -295,22 +307,36 @@ class Reading:
 
     def _step_with(self, others: Sequence[Reading]) -> list[Started]:
         readings = [self, *others]
-        requests = [reading._request for reading in readings]
-        prefill = prefill_prompts(
-            self._module,
-            [request.prompts[0] for request in requests],
-            None if requests[0].sources is None else [(request.sources or [()])[0] for request in requests],
-            pad_id=requests[0].pad_id,
-            limits=[reading._limits[0] for reading in readings],
-        )
+        prefill = _prefill_readings(readings)
         if prefill.cache.kept or not prefill.cache.self_attention:
-            # What own parts keep of a batch cannot be parted.
+            # What own parts keep of a batch cannot be taken apart.
             return [start for reading in readings for start in reading.step() or ()]
-        return [reading._begin(part) for reading, part in zip(readings, prefill.parted(), strict=True)]
+        started = []
+        for reading, own in zip(readings, prefill.each_prompt(), strict=True):
+            reading._keep(own)
+            started.append(reading._begin(own))
+        return started
+
+    def _keep(self, prefill: Prefill) -> None:
+        if self._prefixes is not None:
+            self._prefixes.keep(self._request.prompts[0], prefill.cache)
 
     def _begin(self, prefill: Prefill) -> Started:
         self.is_done = True
         return _started(self._request, [0], self._limits, prefill, with_text=self._request.decode is not None)
+
+
+def _prefill_readings(readings: Sequence[Reading]) -> Prefill:
+    """Read the prompts of some readings of a kind."""
+    requests = [reading._request for reading in readings]
+    sources = [request.sources[0] for request in requests if request.sources is not None]
+    return prefill_prompts(
+        readings[0]._module,
+        [request.prompts[0] for request in requests],
+        sources or None,
+        pad_id=requests[0].pad_id,
+        limits=[reading._limits[0] for reading in readings],
+    )
 
 
 def _started(

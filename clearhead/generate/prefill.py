@@ -19,9 +19,10 @@ from clearhead import spec
 from clearhead.core import Sequence as Read
 from clearhead.core import Transformer
 from clearhead.errors import InputError, argument
-from clearhead.fast.cache import IndexedCache, parted
+from clearhead.fast.cache import IndexedCache, each_row
 from clearhead.generate.batching import device_of, pad_ids
 from clearhead.generate.options import GenerateOptions
+from clearhead.generate.prefixes import Prefixes
 from clearhead.generate.processors import NO_ID
 from clearhead.text.long_texts import LONGEST_PROMPT
 
@@ -56,10 +57,10 @@ class Prefill:
         parts = {name: getattr(self, name)[rows_R] for name in ("ids", "source_ids", "hidden", "logits")}
         return replace(self, **parts)
 
-    def parted(self) -> list[Prefill]:
+    def each_prompt(self) -> list[Prefill]:
         """Return each prompt by itself, without padding; this one is no longer used."""
         lengths, sources = ((ids != NO_ID).sum(1).tolist() for ids in (self.ids, self.source_ids))
-        caches = parted(self.cache, lengths, sources if self.cache.memory_attention else None)
+        caches = each_row(self.cache, lengths, sources if self.cache.memory_attention else None)
         return [
             Prefill(
                 cache,
@@ -116,7 +117,13 @@ def prefill_prompts(
 
 
 def prefill_pieces(
-    module: Transformer, prompt: Sequence[int], source: Sequence[int] | None, *, pad_id: int, limit: int
+    module: Transformer,
+    prompt: Sequence[int],
+    source: Sequence[int] | None,
+    *,
+    pad_id: int,
+    limit: int,
+    prefixes: Prefixes | None = None,
 ) -> Iterator[Prefill | None]:
     """Run the model over one prompt, `PIECE_TOKENS` at a time; yield None after each piece but the last.
 
@@ -126,20 +133,24 @@ def prefill_pieces(
         source: ids of the encoder; None for a decoder-only model.
         pad_id: padding id.
         limit: most tokens generated.
+        prefixes: of the model, where it can share them: a beginning that is kept is not read, and the prompt's is kept.
     """
-    if source is not None or has_prefix_mask(module) or len(prompt) <= PIECE_TOKENS:
+    if source is not None or has_prefix_mask(module) or (prefixes is None and len(prompt) <= PIECE_TOKENS):
         sources = None if source is None else [source]
         yield prefill_prompts(module, [prompt], sources, pad_id=pad_id, limits=[limit])
         return
     assert module.decoder is not None and module.head is not None, "check_model lets no other model through"
     ids_1T = torch.tensor([list(prompt)], device=device_of(module))
     cache = IndexedCache(torch.tensor([len(prompt) + limit], device=ids_1T.device))
+    shared = 0 if prefixes is None else prefixes.take(prompt, cache)
     # One token is read as a step reads it, to other last digits than among several, so it is no piece.
-    starts = range(0, len(prompt) - 1, PIECE_TOKENS)
+    starts = range(shared, max(len(prompt) - 1, shared + 1), PIECE_TOKENS)
     for start, stop in zip(starts, [*starts[1:], len(prompt)], strict=True):
-        if start:
+        if start > shared:
             yield None
         hidden_1TD = module.decoder(Read(ids_1T[:, start:stop]), None, None, cache)
+    if prefixes is not None:
+        prefixes.keep(prompt, cache)
     logits_1V = module.head(hidden_1TD[:, -1:])[:, -1].float()
     yield Prefill(cache, ids_1T, ids_1T, hidden_1TD, logits_1V)
 

@@ -175,6 +175,7 @@ class TranslationReading:
         check_lengths([source], module.max_positions, what="source")
         self._module, self._source, self._options = module, source, options
         self._settings = _settings(module, tokenizers, special_tokens, config)
+        self.num_shared: int = 0
         self.is_done: bool = False
 
     @property
@@ -197,7 +198,9 @@ class TranslationReading:
         readings = [self, *others]
         for reading in readings:
             reading.is_done = True
-        ids, mask = pad_ids([one._source for one in readings], self._settings["pad_id"], device_of(self._module))
+        ids, mask = pad_ids(
+            [reading._source for reading in readings], self._settings["pad_id"], device_of(self._module)
+        )
         return [start_translations(self._module, ids, mask, options=self._options, **self._settings)]
 
 

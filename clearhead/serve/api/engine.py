@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, cast, runtime_checkable
 
 import torch
 
@@ -26,15 +26,19 @@ from clearhead.errors import InputError, RunFailure
 from clearhead.generate.continuation import GenerateRequest, Reading, checked_limits, of_candidates
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.prefill import PIECE_TOKENS
+from clearhead.generate.prefixes import Prefixes, can_share
 from clearhead.generate.results import Continuation
 from clearhead.generate.rows import Row, Sentence
 from clearhead.generate.running import Generated, Progress, RunningBatch, Started
 from clearhead.generate.translation import TranslationReading
+from clearhead.machine import free_memory
 
 MOST_WAITING: Final = 256
 """Requests that wait for their turn; one more is refused."""
 MOST_ROWS, MOST_TOKENS = 64, 2**16
 """Of the running batch: rows, and tokens in the cache, prompts and limits together."""
+MOST_SHARED_BYTES: Final = 2**30
+"""Of kept beginnings of prompts; never more than an eighth of the memory that is free at the start."""
 _LOGGER: Final = logging.getLogger("clearhead.serve")
 OUT_OF_MEMORY: Final = ("not enough memory", "can't allocate memory", "out of memory")
 
@@ -82,6 +86,7 @@ class Piecewise(Protocol):
     """A prompt, or a text to be translated, that is read piece by piece, or with others."""
 
     is_done: bool
+    num_shared: int
 
     @property
     def num_tokens(self) -> int:
@@ -121,24 +126,24 @@ class Job:
 
     @classmethod
     def of_request(
-        cls, tree: Transformer, request: GenerateRequest, deliver: Callable[[Event], None], alternatives: int = 0
+        cls, engine: Engine, request: GenerateRequest, deliver: Callable[[Event], None], alternatives: int = 0
     ) -> Job:
         """Return the job of one prompt.
 
         Args:
-            tree: of the engine.
+            engine: that runs it.
             request: one prompt, with how its ids are decoded.
             deliver, alternatives: as of a job.
 
         Raises:
             InputError: the prompt cannot be read.
         """
-        (limit,) = checked_limits(tree, request)
+        (limit,) = checked_limits(engine.tree, request)
         options = request.options
         is_search = options.method == "beam"
         rows = options.beam_size if is_search else options.num_return_sequences
         cost = rows * (len(request.prompts[0]) + limit)
-        begin = partial(Reading, tree, request)
+        begin = partial(Reading, engine.tree, request, engine.prefixes)
         return cls(begin, deliver, options.num_return_sequences, rows, cost, alternatives, is_search)
 
     @classmethod
@@ -171,10 +176,14 @@ class Engine:
 
     Args:
         tree: the module that runs every request, in evaluation mode.
+        shares_prefixes: whether prompts that begin alike share what is read of their beginning, where the model can.
     """
 
-    def __init__(self, tree: Transformer) -> None:
+    def __init__(self, tree: Transformer, *, shares_prefixes: bool = True) -> None:
         self.tree = tree
+        self.prefixes: Prefixes | None = None
+        if shares_prefixes and can_share(tree):
+            self.prefixes = Prefixes(min(MOST_SHARED_BYTES, free_memory() // 8))
         self._batch = RunningBatch(tree)
         self._changed = threading.Condition()
         self._waiting: deque[Job] = deque()
@@ -184,6 +193,8 @@ class Engine:
         self._jobs: dict[int, Job] = {}  # by the identity of a sequence
         self._is_closing = self._is_ended = False
         self.num_tokens: int = 0
+        self.num_read: int = 0
+        self.num_shared: int = 0
         self.step_seconds: float = 0.0
         self._posted: dict[asyncio.AbstractEventLoop, list[tuple[Callable[[Event], None], Event]]] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -320,9 +331,11 @@ class Engine:
             self._reading.extendleft(reversed([one for one in some if not one[0].has_left]))
             return
         of_jobs = iter([sequence for start in started for sequence in start.member.sequences])
-        for job, _ in some:
+        for job, reading in some:
             if job.has_left:  # it failed
                 continue
+            self.num_read += reading.num_tokens - reading.num_shared
+            self.num_shared += reading.num_shared
             job.sequences = list(itertools.islice(of_jobs, 1 if job.is_search else job.num_sequences))
             for sequence in job.sequences:
                 if isinstance(sequence, Row):
@@ -351,7 +364,7 @@ class Engine:
         """Read some prompts together; where that fails, each alone, so that each fails alone."""
         (job, first), others = some[0], [reading for _, reading in some[1:]]
         if not others:
-            return self._guarded(job, first.step)
+            return cast("list[Started] | None", self._guarded(job, first.step))
         try:
             with torch.inference_mode():
                 return first.step(others)

@@ -46,17 +46,19 @@ class Served:
     Args:
         name: by which clients ask for it.
         model: the model.
+        shares_prefixes: as of its engine.
         created: when it was loaded, in seconds since 1970.
     """
 
     name: str
     model: Model
+    shares_prefixes: bool = True
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
     def engine(self) -> Engine:
         """Its engine; the first use starts it."""
-        return Engine(self.model.tree)
+        return Engine(self.model.tree, shares_prefixes=self.shares_prefixes)
 
     @cached_property
     def runs(self) -> Runs:

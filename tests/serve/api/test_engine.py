@@ -6,12 +6,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 import torch
 
+from clearhead.generate import prefixes
 from clearhead.serve.api import served as served_module
 from clearhead.serve.api.engine import Ended, Engine, Event, Job, events
 from clearhead.serve.api.served import Models, Served
@@ -30,7 +32,7 @@ def held(engine: Engine) -> threading.Event:
 
 def asked(served: Served, prompt: str, deliver: Callable[[Event], None], count: int = 7) -> Job:
     options = served.model.generate_options(max_new_tokens=count, temperature=0)
-    return Job.of_request(served.engine.tree, served.request(prompt, options), deliver)
+    return Job.of_request(served.engine, served.request(prompt, options), deliver)
 
 
 def together(engine: Engine, jobs: Callable[[Callable[[Event], None]], list[Job]]) -> list[Event]:
@@ -136,3 +138,34 @@ def test_echo_gives_the_offsets_and_scores_of_the_text(address: str, models: Mod
         # Tokens of one text have one entry.
         assert max(top.values()) == pytest.approx(float(best.values[0]), abs=1e-4)
         assert set(top) == set(served.token_texts(best.indices.tolist()))
+
+
+def test_equal_beginnings_are_read_once(address: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefixes, "BLOCK_TOKENS", 8)
+    served, system = models.named("lm"), "the cat sat on the mat and "
+    apart = Served("apart", served.model, shares_prefixes=False)
+    body = {"model": "lm", "max_tokens": 5, "temperature": 0}
+
+    def counts() -> tuple[int, int]:
+        found = dict(line.rsplit(" ", 1) for line in httpx.get(f"{address}/metrics").text.splitlines())
+        read, shared = (float(found[f'clearhead_{name}_tokens{{model="lm"}}']) for name in ("read", "shared"))
+        return int(read), int(shared)
+
+    def jobs_apart(prompt: str, deliver: Callable[[Event], None]) -> list[Job]:
+        return [asked(apart, prompt, deliver, 5)]
+
+    before, tokens = counts(), 0
+    for prompt in ("a", "e m", "a", "u u"):
+        found = httpx.post(f"{address}/v1/completions", json={**body, "prompt": system + prompt}, timeout=60).json()
+        events_apart = together(apart.engine, partial(jobs_apart, system + prompt))
+        (ended,) = (one for one in events_apart if isinstance(one, Ended))
+        assert found["choices"][0]["text"] == ended.continuation.text
+        tokens += found["usage"]["prompt_tokens"]
+    read, shared = (after - first for after, first in zip(counts(), before, strict=True))
+    assert shared >= 3 * 8 and read + shared == tokens
+    assert apart.engine.prefixes is None and apart.engine.num_shared == 0
+    apart.engine.join()
+    # What looks inside or edits has a run of its own.
+    edit = {"model": "lm", "text": system + "a", "edits": []}
+    httpx.post(f"{address}/edit", json=edit, timeout=60)
+    assert counts() == (before[0] + read, before[1] + shared)
