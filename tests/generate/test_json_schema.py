@@ -130,6 +130,14 @@ def test_a_schema_that_cannot_be_followed_is_one_sentence(schema: dict, sentence
     assert "\n" not in str(caught.value)
 
 
+def test_a_vocabulary_without_braces_is_refused_before_anything_is_generated() -> None:
+    tokenizer = train_tokenizer("unigram", ['"a" "b" abc 3 4 5'] * 9, vocab_size=16)
+    request = GenerateRequest([[2]], GenerateOptions(), eos_id=3, pad_id=0)
+    with pytest.raises(InputError, match=r"no token of this vocabulary \(unigram\) begins a text under the schema"):
+        with_schema(request, {"type": "object"}, tokenizer, tokenizer.vocab_size)
+    assert with_schema(request, {"type": "string"}, tokenizer, tokenizer.vocab_size).constraint is not None
+
+
 def test_search_and_files_that_hold_no_object_are_refused(tmp_path: Path) -> None:
     tokenizer = tokenizer_of("byte")
     beams = GenerateRequest([[2]], GenerateOptions(beam_size=2), eos_id=3, pad_id=0)
