@@ -71,6 +71,18 @@ class ChatMessage(BaseModel):
     content: str | None = None
     name: str | None = None
 
+    @field_validator("content", mode="before")
+    @classmethod
+    def _joined(cls, value: Any) -> Any:
+        """Join the parts of a text; those of another type remain what they are, and are refused."""
+        texts = [part.get("text") for part in value if _is_text_part(part)] if isinstance(value, list) else []
+        return "".join(texts) if texts and len(texts) == len(value) else value
+
+
+def _is_text_part(part: Any) -> bool:
+    is_text = isinstance(part, dict) and part.get("type") == "text" and part.keys() == {"type", "text"}
+    return is_text and isinstance(part["text"], str)
+
 
 class TextFormat(BaseModel):
     """Anything."""

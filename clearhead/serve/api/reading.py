@@ -11,9 +11,11 @@ from fastapi import APIRouter, Response
 
 from clearhead.errors import InputError
 from clearhead.model.facade import Model
+from clearhead.predict.outputs import max_input_length
 from clearhead.serve.api.openai_types import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from clearhead.serve.api.served import Models, Served
 from clearhead.tasks.registry import find
+from clearhead.text.long_texts import encode_start
 
 
 def reading_router(models: Models) -> APIRouter:
@@ -47,7 +49,7 @@ def reading_router(models: Models) -> APIRouter:
             {"object": "embedding", "index": index, "embedding": _encoded(vector, asked.encoding_format)}
             for index, vector in enumerate(vectors)
         ]
-        tokens = sum(map(len, served.model.tokenizers.source.encode_batch(texts)))
+        tokens = _num_read(served.model, texts)
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "data": data, "model": served.name, "usage": usage}
 
@@ -87,6 +89,14 @@ async def vectors_of(served: Served, texts: list[str]) -> Any:
 
 def _embedded(model: Model, texts: list[str]) -> list[Any]:
     return list(model.embed(texts))
+
+
+def _num_read(model: Model, texts: list[str]) -> int:
+    """Return how many tokens the model reads of texts, special ones included."""
+    tokenizer = model.tokenizers.source
+    extra = tokenizer.special_tokens.num_added(paired=False)
+    ids, _ = encode_start(tokenizer, texts, max_input_length(model.tree, model.task.max_length) - extra)
+    return sum(len(one) + extra for one in ids)
 
 
 def _texts(served: Served, asked: EmbeddingRequest) -> list[str]:
