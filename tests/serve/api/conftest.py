@@ -20,7 +20,7 @@ from tests.tasks.fine_tuning import encoder
 MAKERS = {
     "lm": language_model,
     "mt": translator,
-    "sent": sentence_encoder,
+    "sent": lambda folder: sentence_encoder(folder) or folder,
     "mlm": encoder,
     "labels": lambda folder: encoder(folder, "BertForSequenceClassification"),
     "tags": lambda folder: encoder(folder, "BertForTokenClassification"),

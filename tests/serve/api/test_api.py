@@ -180,8 +180,8 @@ def test_vectors_are_those_of_the_library(address: str, models: Models, monkeypa
     assert found.usage.prompt_tokens == sum(len(model.tokenizer.encode(text)) + 2 for text in texts)
     (short,) = api.embeddings.create(model="sent", input=texts[0], dimensions=5).data
     np.testing.assert_allclose(short.embedding, expected[0, :5] / np.linalg.norm(expected[0, :5]), atol=1e-6)
-    long = api.embeddings.create(model="sent", input="cat " * 9999)
-    assert long.usage.prompt_tokens == model.tree.max_positions, "what is read counts"
+    with pytest.raises(openai.BadRequestError, match=r"text 2 has more than the .* tokens that the model reads"):
+        api.embeddings.create(model="sent", input=["a", "cat " * 9999])
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     again = InferenceClient(model=f"{address}/models/sent").feature_extraction(texts[0])
     assert np.array_equal(np.asarray(again, dtype=np.float32).reshape(-1), expected[0])
@@ -208,7 +208,7 @@ def test_the_path_of_a_model_has_the_protocol_of_openai_too(
     found = own.chat.completions.create(model="anything", messages=parts, max_tokens=5, temperature=0)
     assert found.choices[0].message.content == text and found.model == "lm"
     assert [one.id for one in own.models.list().data] == ["lm"]
-    with pytest.raises(openai.BadRequestError, match="content"):
+    with pytest.raises(openai.BadRequestError, match="valid string"):
         own.chat.completions.create(model="lm", messages=[{"role": "user", "content": [{"type": "image_url"}]}])
 
 
