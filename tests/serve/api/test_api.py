@@ -127,6 +127,7 @@ def test_tasks_have_the_schema_of_hugging_face(address: str, models: Models, mon
         ("/v1/chat/completions", {"model": "mt", "messages": [{"role": "user", "content": "a"}]}, 400, "template"),
         ("/v1/chat/completions", {"model": "lm", "messages": [{"role": "king", "content": "a"}]}, 400, "messages"),
         ("/v1/embeddings", {"model": "lm", "input": "a"}, 400, "gives no vectors"),
+        ("/models/mlm", {"inputs": "a", "options": {"use_gpu": True}}, 400, "options.use_gpu is not supported"),
         ("/models/mlm", {"inputs": "no blank"}, 400, "blank"),
         ("/models/mlm", {"inputs": "a", "parameters": {"targets": ["a"]}}, 400, "parameters.targets is not supported"),
         ("/models/lm", {"inputs": "a"}, 400, "which has no task schema"),
@@ -144,6 +145,21 @@ def test_a_wrong_request_has_a_status_and_a_sentence(
     found = httpx.post(f"{address}{path}", content=content, headers={"content-type": "application/json"}, timeout=60)
     assert found.status_code == status, found.text
     assert len(found.text) < 3000 and sentence in found.json()["error"]["message"] and "Traceback" not in found.text
+
+
+def test_roles_out_of_order_are_refused_by_the_template(
+    address: str, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = models.named("lm").model.hf_checkpoint.tokenizers.chat
+    asks = "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    told = "{{ raise_exception('roles must alternate user/assistant') }}{% endif %}"
+    template = "{% for message in messages %}" + asks + told + "{{ message['content'] }}{% endfor %}"
+    monkeypatch.setitem(chat.templates, "default", template)
+    api, right = client(address), [{"role": "user", "content": "a"}]
+    assert api.chat.completions.create(model="lm", messages=right, max_tokens=2).choices
+    for wrong in ([*right, *right], [{"role": "assistant", "content": "a"}, *right]):
+        with pytest.raises(openai.BadRequestError, match="roles must alternate"):
+            api.chat.completions.create(model="lm", messages=wrong, max_tokens=2)
 
 
 def test_strangers_are_refused(locked: str, address: str) -> None:
@@ -233,6 +249,8 @@ def test_a_port_in_use_is_one_sentence(capfd: pytest.CaptureFixture[str], addres
     port = address.rpartition(":")[2]
     assert main(["serve", "nowhere", "--port", port]) == 2
     assert f"port {port} is in use by another program" in capfd.readouterr().err
+    assert main(["serve", "nowhere", "--port", "0", "--host", "300.1.1.1", "--api-key-file", __file__]) == 2
+    assert "'300.1.1.1' is no address of this machine" in capfd.readouterr().err
 
 
 def test_a_batch_that_fails_does_not_end_the_server(
