@@ -171,13 +171,14 @@ def servers(given: argparse.Namespace, folder: Path) -> dict[str, list[Server]]:
             flags = ["--parallel", str(given.clients), "--threads", threads, "--threads-batch", threads]
             flags += ["--ctx-size", str(256 * given.clients), "--no-webui"]
             print("llama.cpp:", " ".join(flags), _version(given.llama_server), flush=True)
+            print(_system([str(given.llama_server), "-m", str(file), "--port", "0", *flags, "-lv", "4"]), flush=True)
             found["generate"].append(
                 Server(
                     "llama.cpp",
                     lambda port: [str(given.llama_server), "-m", str(file), "--port", str(port), *flags],
                     "/v1/completions",
                     completion,
-                    ("system_info", "system info", "version:", "build:", "n_slots"),
+                    ("n_slots",),
                 )
             )
     if "embed" in given.only:
@@ -223,6 +224,15 @@ def servers(given: argparse.Namespace, folder: Path) -> dict[str, list[Server]]:
 def _version(program: Path) -> str:
     said = subprocess.run([str(program), "--version"], capture_output=True, text=True, check=False)
     return (said.stdout + said.stderr).strip().replace("\n", "; ")
+
+
+def _system(command: list[str]) -> str:
+    """Return the line in which llama.cpp says what it uses of the machine; it does so only where it says much else."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        found = next((line for line in process.stdout if "system_info" in line), "")
+        process.kill()
+    return found.strip()
 
 
 def percentiles(values: list[float]) -> str:
