@@ -78,8 +78,8 @@ def with_schema(
     first_V = _Followed(matcher.deep_copy()).allowed()
     if not any(vocabulary.decode_bytes([index]).strip() for index in first_V.nonzero()[:, 0].tolist()):
         raise InputError(
-            f"no token of this vocabulary ({tokenizer.kind}) begins a text under the schema, as those of T5 write no "
-            "braces: take another schema, or a model whose vocabulary has them"
+            f"no token of this vocabulary ({tokenizer.kind}) begins a text under the schema, as where none writes a "
+            "brace: take another schema, or another model"
         )
     return replace(request, constraint=lambda: _Followed(matcher.deep_copy()))
 
