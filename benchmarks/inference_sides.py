@@ -48,7 +48,7 @@ def translation_by_ids(job: Job, model: Any) -> Run:
     affixes, pad = model.special_tokens, model.tokenizers.source.pad_id
     sources = [affixes.for_source(ids) for ids in model.tokenizers.source.encode_batch(job.texts)]
     start = affixes.for_target([])[0]
-    return lambda: translate_ids(model.module, sources, bos_id=start, eos_id=0, pad_id=pad, options=search)
+    return lambda: translate_ids(model.runner.tree(), sources, bos_id=start, eos_id=0, pad_id=pad, options=search)
 
 
 def generation_by_ids(prompts: list[list[int]], keys: dict[str, Any], model: Any) -> Run:
@@ -56,7 +56,7 @@ def generation_by_ids(prompts: list[list[int]], keys: dict[str, Any], model: Any
     from clearhead.generate.options import GenerateOptions
 
     request = GenerateRequest(prompts, GenerateOptions(**keys), eos_id=END, pad_id=END)
-    return lambda: generate_ids(model.module, request)
+    return lambda: generate_ids(model.runner.tree(), request)
 
 
 def of_transformers(job: Job) -> Work:

@@ -46,6 +46,7 @@ print("one-hot:", torch.eye(5)[2] @ table)
 
 # %%
 print(f"{1_000_000 * 300:,} parameters for words, {30_000 * 300:,} for pieces")
+print("three ids of a table of width 300:", tuple(torch.nn.Embedding(1000, 300)(torch.tensor([[1, 2, 3]])).shape))
 
 # %% [markdown]
 # The paper multiplies the row by $\sqrt{d}$, so that the positions, which are numbers up to one, do not drown it. Here that is a field of the spec, `Embedding.scale`, and these are the lines of the core:
@@ -63,13 +64,15 @@ print(inspect.getsource(Embedding.forward))
 # Step by step for $d = 6$: the even columns are 0, 2 and 4, and each has a denominator.
 
 # %%
-even = torch.arange(0, 6, 2)
+even = torch.arange(0, 6, 2, dtype=torch.float64)
 denominators = 10000 ** (even / 6)
 print("columns", even.tolist(), "denominators", [round(float(one), 4) for one in denominators])
 angles = torch.arange(10)[:, None] / denominators
-steps = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+steps = torch.stack([angles.sin(), angles.cos()], -1).flatten(1).float()
 for position in (1, 2, 5, 9):
     print(f"position {position}:", steps[position])
+fifth = [-0.9589, 0.2837, 0.2300, 0.9732, 0.0108, 0.9999]
+torch.testing.assert_close(steps[5], torch.tensor(fifth), atol=5e-5, rtol=0)
 
 # %% [markdown]
 # Sine and cosine of a pair of columns share one wave: together they are the hand of a clock that turns once in $2\pi \cdot 10000^{2i/d}$ tokens. The first clock turns in about six tokens, the last in tens of thousands. The table of the core is the same:
@@ -84,10 +87,13 @@ print("largest difference:", float((paper(10, 6) - steps).abs().max()))
 print(inspect.getsource(sinusoidal_table))
 
 # %% [markdown]
-# For $d = 300$ and position 2, the first ten numbers, to compare with any other table you meet:
+# Position 2 of two other widths, to compare with any other table you meet: all of $d = 4$, and the first ten numbers of $d = 300$.
 
 # %%
-print([round(float(one), 5) for one in paper(3, 300)[2, :10]])
+print([round(float(one), 4) for one in paper(3, 4)[2]])
+first_ten = [round(float(one), 5) for one in paper(3, 300)[2, :10]]
+print(first_ten)
+assert first_ten == [0.9093, -0.41615, 0.95231, -0.30515, 0.98045, -0.19678, 0.9957, -0.0926, 0.99998, 0.00634]
 
 # %% [markdown]
 # As a picture: each row is a position, each column a feature. Fast waves are on the left.

@@ -72,6 +72,7 @@ by_hand = (scores / 3**0.5).softmax(-1)
 print("QKᵀ", scores.tolist())
 print("weights", by_hand)
 print("output", by_hand @ V)
+torch.testing.assert_close(by_hand @ V, torch.tensor([[0.35, 0.55], [0.4281, 0.6802]]), atol=5e-5, rtol=0)
 
 # %% [markdown]
 # The first query fits both keys alike (2 and 2), so its weights are ½ and ½. The second fits the first key better (3 against 1): 0.7604 and 0.2396.
@@ -88,7 +89,9 @@ for size in (4, 64, 1024):
 # And the softmax itself, of the scores 2, 4 and 5. Subtracting the largest score first changes nothing in the result, and keeps the powers from overflowing:
 
 # %%
-print(torch.tensor([2.0, 4, 5]).softmax(-1))
+softmax = torch.tensor([2.0, 4, 5]).softmax(-1)
+print(softmax)
+torch.testing.assert_close(softmax, torch.tensor([0.0351, 0.2595, 0.7054]), atol=5e-5, rtol=0)
 shifted = torch.tensor([2.0, 4, 5]) - 5
 print(shifted.exp() / shifted.exp().sum())
 
@@ -100,6 +103,15 @@ print(shifted.exp() / shifted.exp().sum())
 # %%
 matrix = torch.arange(1, 17).view(1, 4, 4)
 print(matrix.unflatten(-1, (2, 2)).transpose(1, 2)[0].tolist())
+
+# %% [markdown]
+# Two slips are common here, and both run. `split(heads)` cuts pieces *of* so many features, not *into* so many pieces: the matrix above hides it, because 4 is 2 times 2. And one map for all three, $x \mapsto [q \mid k \mid v]$, is fine, but is it cut first by role, as in GPT-2, or first by head, as in GPT-NeoX? Weights of one layout are noise in the other.
+
+# %%
+print("width 12, split(2):", len(torch.randn(12).split(2)), "heads of", len(torch.randn(12).split(2)[0]))
+print("width 12, chunk(2):", len(torch.randn(12).chunk(2)), "heads of", len(torch.randn(12).chunk(2)[0]))
+joint = torch.randn(4, 10, 18).unflatten(-1, (2, 9)).transpose(1, 2)
+print("by head: ", tuple(joint.shape), "->", [tuple(one.shape) for one in joint.chunk(3, -1)])
 
 # %% [markdown]
 # Three ways to compute the same heads: a loop over heads, one folded batch, and PyTorch's fused kernel. They must agree, and that is a law in our tests, not a hope.
@@ -138,6 +150,13 @@ print(inspect.getsource(Attention.scores))
 print(inspect.getsource(Attention.weigh))
 
 # %% [markdown]
+# In `scores` the scale is a number of Python. The root as a tensor in single precision would turn half precision into single without a word, and it stays behind when the model moves to a GPU:
+
+# %%
+half = torch.ones(2, 2, dtype=torch.float16)
+print("by a tensor:", (half / torch.sqrt(torch.FloatTensor([64]))).dtype, "  by a number:", (half / 64**0.5).dtype)
+
+# %% [markdown]
 # With projections it has weights: $4 w^2 + w$ for a width $w$ where only the output has a bias. Width 256 in four heads of 64:
 
 # %%
@@ -145,6 +164,19 @@ part = ch.MultiHeadAttention(256, 4, bias=False)
 print(
     f"{sum(one.numel() for one in part.parameters()) + 256:,} with the output's bias; queries, keys and values alone {3 * 256 * 256:,}"
 )
+assert (sum(one.numel() for one in part.parameters()) + 256, 3 * 256 * 256) == (262_400, 196_608)
+
+# %% [markdown]
+# The queries may come from elsewhere than the keys: three tokens that read a memory of five. And heads must divide the width:
+
+# %%
+with torch.no_grad():
+    out, weights = ch.MultiHeadAttention(300, 4)(torch.randn(1, 3, 300), torch.randn(1, 5, 300), return_weights=True)
+print("output", tuple(out.shape), " weights", tuple(weights.shape), " numbers of a head:", 300 // 4)
+try:
+    ch.MultiHeadAttention(300, 7)
+except ValueError as error:
+    print(error)
 
 # %% [markdown]
 # ## See it

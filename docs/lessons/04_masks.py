@@ -65,6 +65,22 @@ causal = torch.ones(5, 5, dtype=torch.bool).tril()
 both = causal & (target != 0)[:, None]
 print("may attend\n", both[0].int())
 print("blocked\n", (~both[0]).int())
+assert (~both[0]).int().tolist() == [
+    [0, 1, 1, 1, 1],
+    [0, 0, 1, 1, 1],
+    [0, 0, 0, 1, 1],
+    [0, 0, 0, 0, 1],
+    [0, 0, 0, 0, 1],
+]
+print("with heads:", tuple(both[:, None].shape))
+
+# %% [markdown]
+# Some code adds a mask to the scores instead: zero where it may look, minus infinity where not. That is the same mask:
+
+# %%
+additive = torch.full((5, 5), float("-inf")).triu(1)
+print(additive)
+torch.testing.assert_close((scores := torch.randn(5, 5)) + additive, scores.masked_fill(~causal, float("-inf")))
 
 # %% [markdown]
 # Both masks must allow a look: they are joined by **and**. These are the lines of the core. What the attention's spec says (causal, a window, a prefix) comes first, then what comes with each call: padding, documents, a mask of the caller.
@@ -193,10 +209,7 @@ def check_window(window):
     return "right"
 
 
-try:
-    print(check_window(window))
-except NotImplementedError:
-    print("not written yet")
+attempt(lambda: check_window(window))
 
 
 # %% tags=["hide-cell", "solution"]

@@ -44,6 +44,7 @@ x = torch.tensor([2.0, -1, 3, 0])
 by_hand = (x - x.mean()) / torch.sqrt(x.var(unbiased=False) + 1e-5)
 print("by hand:     ", by_hand)
 print("nn.LayerNorm:", torch.nn.LayerNorm(4)(x).detach())
+torch.testing.assert_close(by_hand, torch.tensor([0.6325, -1.2649, 1.2649, -0.6325]), atol=5e-5, rtol=0)
 
 # %% [markdown]
 # It divides by 4, the number of features, not by 3. A statistician's variance divides by $n - 1$ and gives 0.5477 where 0.6325 belongs. Remember these two numbers: you will meet the wrong one in notebooks.
@@ -66,6 +67,8 @@ W2 = torch.tensor([[1.0, 0.5], [-0.5, 0.2], [0.6, 0.2], [0.3, 0.2]])
 b2 = torch.tensor([0.03, 0.006, 0.01, 0.015])
 hidden = torch.relu(W1 @ token + b1)
 print("hidden", hidden, "output", W2 @ hidden + b2)
+torch.testing.assert_close(hidden, torch.tensor([0.27, 0.16]))
+torch.testing.assert_close(W2 @ hidden + b2, torch.tensor([0.3800, -0.0970, 0.2040, 0.1280]))
 
 # %% [markdown]
 # ## Post and pre

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from safetensors.torch import save_file
 import clearhead as ch
 from clearhead.check import Report
 
+# A page has no moving bars, and no need of the package that draws them.
+warnings.filterwarnings("ignore", message="IProgress not found")
 _HERE = Path(__file__).resolve().parent
 # In the repository the build of the site; in a copy of the lessons, a folder beside them.
 MODELS = _HERE.parents[1] / "build" / "models" if _HERE.parent.name == "docs" else _HERE / "models"
@@ -143,14 +146,25 @@ def _trained(name: str, command: Callable[[Path], list[str]]) -> ch.Model:
     return ch.load(run)
 
 
-def attempt(check: Callable[[], Report], hint: int = 1) -> None:
+def attempt(check: Callable[[], Report | str], hint: int = 1) -> None:
     """Print what a check says of an exercise: where it differs, and with a larger hint the mathematics and the mend.
 
     Args:
-        check: compares it; it may raise `NotImplementedError`.
-        hint: 1 to 3.
+        check: compares it, or asserts and returns a word; it may raise `NotImplementedError`.
+        hint: 1 to 3, for a report.
     """
+    solves(check, hint)
+
+
+def solves(check: Callable[[], Report | str], hint: int = 1) -> bool:
+    """Print what `attempt` does, and return whether the exercise is solved."""
     try:
-        print("\n".join(check().lines(hint)))
+        found = check()
     except NotImplementedError:
         print("not written yet")
+    except AssertionError as error:
+        print("not right yet:", error)
+    else:
+        print(found if isinstance(found, str) else "\n".join(found.lines(hint)))
+        return isinstance(found, str) or found.ok
+    return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -91,6 +92,18 @@ def test_limits_are_measured() -> None:
     limits = measure_limits(torch.device("cpu"), ("fp32", "bf16"), buffer_bytes=400_000, size=64, repeats=2)
     assert limits.bytes_per_second > 1e6 and set(limits.flops) == {"fp32", "bf16"}
     assert min(limits.flops.values()) > 1e6 and limits.threads == torch.get_num_threads()
+
+
+@pytest.mark.parametrize(("isa", "times"), [({"avx2"}, 2), ({"avx2", "avx_vnni"}, 4)])
+def test_8_bits_without_a_fast_product_are_measured_by_fp32(
+    isa: set[str], times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch would multiply number by number, or wrongly at the speed of what the kernels may not use."""
+    monkeypatch.setattr(limits_module, "has_exact_int_mm", lambda: False)
+    monkeypatch.setattr(limits_module, "processor", lambda: SimpleNamespace(isa=frozenset(isa)))
+    monkeypatch.setattr(torch, "_int_mm", None)
+    flops = measure_limits(torch.device("cpu"), ("fp32", "int8"), buffer_bytes=400_000, size=64, repeats=2).flops
+    assert flops["int8"] == times * flops["fp32"]
 
 
 def test_what_takes_long_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

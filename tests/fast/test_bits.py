@@ -105,11 +105,14 @@ LONG = 300, 3, 140, 31
 """Of texts that are divided among threads, and read in chunks."""
 
 
-def of_model(model: spec.Model, precision: str) -> Transformer:
+def of_model(model: spec.Model, precision: str, *, is_transposed: bool = False) -> Transformer:
     torch.manual_seed(0)
     module = build(model).eval().requires_grad_(False)
     for parameter in module.parameters():
         parameter.add_(torch.randn_like(parameter) * 0.1)
+    for part in module.modules():
+        if is_transposed and isinstance(part, torch.nn.Linear):  # as in GPT-2's files
+            part.weight.data = part.weight.t().contiguous().t()
     runner = Runner(to_int8(module) if precision == "int8" else module)
     for part in runner.report():
         assert part.by == "kernels", part
@@ -133,11 +136,22 @@ def test_result_does_not_depend_on_the_requests_beside_it(case: str, precision: 
         assert not wrong, (count, wrong)
 
 
+def test_rows_by_transposed_weights_do_not_depend_on_their_number() -> None:
+    tree = of_model(small("gpt2"), "fp32", is_transposed=True)
+    requests = ids_of(max(COUNTS))
+    alone = [steps(tree, [request])[0] for request in requests]
+    for count in COUNTS:
+        assert all(map(same, steps(tree, requests[:count]), alone)), count
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp32"])
 @pytest.mark.parametrize("case", ["logits of a decoder", "embeddings"])
-def test_long_requests_do_not_depend_on_those_beside_them(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_requests_do_not_depend_on_those_beside_them(
+    case: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pieces, "PIECE_TOKENS", 256)
     model, run = CASES[case]
-    tree, requests = of_model(model(), "int8"), ids_of(len(LONG), LONG)
+    tree, requests = of_model(model(), precision), ids_of(len(LONG), LONG)
     together = run(tree, requests)
     assert all(same(one, run(tree, [request])[0]) for one, request in zip(together, requests, strict=True))
 

@@ -231,7 +231,7 @@ def _raised(error: Exception, length: int) -> Finding:
     short = {length - 1, (length - 1) ** 2} & sizes and {length, length**2} & sizes
     says = shown_error(error)
     if short:
-        return Finding.of("mask_one_short", says=f"a mask of {length - 1} tokens meets an input of {length}: {says}")
+        return Finding.of("mask_one_short", says=f"mask and input differ by a token: {length - 1} and {length}: {says}")
     return Finding.of("raises", says=says)
 
 

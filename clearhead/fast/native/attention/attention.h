@@ -1,5 +1,4 @@
-// Attention of the compiled layers: of one row and one head by vector instructions, or of many rows of a head by blocks
-// of the GEMM.
+// Attention of the compiled layers, of one row or a few of them and one head; blocks.h has that of many rows.
 //
 // Legend: M rows (tokens that are new), H heads, E head size, S keys.
 
@@ -11,7 +10,6 @@ namespace {
 
 constexpr int64_t KEYS = 4;                             // whose scores are computed together
 constexpr int TOGETHER = WIDTH == 8 ? 2 : 4, VALUES = 4;  // rows, and vectors of a value, in registers together
-constexpr int64_t FEW_ROWS = 8;  // below it, rounding and packing keys costs more than it saves
 
 // Where the keys and values of a group lie, for one head.
 template <typename Real>
@@ -182,107 +180,5 @@ void attend_rows(
       query[j * stride + e] = sum;
     }
 }
-
-// --- blocks: queries, keys, weights and values rounded to bfloat16, sums in float32 ---
-
-#ifdef HAS_GEMM
-
-// Rows [begin, end) of a group. Of a text that is appended to a cache all rows go the same way, whichever part of it
-// this call or this chunk has.
-bool attends_by_blocks(const Group& group, int64_t begin, int64_t end) {
-  return group.keys.appends && group.keys.cu_seqlens ? group.S >= FEW_ROWS : end - begin >= FEW_ROWS;
-}
-
-// Round a row of a head times its scale; `padded` numbers are written, zeros behind the last.
-template <typename Real>
-void round_head(const Real* row, float scale, int64_t E, int64_t padded, uint16_t* rounded) {
-  for (int64_t e = 0; e < padded; e += WIDTH) store(rounded + e, e < E ? scale * load(row + e, E - e) : Vec<float>{});
-}
-
-// Keys [from, to) as the b of query key^T, zeros beyond the last key.
-template <typename Real>
-void pack_keys(
-    const Head<Real>& rows, int64_t from, int64_t to, int64_t S, int64_t E, int64_t padded, uint16_t* rounded,
-    uint32_t* packed) {
-  for (int64_t s = from; s < to; s += TILE, packed += TILE * padded / 2) {
-    const int64_t count = std::max(int64_t(0), std::min(TILE, S - s));
-    for (int64_t i = 0; i < count; ++i) round_head(rows.key(s + i), rows.key_scale(s + i), E, padded, rounded + i * padded);
-    pack_transposed(reinterpret_cast<const uint32_t*>(rounded), padded / 2, count, padded / 2, packed);
-  }
-}
-
-// Values [from, to) as the b of weights value: for every 16 numbers of a head, words with those of two keys.
-template <typename Real>
-void pack_values(
-    const Head<Real>& rows, int64_t from, int64_t to, int64_t S, int64_t E, int64_t padded, uint32_t* packed) {
-  const auto word = [&](int64_t s, int64_t e) {
-    const Vec<float> value = s < S && e < E ? rows.value_scale(s) * load(rows.value(s) + e, E - e) : Vec<float>{};
-    return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)value));
-  };
-  for (int64_t s = from; s < to; s += 2)
-    for (int64_t e = 0; e < padded; e += WIDTH)
-      _mm512_storeu_si512(
-          packed + e * (to - from) / 2 + (s - from) / 2 * WIDTH,
-          _mm512_or_si512(word(s, e), _mm512_slli_epi32(word(s + 1, e), 16)));
-}
-
-// y [rows, 32 columns] = x [rows, K] b.
-void multiply_head(const uint16_t* x, int64_t rows, int64_t K, const PanelB& b, float* y, int64_t y_stride) {
-  multiply_block<BFloat16, Streamed::NONE>(rows_of(x, K), rows, b, K / BLOCK, {y, y_stride, false}, [](int64_t) {});
-}
-
-// Attend from the rows [begin, end) of a group, by one head. queries: of row 0, rows `stride` apart; what they mix takes
-// their places.
-template <typename Real>
-void attend_by_blocks(
-    const Branch& branch, const Group& group, const Head<Real>& rows, int64_t begin, int64_t end, float* queries,
-    int64_t head, int64_t stride, Arena& arena) {
-  const int64_t E = branch.head_size, padded = round_up(E, BLOCK);
-  const int64_t low = group.first(begin) / BLOCK * BLOCK;  // of the first row; the last row sees the last key
-  const int64_t high = round_up(group.last(end - 1), BLOCK);
-  const Arena::Frame frame(arena);
-  auto* keys = arena.take<uint32_t>((high - low) * padded / 2);
-  auto* values = arena.take<uint32_t>((high - low) * padded / 2);
-  auto* query = arena.take<uint16_t>(BLOCK * padded);
-  auto* weights = arena.take<uint16_t>(BLOCK * (high - low));
-  auto* scores = arena.take<float>(BLOCK * (high - low));
-  auto* sums = arena.take<float>(BLOCK * padded);
-  pack_keys(rows, low, high, group.S, E, padded, query, keys);
-  pack_values(rows, low, high, group.S, E, padded, values);
-  const TileUse use;
-  for (int64_t top = begin; top < end; top += BLOCK) {
-    const int64_t M = std::min(BLOCK, end - top), from = group.first(top) / BLOCK * BLOCK;
-    const int64_t width = round_up(group.last(top + M - 1), BLOCK) - from;
-    for (int64_t i = 0; i < M; ++i)
-      round_head(queries + (top + i) * stride, branch.score_scale, E, padded, query + i * padded);
-    for (int64_t s = 0; s < width; s += BLOCK)
-      multiply_head(query, M, padded, {keys + (from - low + s) * padded / 2, TILE * padded / 2}, scores + s, width);
-    for (int64_t i = 0; i < M; ++i) {
-      float* row = scores + i * width;
-      const int64_t first = group.first(top + i) - from, last = group.last(top + i) - from;
-      const int64_t seen = round_up(last, WIDTH);  // whole vectors
-      to_scores(branch, group, top + i, head, row - from);
-      std::fill(row, row + first, -INFINITY);
-      std::fill(row + last, row + seen, -INFINITY);
-      const float share = softmax(row, seen, branch.sink ? branch.sink + head : nullptr);
-      for (int64_t s = 0; s < width; s += WIDTH)
-        store(weights + i * width + s, s < seen ? share * load(row + s) : Vec<float>{});
-    }
-    const int64_t size = (high - low) / 2 * TILE;
-    for (int64_t e = 0; e < padded; e += BLOCK)
-      multiply_head(weights, M, width, {values + e / TILE * size + (from - low) / 2 * TILE, size}, sums + e, padded);
-    for (int64_t i = 0; i < M; ++i) std::copy(sums + i * padded, sums + i * padded + E, queries + (top + i) * stride);
-  }
-}
-
-#else
-
-bool attends_by_blocks(const Group&, int64_t, int64_t) { return false; }
-
-template <typename Real>
-void attend_by_blocks(
-    const Branch&, const Group&, const Head<Real>&, int64_t, int64_t, float*, int64_t, int64_t, Arena&) {}
-
-#endif
 
 }  // namespace

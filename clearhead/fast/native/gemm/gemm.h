@@ -8,6 +8,7 @@
 
 #include "gemv.h"
 #include "panel.h"
+#include "transposed.h"
 #ifdef HAS_AMX
 #include "gemv_amx.h"
 #endif
@@ -103,10 +104,9 @@ int64_t multiply_blocks_by_team(const GemmArgs<Traits>& args, Arena& arena) {
 // Multiply so many rows at a time that they stay in the cache while all weights are read. No barrier.
 template <typename Traits>
 void gemm_by_team(const GemmArgs<Traits>& args, Arena& arena) {
-  const int64_t step = args.ldb ? TRANSPOSED_ROWS : CACHED_ROWS;
-  for (int64_t m = 0; m < args.M; m += step) {
+  for (int64_t m = 0; m < args.M; m += CACHED_ROWS) {
     GemmArgs<Traits> some = args;
-    some.M = std::min(step, args.M - m);
+    some.M = std::min(CACHED_ROWS, args.M - m);
     some.x += m * args.K;
     if (args.packed_x) some.packed_x += m * args.K * int64_t(sizeof(typename Traits::X)) / 4;
     some.y += m * args.N;
@@ -114,7 +114,7 @@ void gemm_by_team(const GemmArgs<Traits>& args, Arena& arena) {
     if (args.row_scales) some.row_scales += m, some.compensation += m;
     if constexpr (std::is_same_v<Traits, Float32>)
       if (args.ldb) {
-        gemv_transposed_by_team(some);
+        gemm_transposed_by_team(some, arena);
         continue;
       }
     gemv_by_team(some, multiply_blocks_by_team(some, arena));

@@ -127,46 +127,4 @@ void gemv_by_team(const GemmArgs<Traits>& args, int64_t begin) {
   }
 }
 
-// --- transposed float32 weights: their rows, times numbers of x, are added up in the cache ---
-
-constexpr int64_t TRANSPOSED_ROWS = 16, TRANSPOSED_SUMS = 4096;
-
-// Multiply at most TRANSPOSED_ROWS rows with outputs from begin to end, (end - begin) * M <= TRANSPOSED_SUMS.
-inline void multiply_transposed(const GemmArgs<Float32>& args, int64_t begin, int64_t end) {
-  constexpr int STEP = 8;
-  alignas(64) float sums[TRANSPOSED_SUMS] = {};
-  const int64_t columns = end - begin, whole = columns / WIDTH * WIDTH, ldb = args.ldb;
-  for (int64_t k = 0; k < args.K; k += STEP) {
-    const float* w = args.w + k * ldb + begin;
-    const int64_t rows = std::min<int64_t>(STEP, args.K - k);
-    for (int64_t m = 0; m < args.M; ++m) {
-      const float* x = args.x + m * args.K + k;
-      float* sum = sums + m * columns;
-      int64_t n = 0;
-      if (rows == STEP)
-        for (; n < whole; n += WIDTH) {
-          Vec<float> added = load(sum + n);
-          for (int i = 0; i < STEP; ++i) {
-            // The next rows, which the processor does not foresee.
-            if (m == 0) __builtin_prefetch(w + (i + STEP) * ldb + n);
-            added = multiply_add(broadcast(x[i]), load(w + i * ldb + n), added);
-          }
-          store(sum + n, added);
-        }
-      for (; n < columns; ++n)
-        for (int64_t i = 0; i < rows; ++i) sum[n] = multiply_add(x[i], w[i * ldb + n], sum[n]);
-    }
-  }
-  for (int64_t m = 0; m < args.M; ++m)
-    for (int64_t n = 0; n < columns; ++n) args.write(m, begin + n, sums[m * columns + n]);
-}
-
-inline void gemv_transposed_by_team(const GemmArgs<Float32>& args) {
-  const int64_t most = TRANSPOSED_SUMS / args.M / WIDTH * WIDTH, team = omp_get_num_threads();
-  const int64_t step = std::min(most, round_up((args.N + team - 1) / team, WIDTH));
-#pragma omp for schedule(static) nowait
-  for (int64_t begin = 0; begin < args.N; begin += step)
-    multiply_transposed(args, begin, std::min(begin + step, args.N));
-}
-
 }  // namespace

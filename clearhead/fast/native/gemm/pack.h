@@ -19,6 +19,8 @@ constexpr int64_t TILE_WORDS = TILE * TILE;
 
 #ifdef __AVX512F__
 
+using Words = __m512i;
+
 // Exchange rows and columns of 16 x 16 words.
 inline __attribute__((always_inline)) void transpose(__m512i rows[16]) {
   __m512i other[16];
@@ -44,6 +46,8 @@ inline __attribute__((always_inline)) void transpose(__m512i rows[16]) {
 
 #elif defined(HAS_AVX2)
 
+using Words = __m256i;
+
 // Exchange rows and columns of 8 x 8 words.
 inline __attribute__((always_inline)) void transpose(__m256i rows[8]) {
   __m256i other[8];
@@ -61,6 +65,18 @@ inline __attribute__((always_inline)) void transpose(__m256i rows[8]) {
     rows[i] = _mm256_permute2x128_si256(low, high, 0x20);
     rows[i + 4] = _mm256_permute2x128_si256(low, high, 0x31);
   }
+}
+
+#else
+
+using Words = Vec<int32_t>;
+
+inline void transpose(Words rows[WIDTH]) {
+  for (int64_t i = 0; i < WIDTH; ++i)
+    for (int64_t j = 0; j < i; ++j) {
+      const int32_t word = rows[i][j];
+      rows[i][j] = rows[j][i], rows[j][i] = word;
+    }
 }
 
 #endif

@@ -12,12 +12,6 @@
 
 namespace {
 
-#ifdef __AVX512F__
-using Words = __m512i;
-#else
-using Words = __m256i;
-#endif
-
 // Pack the weights of PANEL outputs; those of the next panel are fetched.
 template <typename Traits>
 void pack_panel(const typename Traits::W* w, int64_t K, uint32_t* packed) {

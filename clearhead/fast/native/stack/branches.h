@@ -206,8 +206,8 @@ class Team {
           key, value, row_index, base, keys.row_stride, keys.key_stride, has_next ? keys.head_stride : 0,
           keys.key_scales + base / E, keys.value_scales + base / E, keys.row_stride / E};
       float* queries = rows_.queries + head * E;
-      if (!std::is_same_v<Traits, Float32> && attends_by_blocks(group, begin, end)) {
-        attend_by_blocks(branch, group, rows, begin, end, queries, head, H * E, own.arena);
+      if (attends_by_blocks<Traits>(group, begin, end)) {
+        attend_by_blocks<BlocksOf<Traits>>(branch, group, rows, begin, end, queries, head, H * E, own.arena);
         continue;
       }
       int64_t m = begin;

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "../attention/attention.h"
+#include "../attention/blocks.h"
 
 namespace {
 

@@ -1,0 +1,51 @@
+// Blocks of float32 by vector instructions: c [rows, two vectors] = a b, or c + a b. b has tiles of 16 columns, row by row.
+// Each sum is in the order of K, whatever the number of rows.
+
+#pragma once
+
+#include "pack.h"
+
+namespace {
+
+// Rows of a that are `a_stride` numbers apart, ROWS of them at a time; the columns of b are those of `left`, then `right`.
+template <int ROWS>
+void multiply_float_block(
+    const float* a, int64_t a_stride, int64_t rows, int64_t K, const float* left, const float* right, float* c,
+    int64_t c_stride, bool adds) {
+  for (; rows >= ROWS; rows -= ROWS, a += ROWS * a_stride, c += ROWS * c_stride) {
+    Vec<float> sums[ROWS][2] = {};
+    for (int j = 0; adds && j < ROWS; ++j)
+      for (int side = 0; side < 2; ++side) sums[j][side] = load(c + j * c_stride + side * WIDTH);
+    constexpr int TOGETHER = 3;  // rows that are reached from one address
+    const float* rows_of_a[(ROWS + TOGETHER - 1) / TOGETHER];
+    for (int j = 0; j < ROWS; j += TOGETHER) rows_of_a[j / TOGETHER] = a + j * a_stride;
+    int64_t stride = a_stride;
+    for (int64_t k = 0; k < K; ++k) {
+      asm("" : "+r"(stride));  // the compiler takes it for changed: addresses of all rows would not fit into registers
+      const Vec<float> first = load(left + k * TILE), second = load(right + k * TILE);
+      for (int j = 0; j < ROWS; ++j) {
+        const Vec<float> number = broadcast(rows_of_a[j / TOGETHER][j % TOGETHER * stride + k]);
+        sums[j][0] = multiply_add(number, first, sums[j][0]);
+        sums[j][1] = multiply_add(number, second, sums[j][1]);
+      }
+    }
+    for (int j = 0; j < ROWS; ++j)
+      for (int side = 0; side < 2; ++side) store(c + j * c_stride + side * WIDTH, sums[j][side]);
+  }
+  if constexpr (ROWS > 1)
+    if (rows > 0) multiply_float_block<ROWS / 2>(a, a_stride, rows, K, left, right, c, c_stride, adds);
+}
+
+// The same for all 32 columns of two tiles.
+template <int ROWS>
+void multiply_float_tiles(
+    const float* a, int64_t a_stride, int64_t rows, int64_t K, const float* b, int64_t group, float* c,
+    int64_t c_stride, bool adds) {
+  for (int64_t side = 0; side < BLOCK; side += 2 * WIDTH) {
+    const float* left = b + side / TILE * group;
+    multiply_float_block<ROWS>(
+        a, a_stride, rows, K, left, WIDTH == TILE ? left + group : left + WIDTH, c + side, c_stride, adds);
+  }
+}
+
+}  // namespace
