@@ -133,7 +133,7 @@ def _warm(served: Served) -> None:
 
 def _lines(models: Models, host: str, port: int) -> list[str]:
     lines = []
-    address = f"http://{host}:{port}"
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     for served in models:
         dtype = str(next(served.model.module.parameters()).dtype).removeprefix("torch.")
         if served.model.runner.in_bf16:

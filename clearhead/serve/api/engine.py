@@ -298,7 +298,8 @@ class Engine:
         first = self._calls[0].key
         taken = [call for call in self._calls if call.key == first]
         self._calls = deque(call for call in self._calls if call.key != first)
-        return taken
+        # From here on nobody can take them back, and those that were taken back already are not computed.
+        return [call for call in taken if call.result.set_running_or_notify_cancel()]
 
     def _taken_jobs(self, left: list[Job]) -> list[Job]:
         """Return the oldest jobs for which the batch has room; those that left are not begun."""

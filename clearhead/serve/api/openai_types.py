@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from clearhead.text.long_texts import LONGEST_PROMPT
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
-Tokens = Annotated[list[Token], Field(min_length=1, max_length=LONGEST_PROMPT)]
+# Of a hundred thousand wrong items only the first is told: records of all would take seconds and much memory.
+Tokens = Annotated[list[Token], Field(min_length=1, max_length=LONGEST_PROMPT, fail_fast=True)]
 MOST_CHOICES, MOST_PROMPTS, MOST_STOPS = 64, 2048, 16
 
 
@@ -48,7 +49,7 @@ class _Generating(_Request):
 class CompletionRequest(_Generating):
     """The body of /v1/completions."""
 
-    prompt: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
+    prompt: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=0, lt=2**20)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
@@ -70,6 +71,18 @@ class ChatMessage(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | None = None
     name: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _joined(cls, value: Any) -> Any:
+        """Join the parts of a text; those of another type remain what they are, and are refused."""
+        texts = [part.get("text") for part in value if _is_text_part(part)] if isinstance(value, list) else []
+        return "".join(texts) if texts and len(texts) == len(value) else value
+
+
+def _is_text_part(part: Any) -> bool:
+    is_text = isinstance(part, dict) and part.get("type") == "text" and part.keys() == {"type", "text"}
+    return is_text and isinstance(part["text"], str)
 
 
 class TextFormat(BaseModel):
@@ -122,7 +135,7 @@ class SchemaFormat(BaseModel):
 class ChatRequest(_Generating):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1, lt=2**20)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**20)] | None = None
     logprobs: bool = False
@@ -133,7 +146,7 @@ class ChatRequest(_Generating):
 class EmbeddingRequest(_Request):
     """The body of /v1/embeddings."""
 
-    input: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
+    input: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
@@ -148,4 +161,4 @@ class TokenizeRequest(_Request):
 class DetokenizeRequest(_Request):
     """The body of /detokenize."""
 
-    tokens: Annotated[list[Token], Field(max_length=LONGEST_PROMPT)]
+    tokens: Annotated[list[Token], Field(max_length=LONGEST_PROMPT, fail_fast=True)]

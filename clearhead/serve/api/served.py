@@ -26,6 +26,8 @@ from clearhead.tasks.registry import find
 from clearhead.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
+_NAMELESS = (None, "dummy")
+"""What clients send for the only model: huggingface_hub's must name one."""
 LOGITS_TOKENS = 512
 """Of a scored text whose logits are computed at once."""
 
@@ -205,7 +207,7 @@ class Models:
         Raises:
             UnknownModel: there is no such model.
         """
-        if name is None and len(self._served) == 1:
+        if name in _NAMELESS and name not in self._served and len(self._served) == 1:
             return next(iter(self._served.values()))
         if name is None:
             raise UnknownModel(f"this server has {len(self._served)} models: name one, as /v1/models lists them")
@@ -219,6 +221,22 @@ class Models:
         """End every engine."""
         for one in self:
             one.engine.join()
+
+
+class OneOfThem(Models):
+    """One model of a server, which a path names, so that requests need not.
+
+    Args:
+        served: the model.
+    """
+
+    def __init__(self, served: Served) -> None:
+        super().__init__([served], {})
+
+    def named(self, name: str | None) -> Served:
+        """Return the model, whatever name a client sends."""
+        (served,) = self
+        return served
 
 
 class UnknownModel(InputError):

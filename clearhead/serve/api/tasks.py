@@ -19,13 +19,21 @@ ParametersT = TypeVar("ParametersT", bound=PipelineParameters)
 MOST_INPUTS = 2048
 
 
+class TaskOptions(BaseModel):
+    """What a hosted model might do, and one that is loaded and keeps no answers always does."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+    wait_for_model: bool = True
+    use_cache: bool = True
+
+
 class TaskRequest(BaseModel):
     """The body of a request for a task."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     inputs: Any
     parameters: dict[str, Any] | None = None
-    options: dict[str, Any] | None = None
+    options: TaskOptions | None = None
 
 
 def tasks_router(models: Models) -> APIRouter:
