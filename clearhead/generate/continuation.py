@@ -312,9 +312,9 @@ class Reading:
             # What own parts keep of a batch cannot be taken apart.
             return [start for reading in readings for start in reading.step() or ()]
         started = []
-        for reading, own in zip(readings, prefill.each_prompt(), strict=True):
-            reading._keep(own)
-            started.append(reading._begin(own))
+        for reading, alone in zip(readings, prefill.each_prompt(), strict=True):
+            reading._keep(alone)
+            started.append(reading._begin(alone))
         return started
 
     def _keep(self, prefill: Prefill) -> None:

@@ -348,9 +348,7 @@ class Engine:
     def _taken_readings(self) -> list[tuple[Job, Piecewise]]:
         """Return the first prompt, with those behind it that may be read together with it."""
         self._reading = deque(one for one in self._reading if not one[0].has_left)
-        taken: list[tuple[Job, Piecewise]] = []
-        left: list[tuple[Job, Piecewise]] = []
-        tokens = 0
+        taken, left, tokens = deque[tuple[Job, Piecewise]](), deque[tuple[Job, Piecewise]](), 0
         for job, reading in self._reading:
             is_alike = not taken or (reading.kind is not None and reading.kind == taken[0][1].kind)
             if is_alike and (not taken or tokens + reading.num_tokens <= PIECE_TOKENS):
@@ -358,8 +356,8 @@ class Engine:
                 tokens += reading.num_tokens
             else:
                 left.append((job, reading))
-        self._reading = deque(left)
-        return taken
+        self._reading = left
+        return [*taken]
 
     def _read(self, some: list[tuple[Job, Piecewise]]) -> list[Started] | None:
         """Read some prompts together; where that fails, each alone, so that each fails alone."""
