@@ -212,6 +212,8 @@ def test_of_many_wrong_items_one_is_told() -> None:
         (EmbeddingRequest, {"input": [[{}] * 9000]}),
         (DetokenizeRequest, {"tokens": ["a"] * 9000}),
         (ChatRequest, {"messages": [{}] * 9000}),
+        (ChatRequest, {"messages": [{"role": "user", **{f"field{n}": 1 for n in range(9000)}}]}),
+        (DetokenizeRequest, {"tokens": [], **{f"field{n}": 1 for n in range(9000)}}),
     ):
         with pytest.raises(ValidationError) as caught:
             kind.model_validate(body)
