@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from clearhead.text.long_texts import LONGEST_PROMPT
 
@@ -17,17 +17,29 @@ Tokens = Annotated[list[Token], Field(min_length=1, max_length=LONGEST_PROMPT, f
 MOST_CHOICES, MOST_PROMPTS, MOST_STOPS = 64, 2048, 16
 
 
-class _Request(BaseModel):
+class Body(BaseModel):
+    """A part of what a client sends, in which a field that is not known is refused."""
+
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_one_unknown(cls, given: Any) -> Any:
+        """Keep one field of those that are not known: it is told, and records of all would take much memory."""
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = [name for name in given if name not in known] if isinstance(given, dict) else []
+        dropped = set(unknown[1:])
+        return {name: value for name, value in given.items() if name not in dropped} if dropped else given
+
+
+class _Request(Body):
     model: str | None = None
     user: str | None = None
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Body):
     """What a stream ends with."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     include_usage: bool = False
 
 
@@ -64,10 +76,9 @@ class CompletionRequest(_Generating):
         return [one for one in self.prompt if not isinstance(one, int)]
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(Body):
     """One message of a chat."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | None = None
     name: str | None = None
@@ -85,10 +96,9 @@ def _is_text_part(part: Any) -> bool:
     return is_text and isinstance(part["text"], str)
 
 
-class TextFormat(BaseModel):
+class TextFormat(Body):
     """Anything."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     type: Literal["text"]
 
     @property
@@ -97,10 +107,9 @@ class TextFormat(BaseModel):
         return None
 
 
-class ObjectFormat(BaseModel):
+class ObjectFormat(Body):
     """Any JSON object."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     type: Literal["json_object"]
 
     @property
@@ -109,20 +118,18 @@ class ObjectFormat(BaseModel):
         return {"type": "object"}
 
 
-class NamedSchema(BaseModel):
+class NamedSchema(Body):
     """A JSON schema with a name; it is followed whether it is called strict or not."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     name: str
     description: str | None = None
     content: Annotated[dict[str, Any], Field(alias="schema")]
     strict: bool | None = None
 
 
-class SchemaFormat(BaseModel):
+class SchemaFormat(Body):
     """JSON under a schema."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     type: Literal["json_schema"]
     json_schema: NamedSchema
 

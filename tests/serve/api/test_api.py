@@ -15,11 +15,13 @@ import openai
 import pytest
 import torch
 from huggingface_hub import InferenceClient
+from pydantic import ValidationError
 
 from clearhead.cli.main import main
 from clearhead.generate.running import RunningBatch
 from clearhead.serve import gate
 from clearhead.serve.api import application
+from clearhead.serve.api.openai_types import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest
 from clearhead.serve.api.reading import _encoded
 from clearhead.serve.api.served import Models
 
@@ -201,6 +203,21 @@ def test_vectors_are_those_of_the_library(address: str, models: Models, monkeypa
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     again = InferenceClient(model=f"{address}/models/sent").feature_extraction(texts[0])
     assert np.array_equal(np.asarray(again, dtype=np.float32).reshape(-1), expected[0])
+
+
+def test_of_many_wrong_items_one_is_told() -> None:
+    """A record of each would take hundreds of megabytes for one body."""
+    for kind, body in (
+        (CompletionRequest, {"prompt": [{}] * 9000}),
+        (EmbeddingRequest, {"input": [[{}] * 9000]}),
+        (DetokenizeRequest, {"tokens": ["a"] * 9000}),
+        (ChatRequest, {"messages": [{}] * 9000}),
+        (ChatRequest, {"messages": [{"role": "user", **{f"field{n}": 1 for n in range(9000)}}]}),
+        (DetokenizeRequest, {"tokens": [], **{f"field{n}": 1 for n in range(9000)}}),
+    ):
+        with pytest.raises(ValidationError) as caught:
+            kind.model_validate(body)
+        assert caught.value.error_count() < 9
 
 
 def test_vectors_in_both_encodings() -> None:
