@@ -278,7 +278,7 @@ async def _generated(
     """Yield each step of the choices of one prompt, and None at the end of each."""
     copies = len(choices) // made.options.num_return_sequences
     engine = served.engine
-    async for event in events(engine, lambda deliver: Job.of_request(engine.tree, made, deliver, alternatives)):
+    async for event in events(engine, lambda deliver: Job.of_request(engine, made, deliver, alternatives)):
         # Greedy search gives one text, however many are asked for.
         some = choices[event.number : event.number + 1] if copies == 1 else choices
         for choice in some:
