@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -17,6 +20,7 @@ from clearhead.errors import InputError, RunFailure
 if TYPE_CHECKING:
     from clearhead.serve.api.served import Models, Served
 
+Result = TypeVar("Result")
 NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 
 Host = Annotated[str, typer.Option("--host", help="The address it listens on; by default this machine alone.")]
@@ -69,10 +73,9 @@ def serve(
 
     listener = listen(port, host)
     port = listener.getsockname()[1]
-    models = _loaded(refs, device, precision, shares_prefixes=share_prefixes)
+    models = _in_own_thread(lambda: _loaded(refs, device, precision, shares_prefixes=share_prefixes))
     try:
-        for served in models:
-            _warm(served)
+        _in_own_thread(lambda: [_warm(served) for served in models])
         for line in _lines(models, host, port):
             print_result(line)
         logging.getLogger("clearhead.serve").setLevel(logging.INFO)  # the log of requests
@@ -92,6 +95,17 @@ def _keys(path: Path) -> tuple[str, ...]:
     if not keys:
         raise InputError(f"{path} holds no key: write one in a line")
     return keys
+
+
+def _in_own_thread(work: Callable[[], Result]) -> Result:
+    """Return what a function returns in a thread that ends with it.
+
+    The threads of OpenMP that a thread has called stay as long as it does. Beside those of the main thread, those of an
+    engine would be more than there are processors, and sleep whenever they wait: steps would take twice as long.
+    """
+    context = contextvars.copy_context()
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(context.run, work).result()
 
 
 def _loaded(refs: list[str], device: str, precision: str, *, shares_prefixes: bool) -> Models:
