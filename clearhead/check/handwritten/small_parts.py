@@ -365,14 +365,19 @@ def loss(part: Callable[..., Any], *, vocab_size: int = 9, pad: int = 0, shifts:
     except CannotCompare as reason:
         return Report.refused(subject, reason)
     own = 1 if shifts else 0
-    changes = [(cause, {**settings, "shift": settings.get("shift", 1) - 1 + own}) for cause, settings in _LOSS_CHANGES]
+    changes = [
+        ("targets_shifted" if "shift" in settings and not shifts else cause,
+         {**settings, "shift": settings.get("shift", 1) - 1 + own})
+        for cause, settings in _LOSS_CHANGES
+    ]  # fmt: skip
 
     def compute(settings: Settings) -> list[Tensor]:
         return [_loss({"shift": own, **settings}, logits.double(), ids, pad)]
 
     return compared(
         subject, found, compute, changes, runner,
-        ["two texts, one with padding"], place="the loss", mathematics=MISTAKES["padding_counted"].math,
+        ["two texts, one with padding"], place="the loss",
+        mathematics=MISTAKES["padding_counted" if shifts else "targets_shifted"].math,
     )  # fmt: skip
 
 
