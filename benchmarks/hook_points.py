@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import clearhead as ch
-from clearhead.core.hooks import HookPoints
+from clearhead.hooks import HookPoints
 
 
 @contextmanager

@@ -19,25 +19,16 @@ from pathlib import Path
 
 import torch
 
-from clearhead.fast.native import build
+from clearhead.fast.native import build, options
 from clearhead.fast.probe import processor
 
-V3, V4 = "-march=x86-64-v3", "-march=x86-64-v4"
-LEVELS = {
-    "AVX2": ("avx2", [V3]),
-    "AVX-VNNI": ("avx_vnni", [V3, "-mavxvnni"]),
-    "AVX-512": ("avx512", [V4]),
-    "AVX-512 VNNI": ("avx512_vnni", [V4, "-mavx512vnni"]),
-    "AVX-512 bf16": ("avx512_bf16", [V4, "-mavx512vnni", "-mavx512bf16"]),
-}
 
-
-def compiled(options: list[str], folder: Path) -> ctypes.CDLL:
+def compiled(level: str, folder: Path) -> ctypes.CDLL:
     """Return the kernels of linear layers for a level."""
-    file = folder / f"{len(list(folder.iterdir()))}.so"
-    fixed = [*build._OPTIONS, *build._EXACT[build.INFERENCE], "-w", "-shared"]
-    source = build.FOLDER / build.INFERENCE / "linear.cpp"
-    subprocess.run(["g++", *fixed, *options, str(source), "-o", str(file)], check=True)
+    file = folder / f"{level}.so"
+    command = options.command("g++", options.INFERENCE, options.LEVELS[level][1])
+    source = build.FOLDER / options.INFERENCE / "linear.cpp"
+    subprocess.run([*command, "-w", "-shared", str(source), "-o", str(file)], check=True)
     return ctypes.CDLL(str(file))
 
 
@@ -59,35 +50,35 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128, 512])
     for name, default in {"outputs": 3072, "inputs": 768, "copies": 24, "rounds": 7}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    options = parser.parse_args()
+    given = parser.parse_args()
     torch.set_num_threads(2)
-    shape, bias = (options.outputs, options.inputs), torch.randn(options.outputs)
-    scale = torch.rand(options.outputs)
+    shape, bias = (given.outputs, given.inputs), torch.randn(given.outputs)
+    scale = torch.rand(given.outputs)
     weights = {
-        "float32": [torch.randn(shape) for _ in range(options.copies)],
-        "int8": [torch.randint(-127, 128, shape, dtype=torch.int8) for _ in range(options.copies)],
+        "float32": [torch.randn(shape) for _ in range(given.copies)],
+        "int8": [torch.randint(-127, 128, shape, dtype=torch.int8) for _ in range(given.copies)],
     }
 
     with tempfile.TemporaryDirectory() as name:
-        has = processor().isa
-        libraries = {level: compiled(given, Path(name)) for level, (isa, given) in LEVELS.items() if isa in has}
+        levels = [level for level, (isa, _) in options.LEVELS.items() if processor().isa.issuperset(isa)]
+        libraries = {level: compiled(level, Path(name)) for level in levels}
         for kind, copies in weights.items():
-            for rows in options.rows:
+            for rows in given.rows:
                 best: dict[str, float] = {}
-                x, y = torch.randn(rows, options.inputs), torch.empty(rows, options.outputs)
+                x, y = torch.randn(rows, given.inputs), torch.empty(rows, given.outputs)
                 vectors = (scale, bias) if kind == "int8" else (bias,)
                 sides: dict[str, Callable[[torch.Tensor], object]] = {
                     level: partial(multiply, library, kind, x, vectors, y) for level, library in libraries.items()
                 }
                 if kind == "float32":
                     sides["PyTorch"] = partial(torch.nn.functional.linear, x, bias=bias)
-                for _ in range(options.rounds):
+                for _ in range(given.rounds):
                     for side, run in sides.items():
                         began = time.perf_counter()
                         for weight in copies:
                             run(weight)
                         best[side] = min(best.get(side, 1e9), time.perf_counter() - began)
-                work = 2e-9 * rows * options.outputs * options.inputs * options.copies
+                work = 2e-9 * rows * given.outputs * given.inputs * given.copies
                 print(
                     f"{kind}, {rows} rows:", ", ".join(f"{side} {work / best[side]:,.0f}" for side in best), flush=True
                 )

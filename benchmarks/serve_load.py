@@ -2,11 +2,15 @@
 
 pip install gguf ctranslate2 sentence-transformers
 python benchmarks/serve_load.py [--llama-server PATH] [--clients 16] [--requests 64] [--rounds 3] [--only generate]
+    [--texts FILE]
 
 Models: GPT-2 of 124M parameters and a Marian of 6 + 6 layers with random weights, both in 8 bits, and MiniLM. Every
 server runs in a process of its own with the same threads, one at a time, and they take turns. Prompts have 32 words,
-continuations 64 tokens, greedy. First token and the time between tokens are those that a client sees in a stream.
-llama.cpp's server runs with Q8_0 and --parallel; its own lines about version and system are printed.
+continuations 64 tokens, greedy. First token and the time between tokens are those that a client sees in a stream;
+sentences are translated greedily into 25 tokens, and texts embedded one in a request (--texts: one in a line of a
+file). llama.cpp's server runs with Q8_0 and --parallel; sentence-transformers and CTranslate2 (8 bits) stand behind
+plain FastAPI applications (`serve_peers.py`). What each server says of its versions and the machine is printed. Clients
+share the processors with the server, and open a connection for each request.
 """
 
 from __future__ import annotations
@@ -24,9 +28,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from inference_cases import TARGET
+import numpy as np
+from inference_cases import TARGET, texts_of
 from inference_models import for_ctranslate2, for_llama, gpt2, in_8_bits, marian, minilm, one_token_words
 from side_by_side import described, machine
 
@@ -35,9 +40,11 @@ NEW_TOKENS, PROMPT_WORDS = 64, 32
 
 @dataclass
 class Times:
-    """What clients saw in one run."""
+    """What clients saw in one run: of streams each event, of others the answer."""
 
     seconds: float = 0.0
+    whole: list[float] = field(default_factory=list)
+    answers: list[Any] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)
 
@@ -51,12 +58,14 @@ class Server:
         command: of the process, given a port.
         path: of a request.
         body: of a request, given its number.
+        says: the words in the lines of its output that say what it is.
     """
 
     name: str
     command: Callable[[int], list[str]]
     path: str
     body: Callable[[int], dict[str, Any]]
+    says: tuple[str, ...] = ("system",)
 
 
 async def ask(port: int, server: Server, number: int, times: Times) -> None:
@@ -76,6 +85,9 @@ async def ask(port: int, server: Server, number: int, times: Times) -> None:
             times.first += [now - begun] if last is None else []
             times.between += [now - last] if last is not None else []
             last = now
+        elif line.startswith((b"{", b"[")):
+            times.answers.append(json.loads(line))
+    times.whole.append(time.perf_counter() - begun)
     writer.close()
 
 
@@ -93,12 +105,20 @@ async def run(port: int, server: Server, clients: int, requests: int, first: int
     return times
 
 
-def measured(server: Server, clients: int, requests: int, first: int) -> tuple[Times, Times]:
-    """Start a server, warm it, and return what one client alone and many at once saw."""
+def measured(server: Server, clients: int, requests: int, first: int) -> tuple[Times, Times, list[str]]:
+    """Start a server, warm it, and return what one client alone and many at once saw, and what it says of itself."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+        found = _measured(server, clients, requests, first, said)
+        said.seek(0)
+        lines = [line.strip() for line in said if any(word in line for word in server.says)]
+        return *found, list(dict.fromkeys(lines))[:8]
+
+
+def _measured(server: Server, clients: int, requests: int, first: int, said: IO[str]) -> tuple[Times, Times]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen(server.command(port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(server.command(port), stdout=said, stderr=subprocess.STDOUT)
     try:
         for _ in range(1200):
             if process.poll() is not None:
@@ -124,8 +144,10 @@ def servers(given: argparse.Namespace, folder: Path) -> dict[str, list[Server]]:
     def own(model: Path) -> Callable[[int], list[str]]:
         return lambda port: [
             python, "-m", "clearhead", "serve", str(model), "--port", str(port), "--threads", threads,
+            "--precision", given.precision,
         ]  # fmt: skip
 
+    peer = [python, str(Path(__file__).with_name("serve_peers.py")), threads]
     found: dict[str, list[Server]] = {}
     if "generate" in given.only:
         model = gpt2(folder / "gpt2", given.tokenizer)
@@ -136,30 +158,37 @@ def servers(given: argparse.Namespace, folder: Path) -> dict[str, list[Server]]:
             return {"prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0, "stream": True}
 
         found["generate"] = [
-            Server("clearhead", own(in_8_bits(model, folder / "gpt2-int8")), "/v1/completions", completion)
+            Server(
+                "clearhead",
+                own(in_8_bits(model, folder / "gpt2-int8")),
+                "/v1/completions",
+                completion,
+                (", at http://",),
+            )
         ]
         if given.llama_server is not None:
             file = for_llama(model, folder / "gpt2.gguf", "Q8_0")
             flags = ["--parallel", str(given.clients), "--threads", threads, "--threads-batch", threads]
             flags += ["--ctx-size", str(256 * given.clients), "--no-webui"]
             print("llama.cpp:", " ".join(flags), _version(given.llama_server), flush=True)
+            print(_system([str(given.llama_server), "-m", str(file), "--port", "0", *flags, "-lv", "4"]), flush=True)
             found["generate"].append(
                 Server(
                     "llama.cpp",
                     lambda port: [str(given.llama_server), "-m", str(file), "--port", str(port), *flags],
                     "/v1/completions",
                     completion,
+                    ("n_slots",),
                 )
             )
-    texts = [" ".join(random.Random(n).choices(["a", "man", "rides", "his", "red", "bike"], k=12)) for n in range(997)]
     if "embed" in given.only:
-        peer = [python, str(Path(__file__).with_name("serve_peers.py"))]
+        texts = texts_of("embed", [], given.texts)
 
         def vector(number: int) -> dict[str, Any]:
             return {"input": texts[number % len(texts)]}
 
         found["embed"] = [
-            Server("clearhead", own(minilm()), "/v1/embeddings", vector),
+            Server("clearhead", own(minilm()), "/v1/embeddings", vector, (", at http://",)),
             Server(
                 "sentence-transformers",
                 lambda port: [*peer, "embed", str(minilm()), str(port)],
@@ -171,7 +200,6 @@ def servers(given: argparse.Namespace, folder: Path) -> dict[str, list[Server]]:
         model = marian(folder / "marian")
         lines = (model / "lines.txt").read_text("utf-8").splitlines()
         ours, theirs = in_8_bits(model, folder / "marian-int8"), for_ctranslate2(model, folder / "ct2", "int8")
-        peer = [python, str(Path(__file__).with_name("serve_peers.py"))]
 
         def sentence(number: int) -> dict[str, Any]:
             return {"inputs": " ".join(lines[number % len(lines)].split()[:12])}
@@ -181,12 +209,13 @@ def servers(given: argparse.Namespace, folder: Path) -> dict[str, list[Server]]:
             return {**sentence(number), "parameters": {"generate_parameters": {"num_beams": 1}}}
 
         found["translate"] = [
-            Server("clearhead", own(ours), "/models/marian-int8", ours_body),
+            Server("clearhead", own(ours), "/models/marian-int8", ours_body, (", at http://",)),
             Server(
                 "CTranslate2",
                 lambda port: [*peer, "translate", str(theirs), str(port), str(model / "source.spm"), str(TARGET)],
                 "/models/marian",
                 sentence,
+                ("system", "CPU:", "Selected", "GEMM_S8"),
             ),
         ]
     return found
@@ -195,6 +224,15 @@ def servers(given: argparse.Namespace, folder: Path) -> dict[str, list[Server]]:
 def _version(program: Path) -> str:
     said = subprocess.run([str(program), "--version"], capture_output=True, text=True, check=False)
     return (said.stdout + said.stderr).strip().replace("\n", "; ")
+
+
+def _system(command: list[str]) -> str:
+    """Return the line in which llama.cpp says what it uses of the machine; it does so only where it says much else."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        found = next((line for line in process.stdout if "system_info" in line), "")
+        process.kill()
+    return found.strip()
 
 
 def percentiles(values: list[float]) -> str:
@@ -209,10 +247,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llama-server", type=Path, default=None, help="the program of llama.cpp")
     parser.add_argument("--tokenizer", type=Path, default=Path("../shared/data/gpt2-tokenizer"))
+    parser.add_argument("--texts", default="", help="a file with one text a line, to be embedded")
     parser.add_argument("--only", nargs="+", default=["generate", "embed", "translate"])
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--precision", default="auto", help="of clearhead; models in 8 bits stay so")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     print(described(machine(given.threads)), flush=True)
@@ -221,21 +261,29 @@ def main() -> None:
             rates: dict[tuple[str, str], list[float]] = {}
             seen: dict[tuple[str, str], Times] = {}
             for number in range(given.rounds):
-                for side in sides:
-                    pair = measured(side, given.clients, given.requests, 2 * number * given.requests)
+                for side in sides if number % 2 == 0 else reversed(sides):
+                    *pair, lines = measured(side, given.clients, given.requests, 2 * number * given.requests)
+                    if number == 0:
+                        print("\n".join([f"{side.name} says:", *lines]), flush=True)
                     for times, how in zip(pair, ("one by one", f"{given.clients} clients"), strict=True):
                         rates.setdefault((side.name, how), []).append(given.requests / times.seconds)
                         total = seen.setdefault((side.name, how), Times())
                         total.first += times.first
                         total.between += times.between
+                        total.whole += times.whole
+                        total.answers += times.answers[: 1 - len(total.answers)]
             print(
-                f"\n{kind}: requests a second (median, rounds), first token p50 / p95 ms, between tokens p50 / p95 ms"
+                f"\n{kind}: requests a second (median, rounds); p50 / p95 ms of the answer, first token, between tokens"
             )
             for key, found in rates.items():
                 rounds = ", ".join(f"{rate:.2f}" for rate in found)
                 times = seen[key]
                 print(f"{key[0]}, {key[1]}: {statistics.median(found):.2f} ({rounds}); ", end="")
-                print(f"{percentiles(times.first)}; {percentiles(times.between)}")
+                print("; ".join(percentiles(values) for values in (times.whole, times.first, times.between)))
+            if kind == "embed":
+                vectors = [seen[side.name, "one by one"].answers[0]["data"][0]["embedding"] for side in sides]
+                cosine = np.dot(*vectors) / np.prod(np.linalg.norm(vectors, axis=1))
+                print(f"cosine of the vectors of one text: {cosine:.4f}")
             many = f"{given.clients} clients"
             medians = {key: statistics.median(found) for key, found in rates.items()}
             print(f"clearhead: {medians['clearhead', many] / medians['clearhead', 'one by one']:.2f} times one by one")

@@ -1,11 +1,13 @@
 """Plain FastAPI applications around other libraries, beside which `serve_load.py` measures `clearhead serve`.
 
-python benchmarks/serve_peers.py embed MINILM PORT
-python benchmarks/serve_peers.py translate CT2_FOLDER PORT SOURCE_SPM TOKENS
+python benchmarks/serve_peers.py THREADS embed MINILM PORT
+python benchmarks/serve_peers.py THREADS translate CT2_FOLDER PORT SOURCE_SPM TOKENS
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import logging
 import sys
 from typing import Any
 
@@ -13,10 +15,12 @@ import uvicorn
 from fastapi import FastAPI
 
 
-def embedding(folder: str) -> FastAPI:
+def embedding(folder: str, threads: int) -> FastAPI:
     """Embed by sentence-transformers, as its users write a server: one call for each request, in a pool of threads."""
+    import torch
     from sentence_transformers import SentenceTransformer
 
+    torch.set_num_threads(threads)
     model, app = SentenceTransformer(folder, device="cpu"), FastAPI()
 
     @app.post("/v1/embeddings")
@@ -28,12 +32,13 @@ def embedding(folder: str) -> FastAPI:
     return app
 
 
-def translation(folder: str, pieces: str, length: int) -> FastAPI:
+def translation(folder: str, threads: int, pieces: str, length: int) -> FastAPI:
     """Translate by CTranslate2, which has threads of its own."""
     import ctranslate2
     import sentencepiece
 
-    model = ctranslate2.Translator(folder, device="cpu", inter_threads=1, intra_threads=2)
+    ctranslate2.set_log_level(logging.INFO)
+    model = ctranslate2.Translator(folder, device="cpu", inter_threads=1, intra_threads=threads)
     reader, app = sentencepiece.SentencePieceProcessor(model_file=pieces), FastAPI()
 
     @app.post("/models/marian")
@@ -45,7 +50,19 @@ def translation(folder: str, pieces: str, length: int) -> FastAPI:
     return app
 
 
+def said(threads: str, *libraries: str) -> None:
+    """Print the versions, for the benchmark."""
+    names = (*libraries, "torch", "fastapi", "uvicorn")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+    print(f"system: {versions}, {threads} threads", flush=True)
+
+
 if __name__ == "__main__":
-    kind, folder, port = sys.argv[1:4]
-    made = embedding(folder) if kind == "embed" else translation(folder, sys.argv[4], int(sys.argv[5]))
+    threads, kind, folder, port = sys.argv[1:5]
+    if kind == "embed":
+        said(threads, "sentence-transformers", "transformers")
+        made = embedding(folder, int(threads))
+    else:
+        said(threads, "ctranslate2", "sentencepiece")
+        made = translation(folder, int(threads), sys.argv[5], int(sys.argv[6]))
     uvicorn.run(made, port=int(port), log_level="warning")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,12 @@ MOST_THREADS: Final = 4
 
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _OWN_GROUPS: Final = Path("/proc/self/cgroup")
+
+
+def give_memory_back() -> None:
+    """Give freed memory that the C library keeps back to the system; only glibc can."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def choose_device(name: str) -> torch.device:

@@ -136,6 +136,34 @@ class IndexedCache(Cache):
         return rows if buffer is None else buffer.shape[1]
 
 
+def each_row(cache: IndexedCache, lengths: Sequence[int], of_memory: Sequence[int] | None) -> list[IndexedCache]:
+    """Return a cache for each row of one whose rows end together, with views of its keys and values.
+
+    Args:
+        cache: with a row for each sentence, and nothing that own parts keep; it is no longer used.
+        lengths: how many of the last keys of each row are its own.
+        of_memory: how many of the first keys of each memory are; None: there is none.
+    """
+    cache.gather()
+    parts = []
+    for row, length in enumerate(lengths):
+        own = slice(row, row + 1)
+        total = cache.total_length
+        part = IndexedCache(total[own] if isinstance(total, Tensor) else total)
+        part.length = length
+        for name in ("self_attention", "scales"):
+            for place, entry in getattr(cache, name).items():
+                kept = getattr(part, name)[place]
+                kept.length, kept.buffer = length, entry.buffer[:, own, :, entry.length - length : entry.length]
+        if of_memory is not None:
+            last = of_memory[row]
+            part.memory_mask = cache.memory_masks[own, :last]
+            for place, (key, value) in cache.memory_attention.items():
+                part.memory_attention[place] = (key[own, :, :last], value[own, :, :last])
+        parts.append(part)
+    return parts
+
+
 def _places(shape: tuple[int, ...], row_index_RS: Int[Tensor, "rows keys"]) -> Int[Tensor, "2 rows heads keys"]:
     """Return where the keys and values of each row lie in a buffer [2, rows, heads, capacity], flattened."""
     _, rows, heads, capacity = shape

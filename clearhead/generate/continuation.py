@@ -23,7 +23,8 @@ from clearhead.generate.batching import batches_by_cost, check_lengths, device_o
 from clearhead.generate.constraints import BeginConstraint
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
-from clearhead.generate.prefill import Prefill, check_model, prefill_pieces, prefill_prompts, token_limits
+from clearhead.generate.prefill import PIECE_TOKENS, Prefill, check_model, prefill_pieces, prefill_prompts, token_limits
+from clearhead.generate.prefixes import Prefixes
 from clearhead.generate.processors import Processor, build_logits_processors, is_timeless
 from clearhead.generate.results import Candidate, Continuation
 from clearhead.generate.rows import Row, Sentence
@@ -261,26 +262,81 @@ def started(
 
 
 class Reading:
-    """One prompt that is read piece by piece, between the steps of a running batch.
+    """One prompt that is read piece by piece, between the steps of a running batch; or, a short one, with others.
 
     Args:
         module: in evaluation mode.
         request: one prompt with its options; not those of contrastive search.
+        prefixes: as of `prefill_pieces`.
     """
 
-    def __init__(self, module: Transformer, request: GenerateRequest) -> None:
-        self._request, self._limits = request, checked_limits(module, request)
+    def __init__(self, module: Transformer, request: GenerateRequest, prefixes: Prefixes | None = None) -> None:
+        self._module, self._request, self._limits = module, request, checked_limits(module, request)
+        self._prefixes = prefixes
         source = None if request.sources is None else request.sources[0]
-        self._pieces = prefill_pieces(module, request.prompts[0], source, pad_id=request.pad_id, limit=self._limits[0])
+        self._pieces = prefill_pieces(
+            module, request.prompts[0], source, pad_id=request.pad_id, limit=self._limits[0], prefixes=prefixes
+        )
+        self.num_shared: int = 0
+        self._has_begun = False
         self.is_done: bool = False
 
-    def step(self) -> Started | None:
-        """Read the next piece; return the start of its sequences after the last one."""
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens are read."""
+        return sum(len(some[0]) for some in (self._request.prompts, self._request.sources) if some is not None)
+
+    @property
+    def kind(self) -> Hashable:
+        """What readings have in common that may be read together; None: this one is read by itself."""
+        prompt = self._request.prompts[0]
+        has_own_start = self._prefixes is not None and self._prefixes.count(prompt) > 0
+        return None if has_own_start or len(prompt) > PIECE_TOKENS else (Reading, self._request.pad_id)
+
+    def step(self, others: Sequence[Reading] = ()) -> list[Started] | None:
+        """Read the next piece, and all of others of its kind; return the starts of all after the last piece."""
+        if others:
+            return self._step_with(others)
+        if self._prefixes is not None and self._request.sources is None and not self._has_begun:
+            self.num_shared = self._prefixes.count(self._request.prompts[0])
+        self._has_begun = True
         prefill = next(self._pieces)
         if prefill is None:
             return None
+        return [self._begin(prefill)]
+
+    def _step_with(self, others: Sequence[Reading]) -> list[Started]:
+        readings = [self, *others]
+        prefill = _prefill_readings(readings)
+        if prefill.cache.kept or not prefill.cache.self_attention:
+            # What own parts keep of a batch cannot be taken apart.
+            return [start for reading in readings for start in reading.step() or ()]
+        started = []
+        for reading, alone in zip(readings, prefill.each_prompt(), strict=True):
+            reading._keep(alone)
+            started.append(reading._begin(alone))
+        return started
+
+    def _keep(self, prefill: Prefill) -> None:
+        if self._prefixes is not None:
+            self._prefixes.keep(self._request.prompts[0], prefill.cache)
+
+    def _begin(self, prefill: Prefill) -> Started:
         self.is_done = True
         return _started(self._request, [0], self._limits, prefill, with_text=self._request.decode is not None)
+
+
+def _prefill_readings(readings: Sequence[Reading]) -> Prefill:
+    """Read the prompts of some readings of a kind."""
+    requests = [reading._request for reading in readings]
+    sources = [request.sources[0] for request in requests if request.sources is not None]
+    return prefill_prompts(
+        readings[0]._module,
+        [request.prompts[0] for request in requests],
+        sources or None,
+        pad_id=requests[0].pad_id,
+        limits=[reading._limits[0] for reading in readings],
+    )
 
 
 def _started(

@@ -71,11 +71,16 @@ def with_schema(
         written = json.dumps({**content, "x-guidance": _OPTIONS}, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"the schema is not JSON: {error}") from None
-    matcher = llguidance.LLMatcher(
-        _vocabulary(tokenizer, request.end_ids, num_outputs), _GRAMMAR + written, log_level=0
-    )
+    vocabulary = _vocabulary(tokenizer, request.end_ids, num_outputs)
+    matcher = llguidance.LLMatcher(vocabulary, _GRAMMAR + written, log_level=0)
     if matcher.is_error():
         raise InputError(f"the JSON schema is not one that can be followed: {_sentence(matcher.get_error())}")
+    first_V = _Followed(matcher.deep_copy()).allowed()
+    if not any(vocabulary.decode_bytes([index]).strip() for index in first_V.nonzero()[:, 0].tolist()):
+        raise InputError(
+            f"no token of this vocabulary ({tokenizer.kind}) begins a text under the schema, as where none writes a "
+            "brace: take another schema, or another model"
+        )
     return replace(request, constraint=lambda: _Followed(matcher.deep_copy()))
 
 

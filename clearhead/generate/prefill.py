@@ -19,9 +19,10 @@ from clearhead import spec
 from clearhead.core import Sequence as Read
 from clearhead.core import Transformer
 from clearhead.errors import InputError, argument
-from clearhead.fast.cache import IndexedCache
+from clearhead.fast.cache import IndexedCache, each_row
 from clearhead.generate.batching import device_of, pad_ids
 from clearhead.generate.options import GenerateOptions
+from clearhead.generate.prefixes import Prefixes
 from clearhead.generate.processors import NO_ID
 from clearhead.text.long_texts import LONGEST_PROMPT
 
@@ -37,14 +38,14 @@ class Prefill:
         cache: KV cache with all their tokens.
         ids: the prompts, `NO_ID` for padding.
         source_ids: the sources, `NO_ID` for padding; the prompts for a decoder-only model.
-        hidden: the decoder's last hidden states of all their tokens.
+        hidden: the decoder's last hidden states of all their tokens, or of those of the last piece.
         logits: fp32, of the next token of each.
     """
 
     cache: IndexedCache
     ids: Int[Tensor, "rows tokens"]
     source_ids: Int[Tensor, "rows source"]
-    hidden: Float[Tensor, "rows tokens width"]
+    hidden: Float[Tensor, "rows read width"]
     logits: Float[Tensor, "rows vocab"]
 
     def repeat(self, count: int) -> Prefill:
@@ -55,6 +56,24 @@ class Prefill:
         self.cache.select(rows_R, memory_rows=rows_R)
         parts = {name: getattr(self, name)[rows_R] for name in ("ids", "source_ids", "hidden", "logits")}
         return replace(self, **parts)
+
+    def each_prompt(self) -> list[Prefill]:
+        """Return each prompt by itself, without padding; this one is no longer used."""
+        lengths, sources = ((ids != NO_ID).sum(1).tolist() for ids in (self.ids, self.source_ids))
+        caches = each_row(self.cache, lengths, sources if self.cache.memory_attention else None)
+        return [
+            Prefill(
+                cache,
+                self.ids[row : row + 1, -length:],
+                # Sources are padded behind their tokens, prompts in front of them.
+                self.source_ids[row : row + 1, :source]
+                if cache.memory_attention
+                else self.source_ids[row : row + 1, -source:],
+                self.hidden[row : row + 1, -length:],
+                self.logits[row : row + 1],
+            )
+            for row, (cache, length, source) in enumerate(zip(caches, lengths, sources, strict=True))
+        ]
 
 
 def prefill_prompts(
@@ -98,7 +117,13 @@ def prefill_prompts(
 
 
 def prefill_pieces(
-    module: Transformer, prompt: Sequence[int], source: Sequence[int] | None, *, pad_id: int, limit: int
+    module: Transformer,
+    prompt: Sequence[int],
+    source: Sequence[int] | None,
+    *,
+    pad_id: int,
+    limit: int,
+    prefixes: Prefixes | None = None,
 ) -> Iterator[Prefill | None]:
     """Run the model over one prompt, `PIECE_TOKENS` at a time; yield None after each piece but the last.
 
@@ -108,18 +133,24 @@ def prefill_pieces(
         source: ids of the encoder; None for a decoder-only model.
         pad_id: padding id.
         limit: most tokens generated.
+        prefixes: of the model, where it can share them: a beginning that is kept is not read, and the prompt's is kept.
     """
-    if source is not None or has_prefix_mask(module) or len(prompt) <= PIECE_TOKENS:
+    if source is not None or has_prefix_mask(module) or (prefixes is None and len(prompt) <= PIECE_TOKENS):
         sources = None if source is None else [source]
         yield prefill_prompts(module, [prompt], sources, pad_id=pad_id, limits=[limit])
         return
     assert module.decoder is not None and module.head is not None, "check_model lets no other model through"
     ids_1T = torch.tensor([list(prompt)], device=device_of(module))
     cache = IndexedCache(torch.tensor([len(prompt) + limit], device=ids_1T.device))
-    for start in range(0, len(prompt), PIECE_TOKENS):
-        if start:
+    shared = 0 if prefixes is None else prefixes.take(prompt, cache)
+    # One token is read as a step reads it, to other last digits than among several, so it is no piece.
+    starts = range(shared, max(len(prompt) - 1, shared + 1), PIECE_TOKENS)
+    for start, stop in zip(starts, [*starts[1:], len(prompt)], strict=True):
+        if start > shared:
             yield None
-        hidden_1TD = module.decoder(Read(ids_1T[:, start : start + PIECE_TOKENS]), None, None, cache)
+        hidden_1TD = module.decoder(Read(ids_1T[:, start:stop]), None, None, cache)
+    if prefixes is not None:
+        prefixes.keep(prompt, cache)
     logits_1V = module.head(hidden_1TD[:, -1:])[:, -1].float()
     yield Prefill(cache, ids_1T, ids_1T, hidden_1TD, logits_1V)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import TypedDict
 
@@ -175,18 +175,33 @@ class TranslationReading:
         check_lengths([source], module.max_positions, what="source")
         self._module, self._source, self._options = module, source, options
         self._settings = _settings(module, tokenizers, special_tokens, config)
+        self.num_shared: int = 0
         self.is_done: bool = False
 
     @property
     def num_tokens(self) -> int:
+        """How many tokens are read."""
+        return len(self._source)
+
+    @property
+    def num_cached(self) -> int:
         """The most tokens that it keeps in a cache, for each hypothesis."""
         return len(self._source) + self._options.target_limit(len(self._source), self._module.max_positions)
 
-    def step(self) -> Started:
-        """Read the text, and start the search."""
-        self.is_done = True
-        ids, mask = pad_ids([self._source], self._settings["pad_id"], device_of(self._module))
-        return start_translations(self._module, ids, mask, options=self._options, **self._settings)
+    @property
+    def kind(self) -> Hashable:
+        """What readings have in common that may be read together."""
+        return TranslationReading, self._options, tuple(self._settings.values())
+
+    def step(self, others: Sequence[TranslationReading] = ()) -> list[Started]:
+        """Read the text, with those of others of its kind, and start the search, with a sentence for each."""
+        readings = [self, *others]
+        for reading in readings:
+            reading.is_done = True
+        ids, mask = pad_ids(
+            [reading._source for reading in readings], self._settings["pad_id"], device_of(self._module)
+        )
+        return [start_translations(self._module, ids, mask, options=self._options, **self._settings)]
 
 
 def translate_ids(

@@ -76,8 +76,12 @@ def listen(port: int, host: str = LOOPBACK) -> socket.socket:
         host: its address; by default that of this machine alone.
 
     Raises:
-        InputError: another program has the port, or this one may not have it.
+        InputError: another program has the port, or this one may not have it; or there is no such address.
     """
+    try:
+        socket.getaddrinfo(host, port)
+    except OSError:
+        raise InputError(f"'{host}' is no address of this machine: use {LOOPBACK}, or 0.0.0.0 for all it has") from None
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -87,7 +91,7 @@ def listen(port: int, host: str = LOOPBACK) -> socket.socket:
         listener.close()
         taken = error.errno == errno.EADDRINUSE
         reason = "is in use by another program" if taken else f"cannot be had ({error.strerror})"
-        raise InputError(f"port {port} {reason}: choose another, or leave it out for one that is free") from None
+        raise InputError(f"port {port} {reason}: choose another, or 0 for one that is free") from None
     return listener
 
 

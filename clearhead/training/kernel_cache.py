@@ -6,14 +6,13 @@ holds on to those that oneDNN drops. What is dropped leaves holes in memory, whi
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 from typing import Final
 
 import torch
 
 from clearhead.fast.training.float_linear import has_faster_products
+from clearhead.machine import give_memory_back
 
 CAPACITY: Final = 512
 """So many kernels are kept: with fewer, those of a translation's batches are made again and again."""
@@ -41,8 +40,7 @@ def return_memory(step: int, device: torch.device, precision: str) -> None:
         device, precision: of its products.
     """
     if step % STEPS_BETWEEN == 0 and needs_kernels(device, precision):
-        with contextlib.suppress(OSError, AttributeError, TypeError):
-            ctypes.CDLL(None).malloc_trim(0)
+        give_memory_back()
 
 
 def needs_kernels(device: torch.device, precision: str) -> bool:

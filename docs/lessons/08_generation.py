@@ -23,7 +23,7 @@ import inspect
 
 import matplotlib.pyplot as plt
 import torch
-from shared import MODELS, dates_model, decoder_model
+from shared import MODELS, attempt, dates_model, decoder_model
 
 import clearhead as ch
 from clearhead.generate.processors import build_logits_warpers
@@ -407,10 +407,7 @@ def check_min_p(function):
     return "right"
 
 
-try:
-    print(check_min_p(min_p))
-except NotImplementedError:
-    print("not written yet")
+attempt(lambda: check_min_p(min_p))
 
 
 # %% tags=["hide-cell", "solution"]
@@ -420,10 +417,7 @@ def solved_min_p(z, p):
 
 
 assert check_min_p(solved_min_p) == "right"
-try:
-    check_min_p(lambda z, p: z.masked_fill(z.softmax(-1) < p, -torch.inf))
-except AssertionError as error:
-    print("a wrong answer reads:", error)
+attempt(lambda: check_min_p(lambda z, p: z.masked_fill(z.softmax(-1) < p, -torch.inf)))  # a wrong answer
 
 # %% [markdown]
 # **2 · Short or long (5 minutes, easy).** One hypothesis has 6 tokens and a sum of −6.0, another 10 tokens and −7.5. Which wins at $\alpha = 0$, which at $\alpha = 1$ (6 or 10)? And from which $\alpha$ on does the long one win, to two digits?
@@ -444,14 +438,11 @@ def check_lengths(at_0, at_1, turns_at):
     return "right: 6.0 / 6^α = 7.5 / 10^α, so α = ln(7.5 / 6) / ln(10 / 6)"
 
 
-print(check_lengths(at_0, at_1, turns_at))
+attempt(lambda: check_lengths(at_0, at_1, turns_at))
 
 # %% tags=["hide-cell", "solution"]
 print(check_lengths(6, 10, 0.44))
-try:
-    check_lengths(6, 10, 1.25)
-except AssertionError as error:
-    print("a wrong answer reads:", error)
+attempt(lambda: check_lengths(6, 10, 1.25))  # a wrong answer
 
 # %% [markdown]
 # **3 · A penalty that rewards (5 minutes, medium).** The repetition penalty was first published as $z / \theta$ for every token that has occurred. Which logit of token 0 becomes **more** probable by it? Give one number; token 1 has the logit 1, and only token 0 has occurred.
@@ -472,11 +463,8 @@ def check_reward(mine):
     return f"right: from {before:.3f} to {after:.3f}; so a negative logit is multiplied instead"
 
 
-print(check_reward(mine))
+attempt(lambda: check_reward(mine))
 
 # %% tags=["hide-cell", "solution"]
 print(check_reward(-2))
-try:
-    check_reward(0.5)
-except AssertionError as error:
-    print("a wrong answer reads:", error)
+attempt(lambda: check_reward(0.5))  # a wrong answer

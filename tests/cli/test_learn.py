@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import clearhead as ch
 from clearhead.cli import learn
 from clearhead.cli.main import main
 
@@ -55,3 +57,13 @@ def test_an_installation_without_lessons_is_a_sentence(
     monkeypatch.setattr(learn, "_SOURCES", (tmp_path / "none",))
     assert main(["learn", "--out", str(tmp_path / "out")]) == 2
     assert "has no lessons" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_without_its_package_lesson_9_has_a_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("shared", LESSONS[0].with_name("shared.py"))
+    assert spec is not None and spec.loader is not None
+    shared = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(shared)
+    monkeypatch.setattr(shared, "MODELS", tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert ch.load(shared.minilm_folder()).embed("a stand-in").shape == (48,)

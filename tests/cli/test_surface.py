@@ -66,7 +66,7 @@ SURFACE = {
     "classify": {"--pair", "--json"} | MACHINE,
     "predict": {"--pair", "--json"} | MACHINE,
     "tag": {"--json"} | MACHINE,
-    "serve": {"--host", "--port", "--api-key-file", "--device", "--precision", "--threads"},
+    "serve": {"--host", "--port", "--api-key-file", "--share-prefixes", "--device", "--precision", "--threads"},
     "heads": {"--target", "--pair", "--from", "--to", "--sort", "--json"} | MACHINE,
     "embed": {"--pair", "--similarity", "--output", "-o", "--force", "--json"} | MACHINE,
     "answer": {"--question", "--context", "--context-file", "--top-k", "--no-answer", "--json"} | MACHINE,

@@ -17,9 +17,11 @@ from clearhead.core import Transformer, build
 from clearhead.fast import pieces
 from clearhead.fast.int8 import to_int8
 from clearhead.fast.runner import Runner
-from clearhead.generate.continuation import GenerateRequest, generate_ids
+from clearhead.generate import prefill
+from clearhead.generate.continuation import GenerateRequest, Reading, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import prefill_prompts
+from clearhead.generate.running import RunningBatch
 from clearhead.generate.scoring.targets import score_targets
 from clearhead.generate.translation import translate_ids
 from clearhead.presets.hyperparameters import build_spec
@@ -154,6 +156,39 @@ def test_long_requests_do_not_depend_on_those_beside_them(
     tree, requests = of_model(model(), precision), ids_of(len(LONG), LONG)
     together = run(tree, requests)
     assert all(same(one, run(tree, [request])[0]) for one, request in zip(together, requests, strict=True))
+
+
+def read(tree: Transformer, prompts: Sequence[list[int]]) -> list[object]:
+    """What a server makes of prompts that it reads together, in pieces where there is one."""
+    options = GenerateOptions(max_new_tokens=4)
+    first, *others = [Reading(tree, GenerateRequest([prompt], options, eos_id=3, pad_id=0)) for prompt in prompts]
+    with torch.inference_mode():
+        while not (found := first.step(others)):
+            pass
+        logits, batch = [start.logits.clone() for start in found], RunningBatch(tree)
+        rows = [start.member.sequences[0] for start in found]
+        batch.join(found)
+        while batch.members:
+            batch.step()
+    return [(one.tolist(), row.ids, row.log_probabilities) for one, row in zip(logits, rows, strict=True)]
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp32"])
+@pytest.mark.parametrize("name", ["gpt2", "llama-tiny"])
+def test_prompts_that_a_server_reads_together_have_the_bits_of_each_alone(name: str, precision: str) -> None:
+    tree, prompts = of_model(small(name), precision), ids_of(9)
+    assert read(tree, prompts) == [read(tree, [prompt])[0] for prompt in prompts]
+
+
+def test_a_prompt_in_pieces_has_the_bits_of_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where one token is left behind the pieces, which a step of one token would read otherwise."""
+    tree = of_model(small("llama-tiny"), "int8")
+    for length in (63, 64, 65, 66, 97, 129):
+        (prompt,) = ids_of(1, [length])
+        (whole,) = read(tree, [prompt])
+        with monkeypatch.context() as patch:
+            patch.setattr(prefill, "PIECE_TOKENS", 32)
+            assert read(tree, [prompt]) == [whole], length
 
 
 def test_whether_results_depend_on_the_batch_is_said() -> None:

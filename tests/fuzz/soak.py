@@ -26,6 +26,7 @@ import httpx
 import psutil
 
 import clearhead as ch
+from clearhead.serve.api.application import TICKS_BETWEEN
 from tests.fuzz.requests import GET_PATHS, Case, drawn_case, drawn_request, fault_of, sent, serving
 
 CLIENTS, CASES = 16, 120
@@ -183,7 +184,8 @@ async def soaked(process: psutil.Process, soak: Soak, seconds: float) -> list[di
     levels = [_level(process)]
     for _ in range(4):
         await soak.run(seconds / 4)
-        await asyncio.sleep(1)
+        # Freed memory is given back to the system once in ten seconds.
+        await asyncio.sleep(TICKS_BETWEEN / 10 + 2)
         levels.append(_level(process))
         print(levels[-1], dict(soak.outcomes), f"{len(soak.faults)} findings", flush=True)
     return levels

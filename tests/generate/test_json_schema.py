@@ -91,7 +91,7 @@ def test_a_text_that_ends_is_valid_and_a_cut_one_begins_a_valid_text(
         ):
             try:
                 found = generate_texts(module, pair(tokenizer), ["a", "", "12"], options, schema=schema)
-            except RunFailure as error:
+            except (InputError, RunFailure) as error:
                 assert "under the schema" in str(error) and kind in ("word", "split", "wordpiece", "unigram", "bpe")
                 continue
             for one in (one for some in found for one in some):
@@ -128,6 +128,14 @@ def test_a_schema_that_cannot_be_followed_is_one_sentence(schema: dict, sentence
     with pytest.raises(InputError, match=sentence) as caught:
         with_schema(request, schema, tokenizer, tokenizer.vocab_size)
     assert "\n" not in str(caught.value)
+
+
+def test_a_vocabulary_without_braces_is_refused_before_anything_is_generated() -> None:
+    tokenizer = train_tokenizer("unigram", ['"a" "b" abc 3 4 5'] * 9, vocab_size=12)
+    request = GenerateRequest([[2]], GenerateOptions(), eos_id=3, pad_id=0)
+    with pytest.raises(InputError, match=r"no token of this vocabulary \(unigram\) begins a text under the schema"):
+        with_schema(request, {"type": "object"}, tokenizer, tokenizer.vocab_size)
+    assert with_schema(request, {"type": "string"}, tokenizer, tokenizer.vocab_size).constraint is not None
 
 
 def test_search_and_files_that_hold_no_object_are_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import inspect
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -212,3 +213,29 @@ def test_the_order_can_fail(text: str, path: str) -> None:
 
 def test_the_order_lets_imports_from_below_pass() -> None:
     assert not upward_imports(Source.of("from clearhead import spec\nfrom clearhead.errors import InputError"))
+
+
+def _unknown_names(file: Path) -> list[str]:
+    """Names of this package that a script imports, or takes from a module of it, and that are not there."""
+    tree, modules, wrong = ast.parse(file.read_text("utf-8")), {}, []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "clearhead":
+            module = importlib.import_module(str(node.module))
+            for name in node.names:
+                found = getattr(module, name.name, None) or importlib.util.find_spec(f"{node.module}.{name.name}")
+                if found is None:
+                    wrong.append(f"{node.module}.{name.name}")
+                elif inspect.ismodule(found):
+                    modules[name.asname or name.name] = found
+    taken = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    for node in taken:
+        module = modules.get(ast.unparse(node.value))
+        if module is not None and not hasattr(module, node.attr):
+            wrong.append(ast.unparse(node))
+    return wrong
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda file: file.name)
+def test_benchmarks_name_what_is_there(file: Path) -> None:
+    """No other test runs them, so a name that has moved would be found by the next person who measures."""
+    assert not _unknown_names(file)

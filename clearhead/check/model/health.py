@@ -202,11 +202,11 @@ def _untrained(module: Transformer) -> Iterator[_Found]:
     if module.head is None or not norms:
         return
     linears = [(number, layer) for number, layer in enumerate(module.head.layers) if isinstance(layer, HeadLinear)]
-    fresh = [number for number, layer in linears if _looks_drawn(layer)]
-    own = [number for number, layer in linears if layer.weight is not None]
-    if own and fresh == own:
+    own = [(number, layer) for number, layer in linears if layer.weight is not None]
+    # The layers before it may be those of the checkpoint, such as BERT's pooler.
+    if own and _looks_drawn(own[-1][1]):
         yield _Found(
-            f"head.layers.{fresh[-1]}",
+            f"head.layers.{own[-1][0]}",
             "the head is untrained: its biases are zero and its weights are those of a normal distribution, while the "
             "norms of the model were trained; likely cause: a checkpoint without a head was saved with a new one",
             "wrong",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import time
@@ -15,8 +16,10 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clearhead.errors import InputError, RunFailure
+from clearhead.machine import give_memory_back
 from clearhead.serve.api.engine import Busy, Closing
 from clearhead.serve.api.generating import generating_router
 from clearhead.serve.api.inside import inside_router
@@ -24,11 +27,15 @@ from clearhead.serve.api.metrics import Metrics
 from clearhead.serve.api.protocol import MOST_HEAD_BYTES, Protocol
 from clearhead.serve.api.reading import reading_router
 from clearhead.serve.api.refusals import refused
-from clearhead.serve.api.served import Models, UnknownModel
+from clearhead.serve.api.served import Models, OneOfThem, UnknownModel
 from clearhead.serve.api.tasks import tasks_router
 from clearhead.serve.gate import Access, Gate, Traffic
 from clearhead.serve.work import Left, Workers
 
+SECONDS_TO_ANSWER: Final = 600.0
+"""Until an answer begins; clients of OpenAI wait as long."""
+TICKS_BETWEEN: Final = 100
+"""Of the server, a tenth of a second each, before freed memory is given back to the system."""
 SECONDS_TO_FINISH: Final = 60
 """That running requests have after a signal."""
 
@@ -50,6 +57,9 @@ def make_application(models: Models, access: Access) -> FastAPI:
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     for make in (generating_router, reading_router, tasks_router):
         app.include_router(make(models))
+    for served in models:
+        for make in (generating_router, reading_router):
+            app.include_router(make(OneOfThem(served)), prefix=f"/models/{served.name}")
     app.include_router(inside_router(models, workers))
     app.include_router(metrics.router())
     app.add_exception_handler(Left, lambda request, error: Response(status_code=499))
@@ -58,10 +68,33 @@ def make_application(models: Models, access: Access) -> FastAPI:
     app.add_exception_handler(Exception, _unexpected)
     app.add_exception_handler(RequestValidationError, _misread)
     app.add_exception_handler(HTTPException, _http)
+    app.add_middleware(_in_time)
     app.state.traffic = Traffic()
     app.add_middleware(Gate, access=access, traffic=app.state.traffic, refuse=refused)
     app.add_middleware(metrics.counting)
     return app
+
+
+def _in_time(app: ASGIApp) -> ASGIApp:
+    """Return an application that gives up, and says so, what is not answered in time; a stream may go on for longer."""
+
+    async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
+        limit = asyncio.timeout(SECONDS_TO_ANSWER)
+
+        async def begun(message: Message) -> None:
+            limit.reschedule(None)
+            await send(message)
+
+        try:
+            async with limit:
+                await app(scope, receive, begun)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            answer = refused(503, f"no answer within {SECONDS_TO_ANSWER:g} seconds: ask for less, or try again later")
+            await answer(scope, receive, send)
+
+    return bounded
 
 
 _STATUS: Final[dict[type[Exception], int]] = {
@@ -150,6 +183,9 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to end: not while requests run, so that others can be refused with a status."""
+        if counter % TICKS_BETWEEN == 0:
+            # Bodies of megabytes leave holes that would be kept. It takes a millisecond or two.
+            give_memory_back()
         ends = await super().on_tick(counter)
         waits = self._traffic.num_running > 0 and time.monotonic() < self._deadline and not self.force_exit
         return ends and not waits

@@ -7,6 +7,8 @@ needs no generation (vectors, labels, scores of given texts) waits together and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import threading
 import time
@@ -15,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast, runtime_checkable
 
 import torch
 
@@ -23,15 +25,20 @@ from clearhead.core import Transformer
 from clearhead.errors import InputError, RunFailure
 from clearhead.generate.continuation import GenerateRequest, Reading, checked_limits, of_candidates
 from clearhead.generate.options import SearchOptions
+from clearhead.generate.prefill import PIECE_TOKENS
+from clearhead.generate.prefixes import Prefixes, can_share
 from clearhead.generate.results import Continuation
 from clearhead.generate.rows import Row, Sentence
 from clearhead.generate.running import Generated, Progress, RunningBatch, Started
 from clearhead.generate.translation import TranslationReading
+from clearhead.machine import free_memory
 
 MOST_WAITING: Final = 256
 """Requests that wait for their turn; one more is refused."""
 MOST_ROWS, MOST_TOKENS = 64, 2**16
 """Of the running batch: rows, and tokens in the cache, prompts and limits together."""
+MOST_SHARED_BYTES: Final = 2**30
+"""Of kept beginnings of prompts; never more than an eighth of the memory that is free at the start."""
 _LOGGER: Final = logging.getLogger("clearhead.serve")
 OUT_OF_MEMORY: Final = ("not enough memory", "can't allocate memory", "out of memory")
 
@@ -74,13 +81,23 @@ class Ended:
 Event = Step | Ended | Exception
 
 
+@runtime_checkable
 class Piecewise(Protocol):
-    """A prompt, or a text to be translated, that is read piece by piece."""
+    """A prompt, or a text to be translated, that is read piece by piece, or with others."""
 
     is_done: bool
+    num_shared: int
 
-    def step(self) -> Started | None:
-        """Read the next piece; return the start of its sequences after the last one."""
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens it has."""
+
+    @property
+    def kind(self) -> Hashable:
+        """What some have in common that may be read together; None: it is read by itself."""
+
+    def step(self, others: Sequence[Any] = ()) -> list[Started] | None:
+        """Read the next piece, and all of others of its kind; return the starts of all, in order, after the last."""
 
 
 @dataclass(eq=False)
@@ -94,6 +111,7 @@ class Job:
         num_rows: how many rows it has in the batch.
         cost: most tokens in the cache.
         alternatives: how many of the most probable ids come with each token.
+        is_search: its sequences come from one search.
     """
 
     begin: Callable[[], Piecewise]
@@ -102,29 +120,31 @@ class Job:
     num_rows: int
     cost: int
     alternatives: int = 0
+    is_search: bool = False
     sequences: list[Generated] = field(default_factory=list)
     has_left: bool = False
 
     @classmethod
     def of_request(
-        cls, tree: Transformer, request: GenerateRequest, deliver: Callable[[Event], None], alternatives: int = 0
+        cls, engine: Engine, request: GenerateRequest, deliver: Callable[[Event], None], alternatives: int = 0
     ) -> Job:
         """Return the job of one prompt.
 
         Args:
-            tree: of the engine.
+            engine: that runs it.
             request: one prompt, with how its ids are decoded.
             deliver, alternatives: as of a job.
 
         Raises:
             InputError: the prompt cannot be read.
         """
-        (limit,) = checked_limits(tree, request)
+        (limit,) = checked_limits(engine.tree, request)
         options = request.options
-        rows = options.beam_size if options.method == "beam" else options.num_return_sequences
+        is_search = options.method == "beam"
+        rows = options.beam_size if is_search else options.num_return_sequences
         cost = rows * (len(request.prompts[0]) + limit)
-        begin = partial(Reading, tree, request)
-        return cls(begin, deliver, options.num_return_sequences, rows, cost, alternatives)
+        begin = partial(Reading, engine.tree, request, engine.prefixes)
+        return cls(begin, deliver, options.num_return_sequences, rows, cost, alternatives, is_search)
 
     @classmethod
     def of_translation(
@@ -138,7 +158,7 @@ class Job:
             deliver: as of a job.
         """
         beams = options.beam_size
-        return cls(lambda: reading, deliver, options.n_best, beams, beams * reading.num_tokens)
+        return cls(lambda: reading, deliver, options.n_best, beams, beams * reading.num_cached, is_search=True)
 
 
 @dataclass(eq=False)
@@ -156,10 +176,14 @@ class Engine:
 
     Args:
         tree: the module that runs every request, in evaluation mode.
+        shares_prefixes: whether prompts that begin alike share what is read of their beginning, where the model can.
     """
 
-    def __init__(self, tree: Transformer) -> None:
+    def __init__(self, tree: Transformer, *, shares_prefixes: bool = True) -> None:
         self.tree = tree
+        self.prefixes: Prefixes | None = None
+        if shares_prefixes and can_share(tree):
+            self.prefixes = Prefixes(min(MOST_SHARED_BYTES, free_memory() // 8))
         self._batch = RunningBatch(tree)
         self._changed = threading.Condition()
         self._waiting: deque[Job] = deque()
@@ -169,7 +193,10 @@ class Engine:
         self._jobs: dict[int, Job] = {}  # by the identity of a sequence
         self._is_closing = self._is_ended = False
         self.num_tokens: int = 0
+        self.num_read: int = 0
+        self.num_shared: int = 0
         self.step_seconds: float = 0.0
+        self._posted: dict[asyncio.AbstractEventLoop, list[tuple[Callable[[Event], None], Event]]] = {}
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -208,6 +235,10 @@ class Engine:
             self._calls.append(call)
             self._changed.notify()
         return call.result
+
+    def post(self, loop: asyncio.AbstractEventLoop, receive: Callable[[Event], None], event: Event) -> None:
+        """Let a function of an event loop receive an event, in the thread of the engine; those of a step go at once."""
+        self._posted.setdefault(loop, []).append((receive, event))
 
     def leave(self, job: Job) -> None:
         """Let a job end, wherever it is."""
@@ -248,6 +279,14 @@ class Engine:
                 self._guarded(job, partial(self._begin, job))
             self._read_piece()
             self._step()
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Wake each event loop once, with all that is for it."""
+        posted, self._posted = self._posted, {}
+        for loop, events in posted.items():
+            with contextlib.suppress(RuntimeError):  # it is closed, and nobody waits there
+                loop.call_soon_threadsafe(_received, events)
 
     def _has_work(self) -> bool:
         return bool(self._reading or self._batch.members)
@@ -259,7 +298,8 @@ class Engine:
         first = self._calls[0].key
         taken = [call for call in self._calls if call.key == first]
         self._calls = deque(call for call in self._calls if call.key != first)
-        return taken
+        # From here on nobody can take them back, and those that were taken back already are not computed.
+        return [call for call in taken if call.result.set_running_or_notify_cancel()]
 
     def _taken_jobs(self, left: list[Job]) -> list[Job]:
         """Return the oldest jobs for which the batch has room; those that left are not begun."""
@@ -283,23 +323,52 @@ class Engine:
         self._reading.append((job, job.begin()))
 
     def _read_piece(self) -> None:
-        """Read a piece of the prompt that came first; short ones behind it are read as well."""
-        ready: list[Started] = []
-        while self._reading:
-            job, reading = self._reading.popleft()
-            started = None if job.has_left else self._guarded(job, reading.step)
-            if started is not None:
-                job.sequences = list(started.member.sequences)
-                for sequence in job.sequences:
-                    if isinstance(sequence, Row):
-                        sequence.num_alternatives = job.alternatives
-                    self._jobs[id(sequence)] = job
-                ready.append(started)
-            elif not reading.is_done and not job.has_left:
-                self._reading.appendleft((job, reading))
-                break
-        if ready:
-            self._advance(partial(self._batch.join, ready))
+        """Read a piece of the prompt that came first, or of all that fit into a piece together with it."""
+        some = self._taken_readings()
+        if not some:
+            return
+        started = self._read(some)
+        if started is None:
+            self._reading.extendleft(reversed([one for one in some if not one[0].has_left]))
+            return
+        of_jobs = iter([sequence for start in started for sequence in start.member.sequences])
+        for job, reading in some:
+            if job.has_left:  # it failed
+                continue
+            self.num_read += reading.num_tokens - reading.num_shared
+            self.num_shared += reading.num_shared
+            job.sequences = list(itertools.islice(of_jobs, 1 if job.is_search else job.num_sequences))
+            for sequence in job.sequences:
+                if isinstance(sequence, Row):
+                    sequence.num_alternatives = job.alternatives
+                self._jobs[id(sequence)] = job
+        if started:
+            self._advance(partial(self._batch.join, started))
+
+    def _taken_readings(self) -> list[tuple[Job, Piecewise]]:
+        """Return the first prompt, with those behind it that may be read together with it."""
+        self._reading = deque(one for one in self._reading if not one[0].has_left)
+        taken, left, tokens = deque[tuple[Job, Piecewise]](), deque[tuple[Job, Piecewise]](), 0
+        for job, reading in self._reading:
+            is_alike = not taken or (reading.kind is not None and reading.kind == taken[0][1].kind)
+            if is_alike and (not taken or tokens + reading.num_tokens <= PIECE_TOKENS):
+                taken.append((job, reading))
+                tokens += reading.num_tokens
+            else:
+                left.append((job, reading))
+        self._reading = left
+        return [*taken]
+
+    def _read(self, some: list[tuple[Job, Piecewise]]) -> list[Started] | None:
+        """Read some prompts together; where that fails, each alone, so that each fails alone."""
+        (job, first), others = some[0], [reading for _, reading in some[1:]]
+        if not others:
+            return cast("list[Started] | None", self._guarded(job, first.step))
+        try:
+            with torch.inference_mode():
+                return first.step(others)
+        except Exception:  # noqa: BLE001 - what fails by itself is told to its job
+            return [start for one in some for start in self._read([one]) or ()]
 
     def _step(self) -> None:
         if self._batch.members:
@@ -351,6 +420,11 @@ class Engine:
             job.has_left = True
             job.deliver(named_failure(error))
             return None
+
+
+def _received(events: list[tuple[Callable[[Event], None], Event]]) -> None:
+    for receive, event in events:
+        receive(event)
 
 
 def _step_of(row: Row, text: str) -> Step:
@@ -409,7 +483,7 @@ async def events(engine: Engine, job_of: Callable[[Callable[[Event], None]], Job
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
     def deliver(event: Event) -> None:
-        loop.call_soon_threadsafe(queue.put_nowait, event)
+        engine.post(loop, queue.put_nowait, event)
 
     job = job_of(deliver)
     engine.submit(job)

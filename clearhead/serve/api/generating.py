@@ -80,7 +80,9 @@ def generating_router(models: Models) -> APIRouter:
         served = models.named(asked.model)
         options = _options(served, asked, asked.max_completion_tokens or asked.max_tokens)
         shape = _Chat(served, asked)
-        made = served.request(_chat_text(served, asked), options, is_chat=True)
+        # A template runs for up to some seconds, in which other requests go on.
+        text = await asyncio.to_thread(_chat_text, served, asked)
+        made = served.request(text, options, is_chat=True)
         schema = None if asked.response_format is None else asked.response_format.content
         if schema is not None:
             # It takes up to a second, in which other requests go on.
@@ -276,7 +278,7 @@ async def _generated(
     """Yield each step of the choices of one prompt, and None at the end of each."""
     copies = len(choices) // made.options.num_return_sequences
     engine = served.engine
-    async for event in events(engine, lambda deliver: Job.of_request(engine.tree, made, deliver, alternatives)):
+    async for event in events(engine, lambda deliver: Job.of_request(engine, made, deliver, alternatives)):
         # Greedy search gives one text, however many are asked for.
         some = choices[event.number : event.number + 1] if copies == 1 else choices
         for choice in some:

@@ -20,6 +20,8 @@ _GAUGES: Final[tuple[tuple[str, str, Callable[[Engine], float]], ...]] = (
     ("clearhead_running", "Sequences that are generated.", lambda engine: engine.num_running),
     ("clearhead_waiting", "Requests that wait.", lambda engine: engine.num_waiting),
     ("clearhead_generated_tokens", "Tokens generated since the start.", lambda engine: engine.num_tokens),
+    ("clearhead_read_tokens", "Tokens of prompts read since the start.", lambda engine: engine.num_read),
+    ("clearhead_shared_tokens", "Tokens of prompts taken from equal beginnings.", lambda engine: engine.num_shared),
     ("clearhead_step_seconds", "Seconds in steps of the batch.", lambda engine: engine.step_seconds),
 )
 LOGGER: Final = logging.getLogger("clearhead.serve")
@@ -80,4 +82,4 @@ class Metrics:
 
 
 def _read(served: Served, read: Callable[[Engine], float]) -> float:
-    return read(served.engine)
+    return float(read(served.engine))

@@ -7,26 +7,39 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from clearhead.text.long_texts import LONGEST_PROMPT
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
-Tokens = Annotated[list[Token], Field(min_length=1, max_length=LONGEST_PROMPT)]
+# Of a hundred thousand wrong items only the first is told: records of all would take seconds and much memory.
+Tokens = Annotated[list[Token], Field(min_length=1, max_length=LONGEST_PROMPT, fail_fast=True)]
 MOST_CHOICES, MOST_PROMPTS, MOST_STOPS = 64, 2048, 16
 
 
-class _Request(BaseModel):
+class Body(BaseModel):
+    """A part of what a client sends, in which a field that is not known is refused."""
+
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_one_unknown(cls, given: Any) -> Any:
+        """Keep one field of those that are not known: it is told, and records of all would take much memory."""
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = [name for name in given if name not in known] if isinstance(given, dict) else []
+        dropped = set(unknown[1:])
+        return {name: value for name, value in given.items() if name not in dropped} if dropped else given
+
+
+class _Request(Body):
     model: str | None = None
     user: str | None = None
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Body):
     """What a stream ends with."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     include_usage: bool = False
 
 
@@ -48,7 +61,7 @@ class _Generating(_Request):
 class CompletionRequest(_Generating):
     """The body of /v1/completions."""
 
-    prompt: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
+    prompt: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=0, lt=2**20)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
@@ -63,19 +76,29 @@ class CompletionRequest(_Generating):
         return [one for one in self.prompt if not isinstance(one, int)]
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(Body):
     """One message of a chat."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | None = None
     name: str | None = None
 
+    @field_validator("content", mode="before")
+    @classmethod
+    def _joined(cls, value: Any) -> Any:
+        """Join the parts of a text; those of another type remain what they are, and are refused."""
+        texts = [part.get("text") for part in value if _is_text_part(part)] if isinstance(value, list) else []
+        return "".join(texts) if texts and len(texts) == len(value) else value
 
-class TextFormat(BaseModel):
+
+def _is_text_part(part: Any) -> bool:
+    is_text = isinstance(part, dict) and part.get("type") == "text" and part.keys() == {"type", "text"}
+    return is_text and isinstance(part["text"], str)
+
+
+class TextFormat(Body):
     """Anything."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     type: Literal["text"]
 
     @property
@@ -84,10 +107,9 @@ class TextFormat(BaseModel):
         return None
 
 
-class ObjectFormat(BaseModel):
+class ObjectFormat(Body):
     """Any JSON object."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     type: Literal["json_object"]
 
     @property
@@ -96,20 +118,18 @@ class ObjectFormat(BaseModel):
         return {"type": "object"}
 
 
-class NamedSchema(BaseModel):
+class NamedSchema(Body):
     """A JSON schema with a name; it is followed whether it is called strict or not."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     name: str
     description: str | None = None
     content: Annotated[dict[str, Any], Field(alias="schema")]
     strict: bool | None = None
 
 
-class SchemaFormat(BaseModel):
+class SchemaFormat(Body):
     """JSON under a schema."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
@@ -122,7 +142,7 @@ class SchemaFormat(BaseModel):
 class ChatRequest(_Generating):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1, lt=2**20)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**20)] | None = None
     logprobs: bool = False
@@ -133,7 +153,7 @@ class ChatRequest(_Generating):
 class EmbeddingRequest(_Request):
     """The body of /v1/embeddings."""
 
-    input: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
+    input: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
@@ -148,4 +168,4 @@ class TokenizeRequest(_Request):
 class DetokenizeRequest(_Request):
     """The body of /detokenize."""
 
-    tokens: Annotated[list[Token], Field(max_length=LONGEST_PROMPT)]
+    tokens: Annotated[list[Token], Field(max_length=LONGEST_PROMPT, fail_fast=True)]

@@ -74,6 +74,9 @@ class Protocol(H11Protocol):
         else:
             self._refuse(400, f"this is not a request of HTTP/1.1: {error or msg}")
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: a client that asks for another protocol gets an answer in this one."""
+
     def _never_asked(self) -> None:
         self._refuse(408, f"no request came within {SECONDS_TO_ASK:g} seconds")
 

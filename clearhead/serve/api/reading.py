@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Response
 
-from clearhead.errors import InputError
+from clearhead.errors import InputError, nth_text
 from clearhead.model.facade import Model
+from clearhead.predict.outputs import max_input_length
 from clearhead.serve.api.openai_types import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from clearhead.serve.api.served import Models, Served
 from clearhead.tasks.registry import find
+from clearhead.text.long_texts import encode_start
 
 
 def reading_router(models: Models) -> APIRouter:
@@ -36,7 +38,13 @@ def reading_router(models: Models) -> APIRouter:
     async def embeddings(asked: EmbeddingRequest) -> dict[str, Any]:
         served = models.named(asked.model)
         texts = _texts(served, asked)
-        vectors = await vectors_of(served, texts)
+        if find(served.model.task.kind).outputs != "vector":
+            raise InputError(
+                f"the model '{served.name}' was trained to '{served.model.task.kind}' and gives no vectors"
+            )
+        tokens = _num_tokens(served.model, texts)
+        found = served.engine.call("embed", lambda some: list(served.model.embed(some)), texts)
+        vectors = np.stack(await asyncio.wrap_future(found))
         width = vectors.shape[1]
         if asked.dimensions is not None:
             if asked.dimensions > width:
@@ -47,7 +55,6 @@ def reading_router(models: Models) -> APIRouter:
             {"object": "embedding", "index": index, "embedding": _encoded(vector, asked.encoding_format)}
             for index, vector in enumerate(vectors)
         ]
-        tokens = sum(map(len, served.model.tokenizers.source.encode_batch(texts)))
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "data": data, "model": served.name, "usage": usage}
 
@@ -73,20 +80,19 @@ def reading_router(models: Models) -> APIRouter:
     return router
 
 
-async def vectors_of(served: Served, texts: list[str]) -> Any:
-    """Return the vectors of texts, computed together with those of other requests.
+def _num_tokens(model: Model, texts: list[str]) -> int:
+    """Return how many tokens texts have, special ones included.
 
     Raises:
-        InputError: the model gives no vectors.
+        InputError: one has more than the model reads.
     """
-    if find(served.model.task.kind).outputs != "vector":
-        raise InputError(f"the model '{served.name}' was trained to '{served.model.task.kind}' and gives no vectors")
-    found = await asyncio.wrap_future(served.engine.call("embed", lambda some: _embedded(served.model, some), texts))
-    return np.stack(found)
-
-
-def _embedded(model: Model, texts: list[str]) -> list[Any]:
-    return list(model.embed(texts))
+    tokenizer, most = model.tokenizers.source, max_input_length(model.tree, model.task.max_length)
+    extra = tokenizer.special_tokens.num_added(paired=False)
+    ids, is_cut = encode_start(tokenizer, texts, most - extra)
+    if any(is_cut):
+        name = "input" if len(texts) == 1 else nth_text(is_cut.index(True) + 1)
+        raise InputError(f"{name} has more than the {most:,} tokens that the model reads: split or shorten it")
+    return sum(len(one) + extra for one in ids)
 
 
 def _texts(served: Served, asked: EmbeddingRequest) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 
 from clearhead import core
 from clearhead.errors import InputError, nearest
-from clearhead.generate.batching import pad_ids
+from clearhead.generate.batching import batches_by_cost, pad_ids, read_tokens
 from clearhead.generate.continuation import GenerateRequest
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prompts import generate_request
@@ -26,6 +26,8 @@ from clearhead.tasks.registry import find
 from clearhead.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
+_NAMELESS = (None, "dummy")
+"""What clients send for the only model: huggingface_hub's must name one."""
 LOGITS_TOKENS = 512
 """Of a scored text whose logits are computed at once."""
 
@@ -46,17 +48,19 @@ class Served:
     Args:
         name: by which clients ask for it.
         model: the model.
+        shares_prefixes: as of its engine.
         created: when it was loaded, in seconds since 1970.
     """
 
     name: str
     model: Model
+    shares_prefixes: bool = True
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
     def engine(self) -> Engine:
         """Its engine; the first use starts it."""
-        return Engine(self.model.tree)
+        return Engine(self.model.tree, shares_prefixes=self.shares_prefixes)
 
     @cached_property
     def runs(self) -> Runs:
@@ -137,7 +141,7 @@ class Served:
         return request.prompts[0] if request.sources is None else request.sources[0]
 
     def score(self, prompts: list[tuple[int, ...]], alternatives: int) -> list[Scored]:
-        """Return the log-probabilities of given texts under a decoder-only model, in one call for all.
+        """Return the log-probabilities of given texts under a decoder-only model, of many short ones in one call.
 
         Args:
             prompts: ids, none empty.
@@ -153,10 +157,15 @@ class Served:
         longest = max(map(len, prompts))
         if most is not None and longest > most:
             raise InputError(f"a prompt has {longest} tokens, but the model has {most} positions: shorten it")
+        found: dict[int, Scored] = {}
         with torch.inference_mode():
-            ids, mask = pad_ids(prompts, self.tokenizer.pad_id, torch.device("cpu"))
-            hidden = module.states(core.Sequence(ids, None if bool(mask.all()) else mask)).hidden
-            return [self._scored(prompt, hidden[row], alternatives) for row, prompt in enumerate(prompts)]
+            for batch in batches_by_cost([*map(len, prompts)], budget=read_tokens(module), most_rows=None):
+                some = [prompts[number] for number in batch]
+                ids, mask = pad_ids(some, self.tokenizer.pad_id, torch.device("cpu"))
+                hidden = module.states(core.Sequence(ids, None if bool(mask.all()) else mask)).hidden
+                for row, number in enumerate(batch):
+                    found[number] = self._scored(prompts[number], hidden[row], alternatives)
+        return [found[number] for number in range(len(prompts))]
 
     def _scored(self, ids: tuple[int, ...], hidden: torch.Tensor, alternatives: int) -> Scored:
         head = self.model.tree.head
@@ -198,7 +207,7 @@ class Models:
         Raises:
             UnknownModel: there is no such model.
         """
-        if name is None and len(self._served) == 1:
+        if name in _NAMELESS and name not in self._served and len(self._served) == 1:
             return next(iter(self._served.values()))
         if name is None:
             raise UnknownModel(f"this server has {len(self._served)} models: name one, as /v1/models lists them")
@@ -212,6 +221,22 @@ class Models:
         """End every engine."""
         for one in self:
             one.engine.join()
+
+
+class OneOfThem(Models):
+    """One model of a server, which a path names, so that requests need not.
+
+    Args:
+        served: the model.
+    """
+
+    def __init__(self, served: Served) -> None:
+        super().__init__([served], {})
+
+    def named(self, name: str | None) -> Served:
+        """Return the model, whatever name a client sends."""
+        (served,) = self
+        return served
 
 
 class UnknownModel(InputError):

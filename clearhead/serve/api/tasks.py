@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from clearhead.errors import InputError
 from clearhead.generate.results import Hypothesis
 from clearhead.serve.api.engine import Ended, Job, events
+from clearhead.serve.api.openai_types import Body
 from clearhead.serve.api.served import Models, Served
 from clearhead.tasks.pipelines import PipelineParameters
 from clearhead.tasks.registry import find
@@ -19,13 +20,19 @@ ParametersT = TypeVar("ParametersT", bound=PipelineParameters)
 MOST_INPUTS = 2048
 
 
-class TaskRequest(BaseModel):
+class TaskOptions(Body):
+    """What a hosted model might do, and one that is loaded and keeps no answers always does."""
+
+    wait_for_model: bool = True
+    use_cache: bool = True
+
+
+class TaskRequest(Body):
     """The body of a request for a task."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     inputs: Any
     parameters: dict[str, Any] | None = None
-    options: dict[str, Any] | None = None
+    options: TaskOptions | None = None
 
 
 def tasks_router(models: Models) -> APIRouter:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -17,7 +17,7 @@ class Parameters(PipelineParameters):
     """What a client may ask for; long texts are always truncated at their ends."""
 
     normalize: bool = False
-    truncate: bool = True
+    truncate: Literal[True] = True
     dimensions: int | None = Field(default=None, ge=1)
 
 

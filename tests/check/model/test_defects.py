@@ -21,6 +21,7 @@ from clearhead.core import Transformer, attention, build, context
 from clearhead.fast import stack as kernels
 from clearhead.fast.native.load import library
 from clearhead.generate.search import beam
+from clearhead.presets.task_heads import label_head, with_head
 from tests.laws.tiny import hparams, resolved, tiny, with_mask
 
 FIRST = "decoder.layers.0.steps.0.branches.0.function"
@@ -248,6 +249,20 @@ def test_the_health_of_weights() -> None:
     for change, (where, says) in expected.items():
         (one,) = found(change)
         assert one.where == where and says in one.says, change
+
+
+def test_a_new_output_behind_a_trained_pooler_is_untrained() -> None:
+    model = healthy().spec
+    module = build(with_head(model, label_head(model.decoder.width, 2, pool="last")))
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    assert not findings(health.check_health(module, module.double(), draw))
+    with torch.no_grad():
+        torch.nn.init.normal_(module.head.layers[-1].weight, std=0.02)
+        module.head.layers[-1].bias.zero_()
+    (one,) = findings(health.check_health(module, module.double(), draw))
+    assert one.where == f"head.layers.{len(module.head.layers) - 1}" and "untrained" in one.says
 
 
 def test_weights_that_are_no_numbers_are_named() -> None:

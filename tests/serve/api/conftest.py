@@ -13,12 +13,14 @@ from clearhead.serve.api.application import Server, hosts_of, make_application
 from clearhead.serve.api.served import Models, Served
 from clearhead.serve.app import listen
 from clearhead.serve.gate import Access
+from tests.fuzz.folders import encoder as sentence_encoder
 from tests.hf_models import language_model, translator
 from tests.tasks.fine_tuning import encoder
 
 MAKERS = {
     "lm": language_model,
     "mt": translator,
+    "sent": lambda folder: sentence_encoder(folder) or folder,
     "mlm": encoder,
     "labels": lambda folder: encoder(folder, "BertForSequenceClassification"),
     "tags": lambda folder: encoder(folder, "BertForTokenClassification"),

@@ -6,6 +6,7 @@ import base64
 import concurrent.futures
 import json
 import socket
+import threading
 
 import httpx
 import huggingface_hub
@@ -14,10 +15,13 @@ import openai
 import pytest
 import torch
 from huggingface_hub import InferenceClient
+from pydantic import ValidationError
 
 from clearhead.cli.main import main
 from clearhead.generate.running import RunningBatch
 from clearhead.serve import gate
+from clearhead.serve.api import application
+from clearhead.serve.api.openai_types import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest
 from clearhead.serve.api.reading import _encoded
 from clearhead.serve.api.served import Models
 
@@ -125,6 +129,7 @@ def test_tasks_have_the_schema_of_hugging_face(address: str, models: Models, mon
         ("/v1/chat/completions", {"model": "mt", "messages": [{"role": "user", "content": "a"}]}, 400, "template"),
         ("/v1/chat/completions", {"model": "lm", "messages": [{"role": "king", "content": "a"}]}, 400, "messages"),
         ("/v1/embeddings", {"model": "lm", "input": "a"}, 400, "gives no vectors"),
+        ("/models/mlm", {"inputs": "a", "options": {"use_gpu": True}}, 400, "options.use_gpu is not supported"),
         ("/models/mlm", {"inputs": "no blank"}, 400, "blank"),
         ("/models/mlm", {"inputs": "a", "parameters": {"targets": ["a"]}}, 400, "parameters.targets is not supported"),
         ("/models/lm", {"inputs": "a"}, 400, "which has no task schema"),
@@ -142,6 +147,21 @@ def test_a_wrong_request_has_a_status_and_a_sentence(
     found = httpx.post(f"{address}{path}", content=content, headers={"content-type": "application/json"}, timeout=60)
     assert found.status_code == status, found.text
     assert len(found.text) < 3000 and sentence in found.json()["error"]["message"] and "Traceback" not in found.text
+
+
+def test_roles_out_of_order_are_refused_by_the_template(
+    address: str, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = models.named("lm").model.hf_checkpoint.tokenizers.chat
+    asks = "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    told = "{{ raise_exception('roles must alternate user/assistant') }}{% endif %}"
+    template = "{% for message in messages %}" + asks + told + "{{ message['content'] }}{% endfor %}"
+    monkeypatch.setitem(chat.templates, "default", template)
+    api, right = client(address), [{"role": "user", "content": "a"}]
+    assert api.chat.completions.create(model="lm", messages=right, max_tokens=2).choices
+    for wrong in ([*right, *right], [{"role": "assistant", "content": "a"}, *right]):
+        with pytest.raises(openai.BadRequestError, match="roles must alternate"):
+            api.chat.completions.create(model="lm", messages=wrong, max_tokens=2)
 
 
 def test_strangers_are_refused(locked: str, address: str) -> None:
@@ -169,16 +189,85 @@ def test_a_client_that_leaves_takes_its_request_along(address: str, models: Mode
     assert engine.num_running == 0 and engine.num_waiting == 0
 
 
+def test_vectors_are_those_of_the_library(address: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, model, api = ["the cat sat", "on mat"], models.named("sent").model, client(address)
+    expected = model.embed(texts)
+    for encoding in (openai.omit, "float"):  # its client asks for base64 by itself
+        found = api.embeddings.create(model="sent", input=texts, encoding_format=encoding)
+        assert np.array_equal(np.array([one.embedding for one in found.data], dtype=np.float32), expected)
+    assert found.usage.prompt_tokens == sum(len(model.tokenizer.encode(text)) + 2 for text in texts)
+    (short,) = api.embeddings.create(model="sent", input=texts[0], dimensions=5).data
+    np.testing.assert_allclose(short.embedding, expected[0, :5] / np.linalg.norm(expected[0, :5]), atol=1e-6)
+    with pytest.raises(openai.BadRequestError, match=r"text 2 has more than the .* tokens that the model reads"):
+        api.embeddings.create(model="sent", input=["a", "cat " * 9999])
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    again = InferenceClient(model=f"{address}/models/sent").feature_extraction(texts[0])
+    assert np.array_equal(np.asarray(again, dtype=np.float32).reshape(-1), expected[0])
+
+
+def test_of_many_wrong_items_one_is_told() -> None:
+    """A record of each would take hundreds of megabytes for one body."""
+    for kind, body in (
+        (CompletionRequest, {"prompt": [{}] * 9000}),
+        (EmbeddingRequest, {"input": [[{}] * 9000]}),
+        (DetokenizeRequest, {"tokens": ["a"] * 9000}),
+        (ChatRequest, {"messages": [{}] * 9000}),
+        (ChatRequest, {"messages": [{"role": "user", **{f"field{n}": 1 for n in range(9000)}}]}),
+        (DetokenizeRequest, {"tokens": [], **{f"field{n}": 1 for n in range(9000)}}),
+    ):
+        with pytest.raises(ValidationError) as caught:
+            kind.model_validate(body)
+        assert caught.value.error_count() < 9
+
+
 def test_vectors_in_both_encodings() -> None:
     vector = np.array([0.5, -1.25, 3.0], dtype=np.float32)
     assert np.array_equal(np.frombuffer(base64.b64decode(_encoded(vector, "base64")), dtype="<f4"), vector)
     assert _encoded(vector, "float") == [0.5, -1.25, 3.0]
 
 
+def test_the_path_of_a_model_has_the_protocol_of_openai_too(
+    address: str, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    messages = [{"role": "user", "content": "a m"}]
+    expected = client(address).chat.completions.create(model="lm", messages=messages, max_tokens=5, temperature=0)
+    text = expected.choices[0].message.content
+    # It names every model behind an address alike.
+    asked = InferenceClient(model=f"{address}/models/lm").chat_completion(messages, max_tokens=5, temperature=0)
+    assert asked.choices[0].message.content == text
+    own = openai.OpenAI(base_url=f"{address}/models/lm/v1", api_key="none", max_retries=0)
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": " m"}]}]
+    found = own.chat.completions.create(model="anything", messages=parts, max_tokens=5, temperature=0)
+    assert found.choices[0].message.content == text and found.model == "lm"
+    assert [one.id for one in own.models.list().data] == ["lm"]
+    with pytest.raises(openai.BadRequestError, match="valid string"):
+        own.chat.completions.create(model="lm", messages=[{"role": "user", "content": [{"type": "image_url"}]}])
+
+
+def test_what_is_not_answered_in_time_is_given_up(
+    address: str, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, body = models.named("lm").engine, {"model": "lm", "prompt": "a", "max_tokens": 50}
+    with monkeypatch.context() as patch:
+        patch.setattr(application, "SECONDS_TO_ANSWER", 0.0)
+        late = httpx.post(f"{address}/v1/completions", json=body, timeout=60)
+    assert late.status_code == 503 and late.headers["retry-after"] == "1"
+    assert "no answer within 0 seconds" in late.json()["error"]["message"]
+    # A call that was given up while it waited is not computed, and the thread goes on.
+    going, computed = threading.Event(), list[int]()
+    first = engine.call("wait", lambda some: [going.wait(20)], [0])
+    assert engine.call("given up", lambda some: computed.append(1) or some, [0]).cancel()
+    going.set()
+    assert engine.call("next", lambda some: some, [7]).result(20) == [7] and first.result() == [True] and not computed
+
+
 def test_a_port_in_use_is_one_sentence(capfd: pytest.CaptureFixture[str], address: str) -> None:
     port = address.rpartition(":")[2]
     assert main(["serve", "nowhere", "--port", port]) == 2
     assert f"port {port} is in use by another program" in capfd.readouterr().err
+    assert main(["serve", "nowhere", "--port", "0", "--host", "300.1.1.1", "--api-key-file", __file__]) == 2
+    assert "'300.1.1.1' is no address of this machine" in capfd.readouterr().err
 
 
 def test_a_batch_that_fails_does_not_end_the_server(
