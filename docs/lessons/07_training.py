@@ -20,7 +20,7 @@ import math
 
 import matplotlib.pyplot as plt
 import torch
-from shared import MODELS, dates_model, decoder_model
+from shared import MODELS, attempt, dates_model, decoder_model
 from torch.nn.functional import cross_entropy
 
 import clearhead as ch
@@ -151,6 +151,7 @@ runs["rate 0.005, softmax twice"] = by_heart(5e-3, softmax=True)
 figure, axis = plt.subplots(figsize=(7, 3.2), layout="constrained")
 for name, losses in runs.items():
     axis.plot(losses, label=name)
+    assert losses[-1] < losses[0]
     print(f"{name:26} first {losses[0]:6.2f}  last {losses[-1]:8.4f}")
 axis.axhline(math.log(V), color="grey", linewidth=0.8, linestyle=":")
 axis.set(yscale="log", xlabel="step", ylabel="loss on one batch", ylim=(1e-2, None))
@@ -172,6 +173,7 @@ plt.show()
 paper = build_schedule("paper", learning_rate=1.0, warmup=4000, steps=None, width=512)
 for step in (1, 1000, 4000, 16_000, 100_000):
     print(f"step {step:7,}   by hand {512**-0.5 * min(step**-0.5, step * 4000**-1.5):.3e}   here {paper(step):.3e}")
+    torch.testing.assert_close(paper(step), 512**-0.5 * min(step**-0.5, step * 4000**-1.5))
 
 # %% [markdown]
 # It is highest where both sides are equal, at $s = w$. Four times as many steps later it is half of that. The others in the run file are these, here with a peak of 1 and a run of 1000 steps:
@@ -229,7 +231,7 @@ for step, model in at.items():
     print(f"step {step:4}   loss {losses[step]:.2f}   {written!r}")
 
 # %% [markdown]
-# First it writes what is most frequent, then the form of a date, then this year, and last the language. Character by character, on one line; dark is what the model did not expect:
+# Untrained, it repeats what it has just read. Then it writes what is most frequent, then the form of a date, then this very date, and last the language. Character by character, on one line; dark is what the model did not expect:
 
 # %%
 line = "Montag, 5. Januar 1998\t1998-01-05\tde"
@@ -272,17 +274,18 @@ queries, keys = torch.arange(tab, tab + 4), torch.arange(first, first + 4)
 found = torch.tensor(
     [[maps[step].weights("decoder.self", n // 4, n % 4)[queries, keys].mean() for n in range(8)] for step in steps]
 )
-figure, axis = plt.subplots(figsize=(7, 3), layout="constrained")
+figure, axis = plt.subplots(figsize=(7, 3.4), layout="constrained")
 for n in range(8):
     axis.plot(range(len(steps)), found[:, n], label=f"layer {n // 4} head {n % 4}")
 axis.set(xticks=range(len(steps)), xticklabels=steps, xlabel="step", ylabel="weight on the digit")
-axis.legend(frameon=False, ncols=2, fontsize=8)
+figure.legend(frameon=False, ncols=4, fontsize=8, loc="outside upper center")
 beside = axis.twinx()
 beside.plot(range(len(steps)), losses.values(), color="grey", linestyle=":")
 beside.set_ylabel("loss (dotted)")
 plt.show()
 best = int(found[-1].argmax())
-print(f"layer {best // 4} head {best % 4}:", *(f"{step}: {float(found[n, best]):.2f}" for n, step in enumerate(steps)))
+print("step         ", *(f"{step:5}" for step in steps))
+print(f"layer {best // 4} head {best % 4}", *(f"{weight:5.2f}" for weight in found[:, best].tolist()))
 
 # %% [markdown]
 # It rises between steps 22 and 215, and the loss falls with it: the head has found its work. Turn through the steps yourself. In this page what is called a layer is a step: 0, 2, 5, 10, 22 and so on.
@@ -357,7 +360,9 @@ def make_batch(rows, bos, eos, pad):
 
 
 def check_batch(make_batch):
-    read, labels, real = make_batch([[7, 8, 9], [5]], 1, 2, 0)
+    found = make_batch([[7, 8, 9], [5]], 1, 2, 0)
+    assert isinstance(found, tuple) and len(found) == 3, "return three tensors: what is read, labels, what is real"
+    read, labels, real = found
     assert read.shape == labels.shape == real.shape, (
         f"one label for each token that is read: got {tuple(read.shape)}, {tuple(labels.shape)}, {tuple(real.shape)}"
     )
@@ -366,16 +371,14 @@ def check_batch(make_batch):
     assert labels[0].tolist() != read[0].tolist(), "labels are what is read: the model would learn to copy"
     assert labels.tolist() == [[7, 8, 9, 2], [5, 2, 0, 0]], f"labels are the tokens, then the end: {labels.tolist()}"
     assert 2 not in read.tolist()[0], "the end token is read: nothing comes behind it"
+    assert read[1].tolist() != [1, 5, 2, 0], "a short row still reads its end token: take it off before you fill up"
     assert read.tolist() == [[1, 7, 8, 9], [1, 5, 0, 0]], f"what is read is wrong: {read.tolist()}"
     assert real.dtype == torch.bool, f"a mask is boolean; yours is {real.dtype}"
     assert real.tolist() == [[True] * 4, [True, True, False, False]], f"True is a real token: {real.int().tolist()}"
     return "right"
 
 
-try:
-    print(check_batch(make_batch))
-except NotImplementedError:
-    print("not written yet")
+attempt(lambda: check_batch(make_batch))
 
 
 # %% tags=["hide-cell", "solution"]
@@ -400,6 +403,7 @@ def my_rate(step, width, warmup):
 
 def check_rate(my_rate):
     case = "width 512, warm-up 4000:"
+    assert my_rate(1, 512, 4000) is not None, "return the rate"
     rising, top, later = (my_rate(step, 512, 4000) for step in (1000, 4000, 16_000))
     assert rising < top, f"{case} it should rise until step 4000; at 1000 it is {rising:.2e}, at 4000 {top:.2e}"
     assert abs(top / rising - 4) < 1e-6, f"{case} the rise is a line: step 4000 has 4 times the rate of step 1000"
@@ -410,10 +414,7 @@ def check_rate(my_rate):
     return "right"
 
 
-try:
-    print(check_rate(my_rate))
-except NotImplementedError:
-    print("not written yet")
+attempt(lambda: check_rate(my_rate))
 
 
 # %% tags=["hide-cell", "solution"]
@@ -439,6 +440,7 @@ def my_smoothed(logits, labels, share):
 def check_smoothed(my_smoothed):
     torch.manual_seed(3)
     logits, labels = torch.randn(6, 5, dtype=torch.float64), torch.randint(5, (6,))
+    assert my_smoothed(logits, labels, 0.0) is not None, "return the loss"
     none, mine = float(my_smoothed(logits, labels, 0.0)), float(my_smoothed(logits, labels, 0.2))
     plain = float(cross_entropy(logits, labels))
     assert abs(none - 6 * plain) > 1e-9, "that is the sum over tokens: take the mean"
@@ -447,15 +449,13 @@ def check_smoothed(my_smoothed):
     others = float(cross_entropy(logits, labels, label_smoothing=0.25))
     assert abs(mine - others) > 1e-9, "you spread the share over the 4 other tokens; it goes over all 5"
     right = float(cross_entropy(logits, labels, label_smoothing=0.2))
+    assert abs(mine - plain) > 1e-9, "the share has no effect"
     assert abs(mine - 0.8 * plain) > 1e-9, "the share is taken from the right token, and nobody gets it"
     assert abs(mine - right) < 1e-9, f"with a share of 0.2 expected {right:.4f}, got {mine:.4f}: see the formula above"
     return "right"
 
 
-try:
-    print(check_smoothed(my_smoothed))
-except NotImplementedError:
-    print("not written yet")
+attempt(lambda: check_smoothed(my_smoothed))
 
 
 # %% tags=["hide-cell", "solution"]

@@ -55,6 +55,7 @@ def small() -> Iterator[tuple[str, str | None, Callable[[], ch.check.Report]]]:
         yield name, cause, lambda make=make: ch.check.norm(make(8), kind="rms")
     for name, make, cause in small_parts.LOSS:
         yield name, cause, lambda make=make: ch.check.loss(make)
+    yield "loss of targets", "targets_shifted", lambda: ch.check.loss(small_parts.loss, shifts=False)
     for name, make, cause in small_parts.ROPE:
         yield name, cause, lambda make=make: ch.check.rope(make)
 

@@ -196,6 +196,11 @@ _LOSS = _table(
     ),
     mean_of_rows=("a mean of the means of sentences", "one mean over all real tokens"),
 )
+_HANDED_LOSS = _table(
+    "the loss",
+    "mean over real tokens t of -log softmax(logits[:, t])[targets[:, t]]",
+    targets_shifted=("targets that come shifted are shifted again", "cross_entropy(logits, targets), as they come"),
+)
 _ROPE = _table(
     "the rotation of queries and keys",
     "pair i at position t turns by t · θ^(-2i/d): (x cos - y sin, x sin + y cos)",
@@ -278,6 +283,6 @@ _WIRING = _table(
     ),
 )
 MISTAKES: Final[Mapping[str, Mistake]] = {
-    **_SCALE, **_SOFTMAX, **_HEADS, **_WEIGHTS, **_MASK, **_MODE, **_POSITIONS, **_NORM, **_RMS, **_LOSS, **_ROPE,
-    **_LAYER, **_FLOW, **_WIRING,
+    **_SCALE, **_SOFTMAX, **_HEADS, **_WEIGHTS, **_MASK, **_MODE, **_POSITIONS, **_NORM, **_RMS, **_LOSS,
+    **_HANDED_LOSS, **_ROPE, **_LAYER, **_FLOW, **_WIRING,
 }  # fmt: skip

@@ -331,6 +331,17 @@ _LOSS_CHANGES: Changes = (
 )  # fmt: skip
 
 
+def _loss_changes(shifts: bool) -> Changes:
+    """Return the known mistakes of a loss that shifts the ids itself, or is handed the targets."""
+    if shifts:
+        return _LOSS_CHANGES
+    handed = []
+    for cause, settings in _LOSS_CHANGES:
+        shift = settings.get("shift", 1) - 1
+        handed.append(("targets_shifted" if shift else cause, {**settings, "shift": shift}))
+    return handed
+
+
 @checked
 def loss(part: Callable[..., Any], *, vocab_size: int = 9, pad: int = 0, shifts: bool = True) -> Report:
     """Compare a hand-written loss of the next token with the mathematics.
@@ -365,14 +376,15 @@ def loss(part: Callable[..., Any], *, vocab_size: int = 9, pad: int = 0, shifts:
     except CannotCompare as reason:
         return Report.refused(subject, reason)
     own = 1 if shifts else 0
-    changes = [(cause, {**settings, "shift": settings.get("shift", 1) - 1 + own}) for cause, settings in _LOSS_CHANGES]
+    changes = _loss_changes(shifts)
 
     def compute(settings: Settings) -> list[Tensor]:
         return [_loss({"shift": own, **settings}, logits.double(), ids, pad)]
 
     return compared(
         subject, found, compute, changes, runner,
-        ["two texts, one with padding"], place="the loss", mathematics=MISTAKES["padding_counted"].math,
+        ["two texts, one with padding"], place="the loss",
+        mathematics=MISTAKES["padding_counted" if shifts else "targets_shifted"].math,
     )  # fmt: skip
 
 
