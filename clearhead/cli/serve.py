@@ -75,7 +75,7 @@ def serve(
     port = listener.getsockname()[1]
     models = _in_own_thread(lambda: _loaded(refs, device, precision, shares_prefixes=share_prefixes))
     try:
-        _in_own_thread(lambda: [_warm(served) for served in models])
+        _in_own_thread(lambda: _warm(models))
         for line in _lines(models, host, port):
             print_result(line)
         logging.getLogger("clearhead.serve").setLevel(logging.INFO)  # the log of requests
@@ -132,17 +132,18 @@ def _loaded(refs: list[str], device: str, precision: str, *, shares_prefixes: bo
     return Models(served, failed)
 
 
-def _warm(served: Served) -> None:
-    """Let a model give a first token, or a first prediction, so that the first client waits for nothing."""
+def _warm(models: Models) -> None:
+    """Let each model give a first token, or a first prediction, so that the first client waits for nothing."""
     import torch
 
-    if served.writes and served.model.module.encoder is None:
-        served.model.generate("a", max_new_tokens=1, temperature=0)
-    elif served.writes:
-        served.model.translate("a", max_length=2)
-    else:
-        with torch.inference_mode():
-            served.model.tree(torch.zeros(1, 1, dtype=torch.int64))
+    for served in models:
+        if served.writes and served.model.module.encoder is None:
+            served.model.generate("a", max_new_tokens=1, temperature=0)
+        elif served.writes:
+            served.model.translate("a", max_length=2)
+        else:
+            with torch.inference_mode():
+                served.model.tree(torch.zeros(1, 1, dtype=torch.int64))
 
 
 def _lines(models: Models, host: str, port: int) -> list[str]:
