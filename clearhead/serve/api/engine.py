@@ -1,4 +1,4 @@
-"""The engine of one model: a thread in which requests of all clients share one running batch.
+"""The engine of one model, in which requests of all clients share one running batch; engines take turns in one thread.
 
 Between two steps of the batch it takes in what has come, lets leave who has gone, and reads a piece of a prompt. What
 needs no generation (vectors, labels, scores of given texts) waits together and is computed in one call.
@@ -105,7 +105,7 @@ class Job:
     """One request for generated text.
 
     Args:
-        begin: starts to read it, in the thread of the engine.
+        begin: starts to read it, in the thread of the engines.
         deliver: receives every event, in the same thread.
         num_sequences: how many ends it has.
         num_rows: how many rows it has in the batch.
@@ -171,8 +171,63 @@ class Call:
     result: Future[list[Any]]
 
 
+class Turns:
+    """The thread in which the engines of this process take turns.
+
+    Threads of OpenMP belong to the thread that calls them. Those of two engines would be more than there are
+    processors, and sleep whenever they wait for each other: steps would take twice as long, even while only one model
+    is asked.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self._engines: list[Engine] = []
+        self._turning: Engine | None = None
+        self._thread: threading.Thread | None = None
+
+    def add(self, engine: Engine) -> None:
+        """Let an engine take part; the first one starts the thread."""
+        with self.changed:
+            self._engines.append(engine)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="engines", daemon=True)
+                self._thread.start()
+
+    def remove(self, engine: Engine) -> None:
+        """Let an engine take part no more, once its turn has ended; the thread ends with the last one."""
+        with self.changed:
+            if engine in self._engines:
+                self._engines.remove(engine)
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self._turning is not engine)
+
+    def _run(self) -> None:
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: not self._engines or any(engine.is_due for engine in self._engines))
+                if not self._engines:
+                    self._thread = None
+                    return
+                due = [engine for engine in self._engines if engine.is_due]
+            for engine in due:
+                with self.changed:
+                    if engine not in self._engines:
+                        continue
+                    self._turning = engine
+                try:
+                    engine.turn()
+                except Exception as error:  # noqa: BLE001 - a thread that ends would leave all clients waiting
+                    engine.fail(error)
+                with self.changed:
+                    self._turning = None
+                    self.changed.notify_all()
+
+
+_TURNS: Final = Turns()
+
+
 class Engine:
-    """The thread of one model.
+    """The running batch of one model, and what waits for it.
 
     Args:
         tree: the module that runs every request, in evaluation mode.
@@ -185,20 +240,19 @@ class Engine:
         if shares_prefixes and can_share(tree):
             self.prefixes = Prefixes(min(MOST_SHARED_BYTES, free_memory() // 8))
         self._batch = RunningBatch(tree)
-        self._changed = threading.Condition()
+        self._changed = _TURNS.changed
         self._waiting: deque[Job] = deque()
         self._calls: deque[Call] = deque()
         self._left: list[Job] = []
         self._reading: deque[tuple[Job, Piecewise]] = deque()
         self._jobs: dict[int, Job] = {}  # by the identity of a sequence
-        self._is_closing = self._is_ended = False
+        self._is_closing = False
         self.num_tokens: int = 0
         self.num_read: int = 0
         self.num_shared: int = 0
         self.step_seconds: float = 0.0
         self._posted: dict[asyncio.AbstractEventLoop, list[tuple[Callable[[Event], None], Event]]] = {}
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
+        _TURNS.add(self)
 
     @property
     def num_waiting(self) -> int:
@@ -220,7 +274,7 @@ class Engine:
         with self._changed:
             self._refuse_more()
             self._waiting.append(job)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def call(self, key: Hashable, function: Callable[[list[Any]], Sequence[Any]], inputs: list[Any]) -> Future[Any]:
         """Return the results of a function for some inputs; it may get those of other calls of the same key as well.
@@ -233,25 +287,23 @@ class Engine:
         with self._changed:
             self._refuse_more()
             self._calls.append(call)
-            self._changed.notify()
+            self._changed.notify_all()
         return call.result
 
     def post(self, loop: asyncio.AbstractEventLoop, receive: Callable[[Event], None], event: Event) -> None:
-        """Let a function of an event loop receive an event, in the thread of the engine; those of a step go at once."""
+        """Let a function of an event loop receive an event; those of a turn go at once. In the engines' thread."""
         self._posted.setdefault(loop, []).append((receive, event))
 
     def leave(self, job: Job) -> None:
         """Let a job end, wherever it is."""
         with self._changed:
             self._left.append(job)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def join(self) -> None:
-        """End the thread, with whatever it computes."""
-        with self._changed:
-            self._is_closing = self._is_ended = True
-            self._changed.notify()
-        self._thread.join()
+        """Take no more turns, once the present one has ended."""
+        self._is_closing = True
+        _TURNS.remove(self)
 
     def _refuse_more(self) -> None:
         if self._is_closing:
@@ -259,27 +311,41 @@ class Engine:
         if self.num_waiting >= MOST_WAITING:
             raise Busy(f"{self.num_waiting} requests wait already: try again later")
 
-    # --- in the thread of the engine ---
+    # --- in the thread of the engines ---
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not (self._is_ended or self._waiting or self._calls or self._left or self._has_work()):
-                    self._changed.wait()
-                if self._is_ended:
-                    return
-                left, self._left = self._left, []
-                calls = self._taken_calls()
-                starting = self._taken_jobs(left)
-            for job in left:
-                self._drop(job)
-            if calls:
-                _answer(calls)
-            for job in starting:
-                self._guarded(job, partial(self._begin, job))
-            self._read_piece()
-            self._step()
-            self._hand_over()
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something for a turn."""
+        return bool(self._waiting or self._calls or self._left or self._reading or self._batch.members)
+
+    def turn(self) -> None:
+        """Take in what has come, let leave who has gone, read a piece of a prompt, and let the batch make a step."""
+        with self._changed:
+            left, self._left = self._left, []
+            calls = self._taken_calls()
+            starting = self._taken_jobs(left)
+        for job in left:
+            self._drop(job)
+        if calls:
+            _answer(calls)
+        for job in starting:
+            self._guarded(job, partial(self._begin, job))
+        self._read_piece()
+        self._step()
+        self._hand_over()
+
+    def fail(self, error: Exception) -> None:
+        """Let all that is read or runs fail after a turn that failed."""
+        reading, self._reading = self._reading, deque()
+        for job, _ in reading:
+            job.deliver(named_failure(error))
+        self._fail_batch(error)
+        self._hand_over()
+
+    def _fail_batch(self, error: Exception) -> None:
+        jobs, self._jobs, self._batch = {*self._jobs.values()}, {}, RunningBatch(self.tree)
+        for job in jobs:
+            job.deliver(named_failure(error))
 
     def _hand_over(self) -> None:
         """Wake each event loop once, with all that is for it."""
@@ -287,9 +353,6 @@ class Engine:
         for loop, events in posted.items():
             with contextlib.suppress(RuntimeError):  # it is closed, and nobody waits there
                 loop.call_soon_threadsafe(_received, events)
-
-    def _has_work(self) -> bool:
-        return bool(self._reading or self._batch.members)
 
     def _taken_calls(self) -> list[Call]:
         """Return the oldest call, with those of the same key."""
@@ -380,10 +443,8 @@ class Engine:
         try:
             with torch.inference_mode():
                 progress = move()
-        except Exception as error:  # noqa: BLE001 - a thread that ends would leave every later request waiting
-            jobs, self._jobs, self._batch = {*self._jobs.values()}, {}, RunningBatch(self.tree)
-            for job in jobs:
-                job.deliver(named_failure(error))
+        except Exception as error:  # noqa: BLE001 - it is the failure of the batch, not of the thread
+            self._fail_batch(error)
             return
         self.step_seconds += time.perf_counter() - begun
         self.num_tokens += len(progress)

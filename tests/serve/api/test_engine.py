@@ -169,3 +169,22 @@ def test_equal_beginnings_are_read_once(address: str, models: Models, monkeypatc
     edit = {"model": "lm", "text": system + "a", "edits": []}
     httpx.post(f"{address}/edit", json=edit, timeout=60)
     assert counts() == (before[0] + read, before[1] + shared)
+
+
+def test_engines_of_all_models_take_turns_in_one_thread(models: Models) -> None:
+    """Each thread that computes has threads of OpenMP: two would be more than there are processors."""
+    threads = [
+        served.engine.call("thread", lambda some: [threading.get_ident() for _ in some], [None]).result(20)[0]
+        for served in models
+    ]
+    assert len(threads) > 1 and len({*threads}) == 1 and threads[0] != threading.get_ident()
+
+
+def test_a_turn_that_fails_is_told_to_its_clients_alone(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = models.named("lm")
+    with monkeypatch.context() as broken:
+        broken.setattr(served.engine, "_taken_readings", lambda: 1 / 0)
+        (failure,) = together(served.engine, lambda deliver: [asked(served, "a", deliver)])
+        assert isinstance(failure, Exception) and "ZeroDivisionError" in f"{failure}"
+    found = together(served.engine, lambda deliver: [asked(served, "a", deliver)])
+    assert isinstance(found[-1], Ended)
