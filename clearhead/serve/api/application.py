@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clearhead.errors import InputError, RunFailure
 from clearhead.machine import give_memory_back
-from clearhead.serve.api.engine import Busy, Closing
+from clearhead.serve.api.failures import Busy, Closing
 from clearhead.serve.api.generating import generating_router
 from clearhead.serve.api.inside import inside_router
 from clearhead.serve.api.metrics import Metrics

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -22,7 +20,7 @@ from typing import Any, Final, Protocol, cast, runtime_checkable
 import torch
 
 from clearhead.core import Transformer
-from clearhead.errors import InputError, RunFailure
+from clearhead.errors import RunFailure
 from clearhead.generate.continuation import GenerateRequest, Reading, checked_limits, of_candidates
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.prefill import PIECE_TOKENS
@@ -32,6 +30,8 @@ from clearhead.generate.rows import Row, Sentence
 from clearhead.generate.running import Generated, Progress, RunningBatch, Started
 from clearhead.generate.translation import TranslationReading
 from clearhead.machine import free_memory
+from clearhead.serve.api.failures import Busy, Closing, named_failure
+from clearhead.serve.api.turns import Turns
 
 MOST_WAITING: Final = 256
 """Requests that wait for their turn; one more is refused."""
@@ -39,16 +39,6 @@ MOST_ROWS, MOST_TOKENS = 64, 2**16
 """Of the running batch: rows, and tokens in the cache, prompts and limits together."""
 MOST_SHARED_BYTES: Final = 2**30
 """Of kept beginnings of prompts; never more than an eighth of the memory that is free at the start."""
-_LOGGER: Final = logging.getLogger("clearhead.serve")
-OUT_OF_MEMORY: Final = ("not enough memory", "can't allocate memory", "out of memory")
-
-
-class Busy(Exception):
-    """Too many requests wait; the message says how many."""
-
-
-class Closing(Exception):
-    """The server ends and takes nothing new."""
 
 
 @dataclass(frozen=True)
@@ -169,58 +159,6 @@ class Call:
     function: Callable[[list[Any]], Sequence[Any]]
     inputs: list[Any]
     result: Future[list[Any]]
-
-
-class Turns:
-    """The thread in which the engines of this process take turns.
-
-    Threads of OpenMP belong to the thread that calls them. Those of two engines would be more than there are
-    processors, and sleep whenever they wait for each other: steps would take twice as long, even while only one model
-    is asked.
-    """
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self._engines: list[Engine] = []
-        self._turning: Engine | None = None
-        self._thread: threading.Thread | None = None
-
-    def add(self, engine: Engine) -> None:
-        """Let an engine take part; the first one starts the thread."""
-        with self.changed:
-            self._engines.append(engine)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="engines", daemon=True)
-                self._thread.start()
-
-    def remove(self, engine: Engine) -> None:
-        """Let an engine take part no more, once its turn has ended; the thread ends with the last one."""
-        with self.changed:
-            if engine in self._engines:
-                self._engines.remove(engine)
-            self.changed.notify_all()
-            self.changed.wait_for(lambda: self._turning is not engine)
-
-    def _run(self) -> None:
-        while True:
-            with self.changed:
-                self.changed.wait_for(lambda: not self._engines or any(engine.is_due for engine in self._engines))
-                if not self._engines:
-                    self._thread = None
-                    return
-                due = [engine for engine in self._engines if engine.is_due]
-            for engine in due:
-                with self.changed:
-                    if engine not in self._engines:
-                        continue
-                    self._turning = engine
-                try:
-                    engine.turn()
-                except Exception as error:  # noqa: BLE001 - a thread that ends would leave all clients waiting
-                    engine.fail(error)
-                with self.changed:
-                    self._turning = None
-                    self.changed.notify_all()
 
 
 _TURNS: Final = Turns()
@@ -518,17 +456,6 @@ def _answer(calls: list[Call]) -> None:
     for call in calls:
         call.result.set_result(results[first : first + len(call.inputs)])
         first += len(call.inputs)
-
-
-def named_failure(error: Exception) -> Exception:
-    """Return an error for a client: all but wrong input is a failure while running; the log has what happened."""
-    text = f"{error}"
-    if isinstance(error, MemoryError) or any(sign in text.lower() for sign in OUT_OF_MEMORY):
-        return RunFailure("there is not enough memory for this request: send a shorter one, or fewer at once")
-    if isinstance(error, InputError | RunFailure):
-        return error
-    _LOGGER.error("a request failed", exc_info=error)
-    return RunFailure(f"unexpected failure: {type(error).__name__}")
 
 
 async def events(engine: Engine, job_of: Callable[[Callable[[Event], None]], Job]) -> Any:

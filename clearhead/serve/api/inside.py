@@ -24,7 +24,7 @@ from clearhead.maps.attention_maps import AttentionMaps, arrays_of, attend
 from clearhead.maps.hook_points import Captured, Place, Record, edit, matching_addresses
 from clearhead.maps.page import SampleOptions, explorer_page
 from clearhead.model.facade import Model
-from clearhead.serve.api.engine import Busy, named_failure
+from clearhead.serve.api.failures import Busy, named_failure
 from clearhead.serve.api.served import Models, Served
 from clearhead.serve.api.tasks import parameters_of, pipeline_of, translation_json
 from clearhead.serve.interventions import Data, Edits
