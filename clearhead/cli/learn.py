@@ -32,6 +32,9 @@ def _pause():
         print()
         raise SystemExit(0) from None
 """
+# A solution runs, for later cells use it, but nobody has asked to see it.
+_HIDE: Final = "import io as _io, sys as _sys\n_shown, _sys.stdout = _sys.stdout, _io.StringIO()"
+_SHOW: Final = "_sys.stdout = _shown"
 
 
 def learn(
@@ -53,6 +56,7 @@ def learn(
 
     Files that are there already are yours and are kept. The first lesson with a model trains it, in about a minute. In
     the terminal, Enter runs the next cell and Ctrl-D ends; to answer an exercise, edit the file and open it again.
+    Solutions stand behind the exercises in the file; in the terminal they run unseen.
     """
     sources = next((folder for folder in _SOURCES if folder.is_dir()), None)
     if sources is None:
@@ -108,21 +112,25 @@ def _open_notebook(lesson: Path) -> None:
     subprocess.run([sys.executable, "-m", "jupyterlab", str(notebook)], check=False)
 
 
-def _cells(text: str) -> Iterator[tuple[bool, str]]:
-    """Yield the cells of a source in the percent format: whether it is text, and what it holds."""
+def _cells(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the cells of a source in the percent format: "text", "solution" or "code", and what it holds."""
     for cell in f"\n{text}".split(f"\n{_CELL}")[1:]:
         header, _, body = cell.partition("\n")
-        is_text = "[markdown]" in header
-        lines = body.splitlines()
-        yield is_text, "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines) if is_text else body
+        if "[markdown]" in header:
+            yield "text", "\n".join(line.removeprefix("#").removeprefix(" ") for line in body.splitlines())
+        else:
+            yield "solution" if '"solution"' in header else "code", body
 
 
 def _step_through(lesson: Path) -> None:
     """Run the lesson as a script of its own, in a process of its own, that waits before each cell of code."""
     script = [_PAUSE]
-    for is_text, body in _cells(read_text_file(lesson, "a lesson")):
+    for kind, body in _cells(read_text_file(lesson, "a lesson")):
+        if kind == "solution":
+            script += [_HIDE, body, _SHOW]
+            continue
         script.append(f"print({body.strip()!r}, end='\\n\\n')")
-        if not is_text:
+        if kind == "code":
             script += ["_pause()", body]
     paths = filter(None, [str(lesson.parent.resolve()), os.environ.get("PYTHONPATH")])
     with tempfile.TemporaryDirectory() as folder:

@@ -184,14 +184,21 @@ assert ch.check.positions(solved, width=64).ok
 # %% tags=["exercise"]
 my_guess = None
 result = torch.zeros(4, 1, 6) + paper(10, 6)
-if my_guess is None:
-    print("not written yet")
-else:
-    assert tuple(my_guess) == tuple(result.shape), f"no: an axis of size 1 is repeated; it is {tuple(result.shape)}"
-    print("right: one token silently became ten. Slice: x + self.table[: x.shape[1]]")
+
+
+def check_guess(guess):
+    if guess is None:
+        raise NotImplementedError
+    assert len(guess) == 3, f"three axes: batch, tokens, width; yours has {len(guess)}"
+    assert tuple(guess) != (4, 1, 6), "that is the text before the sum; the table has ten rows"
+    assert tuple(guess) == tuple(result.shape), "where one side of a sum has an axis of size 1, it is repeated"
+    return "right: one token silently became ten. Slice: x + self.table[: x.shape[1]]"
+
+
+attempt(lambda: check_guess(my_guess))
 
 # %% tags=["hide-cell", "solution"]
-assert tuple(result.shape) == (4, 10, 6)
+assert check_guess((4, 10, 6)).startswith("right")
 
 # %% [markdown]
 # **3 · How far does a clock go? (5 minutes, hard).** For $d = 64$: after how many tokens does the slowest clock of the paper's table return? Give it within one percent.
@@ -199,11 +206,17 @@ assert tuple(result.shape) == (4, 10, 6)
 # %% tags=["exercise"]
 period = None
 right = 2 * torch.pi * 10000 ** (62 / 64)
-if period is None:
-    print("not written yet")
-else:
+
+
+def check_period(period):
+    if period is None:
+        raise NotImplementedError
+    assert abs(period * 2 * torch.pi / right - 1) > 0.01, "that is where the angle is 1; a full turn is 2π"
     assert abs(period / right - 1) < 0.01, "a full turn is an angle of 2π; the last pair has 2i = 62"
-    print(f"right: {right:,.0f} tokens")
+    return f"right: {right:,.0f} tokens"
+
+
+attempt(lambda: check_period(period))
 
 # %% tags=["hide-cell", "solution"]
 print(f"{right:,.0f} tokens")

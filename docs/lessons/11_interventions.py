@@ -177,14 +177,22 @@ except AssertionError as error:
 
 # %% tags=["exercise"]
 first, second = None, None
-if first is None:
-    print("not written yet")
-else:
+
+
+def check_dates(first, second):
+    if first is None:
+        raise NotImplementedError
     lengths = [len(model.attention(text, "1998-01-05").tokens) for text in (first, second)]
     assert lengths[0] == lengths[1], f"a patch goes place by place: equal lengths are needed, yours are {lengths}"
-    print("right: look at the best places of their patches as above")
+    months = [model.translate(text)[5:7] for text in (first, second)]
+    assert months[0] != months[1], f"the model reads the same month in both: {months[0]}"
+    return "right: look at the best places of their patches as above"
+
+
+attempt(lambda: check_dates(first, second))
 
 # %% tags=["hide-cell", "solution"]
+assert check_dates("5. Juni 1998", "5. Juli 1998").startswith("right")
 june, july = (model.attention(text, "1998-06-05") for text in ("5. Juni 1998", "5. Juli 1998"))
 of_month = torch.as_tensor(june.patch(july, of=(7, "7", "6")).streams["encoder"])[0]
 print("the difference stands on", june.tokens[int(of_month.argmax())])

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -164,7 +165,13 @@ def solves(check: Callable[[], Report | str], hint: int = 1) -> bool:
         print("not written yet")
     except AssertionError as error:
         print("not right yet:", error)
+    except Exception as error:  # noqa: BLE001 a reader's code raises anything
+        where = [one for one in traceback.extract_tb(error.__traceback__) if "site-packages" not in one.filename][-1]
+        print(f"not right yet: {type(error).__name__}: {error}\n  in {where.name}: {where.line}")
     else:
+        is_right = isinstance(found, str) or found.ok
         print(found if isinstance(found, str) else "\n".join(found.lines(hint)))
-        return isinstance(found, str) or found.ok
+        if not is_right and hint < 3:
+            print(f"  for more    hint={hint + 1}")
+        return is_right
     return False

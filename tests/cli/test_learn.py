@@ -14,7 +14,24 @@ from clearhead.cli import learn
 from clearhead.cli.main import main
 
 LESSONS = sorted((Path(__file__).parents[2] / "docs" / "lessons").glob("[0-9][0-9]_*.py"))
-TINY = '# %% [markdown]\n# # 1. One\n\n# %%\nimport math\n\nprint(math.sqrt(49))\n\n# %%\n1 / 0\n\n# %%\n"after"\n'
+TINY = """\
+# %% [markdown]
+# # 1. One
+
+# %%
+import math
+
+print(math.sqrt(49))
+
+# %% tags=["hide-cell", "solution"]
+print("sol" "ved")
+
+# %%
+1 / 0
+
+# %%
+"after"
+"""
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
@@ -23,6 +40,24 @@ def test_structure_of_a_lesson(path: Path) -> None:
     assert f"\n# # {int(path.name[:2])} · " in text
     for word in ("break it", "symptom", "detector", "mend", "exercise", "minutes"):
         assert word in text.casefold(), word
+
+
+# What the tutorials compute, by lesson: each stands in an assertion that the build of the site runs.
+FIGURES = {
+    2: ("-0.9589, 0.2837, 0.2300, 0.9732, 0.0108, 0.9999", "0.95231, -0.30515, 0.98045, -0.19678, 0.9957, -0.0926"),
+    3: ("0.4281, 0.6802", "0.0351, 0.2595, 0.7054", "(262_400, 196_608)"),
+    4: ("[0, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 0, 1, 1], [0, 0, 0, 0, 1], [0, 0, 0, 0, 1]",),
+    5: ("0.6325, -1.2649, 1.2649, -0.6325", "0.27, 0.16", "0.3800, -0.0970, 0.2040, 0.1280"),
+    10: ("12 * 12 == 144",),
+    12: ("== 22_979_536",),
+}
+
+
+@pytest.mark.parametrize("number, figure", [(number, one) for number, all_of in FIGURES.items() for one in all_of])
+def test_figures_of_the_tutorials_are_asserted(number: int, figure: str) -> None:
+    text = next(path for path in LESSONS if path.name.startswith(f"{number:02}")).read_text(encoding="utf-8")
+    code = " ".join(line.strip() for line in text.splitlines() if not line.startswith("#"))
+    assert figure in code
 
 
 def test_copies_are_the_readers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -49,6 +84,7 @@ def test_cell_by_cell(keys: str, code: int, tmp_path: Path) -> None:
     assert done.returncode == code, done.stderr
     assert "# 1. One" in done.stdout and ("7.0" in done.stdout) == bool(keys)
     assert ("ZeroDivisionError" in done.stderr) == (code == 1) and "after" not in done.stdout
+    assert "sol" not in done.stdout, "a solution is run, not shown"
 
 
 def test_an_installation_without_lessons_is_a_sentence(
