@@ -9,14 +9,17 @@ that its import is paid once. Each writes what happened to it into FOLDER/NAME.R
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import json
 import os
+import random
 import socket
 import sys
 import traceback
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,17 +97,24 @@ def child(trainings: list[dict[str, Any]], rank: int, folder: Path) -> None:
         (folder / f"{training['name']}.{rank}.json").write_text(json.dumps(found))
 
 
+def free_ports() -> Iterator[int]:
+    """Yield ports that nothing listens on, and that the system gives to no one.
+
+    One of those that it gives could be gloo's in an earlier training, and processes would wait for an answer there.
+    """
+    for port in random.sample(range(20_000, 32_000), 12_000):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            yield port
+
+
 def main() -> None:
     """Fork the processes, and wait for them."""
     folder = Path(sys.argv[1])
     for name in LATE:
         importlib.import_module(name)
     trainings = json.loads((folder / "trainings.json").read_text())
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in trainings]
-    for training, server in zip(trainings, sockets, strict=True):
-        training["port"] = server.getsockname()[1]
-    for server in sockets:
-        server.close()
+    for training, port in zip(trainings, free_ports(), strict=False):
+        training["port"] = port
     children = []
     for rank in range(max(training["size"] for training in trainings)):
         number = os.fork()
