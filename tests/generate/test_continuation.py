@@ -134,8 +134,8 @@ def test_seeds_reproduce_and_differ() -> None:
     assert first == again and first[0][0].ids == first[1][0].ids
     assert generate(module, prompts, dataclasses.replace(SAMPLING, seed=6))[0][0].ids != first[0][0].ids
     free = dataclasses.replace(SAMPLING, seed=None)
-    chances = {one.ids for _ in range(2) for (one,) in generate(module, prompts, free)}
-    assert len(chances) == 4, "without a seed every sequence is new"
+    chances = {one.ids for _ in range(2) for (one,) in generate(module, 8 * prompts, free)}
+    assert len(chances) > 16, "without a seed every sequence is drawn anew; of 32 some are alike by chance"
 
 
 def test_tokens_are_drawn_with_their_probabilities() -> None:
