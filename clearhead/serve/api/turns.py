@@ -30,7 +30,7 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self.changed: threading.Condition = threading.Condition()
         self._engines: list[Turning] = []
         self._turning: Turning | None = None
         self._thread: threading.Thread | None = None
