@@ -27,7 +27,7 @@ from clearhead.serve.api.metrics import Metrics
 from clearhead.serve.api.protocol import MOST_HEAD_BYTES, Protocol
 from clearhead.serve.api.reading import reading_router
 from clearhead.serve.api.refusals import refused
-from clearhead.serve.api.served import Models, OneOfThem, UnknownModel
+from clearhead.serve.api.served import Models, UnknownModel
 from clearhead.serve.api.tasks import tasks_router
 from clearhead.serve.gate import Access, Gate, Traffic
 from clearhead.serve.work import Left, Workers
@@ -59,7 +59,7 @@ def make_application(models: Models, access: Access) -> FastAPI:
         app.include_router(make(models))
     for served in models:
         for make in (generating_router, reading_router):
-            app.include_router(make(OneOfThem(served)), prefix=f"/models/{served.name}")
+            app.include_router(make(Models([served], {})), prefix=f"/models/{served.name}")
     app.include_router(inside_router(models, workers))
     app.include_router(metrics.router())
     app.add_exception_handler(Left, lambda request, error: Response(status_code=499))

@@ -223,22 +223,6 @@ class Models:
             one.engine.join()
 
 
-class OneOfThem(Models):
-    """One model of a server, which a path names, so that requests need not.
-
-    Args:
-        served: the model.
-    """
-
-    def __init__(self, served: Served) -> None:
-        super().__init__([served], {})
-
-    def named(self, name: str | None) -> Served:
-        """Return the model, whatever name a client sends."""
-        (served,) = self
-        return served
-
-
 class UnknownModel(InputError):
     """A client asks for a model that is not there."""
 
