@@ -240,7 +240,8 @@ class Engine:
 
     def join(self) -> None:
         """Take no more turns, once the present one has ended."""
-        self._is_closing = True
+        with self._changed:
+            self._is_closing = True
         _TURNS.remove(self)
 
     def _refuse_more(self) -> None:
@@ -325,13 +326,13 @@ class Engine:
 
     def _read_piece(self) -> None:
         """Read a piece of the prompt that came first, or of all that fit into a piece together with it."""
-        some = self._taken_readings()
+        some = self._next_readings()
         if not some:
             return
         started = self._read(some)
         if started is None:
-            self._reading.extendleft(reversed([one for one in some if not one[0].has_left]))
             return
+        self._reading = deque(one for one in self._reading if one not in some)
         of_jobs = iter([sequence for start in started for sequence in start.member.sequences])
         for job, reading in some:
             if job.has_left:  # it failed
@@ -346,19 +347,16 @@ class Engine:
         if started:
             self._advance(partial(self._batch.join, started))
 
-    def _taken_readings(self) -> list[tuple[Job, Piecewise]]:
+    def _next_readings(self) -> list[tuple[Job, Piecewise]]:
         """Return the first prompt, with those behind it that may be read together with it."""
         self._reading = deque(one for one in self._reading if not one[0].has_left)
-        taken, left, tokens = deque[tuple[Job, Piecewise]](), deque[tuple[Job, Piecewise]](), 0
+        some, tokens = list[tuple[Job, Piecewise]](), 0
         for job, reading in self._reading:
-            is_alike = not taken or (reading.kind is not None and reading.kind == taken[0][1].kind)
-            if is_alike and (not taken or tokens + reading.num_tokens <= PIECE_TOKENS):
-                taken.append((job, reading))
+            is_alike = not some or (reading.kind is not None and reading.kind == some[0][1].kind)
+            if is_alike and (not some or tokens + reading.num_tokens <= PIECE_TOKENS):
+                some.append((job, reading))
                 tokens += reading.num_tokens
-            else:
-                left.append((job, reading))
-        self._reading = left
-        return [*taken]
+        return some
 
     def _read(self, some: list[tuple[Job, Piecewise]]) -> list[Started] | None:
         """Read some prompts together; where that fails, each alone, so that each fails alone."""

@@ -166,8 +166,8 @@ def test_equal_beginnings_are_read_once(address: str, models: Models, monkeypatc
     assert apart.engine.prefixes is None and apart.engine.num_shared == 0
     apart.engine.join()
     # What looks inside or edits has a run of its own.
-    edit = {"model": "lm", "text": system + "a", "edits": []}
-    httpx.post(f"{address}/edit", json=edit, timeout=60)
+    edit = {"model": "lm", "inputs": system + "a", "edits": [{"address": "decoder.layers.0.after", "factor": 0.5}]}
+    assert httpx.post(f"{address}/edit", json=edit, timeout=60).status_code == 200
     assert counts() == (before[0] + read, before[1] + shared)
 
 
@@ -183,7 +183,7 @@ def test_engines_of_all_models_take_turns_in_one_thread(models: Models) -> None:
 def test_a_turn_that_fails_is_told_to_its_clients_alone(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     served = models.named("lm")
     with monkeypatch.context() as broken:
-        broken.setattr(served.engine, "_taken_readings", lambda: 1 / 0)
+        broken.setattr(served.engine, "_read", lambda some: 1 / 0)
         (failure,) = together(served.engine, lambda deliver: [asked(served, "a", deliver)])
         assert isinstance(failure, Exception) and "ZeroDivisionError" in f"{failure}"
     found = together(served.engine, lambda deliver: [asked(served, "a", deliver)])
