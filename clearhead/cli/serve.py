@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextvars
 import logging
 import signal
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -103,9 +104,20 @@ def _in_own_thread(work: Callable[[], Result]) -> Result:
     The threads of OpenMP that a thread has called stay as long as it does. Beside those of the main thread, those of an
     engine would be more than there are processors, and sleep whenever they wait: steps would take twice as long.
     """
-    context = contextvars.copy_context()
-    with ThreadPoolExecutor(1) as threads:
-        return threads.submit(context.run, work).result()
+    result, context = Future[Result](), contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            result.set_result(context.run(work))
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+            result.set_exception(error)
+
+    # Ctrl-C ends the program while it loads, without waiting for it.
+    thread = threading.Thread(target=run, name="loading", daemon=True)
+    thread.start()
+    found = result.result()
+    thread.join()
+    return found
 
 
 def _loaded(refs: list[str], device: str, precision: str, *, shares_prefixes: bool) -> Models:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import base64
 import concurrent.futures
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 
 import httpx
@@ -238,8 +241,10 @@ def test_the_path_of_a_model_has_the_protocol_of_openai_too(
     assert asked.choices[0].message.content == text
     own = openai.OpenAI(base_url=f"{address}/models/lm/v1", api_key="none", max_retries=0)
     parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": " m"}]}]
-    found = own.chat.completions.create(model="anything", messages=parts, max_tokens=5, temperature=0)
+    found = own.chat.completions.create(model="lm", messages=parts, max_tokens=5, temperature=0)
     assert found.choices[0].message.content == text and found.model == "lm"
+    with pytest.raises(openai.NotFoundError, match="there is no model 'mt'"):
+        own.chat.completions.create(model="mt", messages=parts, max_tokens=5)
     assert [one.id for one in own.models.list().data] == ["lm"]
     with pytest.raises(openai.BadRequestError, match="valid string"):
         own.chat.completions.create(model="lm", messages=[{"role": "user", "content": [{"type": "image_url"}]}])
@@ -303,3 +308,14 @@ def test_a_body_that_never_ends_is_given_up(address: str, monkeypatch: pytest.Mo
         host = address.removeprefix("http://").encode()
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: %s\r\nContent-Length: 50\r\n\r\n{" % host)
         assert b"408" in client.recv(2**16).split(b"\r\n")[0]
+
+
+def test_a_server_that_loads_ends_at_once_when_it_is_interrupted() -> None:
+    loads = "from clearhead.cli.serve import _in_own_thread; import time"
+    waits = "_in_own_thread(lambda: (print('loading', flush=True), time.sleep(60)))"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{loads}; {waits}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as one:
+        assert one.stdout is not None and one.stdout.readline() == b"loading\n"
+        one.send_signal(signal.SIGINT)
+        assert b"KeyboardInterrupt" in one.communicate(timeout=20)[1]
