@@ -7,6 +7,7 @@ that comes out has to have the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.core import Transformer, build
-from clearhead.fast import pieces
+from clearhead.fast import pieces, stack
 from clearhead.fast.int8 import to_int8
 from clearhead.fast.runner import Runner
 from clearhead.generate import prefill
@@ -138,12 +139,20 @@ def test_result_does_not_depend_on_the_requests_beside_it(case: str, precision: 
         assert not wrong, (count, wrong)
 
 
-def test_rows_by_transposed_weights_do_not_depend_on_their_number() -> None:
+def test_rows_by_transposed_weights_do_not_depend_on_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, found = stack.stack_runner, list[int]()
+
+    def noted(kind: Any, branches: Any, width: int) -> Any:
+        found.extend(branch.first.ldb for branch in branches)
+        return plain(kind, branches, width)
+
+    monkeypatch.setattr(stack, "stack_runner", noted)
     tree = of_model(small("gpt2"), "fp32", is_transposed=True)
     requests = ids_of(max(COUNTS))
     alone = [steps(tree, [request])[0] for request in requests]
     for count in COUNTS:
         assert all(map(same, steps(tree, requests[:count]), alone)), count
+    assert found and min(found) > 0, "the kernels read the weights as they lie"
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
