@@ -33,7 +33,7 @@ SharePrefixes = Annotated[
     bool,
     typer.Option(
         "--share-prefixes/--no-share-prefixes",
-        help="Prompts that begin alike share what was read of it; up to 1 GB, an eighth of the free memory.",
+        help="Prompts with an equal prefix share its keys and values: up to 1 GB, an eighth of the free memory.",
     ),
 ]
 
