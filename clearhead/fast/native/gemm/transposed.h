@@ -12,6 +12,7 @@
 namespace {
 
 constexpr int64_t FEW_TRANSPOSED = 16, TRANSPOSED_SUMS = 4096;
+constexpr int64_t FETCHED_FIRST = 4 * TILE;  // numbers of a row of weights
 constexpr int64_t PACKED_DEPTH = 512;  // rows of weights whose tiles stay in the cache
 
 // Multiply at most FEW_TRANSPOSED rows with outputs from begin to end, (end - begin) * M <= TRANSPOSED_SUMS.
@@ -22,6 +23,9 @@ inline void multiply_transposed(const GemmArgs<Float32>& args, int64_t begin, in
   for (int64_t k = 0; k < args.K; k += STEP) {
     const float* w = args.w + k * ldb + begin;
     const int64_t rows = std::min<int64_t>(STEP, args.K - k);
+    // The next rows begin where the processor does not foresee it; then it fetches them by itself.
+    for (int i = 0; i < STEP; ++i)
+      for (int64_t n = 0; n < FETCHED_FIRST; n += TILE) __builtin_prefetch(w + (i + STEP) * ldb + n);
     for (int64_t m = 0; m < args.M; ++m) {
       const float* x = args.x + m * args.K + k;
       float* sum = sums + m * columns;
@@ -29,11 +33,7 @@ inline void multiply_transposed(const GemmArgs<Float32>& args, int64_t begin, in
       if (rows == STEP)
         for (; n < whole; n += WIDTH) {
           Vec<float> added = load(sum + n);
-          for (int i = 0; i < STEP; ++i) {
-            // The next rows, which the processor does not foresee.
-            if (m == 0) __builtin_prefetch(w + (i + STEP) * ldb + n);
-            added = multiply_add(broadcast(x[i]), load(w + i * ldb + n), added);
-          }
+          for (int i = 0; i < STEP; ++i) added = multiply_add(broadcast(x[i]), load(w + i * ldb + n), added);
           store(sum + n, added);
         }
       for (; n < columns; ++n)
