@@ -20,7 +20,7 @@ from clearhead.fast.probe import processor
 
 pytestmark = pytest.mark.slow
 LEVELS = {name: level for name, level in options.LEVELS.items() if name != "amx"}
-ROWS = 1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 129, 257
+ROWS = 1, 2, 3, 7, 8, 9, 16, 17, 33, 47, 48, 64, 129, 257
 SIZES = (96, 192), (37, 100), (130, 768)
 
 
@@ -70,6 +70,15 @@ def test_sums_in_8_bits_are_exact_for_any_weights(library: ctypes.CDLL) -> None:
             scale, bias = torch.rand(outputs), torch.randn(outputs)
             exact = (x.long() @ weight.long().T).float() * scale + bias
             assert torch.equal(product(library, "int8", x, weight, scale, bias), exact), (rows, outputs, inputs)
+
+
+def test_many_rows_take_packed_weights_in_fp32(level: str, files: dict[str, Path]) -> None:
+    """The law below is about both ways, so there are rows on both sides of where one begins."""
+    (least,) = re.findall(r"LEAST_FLOAT_ROWS = (\d+)", (build.FOLDER / "gemm" / "float_panel.h").read_text("utf-8"))
+    assert ROWS[0] < int(least) - 1 in ROWS and int(least) in ROWS
+    assert max(outputs for outputs, _ in SIZES) >= 32, "a panel"
+    symbols = subprocess.run(["nm", "-C", str(files[level])], check=True, capture_output=True, text=True).stdout
+    assert "multiply_float_panels_by_team" in symbols
 
 
 @pytest.mark.parametrize("kind", ["int8", "float32"])

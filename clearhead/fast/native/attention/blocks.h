@@ -50,7 +50,7 @@ struct FloatBlocks {
 
   // y [rows, 32 columns] = x [rows, K] b, whose tiles are `group` words from 16 columns to the next 16.
   static void multiply(const float* x, int64_t rows, int64_t K, const uint32_t* b, int64_t group, float* y, int64_t y_stride) {
-    multiply_float_tiles<WIDTH == 8 ? 4 : 8>(x, K, rows, K, reinterpret_cast<const float*>(b), group, y, y_stride, false);
+    multiply_float_tiles<WIDTH == 8 ? 4 : 8>(x, K, rows, K, reinterpret_cast<const float*>(b), group, {y, y_stride, false});
   }
 };
 

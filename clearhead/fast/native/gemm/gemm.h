@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include "float_panel.h"
 #include "gemv.h"
 #include "panel.h"
 #include "transposed.h"
@@ -71,9 +72,10 @@ void multiply_outputs(
 // Multiply all outputs that fill blocks; return how many they are.
 template <typename Traits>
 int64_t multiply_blocks_by_team(const GemmArgs<Traits>& args, Arena& arena) {
-  const int64_t blocks = args.N / BLOCK;
-  if (!(args.packed_x || args.packs_weights) || blocks == 0) return 0;
-  if constexpr (!std::is_same_v<Traits, Float32>) {
+  if constexpr (std::is_same_v<Traits, Float32>) return multiply_float_panels_by_team(args, arena);
+  else {
+    const int64_t blocks = args.N / BLOCK;
+    if (!(args.packed_x || args.packs_weights) || blocks == 0) return 0;
     const Arena::Frame frame(arena);
     uint32_t* packed = arena.take<uint32_t>(args.packs_weights ? BLOCK * args.K * int64_t(sizeof(typename Traits::W)) / 4 : 0);
     InterleavedEpilogue<Traits> epilogue;
@@ -84,14 +86,15 @@ int64_t multiply_blocks_by_team(const GemmArgs<Traits>& args, Arena& arena) {
       else if constexpr (IS_SIGNED) multiply_packed_rows(args, block * BLOCK);
     }
     epilogue.write(args);
+    return blocks * BLOCK;
   }
-  return blocks * BLOCK;
 }
 
 #else
 
 template <typename Traits>
 int64_t multiply_blocks_by_team(const GemmArgs<Traits>& args, Arena& arena) {
+  if constexpr (std::is_same_v<Traits, Float32>) return multiply_float_panels_by_team(args, arena);
 #ifdef HAS_PANELS
   if constexpr (std::is_same_v<Traits, Int8>)
     if (args.packs_weights) return multiply_panels_by_team(args, arena);
@@ -157,14 +160,13 @@ void round_row(const float* row, int64_t K, Number* to) {
 template <typename Traits>
 class GemmInput {
  public:
-  // Called by one thread, before a team fills it, with the most numbers that a row will have.
-  GemmInput(Arena& arena, int64_t M, int64_t most) {
+  // Called by one thread, before a team fills it, with the most numbers that a row will have; transposed weights read rows
+  // as they are.
+  GemmInput(Arena& arena, int64_t M, int64_t most, bool is_transposed = false) {
     const int64_t all = round_up(M, BLOCK) * most;
     rounded_ = arena.take<typename Traits::X>(all);
     scales_ = arena.take<float>(M), compensation_ = arena.take<int32_t>(M);
-#ifdef HAS_AMX
-    packed_ = arena.take<uint32_t>(all * int64_t(sizeof(typename Traits::X)) / 4);
-#endif
+    if (PACKS_ROWS && !is_transposed) packed_ = arena.take<uint32_t>(all * int64_t(sizeof(typename Traits::X)) / 4);
   }
 
   // Rounded rows, of which `read(m, buffer)` returns the address of one. With a barrier.
@@ -178,11 +180,11 @@ class GemmInput {
     }
   }
 
-  // Rows of x that need no rounding. All are packed for a matrix unit: tiles of them as they are would read beyond the
-  // last one.
+  // Rows of x that need no rounding. For a matrix unit all are packed: tiles of them as they are would read beyond the last
+  // one.
   void take_by_team(const typename Traits::X* x, GemmArgs<Traits>& args) {
     args.x = x;
-    if (!packed_ || !has_blocks<Traits>(args.K)) return;
+    if (!packed_ || !(IS_FLOAT ? packs(args.M, args.K) : has_blocks<Traits>(args.K))) return;
     args.packed_x = packed_, args.packs_weights = false;
 #pragma omp for schedule(static)
     for (int64_t m = 0; m < args.M; m += TILE) pack_group(x, m, args.M, args.K);
@@ -195,8 +197,18 @@ class GemmInput {
   }
 
  private:
-  // Few rows for the matrix unit.
-  bool packs(int64_t M, int64_t K) const { return packed_ && has_blocks<Traits>(K) && !packs_weights<Traits>(M, K); }
+  static constexpr bool IS_FLOAT = std::is_same_v<Traits, Float32>;
+#ifdef HAS_AMX
+  static constexpr bool PACKS_ROWS = true;
+#else
+  static constexpr bool PACKS_ROWS = IS_FLOAT;
+#endif
+
+  // Few rows for the matrix unit, many of float32 for panels.
+  bool packs(int64_t M, int64_t K) const {
+    if (IS_FLOAT) return packed_ && M >= LEAST_FLOAT_ROWS;
+    return packed_ && has_blocks<Traits>(K) && !packs_weights<Traits>(M, K);
+  }
 
   void round(int64_t m, const float* row, int64_t K) {
     auto* to = rounded_ + m * K;
@@ -208,11 +220,16 @@ class GemmInput {
 
   // The group of 16 rows that begins with row m.
   void pack_group(const typename Traits::X* x, int64_t m, int64_t M, int64_t K) {
+    if constexpr (IS_FLOAT) {
+      auto* packed = reinterpret_cast<float*>(packed_);
+      for (int64_t i = m; i < std::min(m + TILE, M); ++i) pack_remainders(x + i * K, K, packed + i * K);
+    } else {
 #ifdef HAS_AMX
-    const int64_t words = K * int64_t(sizeof(typename Traits::X)) / 4;
-    const auto* from = reinterpret_cast<const uint32_t*>(x + m * K);
-    pack_transposed(from, words, std::min(TILE, M - m), words, packed_ + m * words);
+      const int64_t words = K * int64_t(sizeof(typename Traits::X)) / 4;
+      const auto* from = reinterpret_cast<const uint32_t*>(x + m * K);
+      pack_transposed(from, words, std::min(TILE, M - m), words, packed_ + m * words);
 #endif
+    }
   }
 
   typename Traits::X* rounded_;

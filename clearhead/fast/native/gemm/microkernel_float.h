@@ -7,15 +7,25 @@
 
 namespace {
 
+constexpr int FLOAT_ROWS = WIDTH == 8 ? 6 : 8;  // of a, whose sums are in registers together
+
+// Where sums go, rows that are `stride` numbers apart. They begin with what is there (`adds`); or `joined` others, which
+// lie `level` numbers apart before this place, are added to what is found, in their order.
+struct FloatC {
+  float* data;
+  int64_t stride;
+  bool adds;
+  int64_t joined = 0, level = 0;
+};
+
 // Rows of a that are `a_stride` numbers apart, ROWS of them at a time; the columns of b are those of `left`, then `right`.
 template <int ROWS>
 void multiply_float_block(
-    const float* a, int64_t a_stride, int64_t rows, int64_t K, const float* left, const float* right, float* c,
-    int64_t c_stride, bool adds) {
-  for (; rows >= ROWS; rows -= ROWS, a += ROWS * a_stride, c += ROWS * c_stride) {
+    const float* a, int64_t a_stride, int64_t rows, int64_t K, const float* left, const float* right, FloatC c) {
+  for (; rows >= ROWS; rows -= ROWS, a += ROWS * a_stride, c.data += ROWS * c.stride) {
     Vec<float> sums[ROWS][2] = {};
-    for (int j = 0; adds && j < ROWS; ++j)
-      for (int side = 0; side < 2; ++side) sums[j][side] = load(c + j * c_stride + side * WIDTH);
+    for (int j = 0; c.adds && j < ROWS; ++j)
+      for (int side = 0; side < 2; ++side) sums[j][side] = load(c.data + j * c.stride + side * WIDTH);
     constexpr int TOGETHER = 3;  // rows that are reached from one address
     const float* rows_of_a[(ROWS + TOGETHER - 1) / TOGETHER];
     for (int j = 0; j < ROWS; j += TOGETHER) rows_of_a[j / TOGETHER] = a + j * a_stride;
@@ -30,21 +40,23 @@ void multiply_float_block(
       }
     }
     for (int j = 0; j < ROWS; ++j)
-      for (int side = 0; side < 2; ++side) store(c + j * c_stride + side * WIDTH, sums[j][side]);
+      for (int side = 0; side < 2; ++side) {
+        float* place = c.data + j * c.stride + side * WIDTH;
+        for (int64_t i = c.joined; i > 0; --i) sums[j][side] += load(place - i * c.level);
+        store(place, sums[j][side]);
+      }
   }
   if constexpr (ROWS > 1)
-    if (rows > 0) multiply_float_block<ROWS / 2>(a, a_stride, rows, K, left, right, c, c_stride, adds);
+    if (rows > 0) multiply_float_block<ROWS / 2>(a, a_stride, rows, K, left, right, c);
 }
 
 // The same for all 32 columns of two tiles.
 template <int ROWS>
 void multiply_float_tiles(
-    const float* a, int64_t a_stride, int64_t rows, int64_t K, const float* b, int64_t group, float* c,
-    int64_t c_stride, bool adds) {
-  for (int64_t side = 0; side < BLOCK; side += 2 * WIDTH) {
+    const float* a, int64_t a_stride, int64_t rows, int64_t K, const float* b, int64_t group, FloatC c) {
+  for (int64_t side = 0; side < BLOCK; side += 2 * WIDTH, c.data += 2 * WIDTH) {
     const float* left = b + side / TILE * group;
-    multiply_float_block<ROWS>(
-        a, a_stride, rows, K, left, WIDTH == TILE ? left + group : left + WIDTH, c + side, c_stride, adds);
+    multiply_float_block<ROWS>(a, a_stride, rows, K, left, WIDTH == TILE ? left + group : left + WIDTH, c);
   }
 }
 

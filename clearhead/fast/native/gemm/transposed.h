@@ -46,7 +46,6 @@ inline void multiply_transposed(const GemmArgs<Float32>& args, int64_t begin, in
 
 // Multiply all rows with the outputs [n, n + 32), or as many as there are; sums [M, 32].
 inline void multiply_packed_outputs(const GemmArgs<Float32>& args, int64_t n, float* packed, float* sums) {
-  constexpr int ROWS = WIDTH == 8 ? 6 : 8;
   const int64_t count = std::min(BLOCK, args.N - n), group = PACKED_DEPTH * TILE;
   for (int64_t from = 0; from < args.K; from += PACKED_DEPTH) {
     const int64_t depth = std::min(PACKED_DEPTH, args.K - from);
@@ -57,7 +56,7 @@ inline void multiply_packed_outputs(const GemmArgs<Float32>& args, int64_t n, fl
       for (int64_t i = 0; i < BLOCK; i += WIDTH)
         store(packed + i / TILE * group + k * TILE + i % TILE, i < count ? load(row + i, count - i) : Vec<float>{});
     }
-    multiply_float_tiles<ROWS>(args.x + from, args.K, args.M, depth, packed, group, sums, BLOCK, from > 0);
+    multiply_float_tiles<FLOAT_ROWS>(args.x + from, args.K, args.M, depth, packed, group, {sums, BLOCK, from > 0});
   }
   for (int64_t i = 0; i < count; i += WIDTH) {
     if (i + WIDTH <= count) {

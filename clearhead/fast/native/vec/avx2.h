@@ -58,6 +58,9 @@ inline float reduce_add(Vec<float> x) {
   return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 }
 
+// Lanes in the order in which four vectors are summed up: neighbours are added, and then neighbours of these sums.
+constexpr int ORDER[WIDTH] = {0, 1, 2, 3, 4, 5, 6, 7};
+
 // The sums of COUNT vectors.
 template <int COUNT, typename Vector, typename Number>
 void reduce_add_all(const Vector* x, Number* found) {
