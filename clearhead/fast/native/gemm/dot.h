@@ -70,7 +70,7 @@ struct DotInt8 {
   using Number = int16_t;
   static constexpr int32_t ZERO_POINT = 0;
   static constexpr int64_t STEP = 2 * WIDTH;
-  static constexpr int ROWS = WIDTH == 8 ? 2 : 4, PACKED_WORDS = 2, PANEL_ROWS = WIDTH == 8 ? 4 : 8;
+  static constexpr int ROWS = WIDTH == 8 ? 2 : 4, PACKED_WORDS = 2, PANEL_ROWS = WIDTH == 8 ? 6 : 8;
   static constexpr int64_t LEAST_PACKED = WIDTH == 8 ? 10 : 17;
   static Vec<int32_t> load_x(const int16_t* from) {
     Vec<int32_t> words;

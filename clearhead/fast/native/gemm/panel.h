@@ -36,13 +36,18 @@ __attribute__((noinline)) void multiply_panel_rows(
     const typename Traits::X* x, int64_t K, const uint32_t* packed, SumsOf<Traits>* found) {
   SumsOf<Traits> sums[ROWS][2] = {};
   constexpr int64_t NUMBERS = 4 / sizeof *x;  // of a word
+  constexpr int TOGETHER = 3;  // rows that are reached from one address
+  const typename Traits::X* rows[(ROWS + TOGETHER - 1) / TOGETHER];
+  for (int i = 0; i < ROWS; i += TOGETHER) rows[i / TOGETHER] = x + i * K;
+  int64_t stride = K;
   for (int64_t k = 0; k < K; k += NUMBERS, packed += PANEL) {
+    asm("" : "+r"(stride));  // the compiler takes it for changed: addresses of all rows would not fit into registers
     Vec<int32_t> left, right;
     std::memcpy(&left, packed, sizeof left);
     std::memcpy(&right, packed + WIDTH, sizeof right);
     for (int i = 0; i < ROWS; ++i) {
       int32_t word;
-      std::memcpy(&word, x + i * K + k, 4);
+      std::memcpy(&word, rows[i / TOGETHER] + i % TOGETHER * stride + k, 4);
       const Vec<int32_t> words = Vec<int32_t>{} + word;
       Traits::add(sums[i][0], words, left);
       Traits::add(sums[i][1], words, right);
