@@ -9,7 +9,8 @@ inside the feed-forward network, beside torch.nn.Transformer; AdamW. 10.7M and 1
 rows of 256 and a vocabulary of 65, and of 12 layers, width 768, rows of 512 and a vocabulary of 50,304, random text,
 beside nanoGPT. Steps alternate between the sides, so that a change of the machine's load hits all of them. Beside
 tokens a second there are tokens for a second of the processor, which other programs change less, and of either the
-share of what the machine computes at most: products of 2048 x 2048 matrices, in turn with the steps. The operations of
+share of what the machine computes at most: products of 2048 x 2048 matrices, in turn with the steps, in fp32 for bf16
+too where the processor has nothing for it. The operations of
 a step are six for each weight and token, and those of attention. Each side's peak memory is that of a process of its
 own, with the libraries and the data.
 
@@ -47,6 +48,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import clearhead as ch
+from clearhead.bench.limits import fast_precisions
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.plans import LengthSortedPlan
 from clearhead.data.sources.pairs import parallel_files
@@ -267,9 +269,11 @@ def measured(work: Work, names: list[str]) -> tuple[dict[str, Rates], dict[str, 
     steps = {name: work.sides[name]() for name in names}
     for step in steps.values():
         step(work.batches[0])
+    fast = fast_precisions(torch.device("cpu"))  # where bf16 is not, PyTorch takes minutes for one product
     matrices = {
         name: torch.full((MATRIX_SIZE, MATRIX_SIZE), 1 / MATRIX_SIZE, dtype=dtype)
         for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
+        if name in fast
     }
     rates, limits = {name: Rates() for name in names}, {name: Rates() for name in matrices}
     for batch in work.batches[1:]:
@@ -351,7 +355,7 @@ def report(args: argparse.Namespace, work: Work, names: list[str]) -> None:
     counts = [count_batch(batch) for batch in work.batches[1:]]
     operations = sum(training_flops(work.spec, count) for count in counts) / sum(count.tokens for count in counts)
     for name in names:
-        limit = limits["fp32" if name.endswith("fp32") else "bf16"]
+        limit = limits["fp32" if name.endswith("fp32") or "bf16" not in limits else "bf16"]
         pairs = (rates[name].wall, limit.wall), (rates[name].processor, limit.processor)
         (wall, share), (processor, own_share) = (
             (statistics.median(rate), operations * statistics.median(rate) / max(most)) for rate, most in pairs
