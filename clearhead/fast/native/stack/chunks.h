@@ -7,6 +7,7 @@
 namespace {
 
 constexpr int64_t CHUNK_ROWS = 256, LEAST_ROWS = 128;
+constexpr double KEY_COST = 2;  // of a product of attention, beside one of a layer
 
 struct Chunk {
   int64_t first, last;          // rows
@@ -40,8 +41,28 @@ Chunk chunk_of(const Keys* keys, int64_t count, const Keys& texts, int64_t begin
   return chunk;
 }
 
-// Whole texts, and the rows of a long one beside a cache in pieces, which see the keys before them.
-std::vector<Chunk> chunks_of_texts(const Keys* keys, int64_t count, const Keys& texts, int64_t threads) {
+// What it costs that a row sees one key more, beside its products.
+double cost_of_key(const StackCall& call) {
+  double of_keys = 0, of_rows = 1;
+  for (const Branch* branch = call.branches; branch < call.branches + call.count; ++branch) {
+    for (const Matrix* one : {&branch->first, &branch->second, &branch->third, &branch->last})
+      if (one->weight) of_rows += double(one->inputs) * one->outputs;
+    if (branch->function == Function::SELF_ATTENTION) of_keys += KEY_COST * 2 * branch->heads * branch->head_size;
+  }
+  return of_keys / of_rows;
+}
+
+// The rows, of T, that make a part of their work; before the first one there are so many keys.
+int64_t end_of_work(double part, int64_t T, int64_t before, double cost) {
+  const double row = 1 + cost * before, work = part * T * (row + cost * T / 2);
+  const double end = 2 * work / (row + std::sqrt(row * row + 2 * cost * work));
+  return std::min(T, int64_t(end / TILE + 0.5) * TILE);
+}
+
+// Whole texts, and the rows of a long one beside a cache in pieces, which see the keys before them: later ones see more,
+// and have fewer rows.
+std::vector<Chunk> chunks_of_texts(
+    const Keys* keys, int64_t count, const Keys& texts, int64_t threads, double key_cost) {
   const int64_t most = rows_of_chunk(texts.cu_seqlens[texts.groups], threads);
   std::vector<Chunk> chunks;
   for (int64_t begin = 0, end = 1; end <= texts.groups; ++end) {
@@ -50,9 +71,13 @@ std::vector<Chunk> chunks_of_texts(const Keys* keys, int64_t count, const Keys& 
     if (!texts.appends || last - start <= most) chunks.push_back(chunk_of(keys, count, texts, begin, end, first, last));
     else {
       if (begin < end - 1) chunks.push_back(chunk_of(keys, count, texts, begin, end - 1, first, start));
-      const int64_t T = last - start, pieces = (T + most - 1) / most, piece = round_up((T + pieces - 1) / pieces, BLOCK);
-      for (int64_t m = start; m < last; m += piece)
-        chunks.push_back(chunk_of(keys, count, texts, end - 1, end, m, std::min(last, m + piece)));
+      const int64_t T = last - start, pieces = (T + most - 1) / most;
+      for (int64_t piece = 0, m = start; piece < pieces; ++piece) {
+        const int64_t before = std::max(int64_t(0), texts.count - T);
+        const int64_t next = piece + 1 < pieces ? start + end_of_work(double(piece + 1) / pieces, T, before, key_cost) : last;
+        if (next > m) chunks.push_back(chunk_of(keys, count, texts, end - 1, end, m, next));
+        m = next;
+      }
     }
     begin = end;
   }
@@ -70,7 +95,7 @@ std::vector<Chunk> chunks_of(const StackCall& call) {
     if (!keys[b].cu_seqlens || (keys[b].appends && keys[b].window_after > 0)) return {};
     if (!first) first = keys + b;
   }
-  return first ? chunks_of_texts(keys, call.count, *first, call.most_threads) : std::vector<Chunk>();
+  return first ? chunks_of_texts(keys, call.count, *first, call.most_threads, cost_of_key(call)) : std::vector<Chunk>();
 }
 
 }  // namespace
