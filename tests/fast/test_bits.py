@@ -155,12 +155,14 @@ def test_rows_by_transposed_weights_do_not_depend_on_their_number(monkeypatch: p
     assert found and min(found) > 0, "the kernels read the weights as they lie"
 
 
+@pytest.mark.parametrize("tokens", [256, 512])
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
 @pytest.mark.parametrize("case", ["logits of a decoder", "embeddings"])
 def test_long_requests_do_not_depend_on_those_beside_them(
-    case: str, precision: str, monkeypatch: pytest.MonkeyPatch
+    case: str, precision: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "PIECE_TOKENS", 256)
+    """Divided among threads in parts of unlike length, the last of which fills no tile."""
+    monkeypatch.setattr(pieces, "PIECE_TOKENS", tokens)
     model, run = CASES[case]
     tree, requests = of_model(model(), precision), ids_of(len(LONG), LONG)
     together = run(tree, requests)
