@@ -16,8 +16,8 @@ constexpr int64_t LEAST_FLOAT_ROWS = 48;  // below it, packing weights costs mor
 
 #ifdef __AVX2__
 
-constexpr int64_t PANEL_ROWS_OF_X = 48;  // whose sums stay in the cache
-constexpr int LEVELS = WIDTH == 8 ? 4 : 5;  // of sums of 1, 2, 4 ... lanes
+constexpr int64_t CACHED_SUM_ROWS = 48;  // whose sums stay in the cache
+constexpr int SUM_LEVELS = WIDTH == 8 ? 4 : 5;  // of sums of 1, 2, 4 ... lanes
 
 // A row of x by remainders, in the order in which these are added.
 inline void pack_remainders(const float* x, int64_t K, float* packed) {
@@ -27,10 +27,10 @@ inline void pack_remainders(const float* x, int64_t K, float* packed) {
     Words words[WIDTH];
     for (int64_t i = 0; i < WIDTH; ++i) words[i] = (Words)load(x + (c + i) * WIDTH);
     transpose(words);
-    for (int64_t r = 0; r < WIDTH; ++r) store(packed + r * C + c, (Vec<float>)words[ORDER[r]]);
+    for (int64_t r = 0; r < WIDTH; ++r) store(packed + r * C + c, (Vec<float>)words[LANE_ORDER[r]]);
   }
   for (; c < C; ++c)
-    for (int64_t r = 0; r < WIDTH; ++r) packed[r * C + c] = x[c * WIDTH + ORDER[r]];
+    for (int64_t r = 0; r < WIDTH; ++r) packed[r * C + c] = x[c * WIDTH + LANE_ORDER[r]];
   std::copy(x + C * WIDTH, x + K, packed + C * WIDTH);
 }
 
@@ -47,14 +47,14 @@ inline void pack_float_panel(const float* w, int64_t K, float* packed) {
         words[n] = (Words)load(from);
       }
       transpose(words);
-      for (int64_t r = 0; r < WIDTH; ++r) store(to + (r * C + c) * TILE, (Vec<float>)words[ORDER[r]]);
+      for (int64_t r = 0; r < WIDTH; ++r) store(to + (r * C + c) * TILE, (Vec<float>)words[LANE_ORDER[r]]);
     }
     for (int64_t k = C * WIDTH; k < K; ++k)
       for (int64_t n = 0; n < WIDTH; ++n) to[k * TILE + n] = w[n * K + k];
   }
 }
 
-// Multiply some packed rows of x, whose first is row m, with a panel of the outputs from n on; sums [LEVELS, rows, 32].
+// Multiply some packed rows of x, whose first is row m, with a panel of the outputs from n on; sums [SUM_LEVELS, rows, 32].
 inline void multiply_float_panel(
     const GemmArgs<Float32>& args, const float* x, int64_t m, int64_t rows, const float* packed, int64_t n, float* sums) {
   const int64_t K = args.K, C = K / WIDTH, level = rows * BLOCK, group = K * TILE;
@@ -63,7 +63,7 @@ inline void multiply_float_panel(
     multiply_float_tiles<FLOAT_ROWS>(
         x + r * C, K, rows, C, packed + r * C * TILE, group, {sums + joined * level, BLOCK, false, joined, level});
   }
-  const float* found = sums + (LEVELS - 1) * level;
+  const float* found = sums + (SUM_LEVELS - 1) * level;
   for (int64_t i = 0; i < BLOCK; i += WIDTH) {
     const Epilogue<Float32> epilogue(args, n + i);
     const float* column = packed + i / TILE * group + i % TILE;
@@ -86,13 +86,13 @@ inline __attribute__((noinline)) int64_t multiply_float_panels_by_team(const Gem
   const auto* x = reinterpret_cast<const float*>(args.packed_x);
   const Arena::Frame frame(arena);
   auto* packed = arena.take<float>(args.K * BLOCK);
-  auto* sums = arena.take<float>(LEVELS * PANEL_ROWS_OF_X * BLOCK);
+  auto* sums = arena.take<float>(SUM_LEVELS * CACHED_SUM_ROWS * BLOCK);
 #pragma omp for schedule(static) nowait
   for (int64_t panel = 0; panel < args.N / BLOCK; ++panel) {
     pack_float_panel(args.w + panel * BLOCK * args.K, args.K, packed);
-    for (int64_t m = 0; m < args.M; m += PANEL_ROWS_OF_X)
+    for (int64_t m = 0; m < args.M; m += CACHED_SUM_ROWS)
       multiply_float_panel(
-          args, x + m * args.K, m, std::min(PANEL_ROWS_OF_X, args.M - m), packed, panel * BLOCK, sums);
+          args, x + m * args.K, m, std::min(CACHED_SUM_ROWS, args.M - m), packed, panel * BLOCK, sums);
   }
   return args.N / BLOCK * BLOCK;
 #else

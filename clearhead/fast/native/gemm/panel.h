@@ -36,7 +36,7 @@ __attribute__((noinline)) void multiply_panel_rows(
     const typename Traits::X* x, int64_t K, const uint32_t* packed, SumsOf<Traits>* found) {
   SumsOf<Traits> sums[ROWS][2] = {};
   constexpr int64_t NUMBERS = 4 / sizeof *x;  // of a word
-  constexpr int TOGETHER = 3;  // rows that are reached from one address
+  constexpr int TOGETHER = 2;  // rows that are reached from one address
   const typename Traits::X* rows[(ROWS + TOGETHER - 1) / TOGETHER];
   for (int i = 0; i < ROWS; i += TOGETHER) rows[i / TOGETHER] = x + i * K;
   int64_t stride = K;

@@ -37,7 +37,7 @@ class Team {
   // Called by one thread; a branch leaves to the next what needs the most memory in one of them.
   Team(const Rows& rows, const Branch* branches, const Keys* keys, int64_t count, Arena& arena)
       : rows_(rows), branches_(branches), keys_(keys), count_(count), widest_(rows.D),
-        input_(arena, rows.M, widest(), branches->first.ldb > 0) {
+        input_(arena, rows.M, widest(), count > 0 && branches->first.ldb > 0) {
     int64_t first = rows.D, second = 0, third = 0;
     for (int64_t b = 0; b < count; ++b) {
       const Branch& branch = branches[b];

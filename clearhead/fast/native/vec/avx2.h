@@ -59,7 +59,7 @@ inline float reduce_add(Vec<float> x) {
 }
 
 // Lanes in the order in which four vectors are summed up: neighbours are added, and then neighbours of these sums.
-constexpr int ORDER[WIDTH] = {0, 1, 2, 3, 4, 5, 6, 7};
+constexpr int LANE_ORDER[WIDTH] = {0, 1, 2, 3, 4, 5, 6, 7};
 
 // The sums of COUNT vectors.
 template <int COUNT, typename Vector, typename Number>

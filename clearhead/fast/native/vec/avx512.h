@@ -62,7 +62,7 @@ inline void stream_fence() { _mm_sfence(); }
 inline float reduce_add(Vec<float> x) { return _mm512_reduce_add_ps((__m512)x); }
 
 // Lanes in the order in which four vectors are summed up: neighbours are added, and then neighbours of these sums.
-constexpr int ORDER[WIDTH] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
+constexpr int LANE_ORDER[WIDTH] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
 
 // The sums of COUNT vectors, which are aligned.
 template <int COUNT, typename Vector, typename Number>
