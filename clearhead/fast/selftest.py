@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import spec
@@ -44,7 +44,7 @@ def differences(kernels: str) -> Iterator[Found]:
     """Compare the kernels of a folder, as the parts that call them do, with plain layers of random weights."""
     torch.manual_seed(1)
     if kernels == INFERENCE:
-        yield from _products()
+        yield from products()
         yield from _choices()
         for has_memory in (True, False):
             yield from _stacks(has_memory)
@@ -68,9 +68,10 @@ def far(found: Tensor, expected: Tensor) -> float:
 
 
 @torch.inference_mode()
-def _products() -> list[Found]:
+def products() -> list[Found]:
+    """Compare linear layers of few and of many rows."""
     found = []
-    for rows in (1, 2, 3, 40):
+    for rows in (1, 2, 3, 40, 64):  # also so many that weights are packed, in fp32 later than elsewhere
         # Whole blocks, and sizes that fill none.
         for outputs, inputs in ((96, 128), (37, 101)):
             x_MK, weight_NK, bias_N = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
@@ -110,8 +111,17 @@ def _choices() -> Iterator[Found]:
 
 def _stacks(has_memory: bool) -> Iterator[Found]:
     plain = build(_model(has_memory)).eval()
-    for kind, most in (("fp32", EXACT), ("bf16 products", IN_BF16), ("8 bits", IN_INT8)):
-        module = to_int8(copy.deepcopy(plain)) if kind == "8 bits" else plain
+    transposed = copy.deepcopy(plain)
+    for part in transposed.modules():
+        if isinstance(part, nn.Linear):  # as in GPT-2's files
+            part.weight.data = part.weight.data.t().contiguous().t()
+    cases = {
+        "fp32": (plain, EXACT),
+        "fp32 with transposed weights": (transposed, EXACT),
+        "bf16 products": (plain, IN_BF16),
+        "8 bits": (to_int8(copy.deepcopy(plain)), IN_INT8),
+    }
+    for kind, (module, most) in cases.items():
         runner = Runner(module, in_bf16=kind == "bf16 products")
         for rows in (1, 3):
             with torch.inference_mode():

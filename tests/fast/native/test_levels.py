@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.fast.native import build, options
+from clearhead.fast import selftest
+from clearhead.fast.native import build, load, options
 from clearhead.fast.probe import processor
 
 pytestmark = pytest.mark.slow
@@ -72,13 +74,25 @@ def test_sums_in_8_bits_are_exact_for_any_weights(library: ctypes.CDLL) -> None:
             assert torch.equal(product(library, "int8", x, weight, scale, bias), exact), (rows, outputs, inputs)
 
 
-def test_many_rows_take_packed_weights_in_fp32(level: str, files: dict[str, Path]) -> None:
-    """The law below is about both ways, so there are rows on both sides of where one begins."""
-    (least,) = re.findall(r"LEAST_FLOAT_ROWS = (\d+)", (build.FOLDER / "gemm" / "float_panel.h").read_text("utf-8"))
-    assert ROWS[0] < int(least) - 1 in ROWS and int(least) in ROWS
-    assert max(outputs for outputs, _ in SIZES) >= 32, "a panel"
-    symbols = subprocess.run(["nm", "-C", str(files[level])], check=True, capture_output=True, text=True).stdout
-    assert "multiply_float_panels_by_team" in symbols
+def test_rows_from_48_on_take_packed_weights_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the law below is about both ways, and a wrong result of packed weights is found before kernels serve."""
+    folder, file = tmp_path / "native", tmp_path / "wrong.so"
+    shutil.copytree(build.FOLDER, folder, ignore=shutil.ignore_patterns("*.py", options.PACKAGED))
+    panel = folder / "gemm" / "float_panel.h"
+    right, wrong = "epilogue.write(sum, m + j);", "epilogue.write(-sum, m + j);"
+    text = panel.read_text("utf-8")
+    assert right in text
+    panel.write_text(text.replace(right, wrong), "utf-8")
+    command = options.command("g++", options.INFERENCE, LEVELS["avx2"][1])
+    subprocess.run([*command, "-shared", str(folder / options.INFERENCE / "linear.cpp"), "-o", str(file)], check=True)
+    library = ctypes.CDLL(str(file))
+    x, weight, bias = torch.randn(48, 100), torch.randn(37, 100), torch.randn(37)
+    exact = F.linear(x, weight, bias)
+    torch.testing.assert_close(product(library, "float32", x[:47], weight, bias), exact[:47], rtol=1e-4, atol=1e-4)
+    is_far = (product(library, "float32", x, weight, bias) - exact).abs() > 1e-4
+    assert is_far[:, :32].float().mean() > 0.99 and not is_far[:, 32:].any()
+    monkeypatch.setattr(load, "library", lambda kernels="": library)
+    assert {what for what, error, most in selftest.products() if error > most} == {"layers in fp32"}
 
 
 @pytest.mark.parametrize("kind", ["int8", "float32"])
