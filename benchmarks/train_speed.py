@@ -10,9 +10,8 @@ rows of 256 and a vocabulary of 65, and of 12 layers, width 768, rows of 512 and
 beside nanoGPT. Steps alternate between the sides, so that a change of the machine's load hits all of them. Beside
 tokens a second there are tokens for a second of the processor, which other programs change less, and of either the
 share of what the machine computes at most: products of 2048 x 2048 matrices, in turn with the steps, in fp32 for bf16
-too where the processor has nothing for it. The operations of
-a step are six for each weight and token, and those of attention. Each side's peak memory is that of a process of its
-own, with the libraries and the data.
+too where the processor has nothing for it. The operations of a step are six for each weight and token, and those of
+attention. Each side's peak memory is that of a process of its own, with the libraries and the data.
 
     python benchmarks/train_speed.py translate --data ../shared/data/multi30k-bpe --command
 
@@ -355,7 +354,7 @@ def report(args: argparse.Namespace, work: Work, names: list[str]) -> None:
     counts = [count_batch(batch) for batch in work.batches[1:]]
     operations = sum(training_flops(work.spec, count) for count in counts) / sum(count.tokens for count in counts)
     for name in names:
-        limit = limits["fp32" if name.endswith("fp32") or "bf16" not in limits else "bf16"]
+        limit = limits.get("fp32" if name.endswith("fp32") else "bf16", limits["fp32"])
         pairs = (rates[name].wall, limit.wall), (rates[name].processor, limit.processor)
         (wall, share), (processor, own_share) = (
             (statistics.median(rate), operations * statistics.median(rate) / max(most)) for rate, most in pairs
