@@ -56,7 +56,7 @@ def only_banned(chain: Sequence[Processor], length: int, device: torch.device) -
     banned = [processor.at_length(length, device) for processor in chain if isinstance(processor, BannedIds)]
     if len(banned) < len(chain):
         return None
-    return torch.cat([torch.empty(0, dtype=torch.int64, device=device), *banned])
+    return banned[0] if len(banned) == 1 else torch.cat([torch.empty(0, dtype=torch.int64, device=device), *banned])
 
 
 def select(chain: Sequence[Processor], rows_K: Int[Tensor, " kept"]) -> list[Processor]:
@@ -148,7 +148,9 @@ class BannedIds:
     def at_length(self, length: int, device: torch.device) -> Int[Tensor, " banned"]:
         """Return the ids that are banned after so many."""
         is_banned = self.start <= length and (self.stop is None or length < self.stop)
-        return torch.as_tensor(self.ids if is_banned else (), dtype=torch.int64, device=device)
+        if is_banned and isinstance(self.ids, Tensor):
+            return self.ids
+        return torch.tensor(self.ids if is_banned else (), dtype=torch.int64, device=device)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ class Started:
     Args:
         member: whose first tokens have not been chosen.
         cache: with the rows of the prompts; an `IndexedCache`, where others join.
-        logits: of the next token of each row; may be overwritten.
+        logits: of the next token of each row.
     """
 
     member: Member

@@ -228,7 +228,7 @@ def test_the_plain_tree_alone_is_used_where_that_is_asked_for(
     assert [one.by for one in model.runner.report()] == ["plain"]
     model.generate("the", max_new_tokens=2, temperature=0)
     assert not calls and native.library() is native.library(TRAINING) is None
-    assert native.function("top_float32", pointers=4, numbers=4) is None
+    assert native.function("top_float32", pointers=5, numbers=5) is None
     monkeypatch.setenv(native.KERNELS, "fast")
     with pytest.raises(ch.InputError, match="expected auto or plain"):
         model.generate("the")

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -112,7 +112,7 @@ def start_beams(
     """Start the search for the best continuations of prefilled prompts, by the rules at the top of this file.
 
     Args:
-        prefill: the prompts; their logits are overwritten.
+        prefill: the prompts.
         sentences: one for each prompt.
         end_ids: ids that end a hypothesis.
         banned_X: ids never generated.
@@ -191,22 +191,14 @@ def top_log_probabilities(
 ) -> tuple[Float[Tensor, "rows top"], Int[Tensor, "rows top"], Float[Tensor, " rows"]]:
     """Return the log-probabilities and ids of each row's best tokens, and the log of its normaliser.
 
-    Probabilities are those of the whole vocabulary: a banned id is not chosen, but keeps its share. The logits are
-    overwritten and restored, because a second array of their size would cost more than all else here.
+    Probabilities are those of the whole vocabulary: a banned id is not chosen, but keeps its share.
 
     Args:
-        logits_RV: fp32 or bf16; overwritten meanwhile.
+        logits_RV: fp32 or bf16.
         banned_X: ids that may not be chosen.
         count: how many to return; all of them if the vocabulary is smaller.
     """
-    banned_RX = logits_RV.index_select(1, banned_X)
-    logits_RV.index_fill_(1, banned_X, -torch.inf)
-    top_RC, ids_RC, normaliser_R = top_and_log_total(logits_RV, min(count, logits_RV.shape[1]))
-    if len(banned_X):
-        # Whoever captures logits has them as the model computed them.
-        logits_RV.index_copy_(1, banned_X, banned_RX)
-        # In fp64, whose last digits depend on a row's place in the batch: in fp32 those of the result would.
-        normaliser_R = torch.logaddexp(normaliser_R.double(), banned_RX.double().logsumexp(1)).float()
+    top_RC, ids_RC, normaliser_R = top_and_log_total(logits_RV, min(count, logits_RV.shape[1]), banned_X)
     # Rounding can lift a probability above 1, and the early stop relies on sums that never grow.
     return (top_RC - normaliser_R[:, None]).clamp_(max=0.0), ids_RC, normaliser_R
 
@@ -229,6 +221,8 @@ def best_extensions(
     num_sentences, num_top = len(sums_MB), log_probs_RC.shape[1]
     sums_MC = (log_probs_RC + sums_MB.reshape(-1, 1)).view(num_sentences, -1)
     ids_MC = ids_RC.reshape(num_sentences, -1)
+    if sums_MC.shape[1] == count == num_top:  # those of one parent, best first as they are
+        return Extensions(sums_MC, ids_MC, torch.zeros_like(ids_MC))
     missing = count - sums_MC.shape[1]
     if missing > 0:
         sums_MC = functional.pad(sums_MC, (0, missing), value=-torch.inf)
@@ -319,8 +313,7 @@ class Search(Member):
         top = top_log_probabilities
         if self.chain:
             top, logits_RV = top_changed_log_probabilities, logits_RV.float().log_softmax(1)
-        # A processor may ban the end token that is forced at the limit.
-        end_R = logits_RV[:, self.eos_id].float().clone()
+        unchanged_RV = logits_RV  # a processor may ban the end token that is forced at the limit
         before_RV = None if self.recorder is None else logits_RV.float().log_softmax(1)
         logits_RV = apply(self.chain, logits_RV, self.prefix_RT)
         if self.recorder is not None and before_RV is not None:
@@ -330,12 +323,12 @@ class Search(Member):
             )
         log_probs_RC, ids_RC, normaliser_R = top(logits_RV, banned_X, count)
         best = best_extensions(log_probs_RC, ids_RC, self.sums_MB, count)
-        is_end_MC = torch.isin(best.ids_MC, self.ends_E) & (best.sums_MC > -torch.inf)
+        is_end_MC = (best.ids_MC[..., None] == self.ends_E).any(2) & (best.sums_MC > -torch.inf)
         live = best.first(beams)
         if bool(is_end_MC.any()):
             self._keep_finished(best, is_end_MC[:, :beams])
             live = best.take(is_end_MC.to(torch.uint8).argsort(dim=1, stable=True)[:, :beams])
-        kept = self._unfinished(live, end_R - normaliser_R)
+        kept = self._unfinished(live, lambda rows_B: unchanged_RV[rows_B, self.eos_id].float() - normaliser_R[rows_B])
         return self._advance(live, kept)
 
     def _keep_finished(self, best: Extensions, is_end_MB: Bool[Tensor, "sentences beams"]) -> None:
@@ -359,7 +352,7 @@ class Search(Member):
             forced = CUT_OFF if self.open_ended else FORCED_END
             self.recorder.finish((*prefix, last), total, forced if cut_off else END)
 
-    def _unfinished(self, live: Extensions, end_log_probs_R: Float[Tensor, " rows"]) -> list[int]:
+    def _unfinished(self, live: Extensions, end_log_probs: Callable[[Tensor], Tensor]) -> list[int]:
         """Return the places of the unfinished sentences; cut off the live hypotheses of the others, if they count."""
         kept = []
         for sentence, best_sum in enumerate(live.sums_MC[:, 0].tolist()):
@@ -375,7 +368,7 @@ class Search(Member):
                 if not self._is_full(finished):
                     self._cut_off_open(sentence, live)
             elif not finished.ranked:
-                self._cut_off(sentence, end_log_probs_R)
+                self._cut_off(sentence, end_log_probs)
             if self.recorder is not None:
                 chosen = live.ids_MC[0], live.parents_MC[0], live.sums_MC[0]
                 self.recorder.choose(*chosen, self.ends_E.tolist(), stop_reason)
@@ -400,10 +393,10 @@ class Search(Member):
             return finished.count > 0
         return self.options.early_stopping and finished.count >= self.options.beam_size
 
-    def _cut_off(self, sentence: int, end_log_probs_R: Float[Tensor, " rows"]) -> None:
-        """Force the end token onto the hypotheses that this step was to extend."""
+    def _cut_off(self, sentence: int, end_log_probs: Callable[[Tensor], Tensor]) -> None:
+        """Force the end token, of its log-probability in each row, onto hypotheses that this step was to extend."""
         rows_B = self._rows_of(sentence)
-        totals = (self.sums_MB[sentence] + end_log_probs_R[rows_B]).tolist()
+        totals = (self.sums_MB[sentence] + end_log_probs(rows_B)).tolist()
         for prefix, total in zip(self._generated(rows_B), totals, strict=True):
             if total > -math.inf:
                 self._finish(sentence, prefix, self.eos_id, total, cut_off=True)
@@ -427,6 +420,9 @@ class Search(Member):
         """Make the live extensions of the kept sentences the new hypotheses."""
         old_beams = self.sums_MB.shape[1]
         some_finished = len(kept) < len(self.alive)
+        if not some_finished and self.options.beam_size == 1:
+            self.sums_MB, self.prefix_RT = live.sums_MC, torch.cat([self.prefix_RT, live.ids_MC], 1)
+            return Kept()
         kept_M = torch.tensor(kept, dtype=torch.int64, device=self.sums_MB.device)
         if some_finished:
             self.alive = [self.alive[sentence] for sentence in kept]
@@ -435,9 +431,7 @@ class Search(Member):
         self.sums_MB = live.sums_MC
         self.prefix_RT = torch.cat([self.prefix_RT.index_select(0, rows_R), live.ids_MC.reshape(-1, 1)], 1)
         self.chain = select(self.chain, rows_R)
-        if some_finished or self.options.beam_size > 1:
-            return Kept(rows_R, kept_M if some_finished else None)
-        return Kept()
+        return Kept(rows_R, kept_M if some_finished else None)
 
     def _leave(self, kept: list[int]) -> Kept:
         """Keep the hypotheses of the sentences at these places, as they are."""

@@ -26,8 +26,6 @@ from clearhead.progress import update
 
 # Numbers drawn at a time; it does not change the stream.
 _DRAWN_AHEAD = 64
-# Of more than these, finding one more candidate for each costs more than a pass over the changed logits.
-_FEW_BANNED = 16
 
 
 def fetch(tokens_R: Int[Tensor, " rows"], log_probs_R: Float[Tensor, " rows"]) -> tuple[list[int], list[float]]:
@@ -114,11 +112,9 @@ class TokenChooser:
         banned_X = only_banned(self.chain, ids_RT.shape[1], logits_RV.device)
         if uniform_R is not None:
             return self._sample(logits_RV, ids_RT, banned_X, uniform_R)
-        if banned_X is not None and len(banned_X) <= _FEW_BANNED:
-            # One of them is not banned, unless all tokens are; nothing as large as the logits is written.
-            best_RC, tokens_RC, log_total_R = top_and_log_total(logits_RV, min(len(banned_X) + 1, logits_RV.shape[1]))
-            best_R, place_R = best_RC.masked_fill(torch.isin(tokens_RC, banned_X), -torch.inf).max(1)
-            return tokens_RC.gather(1, place_R[:, None])[:, 0], best_R - log_total_R
+        if banned_X is not None:
+            best_R1, tokens_R1, log_total_R = top_and_log_total(logits_RV, 1, banned_X)
+            return tokens_R1[:, 0], best_R1[:, 0] - log_total_R
         best_R, tokens_R = apply(self.chain, logits_RV.float(), ids_RT).max(1)
         return tokens_R, _log_probabilities(logits_RV, tokens_R, best_R != -torch.inf)
 

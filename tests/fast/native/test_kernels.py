@@ -97,6 +97,22 @@ def test_highest_numbers_and_totals_are_those_of_torch(kernels: ctypes.CDLL, dty
             assert torch.allclose(totals, x.float().logsumexp(1), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_banned_numbers_are_never_highest_and_count_in_the_total(kernels: ctypes.CDLL, dtype: torch.dtype) -> None:
+    for size in (5, 16, 31, 1000):
+        x = (torch.randn(3, size) * 10).to(dtype)
+        x[1, 2] = 300.0  # far above all others: no base for the sum but itself
+        banned = torch.tensor([2, size - 1, 0, 2, size + 7])
+        allowed = x.float().index_fill(1, banned[:4], -torch.inf)
+        for count in (1, 2):
+            values, places, totals = top_and_log_total(x, count, banned)
+            assert torch.equal(values, allowed.topk(count).values)
+            assert torch.equal(allowed.gather(1, places), values)
+            assert torch.equal(totals, top_and_log_total(x, count)[2])
+    values, _, totals = top_and_log_total(x, 1000, torch.arange(1000))
+    assert (values == -torch.inf).all() and totals.isfinite().all()
+
+
 def test_rows_with_infinite_numbers_and_with_none(kernels: ctypes.CDLL) -> None:
     x = torch.randn(4, 40)
     x[0, 3:] = -torch.inf

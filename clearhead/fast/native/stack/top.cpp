@@ -1,4 +1,5 @@
-// The highest numbers of each row, and the log of the sum of their exponentials: all that search needs of the logits.
+// The highest numbers of each row that may be chosen, and the log of the sum of the exponentials of all: what search needs
+// of the logits.
 
 #include <algorithm>
 
@@ -19,24 +20,39 @@ void insert(float* values, int64_t* places, int64_t count, float value, int64_t 
   places[at] = place;
 }
 
+struct Banned {
+  const int64_t* ids;
+  int64_t count;
+
+  bool has(int64_t id) const { return std::find(ids, ids + count, id) != ids + count; }
+};
+
+// Numbers that are banned count as -infinity, but in the sum.
 template <typename Real>
-void top_of_row(const Real* row, int64_t size, int64_t count, float* values, int64_t* places, float* log_total) {
+void top_of_row(
+    const Real* row, int64_t size, const Banned& banned, int64_t count, float* values, int64_t* places, float* log_total) {
   std::fill(values, values + count, -INFINITY);
   std::fill(places, places + count, 0);
+  float most = -INFINITY;
   int64_t i = 0, found = 0;
   // Numbers of -infinity fill the list as well, until there are others.
-  for (; i < size && found < count; ++i, ++found) insert(values, places, found + 1, to_float(row[i]), i);
+  for (; i < size && found < count; ++i, ++found) {
+    const float value = to_float(row[i]);
+    most = std::max(most, value);
+    insert(values, places, found + 1, banned.has(i) ? -INFINITY : value, i);
+  }
+  const auto look = [&](float value, int64_t place) {
+    if (!(value > values[count - 1])) return;
+    most = std::max(most, value);
+    if (!banned.has(place)) insert(values, places, count, value, place);
+  };
   for (; i + WIDTH <= size; i += WIDTH) {
     const Vec<float> vec = load(row + i);
     if (!any_set(vec > values[count - 1])) continue;
-    for (int lane = 0; lane < WIDTH; ++lane)
-      if (vec[lane] > values[count - 1]) insert(values, places, count, vec[lane], i + lane);
+    for (int lane = 0; lane < WIDTH; ++lane) look(vec[lane], i + lane);
   }
-  for (; i < size; ++i) {
-    const float value = to_float(row[i]);
-    if (value > values[count - 1]) insert(values, places, count, value, i);
-  }
-  const float most = values[0] == -INFINITY ? 0.0f : values[0];
+  for (; i < size; ++i) look(to_float(row[i]), i);
+  most = most == -INFINITY ? 0.0f : most;
   Vec<float> sums = {};
   for (i = 0; i + WIDTH <= size; i += WIDTH) sums += exp(load(row + i) - most);
   double sum = reduce_add(sums);
@@ -46,13 +62,14 @@ void top_of_row(const Real* row, int64_t size, int64_t count, float* values, int
 
 }  // namespace
 
-#define TOP(name, Real)                                                                                     \
-  KERNEL void name(                                                                                         \
-      const Real* x, float* values, int64_t* places, float* log_totals, int64_t rows, int64_t size,         \
-      int64_t stride, int64_t count, int64_t threads) {                                                     \
-    _Pragma("omp parallel for schedule(static) num_threads(team_size(threads, rows * size))")               \
-    for (int64_t r = 0; r < rows; ++r)                                                                      \
-      top_of_row(x + r * stride, size, count, values + r * count, places + r * count, log_totals + r);      \
+#define TOP(name, Real)                                                                                      \
+  KERNEL void name(                                                                                          \
+      const Real* x, const int64_t* banned, float* values, int64_t* places, float* log_totals, int64_t rows, \
+      int64_t size, int64_t stride, int64_t num_banned, int64_t count, int64_t threads) {                    \
+    _Pragma("omp parallel for schedule(static) num_threads(team_size(threads, rows * size))")                \
+    for (int64_t r = 0; r < rows; ++r)                                                                       \
+      top_of_row(x + r * stride, size, {banned, num_banned}, count, values + r * count, places + r * count,  \
+                 log_totals + r);                                                                            \
   }
 
 TOP(top_float32, float)

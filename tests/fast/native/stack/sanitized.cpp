@@ -13,8 +13,10 @@ void linear_bfloat16(const uint16_t*, const uint16_t*, const uint16_t*, uint16_t
 void linear_mixed(const float*, const uint16_t*, const float*, float*, int64_t, int64_t, int64_t, int64_t);
 void linear_int8(
     const float*, const int8_t*, const float*, const float*, float*, int64_t, int64_t, int64_t, int64_t);
-void top_float32(const float*, float*, int64_t*, float*, int64_t, int64_t, int64_t, int64_t, int64_t);
-void top_bfloat16(const uint16_t*, float*, int64_t*, float*, int64_t, int64_t, int64_t, int64_t, int64_t);
+void top_float32(
+    const float*, const int64_t*, float*, int64_t*, float*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
+void top_bfloat16(
+    const uint16_t*, const int64_t*, float*, int64_t*, float*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
 void sample_float32(
     const float*, const int64_t*, const double*, const void*, int64_t*, int64_t, int64_t, int64_t, int64_t, int64_t,
     int64_t);
@@ -132,8 +134,9 @@ int main() {
         for (int64_t count = 1; count <= inputs && count < 5; ++count) {
           auto values = numbers<float>(rows * count), totals = numbers<float>(rows);
           auto places = numbers<int64_t>(rows * count);
-          top_float32(x.data(), values.data(), places.data(), totals.data(), rows, inputs, inputs, count, THREADS);
-          top_bfloat16(x16.data(), values.data(), places.data(), totals.data(), rows, inputs, inputs, count, THREADS);
+          auto *best = values.data(), *sums = totals.data();
+          top_float32(x.data(), &inputs, best, places.data(), sums, rows, inputs, inputs, 1, count, THREADS);
+          top_bfloat16(x16.data(), &count, best, places.data(), sums, rows, inputs, inputs, 1, count, THREADS);
         }
         const std::vector<double> uniform(rows, 0.7), settings = {0.8, 0.9, 0.01};
         const int64_t banned = inputs - 1;
