@@ -30,34 +30,29 @@ def new_tokens(context: Context, batch: int) -> NewTokens:
     return found
 
 
-def set_groups(keys: Keys, piece: Piece, first_keys: Tensor | None, used: list[Tensor]) -> None:
+def set_groups(keys: Keys, piece: Piece, first_keys: Tensor | None) -> None:
     """Set which rows have the same keys, and where these begin."""
     keys.groups, keys.rows_per_group, keys.cu_seqlens, keys.first_keys = piece.count, 1, None, None
     if piece.cu_seqlens is not None:
-        used.append(piece.cu_seqlens)
+        keys.held.append(piece.cu_seqlens)
         keys.cu_seqlens = address(piece.cu_seqlens, torch.int64, piece.count + 1)
     if first_keys is not None:
-        used.append(some := first_keys[piece.rows].contiguous())
+        keys.held.append(some := first_keys[piece.rows].contiguous())
         keys.first_keys = address(some, torch.int64, piece.count)
 
 
 def set_memory(
-    keys: Keys,
-    piece: Piece,
-    batch: int,
-    row_index: Tensor | None,
-    attention: MemoryAttention,
-    context: Context,
-    used: list[Tensor],
+    keys: Keys, piece: Piece, batch: int, row_index: Tensor | None, attention: MemoryAttention, context: Context
 ) -> None:
     """Set the keys of a memory, and which rows read a sentence: all beams of it, or of several tokens those of one."""
-    choice, kept, mask = attention.spec, attention.remembered(context), attention.mask(context)
-    used += kept  # without a cache nothing else holds them
+    (key, value), mask_NS = attention.remembered(context), context.memory_mask
+    if keys.is_made_of(key, value, mask_NS, row_index, piece.cu_seqlens, piece.count, batch):
+        return
+    keys.held = [key, value]  # without a cache nothing else holds them
     keys.window_before = keys.window_after = EVERYWHERE
-    keys.mask, keys.row_index = None, None
-    mask_NS, (key, value) = None if mask is None else mask[:, 0, 0], kept
+    keys.row_index = None
     sentences = len(key) if row_index is None else len(row_index)
-    set_groups(keys, piece, None, used)
+    set_groups(keys, piece, None)
     keys.count = key.shape[2]
     if piece.cu_seqlens is None:
         keys.groups, keys.rows_per_group = sentences, batch // sentences
@@ -66,10 +61,10 @@ def set_memory(
         row_index = of_rows.int() if row_index is None else row_index[of_rows]
         mask_NS = None if mask_NS is None else mask_NS[of_rows]
     if row_index is not None:
-        used.append(row_index)
+        keys.held.append(row_index)
         keys.row_index, keys.row_index_stride = address(row_index, torch.int32, keys.groups), 0
-    set_mask(keys, mask_NS, used)
-    _set_places(keys, choice, key, value)
+    set_mask(keys, mask_NS)
+    _set_places(keys, attention.spec, key, value)
 
 
 def sight(mask: spec.Mask) -> tuple[int, int]:
@@ -79,7 +74,7 @@ def sight(mask: spec.Mask) -> tuple[int, int]:
     return EVERYWHERE, EVERYWHERE if isinstance(mask, spec.Full) else 0
 
 
-def set_bias(keys: Keys, attention: Attention, rows: int, context: Context, used: list[Tensor]) -> None:
+def set_bias(keys: Keys, attention: Attention, rows: int, context: Context) -> None:
     """Set the bias on the scores of one new token of each row, which depends on positions alone."""
     choice = attention.spec
     if choice.score_bias is not None:
@@ -87,7 +82,7 @@ def set_bias(keys: Keys, attention: Attention, rows: int, context: Context, used
         bias = attention.bias(torch.empty(rows, choice.num_heads, 1, choice.head_size), key_BKSE, context)
         assert bias is not None
         bias_BHS = bias[:, :, 0].float().contiguous()
-        used.append(bias_BHS)
+        keys.held.append(bias_BHS)
         shape = rows, choice.num_heads, keys.count
         keys.bias = address(bias_BHS.expand(shape), torch.float32, *shape, by_row=True)
         keys.bias_head_stride = bias_BHS.stride(1) if bias_BHS.shape[1] > 1 else 0
@@ -95,7 +90,7 @@ def set_bias(keys: Keys, attention: Attention, rows: int, context: Context, used
         keys.is_bias_by_place = False
 
 
-def set_bias_by_place(keys: Keys, attention: Attention, context: Context, used: list[Tensor]) -> None:
+def set_bias_by_place(keys: Keys, attention: Attention, context: Context) -> None:
     """Set the bias on the scores of texts, which depends on places in the own text alone: one for all texts."""
     if attention.spec.score_bias is not None:
         shape = 1, attention.spec.num_heads, keys.count, keys.count
@@ -103,7 +98,7 @@ def set_bias_by_place(keys: Keys, attention: Attention, context: Context, used: 
         nothing = torch.empty(*shape[:3], 0)
         bias = attention.bias(nothing, nothing, by_place)
         assert bias is not None
-        used.append(bias_1HSS := bias.float().contiguous())
+        keys.held.append(bias_1HSS := bias.float().contiguous())
         keys.bias, keys.is_bias_by_place = address(bias_1HSS, torch.float32, *shape), True
         keys.bias_head_stride, keys.bias_row_stride = bias_1HSS.stride()[1:3]
 
@@ -115,9 +110,8 @@ def _by_place(context: Context, count: int) -> Context:
 
 def set_buffers(keys: Keys, choice: spec.Attention, first: int, buffer: Tensor, scales: Tensor | None = None) -> None:
     """Set where keys and values of the rows from the first one on lie, unless they lay there in the last step."""
-    if keys.place is not None and keys.place[0] == first and keys.place[1] is buffer and keys.place[2] is scales:
+    if keys.is_made_of(first, buffer, scales):
         return
-    keys.place = first, buffer, scales
     key, value = buffer[:, first:]
     _set_places(keys, choice, key, value)
     if scales is not None:
@@ -136,19 +130,17 @@ def _set_places(keys: Keys, choice: spec.Attention, key: Heads, value: Heads) ->
     keys.kind = KEY_KINDS.index(key.dtype)
 
 
-def set_mask(keys: Keys, mask_GS: Tensor | None, used: list[Tensor]) -> None:
+def set_mask(keys: Keys, mask_GS: Tensor | None) -> None:
     """Set which keys each group of rows may attend to."""
     keys.mask = None
     if mask_GS is not None:
-        used.append(mask_GS := mask_GS.contiguous())
+        keys.held.append(mask_GS := mask_GS.contiguous())
         assert mask_GS.shape[1] >= keys.count
         keys.mask_stride = mask_GS.stride(0) if len(mask_GS) > 1 else 0
         keys.mask = address(mask_GS, torch.bool, len(mask_GS), mask_GS.shape[1])
 
 
-def set_angles(
-    keys: Keys, attention: Attention, piece: Piece, batch: int, context: Context, used: list[Tensor]
-) -> None:
+def set_angles(keys: Keys, attention: Attention, piece: Piece, batch: int, context: Context) -> None:
     """Set cosines and sines for the tokens of a piece, where queries and keys are rotated."""
     rotary = attention.spec.position
     if rotary is None:
@@ -161,6 +153,6 @@ def set_angles(
     whole = context.once(key, lambda: attention.angles(rotary, context))
     by_row = context.once((key, "by row"), lambda: [of_rows(angle) for angle in whole])
     cos, sin = (angle_ME[piece.places] for angle_ME in by_row)
-    used += [cos, sin]
+    keys.held += [cos, sin]
     keys.cos, keys.sin = (address(one, torch.float32, *cos.shape) for one in (cos, sin))
     keys.half, keys.angle_stride = cos.shape[1], cos.stride(0)

@@ -116,30 +116,25 @@ class StackPlan:
         # a step of many rows.
         dtype = KEPT[self.kind]
         cache.convert(dtype)
-        buffers = list(self._buffers(x_BTD, dtype, context, cache))
-        new = new_tokens(context, batch)
-        y_MD = x_BTD.new_zeros(batch * length, x_BTD.shape[2])
+        buffers = list(self._buffers(x_BTD, dtype, cache))
+        new, x_MD = new_tokens(context, batch), x_BTD.flatten(0, 1)
+        y_MD = torch.zeros_like(x_MD)
         for piece in new.pieces(cache.length):
-            x_MD = x_BTD.flatten(0, 1)[piece.places].float().clone(memory_format=torch.contiguous_format)
-            used: list[Tensor] = []
-            self._run(x_MD, self._cached_keys(piece, new, buffers, context, cache, used))
-            y_MD[piece.places] = x_MD.to(y_MD.dtype)
+            some_MD = x_MD[piece.places].float().clone(memory_format=torch.contiguous_format)
+            self._run(some_MD, self._cached_keys(piece, new, buffers, context, cache))
+            if len(some_MD) == len(x_MD):
+                return some_MD.to(x_BTD.dtype).view(x_BTD.shape)
+            y_MD[piece.places] = some_MD.to(y_MD.dtype)
         return y_MD.view(x_BTD.shape)
 
-    def _buffers(
-        self, x_BTD: States, dtype: torch.dtype, context: Context, cache: IndexedCache
-    ) -> Iterator[tuple[Tensor, ...] | None]:
-        """Give the buffer of each attention, with room for new tokens, in 8 bits with scales; or keys of a memory."""
+    def _buffers(self, x_BTD: States, dtype: torch.dtype, cache: IndexedCache) -> Iterator[tuple[Tensor, ...] | None]:
+        """Give the buffer of each attention to the row's own keys, with room for new tokens, in 8 bits with scales."""
         rows, length, like = cache.buffer_rows(len(x_BTD)), x_BTD.shape[1], x_BTD.new_empty(0, dtype=dtype)
         for entry in self._attentions:
-            if entry is None:
+            if entry is None or isinstance(entry[0], MemoryAttention):
                 yield None
                 continue
-            attention, context.depth = entry
-            if isinstance(attention, MemoryAttention):
-                yield attention.remembered(context)
-                continue
-            choice, place = attention.spec, (attention, context.depth)
+            choice, place = entry[0].spec, entry
             shape = rows, choice.num_kv_heads, length, choice.head_size
             kept = cache.self_attention[place].extend(shape, like)
             yield (kept, cache.scales[place].extend((*shape[:3], 1), x_BTD)) if dtype == torch.int8 else (kept,)
@@ -151,34 +146,35 @@ class StackPlan:
         buffers: list[tuple[Tensor, ...] | None],
         context: Context,
         cache: IndexedCache,
-        used: list[Tensor],
     ) -> list[Keys]:
-        """Return the keys of each branch for a piece of the new tokens; the tensors that these name go into `used`."""
-        keys = cache.keys.setdefault(self, [Keys() for _ in self._attentions])
+        """Return the keys of each branch for a piece of the new tokens; what has not changed is left as it was."""
+        keys = cache.keys.setdefault(self, [])
+        keys += [Keys() for _ in self._attentions[len(keys) :]]
         for one, entry, kept in zip(keys, self._attentions, buffers, strict=True):
-            if entry is None or kept is None:
+            if entry is None:
                 continue
             attention, context.depth = entry
             if isinstance(attention, MemoryAttention):
-                set_memory(one, piece, new.batch, cache.memory_row_index, attention, context, used)
+                set_memory(one, piece, new.batch, cache.memory_row_index, attention, context)
                 continue
+            assert kept is not None
+            one.held, one.row_index = [], None
             one.count, one.appends = cache.length - piece.left, True
-            set_groups(one, piece, new.first_keys, used)
-            one.row_index = None
+            set_groups(one, piece, new.first_keys)
             if cache.row_index is not None:
                 one.row_index = address(cache.row_index, torch.int32, new.batch, cache.length, by_row=True)
                 one.row_index_stride = cache.row_index.stride(0)
-            set_angles(one, attention, piece, new.batch, context, used)
+            set_angles(one, attention, piece, new.batch, context)
             if piece.cu_seqlens is None:
-                set_bias(one, attention, new.batch, context, used)
+                set_bias(one, attention, new.batch, context)
             else:
-                set_bias_by_place(one, attention, context, used)
+                set_bias_by_place(one, attention, context)
             one.window_before, one.window_after = sight(attention.spec.mask)
             mask_BS = new.mask
             if self._has_window and mask_BS is not None and (mask := attention.mask(context)) is not None:
                 one.window_before = one.window_after = EVERYWHERE
                 mask_BS = mask[:, 0, 0]
-            set_mask(one, None if mask_BS is None else mask_BS[piece.rows], used)
+            set_mask(one, None if mask_BS is None else mask_BS[piece.rows])
             set_buffers(one, attention.spec, piece.rows.start, *kept)
         return keys
 
@@ -190,7 +186,7 @@ class StackPlan:
         cu_seqlens = F.pad(lengths.cumsum(0), (1, 0))
         embedded_MD = _embedded(stack, sequence, context, places)
         x_MD = embedded_MD.float().contiguous()
-        keys, used = [], [cu_seqlens]
+        keys = []
         piece = Piece(slice(0, batch), slice(None) if places is None else places, cu_seqlens)
         for entry in self._attentions:
             keys.append(one := Keys())
@@ -198,14 +194,14 @@ class StackPlan:
                 continue
             attention, context.depth = entry
             if isinstance(attention, MemoryAttention):
-                set_memory(one, piece, batch, None, attention, context, used)
+                set_memory(one, piece, batch, None, attention, context)
                 continue
             size, heads = attention.spec.head_size, attention.spec.num_kv_heads
-            set_groups(one, piece, None, used)
+            set_groups(one, piece, None)
             one.count, one.key_stride, one.head_stride = length, heads * size, size
             one.window_before, one.window_after = sight(attention.spec.mask)
-            set_angles(one, attention, piece, batch, context, used)
-            set_bias_by_place(one, attention, context, used)
+            set_angles(one, attention, piece, batch, context)
+            set_bias_by_place(one, attention, context)
         self._run(x_MD, keys)
         out_MD: Tensor = stack.finish(x_MD.to(embedded_MD.dtype))
         if mask_BT is None or places is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from functools import cache
+from operator import is_
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,15 +71,25 @@ class Branch(ctypes.Structure):
 
 
 class Keys(ctypes.Structure):
-    """The keys and values of an attention in one call."""
+    """The keys and values of an attention in one call.
 
-    __slots__ = ("place",)
+    Attributes:
+        held: the tensors whose addresses it has, beside those of the buffer.
+        made_of: what it was filled from, as `is_made_of` got it.
+    """
+
+    __slots__ = ("held", "made_of")
     _fields_ = _fields("Keys")
 
     def __init__(self) -> None:
         super().__init__()
-        # The first row, the buffer and its scales that the addresses are of.
-        self.place: tuple[int, Tensor, Tensor | None] | None = None
+        self.held: list[Tensor] = []
+        self.made_of: tuple[object, ...] = ()
+
+    def is_made_of(self, *parts: object) -> bool:
+        """Return whether it was filled from these very objects the last time; from now on it is."""
+        before, self.made_of = self.made_of, parts
+        return len(before) == len(parts) and all(map(is_, before, parts))
 
 
 def _structure(name: str) -> type[ctypes.Structure]:
