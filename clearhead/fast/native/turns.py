@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 
 RECENT: Final = 0.02
@@ -32,22 +32,29 @@ class Turns:
         self._ended: dict[threading.Thread, float] = {}
         self._alone = threading.RLock()
 
-    @contextmanager
-    def shared(self, threads: int) -> Iterator[int]:
+    def shared(self, threads: int) -> AbstractContextManager[int]:
         """Take part beside other calls, with so many of the threads, at least 1."""
+        return _Share(self, threads)
+
+    def begin(self, threads: int) -> int:
+        """Begin a call beside others, which `end` ends, and return its share of the threads."""
         caller = threading.current_thread()
         with self._changed:
-            recent = self._clock() - RECENT
-            self._ended = {other: end for other, end in self._ended.items() if end > recent and other.is_alive()}
-            callers = len({caller, *self._running, *self._ended})
+            others = {*self._running, *self._ended} - {caller}
+            if others:
+                recent = self._clock() - RECENT
+                self._ended = {other: end for other, end in self._ended.items() if end > recent and other.is_alive()}
+                others &= {*self._running, *self._ended}
             self._running.add(caller)
-        try:
-            yield max(1, threads // callers)
-        finally:
-            with self._changed:
-                self._running.discard(caller)
-                self._ended[caller] = self._clock()
-                self._changed.notify_all()
+        return max(1, threads // (1 + len(others)))
+
+    def end(self) -> None:
+        """End the call of this thread."""
+        caller = threading.current_thread()
+        with self._changed:
+            self._running.discard(caller)
+            self._ended[caller] = self._clock()
+            self._changed.notify_all()
 
     @contextmanager
     def alone(self, threads: int) -> Iterator[int]:
@@ -68,3 +75,16 @@ class Turns:
             begin_child()
 
         os.register_at_fork(before=hold, after_in_parent=self._changed.release, after_in_child=begin)
+
+
+class _Share:
+    """A call as a block; a generator's would take several times as long, at each of the calls of a step."""
+
+    def __init__(self, turns: Turns, threads: int) -> None:
+        self._turns, self._threads = turns, threads
+
+    def __enter__(self) -> int:
+        return self._turns.begin(self._threads)
+
+    def __exit__(self, *_: object) -> None:
+        self._turns.end()
