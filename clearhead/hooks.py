@@ -7,7 +7,7 @@ silent in other contexts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
@@ -92,3 +92,10 @@ def is_seen(module: nn.Module) -> bool:
     if any(active_hooks(hooks) for hooks in (module._forward_hooks, module._forward_pre_hooks) if hooks):
         return True
     return isinstance(module, HookPoints) and module.is_watched(*module.points)
+
+
+def are_seen(modules: Iterable[nn.Module]) -> bool:
+    """Return whether the calling context sees or changes what passes through one of these modules."""
+    if _WATCHING.get():
+        return any(map(is_seen, modules))
+    return any(is_seen(module) for module in modules if module._forward_hooks or module._forward_pre_hooks)

@@ -10,8 +10,9 @@ import copy
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import is_
 from typing import Any, Final
 
 import torch
@@ -27,7 +28,7 @@ from clearhead.fast.native.load import KERNELS, library, uses_kernels
 from clearhead.fast.probe import has_exact_int_mm, has_fast_bf16
 from clearhead.fast.replica import override, replica
 from clearhead.fast.stack import NotServed, PlannedStack, StackPlan, is_altered
-from clearhead.hooks import HookPoints, is_seen
+from clearhead.hooks import HookPoints, are_seen
 
 LEAST_WEIGHTS: Final = 2**20
 """A model with fewer numbers in its matrices is fast enough in fp32, where no result depends on its batch."""
@@ -49,11 +50,36 @@ class Served:
     why: str
 
 
+class _Glance:
+    """All that the parts of a model hold, by identity, and where its weights lie and how often they were written to.
+
+    While it is the same, so is the state of the model, which takes several times as long to find.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.parts: list[nn.Module] = list(module.modules())
+        self._seen = self._look()
+
+    def is_same(self) -> bool:
+        """Return whether nothing has changed since it was taken."""
+        (held, numbers), (held_then, numbers_then) = self._look(), self._seen
+        return numbers == numbers_then and len(held) == len(held_then) and all(map(is_, held, held_then))
+
+    def _look(self) -> tuple[list[object], list[int]]:
+        held: list[object] = []
+        weights: list[Tensor | None] = []
+        for part in self.parts:
+            weights += (*part._parameters.values(), *part._buffers.values())
+            held += (*vars(part).values(), *part._modules.values())
+        return held + weights, [number for weight in weights if weight is not None for number in _writes(weight)]
+
+
 @dataclass(frozen=True)
 class _Tree:
     state: tuple[int | float, ...]  # of the model that it was made for
     module: Transformer
     report: tuple[Served, ...]
+    glance: _Glance
 
 
 class Runner:
@@ -89,16 +115,18 @@ class Runner:
         Where the calling context watches or edits activations, it is a plain replica with the hooks of the model.
         Weights must not be moved while a request runs; a model that has changed has another tree.
         """
-        parts = list(self.module.modules())
-        if not uses_kernels() or any(map(is_seen, parts)):
+        known = self._tree
+        is_same = known is not None and known.glance.is_same()
+        parts = known.glance.parts if known is not None and is_same else list(self.module.modules())
+        if not uses_kernels() or are_seen(parts):
             return replica(self.module)
-        return self._served(parts).module
+        return known.module if known is not None and is_same else self._served().module
 
     def report(self) -> list[Served]:
         """Return what runs each stack, and each linear layer outside of the stacks that kernels run."""
         if not uses_kernels():
             return [Served("", "plain", f"{KERNELS}=plain")]
-        return list(self._served(list(self.module.modules())).report)
+        return list(self._served().report)
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -111,13 +139,16 @@ class Runner:
             return False
         return all(one.by == "kernels" and one.why in ("int8", "float32") for one in self.report())
 
-    def _served(self, parts: list[nn.Module]) -> _Tree:
-        state = tuple(number for part in parts for number in _state(part))
+    def _served(self) -> _Tree:
+        glance = _Glance(self.module)
+        state = tuple(number for part in glance.parts for number in _state(part))
         with self._lock:
             known = self._tree
             if known is None or known.state != state:
-                known = self._tree = _tree(self.module, state, in_bf16=self.in_bf16)
-            return known
+                self._tree = _Tree(state, *_tree(self.module, in_bf16=self.in_bf16), glance)
+            else:
+                self._tree = replace(known, glance=glance)
+            return self._tree
 
 
 def _runner(module: Transformer, in_bf16: bool) -> Runner:
@@ -164,7 +195,7 @@ class ServedLinear(nn.Module):
         return self.product(x)
 
 
-def _tree(module: Transformer, state: tuple[int | float, ...], *, in_bf16: bool) -> _Tree:
+def _tree(module: Transformer, *, in_bf16: bool) -> tuple[Transformer, tuple[Served, ...]]:
     made, report = replica(module), []
     for part in made.modules():
         if isinstance(part, HookPoints):
@@ -183,7 +214,7 @@ def _tree(module: Transformer, state: tuple[int | float, ...], *, in_bf16: bool)
         if isinstance(part, nn.Linear | Int8Linear | HeadLinear) and part not in inside:
             kind = _kind(part, in_bf16) if product is not None else None
             report.append(_said(address, kind, "the kernels do not have it"))
-    return _Tree(state, made, tuple(report))
+    return made, tuple(report)
 
 
 def _plan(stack: Stack, in_bf16: bool) -> StackPlan | NotServed:
@@ -206,9 +237,13 @@ def _state(part: nn.Module) -> Iterator[int | float]:
     for weight in (*part._parameters.values(), *part._buffers.values()):
         if weight is not None:
             yield id(weight)
-            # Weights that are spread over processes have no address.
-            yield 0 if hasattr(weight, "placements") else weight.data_ptr()
-            yield 0 if weight.is_inference() else weight._version
+            yield from _writes(weight)
+
+
+def _writes(weight: Tensor) -> tuple[int, int]:
+    """Return where a weight lies, and how often it was written to; one that is spread over processes has no address."""
+    place = 0 if hasattr(weight, "placements") else weight.data_ptr()
+    return place, 0 if weight.is_inference() else weight._version
 
 
 def _product(part: nn.Module, *, in_bf16: bool) -> Run | None:
