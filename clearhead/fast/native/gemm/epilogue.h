@@ -25,7 +25,7 @@ struct GemmArgs {
   int64_t activation = Activation::NONE;  // of what is written, where whole blocks compute it
   const float* factor = nullptr;  // what it is multiplied with after that [M, N]; null: nothing
 
-  bool activates() const { return packs_weights && N % PANEL == 0; }
+  bool activates() const { return (packs_weights || packed_x) && N % PANEL == 0; }
 
   // Write a sum of vector instructions.
   void write(int64_t m, int64_t n, typename Traits::Sum sum) const {
