@@ -139,13 +139,10 @@ class FusedFeedForward(FeedForward):
 class FusedAttention(Attention):
     """An attention in bf16 by kernels: projections that read their rows once, rotations, and a head at a time."""
 
-    def project(self, x_BTD: States) -> tuple[Tensor, Tensor, Tensor]:
-        """Project queries, keys and values together."""
-        layers = self.query, self.key, self.value
-        if not _is_trained(x_BTD) or not all(map(is_served, layers)):
-            return super().project(x_BTD)
-        query, key, value = linears(x_BTD, layers)
-        return query, key, value
+    def project(self, x_BTD: States, *layers: nn.Linear) -> tuple[Tensor, ...]:
+        """Project queries, keys and values together, or keys and values of a memory."""
+        is_fused = _is_trained(x_BTD) and all(map(is_served, layers))
+        return linears(x_BTD, layers) if is_fused else super().project(x_BTD, *layers)
 
     @staticmethod
     def rotate(x: Queries, cos: Angles, sin: Angles) -> Queries:
