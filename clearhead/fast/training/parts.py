@@ -25,6 +25,7 @@ from clearhead.fast.training.linear import feed_forward, has_products, is_served
 from clearhead.fast.training.norm import normalize, normalizes
 from clearhead.fast.training.stream import FusedStream, stream_branches
 from clearhead.kernels.positions import rotate
+from clearhead.machine import keep_freed_memory
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 Angles = Float[Tensor, "#batch 1 tokens pairs"]
@@ -34,7 +35,8 @@ def training_tree(module: ModuleT, precision: str, *, recomputes_layers: bool = 
     """Return the tree that a whole run trains: its parameters are those of the module, which is not changed.
 
     Losses are those of the module up to the order of sums, and gradients up to rounding in the precision of the
-    products. Hooks that the module has now are those of the tree too; parts with hooks compute by themselves.
+    products. Hooks that the module has now are those of the tree too; parts with hooks compute by themselves. On a CPU
+    the process then keeps memory that it frees.
 
     Args:
         module: that is trained.
@@ -46,6 +48,7 @@ def training_tree(module: ModuleT, precision: str, *, recomputes_layers: bool = 
     tree = replica(module, is_training=True)
     device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
     if device.type == "cpu" and uses_kernels():
+        keep_freed_memory()
         _fuse(tree, precision, recomputes_layers)
     for part in tree.modules():
         if recomputes_layers and isinstance(part, Layer):
