@@ -23,7 +23,8 @@ from clearhead.fast.training.attention import attention, needs_weights, rotation
 from clearhead.fast.training.float_linear import has_faster_products, linear, multiplies
 from clearhead.fast.training.linear import feed_forward, has_products, is_served, linears, serves_network
 from clearhead.fast.training.norm import normalize, normalizes
-from clearhead.fast.training.stream import FusedStream, stream_branches
+from clearhead.fast.training.stream import FusedStream, dropout, stream_branches
+from clearhead.kernels.dropout import Dropout
 from clearhead.kernels.positions import rotate
 from clearhead.machine import keep_freed_memory
 
@@ -79,11 +80,14 @@ def _fuse(tree: nn.Module, precision: str, recomputes_layers: bool) -> None:
                 override(part, FusedLinear)
             elif plain_type(part) is FeedForward:
                 override(part, FusedFeedForward)
+            elif plain_type(part) is Dropout:
+                override(part, FusedDropout)
         for stack in stacks:
             branches = None if stack is None or recomputes_layers else stream_branches(stack)
             if stack is not None and branches is not None:
                 fused = override(stack, FusedStream)
                 fused.branches, fused.is_memory = branches, stack is encoder and decoder is not None
+                fused.parts = *stack.layers.modules(), stack.final_norm
     if encoder is not None and decoder is not None:
         override(encoder.final_norm, RoundedOutput)
 
@@ -129,6 +133,15 @@ class FusedLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Return x weight^T + bias."""
         return linears(x, [self])[0] if _is_trained(x) and is_served(self) else super().forward(x)
+
+
+class FusedDropout(Dropout):
+    """Dropout in one pass, which keeps no mask."""
+
+    def forward(self, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Drop elements as the plain part does, others of them."""
+        is_served = _is_trained(values) and values.dtype == torch.float32 and self.training and 0.0 < self.p < 1.0
+        return dropout(values, self.p) if is_served else super().forward(values)
 
 
 class FusedFeedForward(FeedForward):
