@@ -108,8 +108,9 @@ def test_sizes_read_as_a_person_writes_them(count: int, text: str) -> None:
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_memory_that_is_freed_is_kept_for_what_comes_next(is_kept: bool) -> None:
     code = """
-import resource, sys, torch
+import ctypes, resource, sys, torch
 from clearhead.machine import keep_freed_memory
+ctypes.CDLL(None).mallopt(-3, 1 << 16)  # gives all larger blocks back
 if sys.argv[1] == "True": keep_freed_memory()
 def work(): return [torch.ones(size << 18) for size in (3, 5, 23, 29, 31, 17)].clear()
 for _ in range(3): work()
@@ -119,4 +120,4 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
     settings = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run([sys.executable, "-c", code, str(is_kept)], env=settings, capture_output=True, check=True)
-    assert (int(done.stdout) < 50) == is_kept  # pages
+    assert (int(done.stdout) < 25) == is_kept  # pages
