@@ -147,6 +147,7 @@ def summed_peer_loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
 
 def our_step(spec: ch.spec.Model, precision: str, smoothing: float) -> Step:
     module = training_tree(ch.build(spec), precision)
+    parameters = list(module.parameters())
     rule = build_optimizer(module, kind="adamw", learning_rate=1e-3, weight_decay=0.0, betas=(0.9, 0.98), eps=1e-9)
 
     def step(batch: Batch) -> None:
@@ -154,7 +155,7 @@ def our_step(spec: ch.spec.Model, precision: str, smoothing: float) -> Step:
         with torch.autocast("cpu", torch.bfloat16, precision == "bf16"):
             loss, labels = token_loss(module, batch, label_smoothing=smoothing)
         loss.backward()
-        scale_gradients(module.parameters(), 1.0 / labels, max_norm=CLIP)
+        scale_gradients(parameters, 1.0 / labels, max_norm=CLIP)
         rule.step()
 
     return step

@@ -18,6 +18,11 @@ from clearhead.errors import InputError
 MOST_THREADS: Final = 4
 """For each processor; so many threads only wait for each other."""
 
+# Of mallopt; a block of more bytes than the last one is always given back.
+_TRIM_THRESHOLD: Final = -1
+_MMAP_THRESHOLD: Final = -3
+_LARGEST_KEPT: Final = 32 << 20
+
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _OWN_GROUPS: Final = Path("/proc/self/cgroup")
 
@@ -26,6 +31,17 @@ def give_memory_back() -> None:
     """Give freed memory that the C library keeps back to the system; only glibc can."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep freed memory for what comes next, which is not cleared again then; only glibc can.
+
+    Without it a step of training may get its larger tensors from the system. What the environment says has priority.
+    """
+    if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        with contextlib.suppress(OSError, AttributeError, TypeError):
+            for setting, size in ((_TRIM_THRESHOLD, 2**31 - 1), (_MMAP_THRESHOLD, _LARGEST_KEPT)):
+                ctypes.CDLL(None).mallopt(setting, size)
 
 
 def choose_device(name: str) -> torch.device:

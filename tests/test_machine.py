@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +102,22 @@ def test_the_limit_of_a_container_counts(
 )
 def test_sizes_read_as_a_person_writes_them(count: int, text: str) -> None:
     assert size(count) == text
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_memory_that_is_freed_is_kept_for_what_comes_next(is_kept: bool) -> None:
+    code = """
+import ctypes, resource, sys, torch
+from clearhead.machine import keep_freed_memory
+ctypes.CDLL(None).mallopt(-3, 1 << 16)  # gives all larger blocks back
+if sys.argv[1] == "True": keep_freed_memory()
+def work(): return [torch.ones(size << 18) for size in (3, 5, 23, 29, 31, 17)].clear()
+for _ in range(3): work()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+work()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    settings = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run([sys.executable, "-c", code, str(is_kept)], env=settings, capture_output=True, check=True)
+    assert (int(done.stdout) < 25) == is_kept  # pages

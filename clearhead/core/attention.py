@@ -76,15 +76,15 @@ class Attention(HookPoints):
         self.rotation_key: str = attention.model_dump_json(include={"position", "head_size"})
 
     def forward(self, x_BTD: States, context: Context) -> States:
-        query, key, value = map(self.split, self.project(x_BTD))
+        query, key, value = map(self.split, self.project(x_BTD, self.query, self.key, self.value))
         query, key = self.prepare(query, key, context)
         query, key, value = self.point("queries", query), self.point("keys", key), self.point("values", value)
         if context.cache is not None:
             key, value = context.cache.self_attention[self, context.depth].append(key, value)
         return self.merge(self.mix(query, key, value, self.bias(query, key, context), context))
 
-    def project(self, x_BTD: States) -> tuple[Tensor, Tensor, Tensor]:
-        return self.query(x_BTD), self.key(x_BTD), self.value(x_BTD)
+    def project(self, x_BTD: States, *layers: nn.Linear) -> tuple[Tensor, ...]:
+        return tuple(layer(x_BTD) for layer in layers)
 
     def split(self, projected: Float[Tensor, "batch tokens inner"]) -> Heads:
         if self.spec.clip is not None:
@@ -179,8 +179,8 @@ class MemoryAttention(Attention):
         place, kept = (self, context.depth), {} if context.cache is None else context.cache.memory_attention
         if place not in kept:
             assert context.memory is not None
-            key = self.point("keys", self.normed(self.key_norm, self.split(self.key(context.memory))))
-            kept[place] = (key, self.point("values", self.split(self.value(context.memory))))
+            key, value = map(self.split, self.project(context.memory, self.key, self.value))
+            kept[place] = self.point("keys", self.normed(self.key_norm, key)), self.point("values", value)
         return kept[place]
 
     def mask(self, context: Context) -> MayAttend | None:

@@ -90,33 +90,36 @@ class _Linear:
 
     def arguments(self, rows: int, inputs: int) -> ctypes.Structure:
         """Return the layer in a call with so many rows."""
-        outputs = len(self.weight)
-        made = LinearArgs(rows=outputs, N=outputs)
-        for name, tensor in vars(self).items():
-            if tensor is None:
-                continue
-            if name in ("y", "derivative"):
-                made.y_stride = tensor.stride(0)
-                setattr(made, name, address(tensor, torch.bfloat16, rows, outputs, by_row=True))
-            else:
-                shape = (outputs,) if name.startswith("bias") else (outputs, inputs)
-                setattr(made, name, address(tensor, torch.float32, *shape))
+        outputs = self.weight.shape[0]  # `len` takes five times as long, which counts where batches are small
+        made = LinearArgs(rows=outputs, N=outputs, weight=address(self.weight, torch.float32, outputs, inputs))
+        if self.bias is not None:
+            made.bias = address(self.bias, torch.float32, outputs)
+        if self.y is not None:
+            made.y, made.y_stride = address(self.y, torch.bfloat16, rows, outputs, by_row=True), self.y.stride(0)
+        if self.derivative is not None:
+            made.derivative = address(self.derivative, torch.bfloat16, rows, outputs, by_row=True)
+            made.y_stride = self.derivative.stride(0)
+        if self.weight_gradient is not None:
+            made.weight_gradient = address(self.weight_gradient, torch.float32, outputs, inputs)
+        if self.bias_gradient is not None:
+            made.bias_gradient = address(self.bias_gradient, torch.float32, outputs)
         return made
 
 
 def _call(
     x: Tensor, layers: Sequence[_Linear], result: Tensor | None = None, activation: int = NO_ACTIVATION
 ) -> ctypes.Structure:
+    rows, inputs = x.shape
     call = LinearCall(
-        x=address(x, torch.bfloat16, *x.shape, by_row=True), count=len(layers), M=len(x), K=x.shape[1],
+        x=address(x, torch.bfloat16, rows, inputs, by_row=True), count=len(layers), M=rows, K=inputs,
         x_stride=x.stride(0), activation=activation,
     )  # fmt: skip
     if result is not None:
-        size = x.shape[1] if activation == NO_ACTIVATION else len(layers[0].weight)
-        call.result = address(result, torch.bfloat16, len(x), size, by_row=True)
+        size = inputs if activation == NO_ACTIVATION else layers[0].weight.shape[0]
+        call.result = address(result, torch.bfloat16, rows, size, by_row=True)
         call.result_stride = result.stride(0)
     for place, layer in enumerate(layers):
-        call.layers[place] = layer.arguments(len(x), x.shape[1])
+        call.layers[place] = layer.arguments(rows, inputs)
     return call
 
 
@@ -137,8 +140,8 @@ class _Linears(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         x_MK, weights, biases = _rows(x), tensors[::2], tensors[1::2]
-        sizes = [len(weight) for weight in weights if weight is not None]
-        y_MN = x_MK.new_empty(len(x_MK), sum(sizes))  # side by side, so that one product makes the gradient of x
+        sizes = [weight.shape[0] for weight in weights if weight is not None]
+        y_MN = x_MK.new_empty(x_MK.shape[0], sum(sizes))  # side by side, so that one product makes the gradient of x
         outputs = y_MN.split(sizes, 1)
         layers = [_Linear(*layer) for layer in zip(weights, biases, outputs, strict=True)]  # type: ignore[arg-type]
         run("linear_forward", _call(x_MK, layers))
@@ -165,7 +168,7 @@ def _gradients(weight: Tensor, has_bias: bool, y_gradient: Tensor, wants: bool) 
     made = _Linear(weight, None, y_gradient)
     if wants:
         made.weight_gradient = torch.empty_like(weight)
-        made.bias_gradient = weight.new_empty(len(weight)) if has_bias else None
+        made.bias_gradient = weight.new_empty(weight.shape[0]) if has_bias else None
     return made
 
 
@@ -173,7 +176,7 @@ class _FeedForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, form: int, *tensors: Tensor | None) -> Tensor:
         x_MK, weights, biases = _rows(x), tensors[::2], tensors[1::2]
-        inner, rows = weights[0].shape[0], len(x_MK)  # type: ignore[union-attr]
+        inner, rows = weights[0].shape[0], x_MK.shape[0]  # type: ignore[union-attr]
         derivatives = [x_MK.new_empty(rows, inner) for _ in weights[:-1]]
         inner_MN = x_MK.new_empty(rows, inner)
         first = [

@@ -23,8 +23,10 @@ from clearhead.fast.training.attention import attention, needs_weights, rotation
 from clearhead.fast.training.float_linear import has_faster_products, linear, multiplies
 from clearhead.fast.training.linear import feed_forward, has_products, is_served, linears, serves_network
 from clearhead.fast.training.norm import normalize, normalizes
-from clearhead.fast.training.stream import FusedStream, stream_branches
+from clearhead.fast.training.stream import FusedStream, dropout, stream_branches
+from clearhead.kernels.dropout import Dropout
 from clearhead.kernels.positions import rotate
+from clearhead.machine import keep_freed_memory
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 Angles = Float[Tensor, "#batch 1 tokens pairs"]
@@ -34,7 +36,8 @@ def training_tree(module: ModuleT, precision: str, *, recomputes_layers: bool = 
     """Return the tree that a whole run trains: its parameters are those of the module, which is not changed.
 
     Losses are those of the module up to the order of sums, and gradients up to rounding in the precision of the
-    products. Hooks that the module has now are those of the tree too; parts with hooks compute by themselves.
+    products. Hooks that the module has now are those of the tree too; parts with hooks compute by themselves. On a CPU
+    the process then keeps memory that it frees.
 
     Args:
         module: that is trained.
@@ -46,6 +49,7 @@ def training_tree(module: ModuleT, precision: str, *, recomputes_layers: bool = 
     tree = replica(module, is_training=True)
     device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
     if device.type == "cpu" and uses_kernels():
+        keep_freed_memory()
         _fuse(tree, precision, recomputes_layers)
     for part in tree.modules():
         if recomputes_layers and isinstance(part, Layer):
@@ -76,11 +80,14 @@ def _fuse(tree: nn.Module, precision: str, recomputes_layers: bool) -> None:
                 override(part, FusedLinear)
             elif plain_type(part) is FeedForward:
                 override(part, FusedFeedForward)
+            elif plain_type(part) is Dropout:
+                override(part, FusedDropout)
         for stack in stacks:
             branches = None if stack is None or recomputes_layers else stream_branches(stack)
             if stack is not None and branches is not None:
                 fused = override(stack, FusedStream)
                 fused.branches, fused.is_memory = branches, stack is encoder and decoder is not None
+                fused.parts = *stack.layers.modules(), stack.final_norm
     if encoder is not None and decoder is not None:
         override(encoder.final_norm, RoundedOutput)
 
@@ -128,6 +135,15 @@ class FusedLinear(nn.Linear):
         return linears(x, [self])[0] if _is_trained(x) and is_served(self) else super().forward(x)
 
 
+class FusedDropout(Dropout):
+    """Dropout in one pass, which keeps no mask."""
+
+    def forward(self, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """Drop elements as the plain part does, others of them."""
+        is_served = _is_trained(values) and values.dtype == torch.float32 and self.training and 0.0 < self.p < 1.0
+        return dropout(values, self.p) if is_served else super().forward(values)
+
+
 class FusedFeedForward(FeedForward):
     """A feed-forward network in bf16 by kernels, which keep the derivative of its activation."""
 
@@ -139,13 +155,10 @@ class FusedFeedForward(FeedForward):
 class FusedAttention(Attention):
     """An attention in bf16 by kernels: projections that read their rows once, rotations, and a head at a time."""
 
-    def project(self, x_BTD: States) -> tuple[Tensor, Tensor, Tensor]:
-        """Project queries, keys and values together."""
-        layers = self.query, self.key, self.value
-        if not _is_trained(x_BTD) or not all(map(is_served, layers)):
-            return super().project(x_BTD)
-        query, key, value = linears(x_BTD, layers)
-        return query, key, value
+    def project(self, x_BTD: States, *layers: nn.Linear) -> tuple[Tensor, ...]:
+        """Project queries, keys and values together, or keys and values of a memory."""
+        is_fused = _is_trained(x_BTD) and all(map(is_served, layers))
+        return linears(x_BTD, layers) if is_fused else super().project(x_BTD, *layers)
 
     @staticmethod
     def rotate(x: Queries, cos: Angles, sin: Angles) -> Queries:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.core.context import Context
@@ -81,6 +82,8 @@ class FusedStream(Stack):
     """A stack of a training tree whose stream is computed in bf16, one pass between two branches."""
 
     branches: list[StreamBranch]
+    parts: tuple[nn.Module, ...]
+    """What may be watched: all below it."""
     is_memory: bool
     """Whether its output is read as the memory of a decoder alone, and so may be rounded."""
 
@@ -88,7 +91,7 @@ class FusedStream(Stack):
         """Run the layers as the plain stack does, up to the order of sums and rounding."""
         is_plain = torch.is_autocast_enabled("cpu") and torch.is_grad_enabled() and not torch.compiler.is_compiling()
         is_fit = x_BTD.dtype == torch.float32 and x_BTD.numel() > 0 and context.cache is None
-        if not (is_plain and is_fit) or any(map(is_seen, (*self.layers.modules(), self.final_norm))):
+        if not (is_plain and is_fit) or any(map(is_seen, self.parts)):
             return super().continue_from(depth, x_BTD, context)
         read, added = x_BTD, None
         for one in self.branches:
@@ -122,10 +125,7 @@ def _normed(x_BTD: Tensor, added: _Added | None, norm: Norm, wanted: tuple[str, 
     y_BTD = None
     if added is not None:
         y_BTD = added.y_BTD.to(torch.bfloat16).contiguous()
-        made.dropped = min(round(added.dropout * _PARTS), _PARTS - 1)
-        made.scale = added.scale * _PARTS / (_PARTS - made.dropped)
-        if made.dropped:
-            made.seed = tuple(torch.randint(_PARTS, (2,)).tolist())
+        made.drop(added.dropout, added.scale)
     found: tuple[Tensor, ...] = _Stream.apply(  # type: ignore[no-untyped-call]
         x_BTD.contiguous(), y_BTD, norm.weight, norm.bias, made
     )
@@ -141,6 +141,13 @@ class _Setting:
     scale: float = 1.0
     seed: tuple[int, ...] = (0, 0)
 
+    def drop(self, p: float, scale: float) -> None:
+        """Draw what is dropped with probability p, and keep the mean of what is scaled."""
+        self.dropped = min(round(p * _PARTS), _PARTS - 1)
+        self.scale = scale * _PARTS / (_PARTS - self.dropped)
+        if self.dropped:
+            self.seed = tuple(torch.randint(_PARTS, (2,)).tolist())
+
 
 _ROUNDED: Final = ("y", "rounded", "rounded_gradient", "y_gradient")
 _VECTORS: Final = ("weight", "bias", "weight_gradient", "bias_gradient")
@@ -150,17 +157,14 @@ def _run(name: str, made: _Setting, **tensors: Tensor | None) -> None:
     x = tensors["x"]
     assert x is not None
     width = x.shape[-1]
-    call = StreamCall(N=x.numel() // width, D=width, is_centered=made.is_centered, dropped=made.dropped, eps=made.eps)
+    rows = x.numel() // width
+    call = StreamCall(N=rows, D=width, is_centered=made.is_centered, dropped=made.dropped, eps=made.eps)
     call.kept_scale, call.seed[0], call.seed[1] = made.scale, *made.seed
+    shapes = {"statistics": (rows, 2), **dict.fromkeys(_VECTORS, (width,))}
     for key, tensor in tensors.items():
         if tensor is not None:
             dtype = torch.bfloat16 if key in _ROUNDED else torch.float32
-            shape: tuple[int, ...] = x.shape
-            if key == "statistics":
-                shape = (call.N, 2)
-            elif key in _VECTORS:
-                shape = (width,)
-            setattr(call, key, address(tensor, dtype, *shape))
+            setattr(call, key, address(tensor, dtype, *shapes.get(key, x.shape)))
     run(name, call)
 
 
@@ -196,3 +200,30 @@ class _Stream(torch.autograd.Function):
         made = {f"{name}_gradient": tensor for name, tensor in of_inputs.items()}
         _run("stream_backward", ctx.made, x=sums, weight=weight, statistics=statistics, **came, **made)
         return *of_inputs.values(), None
+
+
+def dropout(x: Float[Tensor, "*axes"], p: float) -> Float[Tensor, "*axes"]:
+    """Zero each element of fp32 with probability p below 1 in one pass, and scale the others to keep the mean."""
+    made = _Setting(0.0, False, ())
+    made.drop(p, 1.0)
+    dropped: Tensor = _Dropout.apply(x, made)  # type: ignore[no-untyped-call]
+    return dropped
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, made: _Setting) -> Tensor:
+        ctx.made = made
+        return _dropped(x, made)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _dropped(gradients[0], ctx.made), None
+
+
+def _dropped(x: Tensor, made: _Setting) -> Tensor:
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    _run("dropout", made, x=x, sum=y)
+    return y

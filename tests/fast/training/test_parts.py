@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead import spec
 from clearhead.core import Transformer, build
-from clearhead.core.attention import Attention
+from clearhead.core.attention import Attention, MemoryAttention
 from clearhead.core.feedforward import FeedForward
 from clearhead.core.norm import RMSNorm, build_norm
 from clearhead.core.stack import Layer
 from clearhead.fast.training import parts
-from clearhead.fast.training.linear import has_products
+from clearhead.fast.training.linear import has_products, linears
 from clearhead.fast.training.parts import FusedAttention, FusedRMSNorm, training_tree
 from clearhead.fast.training.stream import FusedStream
 from clearhead.hooks import watching
@@ -97,3 +97,19 @@ def test_watched_layers_are_computed_by_themselves(model: Transformer) -> None:
     with watching({(layer.identity, "after"): [lambda x: seen.append(None) or x] for layer in layers}):
         gradients(tree, "bf16")
     assert len(seen) == len(feed_forwards) + len(attentions) + len(layers)
+
+
+def test_keys_and_values_of_a_memory_are_projected_together(
+    model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together: list[tuple[nn.Linear, ...]] = []
+
+    def recorded(x: Tensor, layers: tuple[nn.Linear, ...]) -> tuple[Tensor, ...]:
+        together.append(layers)
+        return linears(x, layers)
+
+    monkeypatch.setattr(parts, "linears", recorded)
+    tree = training_tree(model, "bf16")
+    gradients(tree, "bf16")
+    memory_attentions = [part for part in tree.modules() if isinstance(part, MemoryAttention)]
+    assert all(((part.key, part.value) in together) == has_products() for part in memory_attentions)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from clearhead import spec
 from clearhead.core import Transformer, build
 from clearhead.core.norm import Norm, build_norm
-from clearhead.fast.training.stream import _Added, _normed, stream_branches
+from clearhead.fast.training.stream import _Added, _normed, dropout, stream_branches
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 
 pytestmark = pytest.mark.usefixtures("bf16_kernels")
@@ -55,13 +55,16 @@ def test_sums_norms_and_gradients_are_those_of_exact_arithmetic(
     assert all(far(*pair) < bound for bound, *pair in zip(bounds, ours, beside, strict=True))
 
 
-def test_dropout_zeros_a_share_scales_the_rest_and_has_its_own_gradient() -> None:
+@pytest.mark.parametrize("is_in_stream", [True, False])
+def test_dropout_zeros_a_share_scales_the_rest_and_has_its_own_gradient(is_in_stream: bool) -> None:
     norm = build_norm(128, spec.RMSNorm())
     assert isinstance(norm, Norm)
     x, y = torch.zeros(1000, 128), torch.ones(1000, 128).bfloat16().requires_grad_()
 
     def drop() -> Tensor:
-        return _normed(x, _Added(y, 0.3, 2.0), norm, ("sum", "rounded"))[0]
+        if is_in_stream:
+            return _normed(x, _Added(y, 0.3, 2.0), norm, ("sum", "rounded"))[0]
+        return dropout(2.0 * y.float(), 0.3)
 
     torch.manual_seed(5)
     first, second = drop(), drop()
@@ -107,3 +110,14 @@ def _with_post_norms() -> spec.Model:
         made,
         lambda _, node: node.model_copy(update={"post": spec.RMSNorm()}) if isinstance(node, spec.Branch) else node,
     )
+
+
+@pytest.mark.parametrize("shape", [(3,), (5, 7, 19), (11, 16)])
+def test_dropout_of_any_shape_is_its_own_adjoint(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape).requires_grad_()
+    for values in (x, x.expand(2, *shape).transpose(0, -1)):
+        found = dropout(values, 0.4)
+        mask = torch.where(found == 0, 0.0, 1.0 / 0.6)
+        assert far(found, values * mask) < 1e-6
+        (gradient,) = torch.autograd.grad(found, [values], values.detach())
+        assert torch.equal(gradient, found)

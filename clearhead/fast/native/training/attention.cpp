@@ -16,12 +16,11 @@ constexpr int64_t QUERIES = 512;  // of a block of the backward pass, whose grad
 
 // Rows of a head, side by side and filled up with zeros.
 void copy_rows(const uint16_t* from, int64_t token, int64_t rows, int64_t E, int64_t all_rows, int64_t width, uint16_t* to) {
-  for (int64_t i = 0; i < all_rows; ++i) {
-    uint16_t* row = to + i * width;
-    const int64_t count = i < rows ? E : 0;
-    if (count) std::memcpy(row, from + i * token, count * 2);
-    std::memset(row + count, 0, (width - count) * 2);
-  }
+  for (int64_t i = 0; i < all_rows; ++i)
+    for (int64_t e = 0; e < width; e += BLOCK) {
+      const auto there = __mmask32((uint64_t(1) << (i < rows ? std::min(BLOCK, E - e) : 0)) - 1);
+      _mm512_store_si512(to + i * width + e, _mm512_maskz_loadu_epi16(there, from + i * token + e));
+    }
 }
 
 // Write rows in bfloat16.
@@ -109,7 +108,7 @@ void attend(const AttentionCall& call, int64_t b, int64_t h, Arena& arena) {
   auto* mixed = arena.take<float>(BLOCK * width);
   auto* hidden = arena.take<float>(all_keys);
   auto* added = arena.take<float>(all_keys);
-  copy_rows(at(call.query, b, h), call.query.token, T, E, all_queries, width, query);
+  copy_rows(at(call.query, b, h), call.query.token, T, E, T, width, query);  // products read others, and use none
   copy_rows(at(call.key, b, h), call.key.token, S, E, all_keys, width, rows);
   pack_transposed(rows, all_keys, width, width, keys);
   copy_rows(at(call.value, b, h), call.value.token, S, E, all_keys, width, rows);
@@ -119,22 +118,18 @@ void attend(const AttentionCall& call, int64_t b, int64_t h, Arena& arena) {
   const float* bias = call.bias ? call.bias + b * call.bias_batch + h * call.bias_head : nullptr;
   float* log_totals = call.log_totals + (b * call.H + h) * T;
   for (int64_t t = 0; t < T; t += BLOCK) {
-    const int64_t seen = call.is_causal ? std::min(t + BLOCK, all_keys) : all_keys;
-    gemm(BLOCK, seen, query + t * width, width, keys, width / BLOCK, width / BLOCK, scores, seen, false);
+    const int64_t seen = call.is_causal ? std::min(t + BLOCK, all_keys) : all_keys, here = std::min(BLOCK, T - t);
+    gemm(here, seen, query + t * width, width, keys, width / BLOCK, width / BLOCK, scores, seen, false);
     float sums[BLOCK];
-    for (int64_t i = 0; i < BLOCK; ++i) {
-      if (t + i >= T) {
-        std::memset(weights + i * seen, 0, seen * 2);
-        continue;
-      }
+    for (int64_t i = 0; i < here; ++i) {
       if (mask && call.mask_query) expand(mask + (t + i) * call.mask_query, call.mask_key, S, all_keys, hidden);
       const int64_t count = call.is_causal ? std::min(t + i + 1, S) : S;
       const float* extra = mask ? hidden : nullptr;
       if (bias) add_bias(bias + (t + i) * call.bias_query, extra, count, added), extra = added;
       sums[i] = weigh(scores + i * seen, extra, count, seen, call.scale, weights + i * seen, log_totals + t + i);
     }
-    gemm(BLOCK, width, weights, seen, values, all_keys / BLOCK, seen / BLOCK, mixed, width, false);
-    for (int64_t i = 0; i < std::min(BLOCK, T - t); ++i)
+    gemm(here, width, weights, seen, values, all_keys / BLOCK, seen / BLOCK, mixed, width, false);
+    for (int64_t i = 0; i < here; ++i)
       write_rows(mixed + i * width, width, 1, E, sums[i] == 0 ? 0.0f : 1.0f / sums[i],
                  at(call.mixed, b, h) + (t + i) * call.mixed.token, 0);
   }
@@ -145,7 +140,7 @@ class HeadGradient {
  public:
   HeadGradient(const AttentionCall& call, int64_t b, int64_t h, Arena& arena)
       : call_(call), b_(b), h_(h), keys_(round_up(call.S, BLOCK)), width_(round_up(call.E, BLOCK)), arena_(arena),
-        most_(std::min(round_up(call.T, BLOCK), QUERIES)) {}
+        most_(std::min(round_up(call.T, BLOCK), QUERIES)), adds_(call.T > QUERIES) {}
 
   void run() {
     key_ = arena_.take<uint16_t>(keys_ * width_);
@@ -158,8 +153,8 @@ class HeadGradient {
     auto* tiles = arena_.take<uint32_t>(keys_ * width_ / 2);
     pack_transposed(key_, keys_, width_, width_, tiles);
     columns_of_tiles(tiles, keys_, width_ / BLOCK, key_columns_);
-    std::memset(key_sums_, 0, keys_ * width_ * 4);
-    std::memset(value_sums_, 0, keys_ * width_ * 4);
+    if (adds_) std::memset(key_sums_, 0, keys_ * width_ * 4);
+    if (adds_) std::memset(value_sums_, 0, keys_ * width_ * 4);
     for (int64_t first = 0; first < call_.T; first += QUERIES) add_queries(first, std::min(QUERIES, call_.T - first));
     write_rows(key_sums_, width_, call_.S, call_.E, call_.scale, at(call_.key_gradient, b_, h_), call_.key_gradient.token);
     write_rows(value_sums_, width_, call_.S, call_.E, 1, at(call_.value_gradient, b_, h_), call_.value_gradient.token);
@@ -195,14 +190,14 @@ class HeadGradient {
     const int64_t seen = call_.is_causal ? std::min(first + all, keys_) : keys_;
     for (int64_t s = 0; s < seen; s += BLOCK) {
       const int64_t begin = call_.is_causal ? std::max(int64_t(0), s - first) : 0, size = all - begin, skipped = begin / BLOCK;
-      const int64_t tiles = begin / TILE * steps * TILE_WORDS;
-      gemm(BLOCK, size, key_ + s * width_, width_, by_query + tiles, steps, steps, scores, size, false);
-      gemm(BLOCK, size, value_ + s * width_, width_, by_gradient + tiles, steps, steps, products, size, false);
+      const int64_t tiles = begin / TILE * steps * TILE_WORDS, here = std::min(BLOCK, call_.S - s);
+      gemm(here, size, key_ + s * width_, width_, by_query + tiles, steps, steps, scores, size, false);
+      gemm(here, size, value_ + s * width_, width_, by_gradient + tiles, steps, steps, products, size, false);
       for (int64_t i = 0; i < BLOCK; i += 2) differentiate(first, begin, size, s + i, i, scores, products);
-      gemm(BLOCK, width_, weights_, size, gradients + skipped * TILE_WORDS, all / BLOCK, size / BLOCK,
-                        value_sums_ + s * width_, width_, true);
-      gemm(BLOCK, width_, score_gradients_, size, queries + skipped * TILE_WORDS, all / BLOCK, size / BLOCK,
-                        key_sums_ + s * width_, width_, true);
+      gemm(here, width_, weights_, size, gradients + skipped * TILE_WORDS, all / BLOCK, size / BLOCK,
+           value_sums_ + s * width_, width_, adds_);
+      gemm(here, width_, score_gradients_, size, queries + skipped * TILE_WORDS, all / BLOCK, size / BLOCK,
+           key_sums_ + s * width_, width_, adds_);
     }
     write_query_gradients(first, count, all);
     if (call_.bias_gradient) {
@@ -263,7 +258,8 @@ class HeadGradient {
       __m512i rounded[2] = {};
       for (int64_t row = 0; row < 2; ++row) {
         Vec<float> weights[2] = {}, gradients[2] = {};
-        for (int64_t side = 0; side < 2 && key + row < call_.S; ++side)
+        // Of queries and keys that there are.
+        for (int64_t side = 0; side < 2 && key + row < call_.S && first + begin + t + side * WIDTH < call_.T; ++side)
           gradients[side] = differentiated(row, t + side * WIDTH, weights[side]);
         rounded[row] = round_pair(gradients[0], gradients[1]);
         _mm512_storeu_si512(weights_ + (i + row) * size + t, round_pair(weights[0], weights[1]));
@@ -305,6 +301,7 @@ class HeadGradient {
   const int64_t b_, h_, keys_, width_;
   Arena& arena_;
   const int64_t most_;
+  const bool adds_;  // to the gradients of keys and values, which are not those of the first queries alone
   uint16_t *key_, *value_, *key_columns_, *weights_, *score_gradients_;
   uint32_t* score_tiles_;
   float *key_sums_, *value_sums_, *shares_, *log_totals_, *hidden_, *bias_, *bias_gradients_;

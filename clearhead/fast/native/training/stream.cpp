@@ -113,6 +113,19 @@ KERNEL void stream_forward(const StreamCall* of, int64_t threads) {
   }
 }
 
+// sum = scale * dropout(x), which is its own gradient.
+KERNEL void dropout(const StreamCall* of, int64_t threads) {
+  const StreamCall& call = *of;
+#pragma omp parallel num_threads(team_size(threads, call.N * call.D))
+  {
+#pragma omp for schedule(static)
+    for (int64_t n = 0; n < call.N; ++n)
+      for (int64_t at = n * call.D, d = 0; d < call.D; d += WIDTH)
+        stream(call.sum + at + d, drop(call, load(call.x + at + d, call.D - d), n, d), call.D - d);
+    stream_fence();
+  }
+}
+
 KERNEL void stream_backward(const StreamCall* of, int64_t threads) {
   const StreamCall& call = *of;
   const int team = team_size(threads, call.N * call.D);
