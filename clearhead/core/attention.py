@@ -83,7 +83,7 @@ class Attention(HookPoints):
             key, value = context.cache.self_attention[self, context.depth].append(key, value)
         return self.merge(self.mix(query, key, value, self.bias(query, key, context), context))
 
-    def project(self, x_BTD: States, *layers: nn.Linear) -> tuple[Tensor, ...]:
+    def project(self, x_BTD: States, *layers: nn.Module) -> tuple[Tensor, ...]:
         return tuple(layer(x_BTD) for layer in layers)
 
     def split(self, projected: Float[Tensor, "batch tokens inner"]) -> Heads:

@@ -32,6 +32,7 @@ from clearhead.fast.training.linear import has_products
 from clearhead.fast.training.loss import fast_cross_entropy
 from clearhead.fast.training.muon import Update, update_matrices
 from clearhead.fast.training.parts import training_tree
+from clearhead.fast.training.stream import dropout
 
 V: Final = 70
 Found = tuple[str, float, float]
@@ -50,6 +51,7 @@ def differences(kernels: str) -> Iterator[Found]:
             yield from _stacks(has_memory)
     elif has_products():
         yield from _training()
+        yield from _dropped()
         yield "Muon's update", _muon(), IN_BF16
 
 
@@ -185,6 +187,14 @@ def _plain_loss(states: Tensor, projection: Projection, labels: Tensor) -> Tenso
 
 def _fast_loss(states: Tensor, projection: Projection, labels: Tensor) -> Tensor:
     return fast_cross_entropy(states, projection, labels, label_smoothing=0.0, plain=_plain_loss)
+
+
+def _dropped() -> Iterator[Found]:
+    x, share = torch.randn(64, 1024), 0.75
+    found = dropout(x, 1 - share)
+    kept = found != 0.0
+    yield "elements that dropout keeps", far(found, torch.where(kept, x / share, 0.0)), EXACT
+    yield "the share that dropout keeps", far(kept.double().mean(), torch.tensor(share)), 0.05
 
 
 def _muon() -> float:

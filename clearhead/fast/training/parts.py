@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from jaxtyping import Float
@@ -155,10 +155,11 @@ class FusedFeedForward(FeedForward):
 class FusedAttention(Attention):
     """An attention in bf16 by kernels: projections that read their rows once, rotations, and a head at a time."""
 
-    def project(self, x_BTD: States, *layers: nn.Linear) -> tuple[Tensor, ...]:
+    def project(self, x_BTD: States, *layers: nn.Module) -> tuple[Tensor, ...]:
         """Project queries, keys and values together, or keys and values of a memory."""
-        is_fused = _is_trained(x_BTD) and all(map(is_served, layers))
-        return linears(x_BTD, layers) if is_fused else super().project(x_BTD, *layers)
+        if not _is_trained(x_BTD) or not all(map(is_served, layers)):
+            return super().project(x_BTD, *layers)
+        return linears(x_BTD, cast("tuple[nn.Linear, ...]", layers))
 
     @staticmethod
     def rotate(x: Queries, cos: Angles, sin: Angles) -> Queries:
