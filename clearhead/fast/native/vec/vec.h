@@ -53,7 +53,14 @@ inline void store_one(float* to, float value) { *to = value; }
 
 inline void store_one(uint16_t* to, float value) { *to = to_bfloat16(value); }
 
-inline Vec<float> broadcast(float value) { return Vec<float>{} + value; }
+// In one instruction: a number added to zeros would be added indeed, since -0 becomes 0 so.
+inline Vec<float> broadcast(float x) {
+#ifdef HAS_AVX2
+  return Vec<float>{x, x, x, x, x, x, x, x};
+#else
+  return Vec<float>{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+#endif
+}
 
 inline Vec<float> load(const float* from) { return *reinterpret_cast<const Vec<float>*>(from); }
 
