@@ -70,13 +70,15 @@ function tokenLabels(row) {
   return found;
 }
 
+/** @typedef {(sample: Sample, stack: Stack, layer: import("./types.js").Layer, head: number, queries: Label[], keys: Label[]) => Promise<Grid>} MakeGrid */
+
 /**
  * How the maps of a long text are had: the page makes grids that ask for pieces.
- * @type {((sample: Sample, stack: Stack, layer: import("./types.js").Layer, head: number, queries: Label[], keys: Label[]) => Promise<Grid>) | null}
+ * @type {MakeGrid | null}
  */
 let pieceGrid = null;
 
-/** @param {typeof pieceGrid} make */
+/** @param {MakeGrid | null} make */
 export function gridsFrom(make) {
   pieceGrid = make;
 }

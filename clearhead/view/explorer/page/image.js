@@ -9,6 +9,7 @@ import { colors, shade } from "./color.js";
  * @param {Grid} grid
  * @param {number} pool side of the square
  * @param {string} scale
+ * @returns {HTMLCanvasElement}
  */
 export function heatImage(grid, pool, scale) {
   if (grid.coarse) return heatImage(grid.coarse.grid, Math.max(1, Math.floor(pool / grid.coarse.pool)), scale);
