@@ -47,9 +47,10 @@ class GatedRecurrenceLayer(ch.HookPoints):
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
         """Return the outputs for the tokens of this call, after those of the calls before."""
-        decay = self.least_decay + (1 - self.least_decay) * torch.sigmoid(self.decay(x_BTD).float())
+        exact = torch.promote_types(x_BTD.dtype, torch.float32)  # what is rounded here stays in the state
+        decay = self.least_decay + (1 - self.least_decay) * torch.sigmoid(self.decay(x_BTD).to(exact))
         decay = self.point("decay", decay)
-        added = (1 - decay) * self.value(x_BTD).float()
+        added = (1 - decay) * self.value(x_BTD).to(exact)
         mask, documents = context.masking.key_mask, context.masking.documents
         if mask is not None:
             is_padding = ~mask[:, -x_BTD.shape[1] :, None]

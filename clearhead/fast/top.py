@@ -19,7 +19,7 @@ def top_and_log_total(
     """Return the highest numbers of each row, their places, and log(sum(exp(row))), in one pass over each row.
 
     Args:
-        x_RV: fp32 or bf16.
+        x_RV: fp32 or bf16; others are computed in their own precision, in fp32 at least.
         count: how many, at most as many as a row has.
         banned_X: int64 places that count as -infinity among the highest; the sum is of all numbers. None: none.
 
@@ -29,7 +29,7 @@ def top_and_log_total(
     """
     kernel = function(f"top_{str(x_RV.dtype).removeprefix('torch.')}", pointers=5, numbers=5)
     if kernel is None or not fits(x_RV, x_RV.dtype, *x_RV.shape, by_row=True) or count > x_RV.shape[1]:
-        x_RV = x_RV.float()
+        x_RV = x_RV.to(torch.promote_types(x_RV.dtype, torch.float32))
         allowed_RV = x_RV if banned_X is None else x_RV.index_fill(1, banned_X, -torch.inf)
         return *allowed_RV.topk(count, dim=1), x_RV.logsumexp(1)
     rows, size = x_RV.shape

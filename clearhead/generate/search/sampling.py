@@ -159,7 +159,7 @@ def _log_probabilities(
 ) -> Float[Tensor, " rows"]:
     """Return the log-probability of a token of each row; -inf where none may follow."""
     log_total_R = top_and_log_total(logits_RV, 1)[2]
-    chosen_R = logits_RV.gather(1, tokens_R[:, None])[:, 0].float() - log_total_R
+    chosen_R = logits_RV.gather(1, tokens_R[:, None])[:, 0] - log_total_R
     return chosen_R.where(can_R | log_total_R.isnan(), -torch.inf)
 
 
