@@ -46,9 +46,10 @@ def set_memory(
 ) -> None:
     """Set the keys of a memory, and which rows read a sentence: all beams of it, or of several tokens those of one."""
     (key, value), mask_NS = attention.remembered(context), context.memory_mask
-    if keys.is_made_of(key, value, mask_NS, row_index, piece.cu_seqlens, piece.count, batch):
+    made_of = key, value, mask_NS, row_index, piece.cu_seqlens, piece.count, batch
+    if keys.is_made_of(made_of):
         return
-    keys.held = [key, value]  # without a cache nothing else holds them
+    keys.held = []
     keys.window_before = keys.window_after = EVERYWHERE
     keys.row_index = None
     sentences = len(key) if row_index is None else len(row_index)
@@ -65,6 +66,7 @@ def set_memory(
         keys.row_index, keys.row_index_stride = address(row_index, torch.int32, keys.groups), 0
     set_mask(keys, mask_NS)
     _set_places(keys, attention.spec, key, value)
+    keys.made_of = made_of  # without a cache nothing else holds the keys and values
 
 
 def sight(mask: spec.Mask) -> tuple[int, int]:
@@ -110,7 +112,7 @@ def _by_place(context: Context, count: int) -> Context:
 
 def set_buffers(keys: Keys, choice: spec.Attention, first: int, buffer: Tensor, scales: Tensor | None = None) -> None:
     """Set where keys and values of the rows from the first one on lie, unless they lay there in the last step."""
-    if keys.is_made_of(first, buffer, scales):
+    if keys.is_made_of(made_of := (first, buffer, scales)):
         return
     key, value = buffer[:, first:]
     _set_places(keys, choice, key, value)
@@ -120,6 +122,7 @@ def set_buffers(keys: Keys, choice: spec.Attention, first: int, buffer: Tensor, 
         keys.key_scales, keys.value_scales = (
             address(one, torch.float32, *key.shape[:3], 1, by_row=True) for one in scales[:, first:]
         )
+    keys.made_of = made_of
 
 
 def _set_places(keys: Keys, choice: spec.Attention, key: Heads, value: Heads) -> None:

@@ -122,7 +122,7 @@ class StackPlan:
         for piece in new.pieces(cache.length):
             some_MD = x_MD[piece.places].float().clone(memory_format=torch.contiguous_format)
             self._run(some_MD, self._cached_keys(piece, new, buffers, context, cache))
-            if len(some_MD) == len(x_MD):
+            if len(some_MD) == len(x_MD):  # the only piece, without padding
                 return some_MD.to(x_BTD.dtype).view(x_BTD.shape)
             y_MD[piece.places] = some_MD.to(y_MD.dtype)
         return y_MD.view(x_BTD.shape)
@@ -148,8 +148,9 @@ class StackPlan:
         cache: IndexedCache,
     ) -> list[Keys]:
         """Return the keys of each branch for a piece of the new tokens; what has not changed is left as it was."""
-        keys = cache.keys.setdefault(self, [])
-        keys += [Keys() for _ in self._attentions[len(keys) :]]
+        if self not in cache.keys:
+            cache.keys[self] = [Keys() for _ in self._attentions]
+        keys = cache.keys[self]
         for one, entry, kept in zip(keys, self._attentions, buffers, strict=True):
             if entry is None:
                 continue

@@ -74,8 +74,8 @@ class Keys(ctypes.Structure):
     """The keys and values of an attention in one call.
 
     Attributes:
-        held: the tensors whose addresses it has, beside those of the buffer.
-        made_of: what it was filled from, as `is_made_of` got it.
+        held: copies whose addresses it has.
+        made_of: the tensors that it was filled from, and numbers, which tell whether it must be filled anew.
     """
 
     __slots__ = ("held", "made_of")
@@ -86,10 +86,9 @@ class Keys(ctypes.Structure):
         self.held: list[Tensor] = []
         self.made_of: tuple[object, ...] = ()
 
-    def is_made_of(self, *parts: object) -> bool:
-        """Return whether it was filled from these very objects the last time; from now on it is."""
-        before, self.made_of = self.made_of, parts
-        return len(before) == len(parts) and all(map(is_, before, parts))
+    def is_made_of(self, parts: tuple[object, ...]) -> bool:
+        """Return whether it was filled from these very objects."""
+        return len(self.made_of) == len(parts) and all(map(is_, self.made_of, parts))
 
 
 def _structure(name: str) -> type[ctypes.Structure]:
