@@ -51,7 +51,7 @@ class Served:
 
 
 class _Glance:
-    """All that the parts of a model hold, by identity, and where its weights lie and how often they were written to.
+    """All that the parts of a model hold, by identity, and the places and versions of its weights.
 
     While it is the same, so is the state of the model, which takes several times as long to find.
     """
@@ -71,7 +71,8 @@ class _Glance:
         for part in self.parts:
             weights += (*part._parameters.values(), *part._buffers.values())
             held += (*vars(part).values(), *part._modules.values())
-        return held + weights, [number for weight in weights if weight is not None for number in _writes(weight)]
+        there = [weight for weight in weights if weight is not None]
+        return held + weights, [number for weight in there for number in _place_and_version(weight)]
 
 
 @dataclass(frozen=True)
@@ -116,11 +117,12 @@ class Runner:
         Weights must not be moved while a request runs; a model that has changed has another tree.
         """
         known = self._tree
-        is_same = known is not None and known.glance.is_same()
-        parts = known.glance.parts if known is not None and is_same else list(self.module.modules())
+        if known is not None and not known.glance.is_same():
+            known = None
+        parts = list(self.module.modules()) if known is None else known.glance.parts
         if not uses_kernels() or are_seen(parts):
             return replica(self.module)
-        return known.module if known is not None and is_same else self._served().module
+        return (known or self._served()).module
 
     def report(self) -> list[Served]:
         """Return what runs each stack, and each linear layer outside of the stacks that kernels run."""
@@ -237,10 +239,10 @@ def _state(part: nn.Module) -> Iterator[int | float]:
     for weight in (*part._parameters.values(), *part._buffers.values()):
         if weight is not None:
             yield id(weight)
-            yield from _writes(weight)
+            yield from _place_and_version(weight)
 
 
-def _writes(weight: Tensor) -> tuple[int, int]:
+def _place_and_version(weight: Tensor) -> tuple[int, int]:
     """Return where a weight lies, and how often it was written to; one that is spread over processes has no address."""
     place = 0 if hasattr(weight, "placements") else weight.data_ptr()
     return place, 0 if weight.is_inference() else weight._version
