@@ -24,8 +24,8 @@ def top_and_log_total(
         banned_X: int64 places that count as -infinity among the highest; the sum is of all numbers. None: none.
 
     Returns:
-        fp32 numbers, highest first; int64 places, of equal numbers some order; fp32 logarithms. A row with a number
-        that is none has such a logarithm.
+        The numbers, highest first; int64 places, of equal numbers some order; logarithms. Numbers and logarithms are
+        fp32, or fp64 of fp64. A row with a number that is none has such a logarithm.
     """
     kernel = function(f"top_{str(x_RV.dtype).removeprefix('torch.')}", pointers=5, numbers=5)
     if kernel is None or not fits(x_RV, x_RV.dtype, *x_RV.shape, by_row=True) or count > x_RV.shape[1]:

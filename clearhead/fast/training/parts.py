@@ -140,8 +140,8 @@ class FusedDropout(Dropout):
 
     def forward(self, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Drop elements as the plain part does, others of them."""
-        is_served = _is_trained(values) and values.dtype == torch.float32 and self.training and 0.0 < self.p < 1.0
-        return dropout(values, self.p) if is_served else super().forward(values)
+        is_fast = _is_trained(values) and values.dtype == torch.float32 and self.training and 0.0 < self.p < 1.0
+        return dropout(values, self.p) if is_fast else super().forward(values)
 
 
 class FusedFeedForward(FeedForward):

@@ -113,3 +113,15 @@ def test_keys_and_values_of_a_memory_are_projected_together(
     gradients(tree, "bf16")
     memory_attentions = [part for part in tree.modules() if isinstance(part, MemoryAttention)]
     assert all(((part.key, part.value) in together) == has_products() for part in memory_attentions)
+
+
+def test_a_tree_on_a_cpu_keeps_the_memory_that_its_steps_free(
+    model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr(parts, "keep_freed_memory", lambda: calls.append(None))
+    training_tree(model, "fp32")
+    assert len(calls) == 1
+    monkeypatch.setenv("CLEARHEAD_KERNELS", "plain")
+    training_tree(model, "fp32")
+    assert len(calls) == 1
