@@ -13,7 +13,7 @@
 
 constexpr int64_t LINE = 64;  // bytes of a cache line
 
-inline int64_t round_up(int64_t number, int64_t multiple) { return (number + multiple - 1) / multiple * multiple; }
+constexpr int64_t round_up(int64_t number, int64_t multiple) { return (number + multiple - 1) / multiple * multiple; }
 
 // Memory of one thread, which grows; what it holds is undefined.
 class alignas(LINE) Arena {

@@ -44,7 +44,7 @@ struct DotInt8 {
   static constexpr int32_t ZERO_POINT = 128;
   static constexpr int64_t STEP = 4 * WIDTH;
   static constexpr int ROWS = WIDTH == 8 ? 3 : 4, PACKED_WORDS = 1, PANEL_ROWS = WIDTH == 8 ? 6 : 8;
-  static constexpr int64_t LEAST_PACKED = 12;
+  static constexpr int64_t LEAST_PACKED = WIDTH == 8 ? 14 : 10;
   static Vec<int32_t> load_x(const int8_t* from) {
     Vec<int32_t> words;
     std::memcpy(&words, from, sizeof words);
@@ -71,7 +71,7 @@ struct DotInt8 {
   static constexpr int32_t ZERO_POINT = 0;
   static constexpr int64_t STEP = 2 * WIDTH;
   static constexpr int ROWS = WIDTH == 8 ? 2 : 4, PACKED_WORDS = 2, PANEL_ROWS = WIDTH == 8 ? 6 : 8;
-  static constexpr int64_t LEAST_PACKED = WIDTH == 8 ? 10 : 17;
+  static constexpr int64_t LEAST_PACKED = 13;
   static Vec<int32_t> load_x(const int16_t* from) {
     Vec<int32_t> words;
     std::memcpy(&words, from, sizeof words);

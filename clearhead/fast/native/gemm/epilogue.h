@@ -33,11 +33,40 @@ struct GemmArgs {
     store_one(y + m * N + n, value + (bias ? to_float(bias[n]) : 0.0f));
   }
 
+  // Write those of four outputs from n on.
+  void write_four(int64_t m, int64_t n, const typename Traits::Sum* sums) const {
+    if constexpr (std::is_same_v<typename Traits::Y, float>) {
+      typedef float Four __attribute__((vector_size(16), aligned(4)));
+      typedef typename Traits::Sum FourSums __attribute__((vector_size(16), aligned(4)));
+      const auto& sum = *reinterpret_cast<const FourSums*>(sums);
+      Four value;
+      if constexpr (std::is_same_v<Traits, Int8>)
+        value = __builtin_convertvector(sum - compensation[m], Four) *
+            (row_scales[m] * *reinterpret_cast<const Four*>(output_scales + n));
+      else value = sum;
+      *reinterpret_cast<Four*>(y + m * N + n) = value + (bias ? *reinterpret_cast<const Four*>(bias + n) : Four{});
+    } else
+      for (int64_t i = 0; i < 4; ++i) write(m, n + i, sums[i]);
+  }
+
  private:
   float scaled(int64_t m, int64_t n, typename Traits::Sum sum) const {
     if constexpr (std::is_same_v<Traits, Int8>) return float(sum - compensation[m]) * (row_scales[m] * output_scales[n]);
     else return sum;
   }
+};
+
+// Weights that follow, fetched in so many even steps, while rows are multiplied with those before them. All passes over
+// these, of a few rows each, take part: fetched by the first alone they would come late, and memory would rest after it.
+struct Following {
+  const char* place;
+  int64_t stride;
+
+  Following(const void* from, int64_t bytes, int64_t steps)
+      : place(static_cast<const char*>(from)), stride(bytes / std::max<int64_t>(1, steps)) {}
+
+  void fetch(int64_t bytes = 0) const { __builtin_prefetch(place + bytes); }
+  void advance() { place += stride; }
 };
 
 // Of WIDTH outputs from n on.

@@ -13,6 +13,16 @@ namespace {
 constexpr int OUTPUTS = 4;  // that are written together
 constexpr int64_t FOLLOWING = 1 << 12, FETCHED = 1 << 14;  // bytes of weights, ahead of those that are multiplied
 
+// Bytes of weights that a step of a register block reads.
+template <typename Traits, int SOME_OUTPUTS>
+constexpr int64_t STEP_BYTES = SOME_OUTPUTS * Traits::STEP * int64_t(sizeof(typename Traits::W));
+
+// Whether so many rows are a register block.
+template <typename Traits>
+constexpr bool is_register_block(int64_t rows) {
+  return rows > 2 || (WIDTH == 8 && rows == Traits::ROWS);
+}
+
 // The sums of a row of w with one or two rows of x. The weights are read in the order in which they lie, and those that
 // follow are fetched.
 template <typename Traits, int COUNT>
@@ -36,82 +46,91 @@ inline __attribute__((always_inline)) void gemv(
     else sums[j * stride] = (parts[j][0] + parts[j][1]) + (parts[j][2] + parts[j][3]);
 }
 
-// The sums of some rows of w with some rows of x, a register block; the rows of w that follow are fetched.
+// The sums of some rows of w with some rows of x, a register block; as many rows of w are fetched side by side.
 template <typename Traits, int SOME_OUTPUTS, int SOME_ROWS>
 inline __attribute__((always_inline)) void register_block(
-    const typename Traits::W* w, const typename Traits::X* x, int64_t K, bool is_first,
+    const typename Traits::W* w, const typename Traits::X* x, int64_t K, Following following,
     SumsOf<Traits> (*sums)[SOME_OUTPUTS]) {
-  const int64_t ahead = std::max<int64_t>(1, FETCHED / (SOME_OUTPUTS * K * int64_t(sizeof *w))) * SOME_OUTPUTS;
   for (int j = 0; j < SOME_ROWS; ++j)
     for (int i = 0; i < SOME_OUTPUTS; ++i) sums[j][i] = SumsOf<Traits>{};
-  for (int64_t k = 0; k + Traits::STEP <= K; k += Traits::STEP) {
+  for (int64_t k = 0; k + Traits::STEP <= K; k += Traits::STEP, following.advance()) {
     decltype(Traits::load_x(x)) loaded[SOME_ROWS];
     for (int j = 0; j < SOME_ROWS; ++j) loaded[j] = Traits::load_x(x + j * K + k);
     for (int i = 0; i < SOME_OUTPUTS; ++i) {
-      if (is_first) __builtin_prefetch(w + (i + ahead) * K + k);
+      following.fetch(i * K * int64_t(sizeof *w));
       const auto weights = Traits::load_w(w + i * K + k);
       for (int j = 0; j < SOME_ROWS; ++j) Traits::add(sums[j][i], loaded[j], weights);
     }
   }
 }
 
-// The same for processors with few registers, of which each row's address would take one.
-template <typename Traits, int SOME_OUTPUTS, int SOME_ROWS, bool IS_FIRST>
+// The same for processors with few registers, of which each row's address would take one. What follows is fetched as it
+// lies; in float32 side by side and by the first rows of x alone, since its products wait for memory anyway.
+template <typename Traits, int SOME_OUTPUTS, int SOME_ROWS, bool FETCHES_ROWS>
 inline __attribute__((always_inline)) void narrow_register_block(
-    const typename Traits::W* w, const typename Traits::X* x, int64_t K, SumsOf<Traits> (*sums)[SOME_OUTPUTS]) {
-  const int64_t ahead = std::max<int64_t>(1, FETCHED / (SOME_OUTPUTS * K * int64_t(sizeof *w))) * SOME_OUTPUTS;
-  const auto* following = w + ahead * K;
+    const typename Traits::W* w, const typename Traits::X* x, int64_t K, Following following,
+    SumsOf<Traits> (*sums)[SOME_OUTPUTS]) {
+  const auto* next = reinterpret_cast<const typename Traits::W*>(following.place);
   int64_t stride = K, triple = 3 * K;
   for (int j = 0; j < SOME_ROWS; ++j)
     for (int i = 0; i < SOME_OUTPUTS; ++i) sums[j][i] = SumsOf<Traits>{};
   for (int64_t k = K / Traits::STEP; k > 0; --k) {
     asm("" : "+r"(stride), "+r"(triple));  // the compiler takes them for changed
     const auto place = [&](int row) { return row == 3 ? triple : row * stride; };
+    for (int64_t bytes = 0; sizeof *w < 4 && bytes < STEP_BYTES<Traits, SOME_OUTPUTS>; bytes += LINE)
+      following.fetch(), following.advance();
     decltype(Traits::load_x(x)) loaded[SOME_ROWS];
     for (int j = 0; j < SOME_ROWS; ++j) loaded[j] = Traits::load_x(x + place(j));
     for (int i = 0; i < SOME_OUTPUTS; ++i) {
-      if (IS_FIRST) __builtin_prefetch(following + place(i));
+      if (FETCHES_ROWS) __builtin_prefetch(next + place(i));
       const auto weights = Traits::load_w(w + place(i));
       for (int j = 0; j < SOME_ROWS; ++j) Traits::add(sums[j][i], loaded[j], weights);
     }
-    w += Traits::STEP, x += Traits::STEP, following += Traits::STEP;
+    w += Traits::STEP, x += Traits::STEP, next += Traits::STEP;
   }
 }
 
 template <typename Traits, int SOME_OUTPUTS, int SOME_ROWS>
-void multiply_few(const GemmArgs<Traits>& args, int64_t n, int64_t m) {
+void multiply_few(const GemmArgs<Traits>& args, int64_t n, int64_t m, Following following) {
   alignas(64) SumsOf<Traits> sums[SOME_ROWS][SOME_OUTPUTS];
   const int64_t K = args.K;
   const auto* w = args.w + n * K;
   const auto* x = args.x + m * K;
-  if constexpr (WIDTH == 8 && (SOME_ROWS > 2 || SOME_ROWS == Traits::ROWS)) {
-    if (m == 0) narrow_register_block<Traits, SOME_OUTPUTS, SOME_ROWS, true>(w, x, K, sums);
-    else narrow_register_block<Traits, SOME_OUTPUTS, SOME_ROWS, false>(w, x, K, sums);
-  } else if constexpr (SOME_ROWS > 2)
-    register_block<Traits, SOME_OUTPUTS, SOME_ROWS>(w, x, K, m == 0, sums);
-  else
+  if constexpr (is_register_block<Traits>(SOME_ROWS)) {
+    if constexpr (WIDTH > 8) register_block<Traits, SOME_OUTPUTS, SOME_ROWS>(w, x, K, following, sums);
+    else if (sizeof *w == 4 && m == 0)
+      narrow_register_block<Traits, SOME_OUTPUTS, SOME_ROWS, true>(w, x, K, following, sums);
+    else narrow_register_block<Traits, SOME_OUTPUTS, SOME_ROWS, false>(w, x, K, following, sums);
+  } else
     for (int i = 0; i < SOME_OUTPUTS; ++i) gemv<Traits, SOME_ROWS>(w + i * K, x, K, &sums[0][i], SOME_OUTPUTS);
   for (int j = 0; j < SOME_ROWS; ++j) {
     typename Traits::Sum found[SOME_OUTPUTS];
     reduce_add_all<SOME_OUTPUTS>(sums[j], found);
-    for (int i = 0; i < SOME_OUTPUTS; ++i) {
+    for (int i = 0; i < SOME_OUTPUTS; ++i)
       for (int64_t k = K / Traits::STEP * Traits::STEP; k < K; ++k)
         Traits::add_one(found[i], x[j * K + k], w[i * K + k]);
-      args.write(m + j, n + i, found[i]);
-    }
+    if constexpr (SOME_OUTPUTS == OUTPUTS) args.write_four(m + j, n, found);
+    else args.write(m + j, n, found[0]);
   }
 }
 
 template <typename Traits, int SOME_OUTPUTS>
 void multiply_rows(const GemmArgs<Traits>& args, int64_t n) {
   constexpr int ROWS = Traits::ROWS;
+  // In wide registers a row for each output is fetched side by side, in narrow ones line after line.
+  constexpr int64_t LINES = WIDTH > 8 ? 1 : round_up(STEP_BYTES<Traits, SOME_OUTPUTS>, LINE) / LINE;
+  const int64_t row = args.K * int64_t(sizeof *args.w), group = SOME_OUTPUTS * row, steps = args.K / Traits::STEP * LINES;
+  const int64_t passes = args.M / ROWS + is_register_block<Traits>(args.M % ROWS);
+  const auto* next = args.w + (n + std::max<int64_t>(1, FETCHED / group) * SOME_OUTPUTS) * args.K;
+  Following following(next, WIDTH > 8 ? row : group, steps * passes);
   int64_t m = 0;
-  for (; m + ROWS <= args.M; m += ROWS) multiply_few<Traits, SOME_OUTPUTS, ROWS>(args, n, m);
+  for (; m + ROWS <= args.M; m += ROWS, following.place += following.stride * steps)
+    multiply_few<Traits, SOME_OUTPUTS, ROWS>(args, n, m, following);
   if (m == args.M) return;
-  if (m + 1 == args.M) return multiply_few<Traits, SOME_OUTPUTS, 1>(args, n, m);
+  if (m + 1 == args.M) return multiply_few<Traits, SOME_OUTPUTS, 1>(args, n, m, following);
   if constexpr (ROWS > 2) {
-    if (m + 2 == args.M) return multiply_few<Traits, SOME_OUTPUTS, 2>(args, n, m);
-    if constexpr (ROWS > 3) multiply_few<Traits, SOME_OUTPUTS, 3>(args, n, m);
+    if (m + 2 == args.M) return multiply_few<Traits, SOME_OUTPUTS, 2>(args, n, m, following);
+    if constexpr (ROWS > 3) multiply_few<Traits, SOME_OUTPUTS, 3>(args, n, m, following);
   }
 }
 
