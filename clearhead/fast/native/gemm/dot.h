@@ -2,7 +2,8 @@
 //
 // A dot reads STEP numbers of a row of x and of w, and adds their products into a vector of sums; those of ROWS rows and
 // of a few outputs are in registers together. From LEAST_PACKED rows on it pays to pack weights into panels (panel.h),
-// whose words of 4 bytes have the next numbers of one output; those of PANEL_ROWS rows are in registers then.
+// whose words of 4 bytes have the next numbers of one output; those of PANEL_ROWS rows are in registers then. Where weights
+// are widened, this is done once for up to WIDENED_ROWS rows.
 
 #ifdef __AVX512BF16__
 struct DotBFloat16 {
@@ -45,6 +46,7 @@ struct DotInt8 {
   static constexpr int64_t STEP = 4 * WIDTH;
   static constexpr int ROWS = WIDTH == 8 ? 3 : 4, PACKED_WORDS = 1, PANEL_ROWS = WIDTH == 8 ? 6 : 8;
   static constexpr int64_t LEAST_PACKED = WIDTH == 8 ? 14 : 10;
+  static constexpr int WIDENED_ROWS = 0;
   static Vec<int32_t> load_x(const int8_t* from) {
     Vec<int32_t> words;
     std::memcpy(&words, from, sizeof words);
@@ -72,6 +74,7 @@ struct DotInt8 {
   static constexpr int64_t STEP = 2 * WIDTH;
   static constexpr int ROWS = WIDTH == 8 ? 2 : 4, PACKED_WORDS = 2, PANEL_ROWS = WIDTH == 8 ? 6 : 8;
   static constexpr int64_t LEAST_PACKED = 13;
+  static constexpr int WIDENED_ROWS = 8;
   static Vec<int32_t> load_x(const int16_t* from) {
     Vec<int32_t> words;
     std::memcpy(&words, from, sizeof words);
@@ -112,5 +115,6 @@ struct DotInt8 {
 #else
 struct DotInt8 : PlainDot<int8_t, int32_t> {
   using Number = int8_t;
+  static constexpr int WIDENED_ROWS = 0;
 };
 #endif

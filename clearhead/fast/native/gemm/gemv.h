@@ -11,6 +11,7 @@
 namespace {
 
 constexpr int OUTPUTS = 4;  // that are written together
+constexpr int LEAST_WIDENED = 4;  // rows for which it pays to widen weights once
 constexpr int64_t FOLLOWING = 1 << 12, FETCHED = 1 << 14;  // bytes of weights, ahead of those that are multiplied
 
 // Bytes of weights that a step of a register block reads.
@@ -90,13 +91,36 @@ inline __attribute__((always_inline)) void narrow_register_block(
   }
 }
 
+// The sums of a row of w with a row of x for each I, where weights are widened: once for all of these.
+template <typename Traits, int... I>
+inline __attribute__((always_inline)) void widening_block(
+    std::integer_sequence<int, I...>, const typename Traits::W* w, const typename Traits::X* x, int64_t K,
+    Following following, SumsOf<Traits>* sums, int64_t stride) {
+  const int64_t whole = K / Traits::STEP * Traits::STEP;
+  SumsOf<Traits> found[sizeof...(I)] = {};
+  const typename Traits::X* ends[] = {(x + I * K + whole)...};
+  w += whole;
+  for (int64_t k = -whole; k != 0; k += Traits::STEP, following.advance()) {
+    const auto keep = [](auto& end) { asm("" : "+r"(end)); };  // the compiler would advance each of them
+    (keep(ends[I]), ...);
+    following.fetch();
+    const auto weights = Traits::load_w(w + k);
+    (Traits::add(found[I], Traits::load_x(ends[I] + k), weights), ...);
+  }
+  ((sums[I * stride] = found[I]), ...);
+}
+
 template <typename Traits, int SOME_OUTPUTS, int SOME_ROWS>
 void multiply_few(const GemmArgs<Traits>& args, int64_t n, int64_t m, Following following) {
   alignas(64) SumsOf<Traits> sums[SOME_ROWS][SOME_OUTPUTS];
   const int64_t K = args.K;
   const auto* w = args.w + n * K;
   const auto* x = args.x + m * K;
-  if constexpr (is_register_block<Traits>(SOME_ROWS)) {
+  if constexpr (Traits::WIDENED_ROWS > 0 && SOME_ROWS >= LEAST_WIDENED) {
+    for (int i = 0; i < SOME_OUTPUTS; ++i, following.place += K / Traits::STEP * following.stride)
+      widening_block<Traits>(
+          std::make_integer_sequence<int, SOME_ROWS>{}, w + i * K, x, K, following, &sums[0][i], SOME_OUTPUTS);
+  } else if constexpr (is_register_block<Traits>(SOME_ROWS)) {
     if constexpr (WIDTH > 8) register_block<Traits, SOME_OUTPUTS, SOME_ROWS>(w, x, K, following, sums);
     else if (sizeof *w == 4 && m == 0)
       narrow_register_block<Traits, SOME_OUTPUTS, SOME_ROWS, true>(w, x, K, following, sums);
@@ -114,6 +138,26 @@ void multiply_few(const GemmArgs<Traits>& args, int64_t n, int64_t m, Following 
   }
 }
 
+// Those of `count` rows, from LEAST_WIDENED to MOST.
+template <typename Traits, int SOME_OUTPUTS, int MOST, typename... Rest>
+void multiply_some_widened(int64_t count, const Rest&... rest) {
+  if constexpr (MOST > LEAST_WIDENED)
+    if (count < MOST) return multiply_some_widened<Traits, SOME_OUTPUTS, MOST - 1>(count, rest...);
+  multiply_few<Traits, SOME_OUTPUTS, MOST>(rest...);
+}
+
+// Rows in passes that are as equal as can be.
+template <typename Traits, int SOME_OUTPUTS>
+void multiply_widened_rows(const GemmArgs<Traits>& args, int64_t n, const typename Traits::W* next) {
+  const int64_t steps = args.K / Traits::STEP * SOME_OUTPUTS;
+  int64_t passes = (args.M + Traits::WIDENED_ROWS - 1) / Traits::WIDENED_ROWS;
+  Following following(next, SOME_OUTPUTS * args.K * int64_t(sizeof *next), steps * passes);
+  for (int64_t m = 0, count; m < args.M; m += count, --passes, following.place += steps * following.stride) {
+    count = (args.M - m + passes - 1) / passes;
+    multiply_some_widened<Traits, SOME_OUTPUTS, Traits::WIDENED_ROWS>(count, args, n, m, following);
+  }
+}
+
 template <typename Traits, int SOME_OUTPUTS>
 void multiply_rows(const GemmArgs<Traits>& args, int64_t n) {
   constexpr int ROWS = Traits::ROWS;
@@ -122,6 +166,8 @@ void multiply_rows(const GemmArgs<Traits>& args, int64_t n) {
   const int64_t row = args.K * int64_t(sizeof *args.w), group = SOME_OUTPUTS * row, steps = args.K / Traits::STEP * LINES;
   const int64_t passes = args.M / ROWS + is_register_block<Traits>(args.M % ROWS);
   const auto* next = args.w + (n + std::max<int64_t>(1, FETCHED / group) * SOME_OUTPUTS) * args.K;
+  if constexpr (Traits::WIDENED_ROWS > 0)
+    if (args.M >= LEAST_WIDENED) return multiply_widened_rows<Traits, SOME_OUTPUTS>(args, n, next);
   Following following(next, WIDTH > 8 ? row : group, steps * passes);
   int64_t m = 0;
   for (; m + ROWS <= args.M; m += ROWS, following.place += following.stride * steps)

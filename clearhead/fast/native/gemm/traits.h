@@ -32,6 +32,7 @@ struct PlainDot {
 // ROWS: of x, whose sums are in registers together with those of a few outputs; PARTS: sums of a row by itself, which
 // are the same additions as those of a row among others where there is one.
 struct Float32 : PlainDot<float, float> {
+  static constexpr int WIDENED_ROWS = 0;
   static constexpr int PARTS = 1;
   using X = float;
   using W = float;
@@ -41,6 +42,7 @@ struct Float32 : PlainDot<float, float> {
 };
 
 struct BFloat16 : DotBFloat16 {
+  static constexpr int WIDENED_ROWS = 0;
   static constexpr int32_t ZERO_POINT = 0;
   static constexpr int PARTS = 4;
   using X = uint16_t;
