@@ -56,19 +56,6 @@ struct GemmArgs {
   }
 };
 
-// Weights that follow, fetched in so many even steps, while rows are multiplied with those before them. All passes over
-// these, of a few rows each, take part: fetched by the first alone they would come late, and memory would rest after it.
-struct Following {
-  const char* place;
-  int64_t stride;
-
-  Following(const void* from, int64_t bytes, int64_t steps)
-      : place(static_cast<const char*>(from)), stride(bytes / std::max<int64_t>(1, steps)) {}
-
-  void fetch(int64_t bytes = 0) const { __builtin_prefetch(place + bytes); }
-  void advance() { place += stride; }
-};
-
 // Of WIDTH outputs from n on.
 template <typename Traits>
 class Epilogue {

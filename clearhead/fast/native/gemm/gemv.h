@@ -7,11 +7,12 @@
 
 #include "../team.h"
 #include "epilogue.h"
+#include "following.h"
 
 namespace {
 
 constexpr int OUTPUTS = 4;  // that are written together
-constexpr int LEAST_WIDENED = 4;  // rows for which it pays to widen weights once
+constexpr int LEAST_WIDENED = 4;  // rows of a pass that widens weights once; it pays for more rows than these
 constexpr int64_t FOLLOWING = 1 << 12, FETCHED = 1 << 14;  // bytes of weights, ahead of those that are multiplied
 
 // Bytes of weights that a step of a register block reads.
@@ -101,7 +102,6 @@ inline __attribute__((always_inline)) void widening_block(
   const typename Traits::X* ends[] = {(x + I * K + whole)...};
   w += whole;
   for (int64_t k = -whole; k != 0; k += Traits::STEP, following.advance()) {
-    const auto keep = [](auto& end) { asm("" : "+r"(end)); };  // the compiler would advance each of them
     (keep(ends[I]), ...);
     following.fetch();
     const auto weights = Traits::load_w(w + k);
@@ -110,13 +110,13 @@ inline __attribute__((always_inline)) void widening_block(
   ((sums[I * stride] = found[I]), ...);
 }
 
-template <typename Traits, int SOME_OUTPUTS, int SOME_ROWS>
+template <typename Traits, int SOME_OUTPUTS, int SOME_ROWS, bool WIDENS = false>
 void multiply_few(const GemmArgs<Traits>& args, int64_t n, int64_t m, Following following) {
   alignas(64) SumsOf<Traits> sums[SOME_ROWS][SOME_OUTPUTS];
   const int64_t K = args.K;
   const auto* w = args.w + n * K;
   const auto* x = args.x + m * K;
-  if constexpr (Traits::WIDENED_ROWS > 0 && SOME_ROWS >= LEAST_WIDENED) {
+  if constexpr (WIDENS) {
     for (int i = 0; i < SOME_OUTPUTS; ++i, following.place += K / Traits::STEP * following.stride)
       widening_block<Traits>(
           std::make_integer_sequence<int, SOME_ROWS>{}, w + i * K, x, K, following, &sums[0][i], SOME_OUTPUTS);
@@ -143,7 +143,7 @@ template <typename Traits, int SOME_OUTPUTS, int MOST, typename... Rest>
 void multiply_some_widened(int64_t count, const Rest&... rest) {
   if constexpr (MOST > LEAST_WIDENED)
     if (count < MOST) return multiply_some_widened<Traits, SOME_OUTPUTS, MOST - 1>(count, rest...);
-  multiply_few<Traits, SOME_OUTPUTS, MOST>(rest...);
+  multiply_few<Traits, SOME_OUTPUTS, MOST, true>(rest...);
 }
 
 // Rows in passes that are as equal as can be.
@@ -167,7 +167,7 @@ void multiply_rows(const GemmArgs<Traits>& args, int64_t n) {
   const int64_t passes = args.M / ROWS + is_register_block<Traits>(args.M % ROWS);
   const auto* next = args.w + (n + std::max<int64_t>(1, FETCHED / group) * SOME_OUTPUTS) * args.K;
   if constexpr (Traits::WIDENED_ROWS > 0)
-    if (args.M >= LEAST_WIDENED) return multiply_widened_rows<Traits, SOME_OUTPUTS>(args, n, next);
+    if (args.M > LEAST_WIDENED) return multiply_widened_rows<Traits, SOME_OUTPUTS>(args, n, next);
   Following following(next, WIDTH > 8 ? row : group, steps * passes);
   int64_t m = 0;
   for (; m + ROWS <= args.M; m += ROWS, following.place += following.stride * steps)

@@ -7,6 +7,7 @@
 
 #include "../team.h"
 #include "epilogue.h"
+#include "following.h"
 
 #ifdef HAS_PANELS
 
@@ -37,8 +38,6 @@ __attribute__((noinline)) void multiply_panel_rows(
   SumsOf<Traits> sums[sizeof...(I)][2] = {};
   const typename Traits::X* ends[] = {(x + (I + 1) * K)...};
   for (int64_t k = -K; k != 0; k += NUMBERS, packed += PANEL) {
-    // The compiler takes them for changed: it would advance the address of each row.
-    const auto keep = [](auto& end) { asm("" : "+r"(end)); };
     (keep(ends[I]), ...);
     following.fetch(), following.advance();
     Vec<int32_t> left, right;
