@@ -92,6 +92,20 @@ def test_layers_count_alike(desk: Tab) -> None:
     assert "Layer 1 · head 0" in desk.go("view=matrix&layer=1").locator(".panel").inner_text()
 
 
+FOLLOW = """() => new Promise(done => {
+  document.querySelector("td[data-depth='0']").click();
+  history.replaceState(null, "", "#view=overview");  // as a link does before the page is told
+  setTimeout(() => { dispatchEvent(new HashChangeEvent("hashchange")); done(); }, 300);
+})"""
+
+
+def test_a_link_is_followed_while_the_address_of_a_choice_waits(desk: Tab) -> None:
+    desk.go("view=lens&layer=1&query=2").evaluate(FOLLOW)
+    tab = desk.drawn()
+    assert tab.evaluate("location.hash") == "#view=overview"
+    assert tab.locator(".head").count() > 3
+
+
 def test_the_overview_uses_the_width_and_explains_its_numbers(desk: Tab) -> None:
     tab = desk.go("view=overview")
     right = tab.locator(".head").nth(3).bounding_box()

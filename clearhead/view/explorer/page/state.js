@@ -76,7 +76,11 @@ export class Store {
     this.tell();
     clearTimeout(this.timer);
     if (isStep) this.address(true);
-    else this.timer = setTimeout(() => this.address(false), 200);
+    else {
+      const shown = location.hash;
+      // A link may have been followed meanwhile, of which the page is not told yet: its address stays.
+      this.timer = setTimeout(() => location.hash === shown && this.address(false), 200);
+    }
   }
 
   tell() {
