@@ -48,7 +48,7 @@ inline __attribute__((always_inline)) void gemv(
     else sums[j * stride] = (parts[j][0] + parts[j][1]) + (parts[j][2] + parts[j][3]);
 }
 
-// The sums of some rows of w with some rows of x, a register block; as many rows of w are fetched side by side.
+// The sums of some rows of w with some rows of x, a register block; the rows of w that follow are fetched side by side.
 template <typename Traits, int SOME_OUTPUTS, int SOME_ROWS>
 inline __attribute__((always_inline)) void register_block(
     const typename Traits::W* w, const typename Traits::X* x, int64_t K, Following following,
@@ -66,8 +66,8 @@ inline __attribute__((always_inline)) void register_block(
   }
 }
 
-// The same for processors with few registers, of which each row's address would take one. What follows is fetched as it
-// lies; in float32 side by side and by the first rows of x alone, since its products wait for memory anyway.
+// The same for processors with few registers, of which each row's address would take one. What follows is fetched line
+// after line. Products of float32 wait for memory, which gives rows side by side faster; the first rows of x fetch them.
 template <typename Traits, int SOME_OUTPUTS, int SOME_ROWS, bool FETCHES_ROWS>
 inline __attribute__((always_inline)) void narrow_register_block(
     const typename Traits::W* w, const typename Traits::X* x, int64_t K, Following following,
