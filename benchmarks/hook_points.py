@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from pairing import Ratio, Spread
 from torch import Tensor
 
 import clearhead as ch
@@ -62,7 +62,7 @@ def main() -> None:
     module = ch.build(ch.presets.llama_tiny(layers=args.layers)).eval()
     token = torch.tensor([[7]])
     forms = {"once": points_once, "twice": points_twice}
-    ratios = []
+    taken: dict[str, list[float]] = {name: [] for name in forms}
     for block in range(args.blocks):
         spent = {}
         for name in sorted(forms, reverse=bool(block % 2)):
@@ -70,13 +70,16 @@ def main() -> None:
             with forms[name]():
                 seconds_of(lambda: module.decode(token, cache=cache).logits, 10)  # noqa: B023
                 spent[name] = seconds_of(lambda: module.decode(token, cache=cache).logits, args.steps)  # noqa: B023
-        ratios.append(spent["twice"] / spent["once"])
+        for name, seconds in spent.items():
+            taken[name].append(seconds)
     if args.json:
-        print(json.dumps(ratios))
+        print(json.dumps(taken))
         return
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {args.threads} threads, fp32")
     print(f"{args.layers} layers, {args.blocks} blocks of {args.steps} cached steps of one token")
-    print(f"points passed twice / once: {statistics.median(ratios):.4f} ({min(ratios):.3f} to {max(ratios):.3f})")
+    for name, seconds in taken.items():
+        print(f"points passed {name}: {Spread.of(seconds)} s")
+    print(f"twice / once: {Ratio.of(taken['twice'], taken['once'])}")
 
 
 if __name__ == "__main__":

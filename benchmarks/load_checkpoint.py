@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pairing import Ratio, Spread
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKENS = 7
@@ -150,6 +151,7 @@ def compare(name: str, sides: list[str], rounds: int, folder: Path) -> dict[str,
     for side, measured in found.items():
         result[side] = {key: statistics.median(one[key] for one in measured) for key in measured[0]}
         result[side] |= {f"{key}_ratio": result[side][key] / size for key in ("load", "run")}
+        result[side]["all_seconds"] = [one["seconds"] for one in measured]
     return result
 
 
@@ -159,7 +161,7 @@ def main() -> None:
     parser.add_argument(
         "--sides", nargs="+", choices=["clearhead", "transformers"], default=["clearhead", "transformers"]
     )
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--folder", type=Path, help="a folder for the checkpoints, which are removed again")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--measure", nargs=3, metavar=("SIDE", "CASE", "FOLDER"), help=argparse.SUPPRESS)
@@ -177,10 +179,14 @@ def main() -> None:
         for side in args.sides:
             one = found[side]
             print(
-                f"{name:9} {side:13} {found['bytes'] / 1e6:5.0f} MB  {one['seconds']:5.2f} s  "
+                f"{name:9} {side:13} {found['bytes'] / 1e6:5.0f} MB  {Spread.of(one['all_seconds'])} s  "
                 f"{one['processor']:5.2f} s of processors  "
                 f"peak {one['load_ratio']:.2f} x after loading, {one['run_ratio']:.2f} x after a forward pass"
             )
+        if len(args.sides) == 2:
+            first, second = args.sides
+            ratio = Ratio.of(found[second]["all_seconds"], found[first]["all_seconds"])
+            print(f"{name:9} seconds {second} / {first}: {ratio}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import argparse
 import io
 import json
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from pathlib import Path
 import psutil
 import sentencepiece
 import tokenizers
+from pairing import Ratio, Spread
 from safetensors.torch import load_file
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -131,8 +131,8 @@ def main() -> None:
                 (processor_seconds(lambda: load(folder)), processor_seconds(plain))  # noqa: B023 called at once
                 for _ in range(args.rounds)
             ]
-        ours, theirs = (1e3 * statistics.median(side) for side in zip(*pairs, strict=True))
-        print(f"{name:18} {ours:8.1f} ms, plain {theirs:8.1f} ms ({ours / theirs:.2f} times, {ours - theirs:+.1f} ms)")
+        ours, theirs = ([1e3 * value for value in side] for side in zip(*pairs, strict=True))
+        print(f"{name:18} {Spread.of(ours)} ms, plain {Spread.of(theirs)} ms, ratio {Ratio.of(ours, theirs)}")
     templates(200)
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
 import time
 from dataclasses import replace
 
 import torch
+from pairing import Ratio, Spread
 
 import clearhead
 from clearhead.generate.batching import batches_by_cost
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--precision", default="int8")
     parser.add_argument("--prompts", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=6)
     given = parser.parse_args()
     model, draw = clearhead.load(given.model, precision=given.precision), random.Random(1)
     ids = range(5, model.spec.num_outputs)
@@ -53,9 +53,9 @@ def main() -> None:
             found = [one for some in requests for (one,) in generate_ids(tree, some)]
             rates[name].append(sum(len(one.ids) for one in found) / (time.perf_counter() - begun))
     for name, found in rates.items():
-        print(f"{name}: {statistics.median(found):.0f} tokens/s ({', '.join(f'{rate:.0f}' for rate in found)})")
-    ratio = statistics.median(rates["running batch"]) / statistics.median(rates["fixed batches"])
-    print(f"ratio {ratio:.2f}, {torch.get_num_threads()} threads, {given.precision}, torch {torch.__version__}")
+        print(f"{name}: {Spread.of(found)} tokens/s")
+    ratio = Ratio.of(rates["running batch"], rates["fixed batches"])
+    print(f"ratio {ratio}, {torch.get_num_threads()} threads, {given.precision}, torch {torch.__version__}")
 
 
 if __name__ == "__main__":

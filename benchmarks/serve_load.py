@@ -1,7 +1,7 @@
 """`clearhead serve` under load, beside other servers: one by one, and many clients at once.
 
 pip install gguf ctranslate2 sentence-transformers
-python benchmarks/serve_load.py [--llama-server PATH] [--clients 16] [--requests 64] [--rounds 3] [--only generate]
+python benchmarks/serve_load.py [--llama-server PATH] [--clients 16] [--requests 64] [--rounds 6] [--only generate]
     [--texts FILE]
 
 Models: GPT-2 of 124M parameters and a Marian of 6 + 6 layers with random weights, both in 8 bits, and MiniLM. Every
@@ -33,6 +33,7 @@ from typing import IO, Any
 import numpy as np
 from inference_cases import TARGET, texts_of
 from inference_models import for_ctranslate2, for_llama, gpt2, in_8_bits, marian, minilm, one_token_words
+from pairing import Ratio, Spread
 from side_by_side import described, machine
 
 NEW_TOKENS, PROMPT_WORDS = 64, 32
@@ -251,7 +252,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=["generate", "embed", "translate"])
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--precision", default="auto", help="of clearhead; models in 8 bits stay so")
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
@@ -273,22 +274,21 @@ def main() -> None:
                         total.whole += times.whole
                         total.answers += times.answers[: 1 - len(total.answers)]
             print(
-                f"\n{kind}: requests a second (median, rounds); p50 / p95 ms of the answer, first token, between tokens"
+                f"\n{kind}: requests a second (median, spread); p50 / p95 ms of the answer, first token, between tokens"
             )
             for key, found in rates.items():
-                rounds = ", ".join(f"{rate:.2f}" for rate in found)
                 times = seen[key]
-                print(f"{key[0]}, {key[1]}: {statistics.median(found):.2f} ({rounds}); ", end="")
+                print(f"{key[0]}, {key[1]}: {Spread.of(found)}; ", end="")
                 print("; ".join(percentiles(values) for values in (times.whole, times.first, times.between)))
             if kind == "embed":
                 vectors = [seen[side.name, "one by one"].answers[0]["data"][0]["embedding"] for side in sides]
                 cosine = np.dot(*vectors) / np.prod(np.linalg.norm(vectors, axis=1))
                 print(f"cosine of the vectors of one text: {cosine:.4f}")
             many = f"{given.clients} clients"
-            medians = {key: statistics.median(found) for key, found in rates.items()}
-            print(f"clearhead: {medians['clearhead', many] / medians['clearhead', 'one by one']:.2f} times one by one")
+            ours = rates["clearhead", many]
+            print(f"clearhead, {many} : one by one: {Ratio.of(ours, rates['clearhead', 'one by one'])}")
             for side in sides[1:]:
-                print(f"clearhead : {side.name}, {many}: {medians['clearhead', many] / medians[side.name, many]:.2f}")
+                print(f"clearhead : {side.name}, {many}: {Ratio.of(ours, rates[side.name, many])}")
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import queue
 import random
-import statistics
 import tempfile
 import time
 from pathlib import Path
 
 import torch
 from inference_models import gpt2, in_8_bits, one_token_words
+from pairing import Ratio, Spread
 from side_by_side import described, machine
 
 import clearhead as ch
@@ -58,10 +58,10 @@ def main() -> None:
             assert found["read"][1] == found["shared"][1]
             for side, (taken, _) in found.items():
                 seconds[side].append(taken)
-        medians = {side: 1000 * statistics.median(some[1:]) for side, some in seconds.items()}
+        read, shared = ([1000 * value for value in seconds[side][1:]] for side in ("read", "shared"))
         engine = sides["shared"].engine
-        print(f"first token, median of {given.chats}: {medians['read']:.0f} ms read, {medians['shared']:.0f} ms shared")
-        print(f"ratio {medians['read'] / medians['shared']:.2f}")
+        print(f"first token: {Spread.of(read)} ms read, {Spread.of(shared)} ms shared")
+        print(f"read / shared: {Ratio.of(read, shared)}")
         print(f"tokens read {engine.num_read}, shared {engine.num_shared}")
         for served in sides.values():
             served.engine.join()

@@ -1,6 +1,6 @@
 """Sides of a benchmark: each in a process of its own, so that its memory is its own, and all of them take turns.
 
-Only the standard library is imported here, so that a side can run in the environment of another library.
+Only the standard library and `pairing` are imported here, so that a side can run in the environment of another library.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from pairing import Ratio, Spread
 
 Run = Callable[[], object]
 
@@ -181,7 +183,7 @@ def alternate(sides: Sequence[Side], rounds: int) -> None:
 
 
 def figures(sides: Iterable[Side], work: float, limit: Callable[[str], float | None]) -> dict[str, dict[str, Any]]:
-    """Return what was measured of each side: speeds are medians, and ratios are those of our best side to it.
+    """Return the figures of each side; a ratio is that of our best side to it, by pairing their turns.
 
     Args:
         sides: all of a case; the names of ours begin with "clearhead".
@@ -195,29 +197,33 @@ def figures(sides: Iterable[Side], work: float, limit: Callable[[str], float | N
             continue
         middle, least = statistics.median(side.seconds), limit(side.name)
         found[side.name] = {
-            "per_second": work / middle, "seconds": side.seconds, "working_set": side.working_set, "peak": side.peak,
+            "work": work, "per_second": work / middle, "seconds": side.seconds,
+            "working_set": side.working_set, "peak": side.peak,
             "share": None if least is None else least / middle, "system": side.system,
             "by_ids": work / statistics.median(side.by_ids) if side.by_ids else None,
         }  # fmt: skip
-    speeds = {name: one["per_second"] for name, one in found.items() if "per_second" in one}
-    best = max((speed for name, speed in speeds.items() if name.startswith("clearhead")), default=None)
-    for name, speed in speeds.items():
-        found[name]["ratio"] = best / speed if best and not name.startswith("clearhead") else None
+    ours = [name for name, one in found.items() if "seconds" in one and name.startswith("clearhead")]
+    best = max(ours, key=lambda name: found[name]["per_second"], default=None)
+    for name, one in found.items():
+        is_peer = "seconds" in one and not name.startswith("clearhead")
+        one["ratio"] = asdict(Ratio.of(one["seconds"], found[best]["seconds"])) if best and is_peer else None
     return found
 
 
 def table(title: str, unit: str, found: dict[str, dict[str, Any]]) -> str:
     """Return the lines of one case."""
     width = 2 + max(26, *map(len, found))
-    heads = f"{unit + '/s':>12} {'by ids':>12} {'ours':>7} {'of limit':>9} {'working set':>12} {'peak':>9}"
+    heads = f"{unit + '/s (spread)':>36} {'by ids':>12} {'ours (95 % interval)':>24} {'of limit':>9} "
+    heads += f"{'working set':>12} {'peak':>9}"
     lines = [f"{title:{width}} {heads}"]
     for name, one in found.items():
         if "failure" in one:
             lines.append(f"  {name:{width - 2}} failed: {one['failure'][:90]}")
             continue
-        ratio = f"{one['ratio']:.2f} x" if one["ratio"] else ""
+        ratio = f"{Ratio(**one['ratio'])} x" if one["ratio"] else ""
+        speeds = Spread.of([one["work"] / seconds for seconds in one["seconds"]])
         share = f"{one['share']:.0%}" if one["share"] else ""
         sizes = f"{one['working_set'] / 1e6:9,.0f} MB {one['peak'] / 1e6:6,.0f} MB"
         by_ids = f"{one['by_ids']:,.1f}" if one["by_ids"] else ""
-        lines.append(f"  {name:{width - 2}} {one['per_second']:12,.1f} {by_ids:>12} {ratio:>7} {share:>9} {sizes}")
+        lines.append(f"  {name:{width - 2}} {speeds!s:>36} {by_ids:>12} {ratio:>24} {share:>9} {sizes}")
     return "\n".join(lines)

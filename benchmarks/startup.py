@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from side_by_side import described, machine
 IMPORT = "import clearhead, sys; sys.exit('torch' in sys.modules)"
 PEER = """
 import sys, transformers
+from pairing import Ratio, Spread
 tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1])
 model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
 ids = tokenizer("The", return_tensors="pt")
@@ -48,7 +48,7 @@ def first_output(command: list[str], cache: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", type=Path, required=True, help="a folder with the files of GPT-2's tokenizer")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     facts = machine(os.cpu_count() or 1)
@@ -70,7 +70,9 @@ def main() -> None:
                 taken.setdefault(what, []).append(first_output(command, cache))
     print(described(facts), file=sys.stderr)
     for what, seconds in taken.items():
-        print(f"{what:38} {statistics.median(seconds):6.2f} s", file=sys.stderr)
+        print(f"{what:38} {Spread.of(seconds)} s", file=sys.stderr)
+    ours, theirs = taken["clearhead generate, first token"], taken["transformers, first token"]
+    print(f"first token, transformers / clearhead: {Ratio.of(theirs, ours)}", file=sys.stderr)
     if options.json:
         print(json.dumps({"machine": facts, "rounds": options.rounds, "seconds": taken}))
 

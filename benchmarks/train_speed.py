@@ -43,6 +43,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pairing import Ratio, Spread
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -258,10 +259,9 @@ class Rates:
         self.wall.append(amount / (time.perf_counter() - began))
         self.processor.append(amount / (time.process_time() - spent))
 
-    def over(self, other: Rates) -> list[float]:
-        """Return the medians of the ratios to another side."""
-        pairs = (self.wall, other.wall), (self.processor, other.processor)
-        return [statistics.median(mine / theirs for mine, theirs in zip(*pair, strict=True)) for pair in pairs]
+    def over(self, other: Rates) -> list[Ratio]:
+        """Return the ratios to another side: by the clock, and by processor time."""
+        return [Ratio.of(self.wall, other.wall), Ratio.of(self.processor, other.processor)]
 
 
 def measured(work: Work, names: list[str]) -> tuple[dict[str, Rates], dict[str, Rates]]:
@@ -339,9 +339,9 @@ def report_command(args: argparse.Namespace, work: Work) -> None:
     for precision in ("fp32", "bf16"):
         side = f"clearhead {precision}"
         pairs = [(rate_of_command(args, work, precision), rate_of_steps(work, side)) for _ in range(TURNS)]
-        (command, steps), shares = map(statistics.median, zip(*pairs, strict=True)), [one / two for one, two in pairs]
-        text = f"clearhead train {precision:5} {command:>8,.0f} tokens/s, its steps alone {steps:>8,.0f}: "
-        print(f"{text}{statistics.median(shares):.3f} ({', '.join(f'{share:.3f}' for share in shares)})", flush=True)
+        command, steps = zip(*pairs, strict=True)
+        text = f"clearhead train {precision:5} {Spread.of(command)} tokens/s, its steps alone {Spread.of(steps)}: "
+        print(f"{text}{Ratio.of(command, steps)}", flush=True)
 
 
 def report(args: argparse.Namespace, work: Work, names: list[str]) -> None:
@@ -360,11 +360,11 @@ def report(args: argparse.Namespace, work: Work, names: list[str]) -> None:
         (wall, share), (processor, own_share) = (
             (statistics.median(rate), operations * statistics.median(rate) / max(most)) for rate, most in pairs
         )
-        line = f"{name:22} {wall:>8,.0f} tokens/s ({share:.0%} of the limit)"
+        line = f"{name:22} {Spread.of(rates[name].wall)} tokens/s ({share:.0%} of the limit)"
         line += f" {processor:>8,.0f} for a processor second ({own_share:.0%}), peak {memory[name]:,.0f} MB"
         if name.startswith("clearhead"):
             for peer in (other for other in names if not other.startswith("clearhead")):
-                line += f"; {peer} {' / '.join(f'{ratio:.2f}' for ratio in rates[name].over(rates[peer]))}"
+                line += f"; {peer} {' / '.join(str(ratio) for ratio in rates[name].over(rates[peer]))}"
         print(line)
 
 

@@ -9,12 +9,12 @@ of each turn.
 from __future__ import annotations
 
 import argparse
-import statistics
 import threading
 import time
 from collections.abc import Callable
 
 import torch
+from pairing import Ratio, Spread
 
 import clearhead as ch
 
@@ -50,12 +50,13 @@ def main() -> None:
             caller.join()
 
     generate(2)
-    ratios = []
+    taken: list[tuple[float, float]] = []
     for _ in range(options.turns):
         alone, together = (NEW_TOKENS * TEXTS / seconds(work) for work in (lambda: generate(TEXTS), generate_together))
-        ratios.append(together / alone)
-        print(f"one caller {alone:.1f} tokens/s, two callers {together:.1f}, ratio {ratios[-1]:.2f}", flush=True)
-    print(f"median ratio {statistics.median(ratios):.2f}, lowest {min(ratios):.2f}")
+        taken.append((alone, together))
+    alone_rates, rates_together = zip(*taken, strict=True)
+    print(f"one caller {Spread.of(alone_rates)} tokens/s, two callers {Spread.of(rates_together)}")
+    print(f"ratio {Ratio.of(rates_together, alone_rates)}")
 
 
 if __name__ == "__main__":

@@ -80,8 +80,8 @@ def task_tables(folder: Path, kind: str) -> tuple[str, str]:
     return f'kind = "classify"{labels}', data
 
 
-def train_task(folder: Path, kind: str) -> Path:
-    """Train a tiny model of one kind, and return its run directory."""
+def write_task(folder: Path, kind: str) -> Path:
+    """Write data and a small run file of one kind of run, and return the run file."""
     task, data = task_tables(folder, kind)
     tokenizer = "character" if kind in ("generate", "prefix") else "word"
     steps = "steps = 4\nvalidate_every = 2"
@@ -105,5 +105,10 @@ warmup = 1
 """,
         encoding="utf-8",
     )
-    train(file)
+    return file
+
+
+def train_task(folder: Path, kind: str) -> Path:
+    """Train a tiny model of one kind, and return its run directory."""
+    train(write_task(folder, kind))
     return folder / "run"

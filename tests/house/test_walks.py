@@ -1,0 +1,66 @@
+"""Five walks through the package stay short: loading, translating, generating, training, answering a request."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house.walks import PACKAGE, RECORD, WALKS, FileTrace, counted_file, files_of_walks
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def walks() -> dict[str, list[str]]:
+    return files_of_walks()
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_a_walk_runs_in_no_more_files_than_recorded(name: str, walks: dict[str, list[str]]) -> None:
+    limit = json.loads(RECORD.read_text("utf-8"))[name]
+    assert len(walks[name]) <= limit, f"{name} runs in {len(walks[name])} files: {walks[name]}"
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("load", "runs/directory.py"),
+        ("translate", "generate/translation.py"),
+        ("generate", "generate/continuation.py"),
+        ("train", "training/loop.py"),
+        ("serve", "serve/api/engine.py"),
+    ],
+)
+def test_a_walk_reaches_the_code_that_it_is_about(name: str, file: str, walks: dict[str, list[str]]) -> None:
+    assert file in walks[name]
+
+
+def test_a_file_counts_only_if_its_function_runs_while_the_trace_is_active() -> None:
+    code = compile("x = 1\nclass A:\n    y = 2\ndef f():\n    return 3\n", str(PACKAGE / "text" / "x.py"), "exec")
+    names: dict[str, object] = {}
+    trace, before = FileTrace(), sys.getprofile()
+    trace.install()
+    try:
+        with trace.active():
+            exec(code, names)
+        assert trace.files == set()
+        names["f"]()  # type: ignore[operator]
+        assert trace.files == set()
+        with trace.active():
+            names["f"]()  # type: ignore[operator]
+    finally:
+        sys.setprofile(before)
+    assert trace.files == {"text/x.py"}
+
+
+@pytest.mark.parametrize("path", ["errors.py", "spec/model.py", "core/stack.py"])
+def test_files_of_base_spec_and_core_do_not_count(path: str) -> None:
+    code = compile("def f(): pass", str(PACKAGE / path), "exec").co_consts[0]
+    assert counted_file(code) is None
+
+
+def test_files_outside_the_package_do_not_count() -> None:
+    assert counted_file(compile("def f(): pass", str(Path(__file__)), "exec").co_consts[0]) is None
