@@ -13,8 +13,10 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from clearhead.data.sources.alignment import misalignment
+from clearhead.data.sources.held_out import Keys, Labels, draw_rows
 from clearhead.data.sources.lines import content_key, empty_file, read_lines, stream_lines
 from clearhead.errors import InputError, Message, json_text, key, nearest
+from clearhead.progress import message
 
 Column = int | str
 Row = tuple[Any, tuple[Any, ...]]
@@ -60,6 +62,11 @@ class Table:
 
     def __getitem__(self, role: str) -> Sequence[Any]:
         return self.columns[role]
+
+    def select(self, rows: Sequence[int]) -> Table:
+        """Return the table of some rows, by their numbers from 0."""
+        columns = {role: [values[row] for row in rows] for role, values in self.columns.items()}
+        return Table(columns, [self.numbers[row] for row in rows], self.where)
 
     def location(self, index: int, *item: int) -> str:
         """Return the place of row number `index`, or of an item in it, such as a word; both are counted from 0."""
@@ -390,29 +397,60 @@ class Examples:
         return ["examples", list(self.records), dict(self.columns)]
 
 
-def read_table(source: TableSource, share: Share = WHOLE, *, what: str) -> Table:
+def equal_rows(table: Table) -> tuple[Keys, Labels]:
+    """Return each row as its own text, so that equal rows stay together, and no labels."""
+    return [[json.dumps(values, default=repr)] for values in zip(*table.columns.values(), strict=True)], None
+
+
+def read_table(
+    source: TableSource,
+    share: Share = WHOLE,
+    *,
+    what: str,
+    alike: Callable[[Table], tuple[Keys, Labels]] = equal_rows,
+) -> Table:
     """Read the rows of a source, in order.
 
     Args:
-        source: where they come from.
-        share: from which to which share of the rows, 0 to 1.
-        what: what a message calls a row.
+        source: the source of the rows.
+        share: all rows; or (0, 1 - s) for the training rows and (1 - s, 1) for the rows held out, a share s of all.
+        what: the noun for a row in messages.
+        alike: returns the texts and the labels of the rows, as for `draw_rows`.
 
     Raises:
-        InputError: a file, column or field is missing or unusable, files have unequal line counts, or there is no row.
+        InputError: a file, column or field is missing or unusable, files have unequal line counts, there is no row, or
+            no row can be held out.
     """
     rows = list(source.rows())
     if not rows:
         raise InputError(f"{source.location(1)}: expected at least one {what}, found none")
-    first, behind = (round(border * len(rows)) for border in share)
-    shared = rows[first:behind]
-    if not shared:
+    columns = {role: [values[position] for _, values in rows] for position, role in enumerate(source.columns)}
+    table = Table(columns, [number for number, _ in rows], source.location)
+    if share == WHOLE:
+        return table
+    held = set(_held_out(*alike(table), share, what))
+    if not held:
         raise InputError(
-            f"{source.location(rows[0][0])}: the part from {share[0]:.0%} to {share[1]:.0%} of {len(rows)} {what}s "
-            "is empty"
+            f"{table.location(0)}: no {what} from here on can be held out for validation, since each is the only one "
+            "or the only one of its label; give validation data by itself"
         )
-    columns = {role: [values[position] for _, values in shared] for position, role in enumerate(source.columns)}
-    return Table(columns, [number for number, _ in shared], source.location)
+    return table.select([row for row in range(len(rows)) if (row in held) == (share[0] > 0.0)])
+
+
+def _held_out(keys: Keys, labels: Labels, share: Share, what: str) -> list[int]:
+    """Return the rows to hold out; those of a validation share that training reads too are reported."""
+    size = 1.0 - (share[0] or share[1])
+    # Where groups of equal texts are larger than the share, a larger one is better than the same texts on both sides.
+    held = draw_rows(keys, size, labels) or draw_rows(keys, min(0.5, 2 * size), labels)
+    if held:
+        return held
+    held = draw_rows([[row] for row in range(len(keys))], size, labels)
+    if held and share[0]:
+        message(
+            f"validation reads {len(held):,} {what}s that training reads too, because too many are equal: scores are "
+            "too good; give validation data by itself"
+        )
+    return held
 
 
 def _shown(cells: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -16,7 +16,7 @@ from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, use
 from clearhead.data.sources.tables import WHOLE, JsonLinesFile, Row, Share, Table, TableSource, read_table
 from clearhead.errors import InputError, json_text
 from clearhead.tasks.data import LabelledExamples, TaskData, TaskSection
-from clearhead.tasks.tag.tag_set import find_scheme, learn_tags
+from clearhead.tasks.tag.tag_set import entity_type, find_scheme, learn_tags
 
 _FIELDS: Final = {"tokens": "tokens", "tags": "tags"}
 _DOCUMENT_MARK: Final = "-DOCSTART-"
@@ -127,13 +127,19 @@ def read_tagged(source: TableSource, share: Share = WHOLE) -> Table:
     """Read the sentences of a source, as columns "tokens" and "tags", which are lists of texts.
 
     Args:
-        source: where they come from.
-        share: from which to which share of them, 0 to 1.
+        source: the source of the sentences.
+        share: the share of them to read, as for `read_table`.
 
     Raises:
         InputError: the file is missing or unusable, or there is no sentence in the share.
     """
-    return read_table(source, share, what="tagged sentence")
+    return read_table(source, share, what="tagged sentence", alike=_alike)
+
+
+def _alike(data: Table) -> tuple[list[list[tuple[str, ...]]], list[Hashable]]:
+    """Return the words of each sentence, and the classes or types of entities in it."""
+    words = [[tuple(words)] for words in data["tokens"]]
+    return words, [tuple({entity_type(tag): None for tag in tags}) for tags in data["tags"]]
 
 
 def tagged_texts(source: TableSource, share: Share = WHOLE) -> list[str]:
@@ -146,11 +152,13 @@ def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> Lab
     form = TaggedText(text=str(options["text"]))
     data = read_tagged(form.as_source())
     scheme = find_scheme(data)
+    keys, groups = _alike(data)
     return LabelledExamples(
         table=form.model_dump(),
         what="sentences",
         texts=[(" ".join(words),) for words in data["tokens"]],
-        keys=[[tuple(words)] for words in data["tokens"]],
+        keys=keys,
+        groups=groups,
         record=lambda row: {field: list(data[field][row]) for field in _FIELDS},
         facts=f"; {len(learn_tags(data, scheme).names)} tags, scheme {scheme}",
         few="tagged sentences (an empty line ends one)",
@@ -158,4 +166,10 @@ def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> Lab
 
 
 _EXAMPLES: Final = ListedExamples((_FIELDS,), (*_FIELDS,), TaggedRows)
-DATA: Final = TaskData(TaskSection, (TaggedText,), _EXAMPLES, labelled=_labelled)
+DATA: Final = TaskData(
+    TaskSection,
+    (TaggedText,),
+    _EXAMPLES,
+    labelled=_labelled,
+    read=lambda source, share, task: read_tagged(source, share),
+)
