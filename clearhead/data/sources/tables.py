@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 from clearhead.data.sources.alignment import misalignment
 from clearhead.data.sources.held_out import Keys, Labels, draw_rows
 from clearhead.data.sources.lines import content_key, empty_file, read_lines, stream_lines
+from clearhead.data.sources.run_file_tables import has_ending, user_path
 from clearhead.errors import InputError, Message, json_text, key, nearest
 from clearhead.progress import message
 
@@ -37,7 +38,14 @@ _OTHER_SEPARATORS = {
 }
 _OTHERWISE = "anything else, write tabs or commas in its place"
 _MOST_SHOWN = 12
-_PARQUET = ".parquet"
+TABLE_FORMATS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    ".parquet": ("parquet", {}),
+    ".csv": ("csv", {}),
+    ".tsv": ("csv", {"sep": "\t"}),
+    ".json": ("json", {}),
+    ".ndjson": ("json", {}),
+}
+"""Endings of tables in files that the `datasets` library reads: its format, and options of that format."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +296,7 @@ class Dataset:
     """A dataset that the `datasets` library loads; its numbered classes are replaced by their names.
 
     Args:
-        name: the name on the Hugging Face hub, a local folder, or a Parquet file.
+        name: the name on the Hugging Face hub, a local folder, or a file with an ending of `TABLE_FORMATS`.
         split: the part to read, such as "train".
         columns: the field of each role; "a.b" is field "b" of field "a".
         config: which configuration of the dataset, if it has several.
@@ -327,15 +335,16 @@ class Dataset:
         Raises:
             InputError: the library is not installed, or the dataset cannot be found.
         """
-        if self.name.endswith(_PARQUET):
+        if has_ending(self.name, *TABLE_FORMATS):
             return ["train"]
         names: list[str] = self._asked(lambda hub: hub.get_dataset_split_names(self.name, self.config, **self._at))
         return names
 
     def _load(self) -> Any:
-        if self.name.endswith(_PARQUET):
-            file = str(Path(self.name).expanduser())
-            return self._asked(lambda hub: hub.load_dataset("parquet", data_files=file, split=self.split))
+        if has_ending(self.name, *TABLE_FORMATS):
+            file = str(user_path(self.name))
+            kind, options = TABLE_FORMATS[Path(self.name.removesuffix(".gz")).suffix]
+            return self._asked(lambda hub: hub.load_dataset(kind, data_files=file, split=self.split, **options))
         return self._asked(lambda hub: hub.load_dataset(self.name, self.config, split=self.split, **self._at))
 
     @property
