@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,11 @@ _OTHER_SEPARATORS = {
 }
 _OTHERWISE = "anything else, write tabs or commas in its place"
 _MOST_SHOWN = 12
+_LONGEST_CELL = 2**31 - 1
+# A cell is quoted, with its quotes doubled, or holds neither quote nor comma.
+_CELL = r'(?:"[^"]*(?:""[^"]*)*"|[^",\n]*)'
+_CSV_ROW = re.compile(rf"{_CELL}(?:,{_CELL})*")
+_CSV_CELLS = re.compile(rf"(?:{_CELL},)*{_CELL}")
 TABLE_FORMATS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     ".parquet": ("parquet", {}),
     ".csv": ("csv", {}),
@@ -174,21 +180,41 @@ class DelimitedFile:
             for number, line in enumerate(stream_lines(self.path), start=1):
                 yield number, line.split("\t")
             return
-        reader = csv.reader((f"{line}\n" for line in stream_lines(self.path)), strict=True)
+        # As long as in a file of tabs.
+        csv.field_size_limit(_LONGEST_CELL)
+        lines: list[str] = []
+
+        def noted() -> Iterator[str]:
+            for line in stream_lines(self.path):
+                lines.append(line)
+                yield f"{line}\n"
+
+        reader = csv.reader(noted(), strict=True)
         while True:
             number = reader.line_num + 1
+            lines.clear()
             try:
                 row = next(reader, None)
             except csv.Error as error:
-                raise InputError(
-                    f"{self.location(number)}: expected columns separated by commas, with texts that hold one or a "
-                    "quote "
-                    f'in "quotes" ({error})'
-                ) from None
+                raise self._misquoted(number, lines, str(error)) from None
             if row is None:
                 return
+            if any('"' in line for line in lines) and _CSV_ROW.fullmatch("\n".join(lines)) is None:
+                raise self._misquoted(number, lines, "a quote in a text without quotes")
             if row:
                 yield number, row
+
+    def _misquoted(self, number: int, lines: Sequence[str], reason: str) -> InputError:
+        """Return the error of a row whose quotes are wrong, with the line and the column of the first wrong one."""
+        text = "\n".join(lines)
+        right = _CSV_CELLS.match(text)
+        end = right.end() if right else 0
+        column = end - text.rfind("\n", 0, end)
+        return InputError(
+            f"{self.location(number + text.count(chr(10), 0, end))}: expected columns separated by commas, with texts "
+            f'that hold one or a quote in "quotes", but at character {column}: {reason}; write a quote in such a text '
+            "twice"
+        )
 
     def _positions(self, number: int, names: Sequence[str]) -> list[int]:
         named = {role: self._position(role, column, names, number) for role, column in self.columns.items()}
@@ -270,15 +296,16 @@ class JsonLinesFile:
         """Go through the rows in file order."""
         number = 0
         for number, line in enumerate(stream_lines(self.path), start=1):
+            if not line.strip():
+                continue
             place = self.location(number)
             try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise InputError(
-                    f"{place}: expected one JSON object in the line, but at character {error.colno}: "
-                    f"{error.msg.lower()}"
-                ) from None
-            yield number, _values(record, self, place)
+                values = _values(json.loads(line), self, place)
+            except InputError:
+                raise
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{place}: expected one JSON object in the line, but {_json_fault(error)}") from None
+            yield number, values
         if not number:
             raise empty_file(self.path)
 
@@ -466,6 +493,12 @@ def _shown(cells: Sequence[str]) -> str:
     """Return the columns of a line with their numbers."""
     shown = [f"{number} {json_text(cell)}" for number, cell in enumerate(cells[:_MOST_SHOWN], start=1)]
     return ", ".join(shown) + (f" and {len(cells) - _MOST_SHOWN} more" if len(cells) > _MOST_SHOWN else "")
+
+
+def _json_fault(error: ValueError | RecursionError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"at character {error.colno}: {error.msg.lower()}"
+    return "its values are nested too deeply" if isinstance(error, RecursionError) else "a number has too many digits"
 
 
 def _values(record: object, source: JsonLinesFile | Dataset | Examples, place: str) -> tuple[object, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from clearhead.tasks.data import LabelledExamples, TaskData, TaskSection
 from clearhead.tasks.tag.tag_set import entity_type, find_scheme, learn_tags
 
 _FIELDS: Final = {"tokens": "tokens", "tags": "tags"}
+# Other white space, such as U+00A0, belongs to a word.
+_BLANKS: Final = re.compile(r"[ \t]+")
 _DOCUMENT_MARK: Final = "-DOCSTART-"
 
 
@@ -28,7 +31,7 @@ class TaggedFile:
 
     Args:
         path: a file, plain or .gz. Each line has a word in its first column and its tag in the last one, and an empty
-            line ends a sentence; columns are separated by tabs if the first line has one, else by white space, and
+            line ends a sentence; columns are separated by tabs if the first line has one, else by blanks, and
             lines that mark the start of a document are skipped.
     """
 
@@ -49,17 +52,16 @@ class TaggedFile:
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         """Go through the columns of the lines; a line between sentences has none, as the end of the file."""
-        separator, width, number = None, 0, 0
+        is_tabbed, width, number = False, 0, 0
         for number, line in enumerate(read_lines(self.path), start=1):
             if not line.strip() or line.startswith(_DOCUMENT_MARK):
                 yield number, []
                 continue
-            if not width:
-                separator = "\t" if "\t" in line else None
-                width = len(line.split(separator))
-            columns = line.split(separator)
+            is_tabbed = is_tabbed if width else "\t" in line
+            columns = line.split("\t") if is_tabbed else _BLANKS.split(line.strip(" \t"))
+            width = width or len(columns)
             if len(columns) < 2 or not columns[0].strip() or not columns[-1].strip():
-                between = "a tab" if separator else "white space"
+                between = "a tab" if is_tabbed else "a blank"
                 raise InputError(
                     f"{self.path}:{number}: expected a word and its tag with {between} between them, received "
                     f"{json_text(line)}"

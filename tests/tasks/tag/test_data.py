@@ -49,6 +49,14 @@ def test_every_form_gives_the_same_sentences(tmp_path: Path, ending: str) -> Non
     assert read(write(tmp_path / f"e.txt{ending}", marked)) == spaced
 
 
+def test_other_spaces_belong_to_a_word(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "10\u00a0000 O\nfr.\u2009\u3000 \tB-A\n")
+    assert read(path) == [(["10\u00a0000", "fr.\u2009\u3000"], ["O", "B-A"])]
+    path = write(tmp_path / "b.txt", "10 O\n20\u00a0O\n")
+    with pytest.raises(InputError, match=r'b.txt:2: expected a word and its tag with a blank .*"20\\u00a0O"'):
+        read(path)
+
+
 def test_a_share_keeps_its_places(tmp_path: Path) -> None:
     path = write(tmp_path / "a.conll", columns(SENTENCES))
     rows = [([f"{word}{row}" for word in words], tags) for row in range(9) for words, tags in SENTENCES]
