@@ -15,6 +15,7 @@ from typing import Literal
 MOST_FAULTS, LONGEST_LINE, LONGEST_WORD = 20, 2000, 255
 _LONG_WORD = re.compile(rf"[^\s'\"]{{{LONGEST_WORD + 1},}}")
 # Control characters, lone surrogates, and what reverses or breaks a line.
+_SPACES = re.compile(r"[^\S ]")
 UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -29,8 +30,9 @@ def visible(text: str, *, kept: str = "") -> str:
 
 
 def json_text(value: object) -> str:
-    """Return a value as a message shows it: as JSON, and shortened if it is long."""
-    return shortened(json.dumps(value, ensure_ascii=False, default=repr))
+    """Return a value as a message shows it: as JSON, with Unicode spaces escaped, and shortened if it is long."""
+    text = json.dumps(value, ensure_ascii=False, default=repr)
+    return shortened(_SPACES.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def shortened(text: str, most: int = 40) -> str:

@@ -38,7 +38,7 @@ def tag(
 
     def show(line: Line, entities: list[Entity] | None) -> None:
         found = entities or []
-        texts = (one_line(f"{entity.label} {entity.start}-{entity.end} {entity.text}") for entity in found)
+        texts = (one_line(f"{entity.label} {entity.start}-{entity.end} {entity.text}".lstrip()) for entity in found)
         print_either(as_json, {**line.record(), "entities": [asdict(entity) for entity in found]}, "\t".join(texts))
 
     answer_lines(lines, lambda texts: model.tag(texts, batch_size=size), show, batch_size=size)

@@ -19,7 +19,7 @@ from clearhead.formats import Format
 EntryT = TypeVar("EntryT")
 
 # Its number rises with every change of how something is made as well: older entries are then no longer found.
-FORMAT = Format("a store of prepared data", 4, "prepare the data again")
+FORMAT = Format("a store of prepared data", 5, "prepare the data again")
 _STALE_SECONDS = 24 * 3600
 
 

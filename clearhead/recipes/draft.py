@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clearhead.data.sources.named import named_dataset, pair_table, text_table
 from clearhead.errors import InputError
@@ -19,9 +19,6 @@ from clearhead.recipes.survey import MOST_COUNTED, Survey, TextSurvey, held_out_
 from clearhead.tasks.base import Value
 from clearhead.tasks.data import LabelledExamples, data_of
 from clearhead.tasks.registry import find
-
-if TYPE_CHECKING:
-    from clearhead.data.sources.tables import Table
 
 LEAST_EXAMPLES = 20
 LEAST_CHARACTERS = 1_000
@@ -222,7 +219,7 @@ def _refuse_few(count: int, what: str, where: str) -> None:
 
 
 def _pair_draft(options: NewOptions) -> Draft:
-    from clearhead.data.sources.pairs import PAIR_FORMS, read_pairs, same_sides
+    from clearhead.data.sources.pairs import PAIR_FORMS, pair_keys, read_pairs, same_sides
     from clearhead.data.sources.run_file_tables import parse_table
 
     source, target = options.source, options.target
@@ -231,12 +228,12 @@ def _pair_draft(options: NewOptions) -> Draft:
     data = read_pairs(parse_table(train, PAIR_FORMS).as_source())
     surveyed = survey(list(zip(data["source"], data["target"], strict=True)))
     _refuse_few(surveyed.num_pairs, "pairs with text on both sides", f"{source} and {target} have")
-    keys, endings = _pair_keys(data), _endings(source, target)
+    keys, endings = pair_keys(data), _endings(source, target)
     files: dict[Path, Sequence[str]] = {}
     if options.valid_source is not None and options.valid_target is not None:
         valid = pair_table(options.valid_source, options.valid_target)
         valid_data = read_pairs(parse_table(valid, PAIR_FORMS).as_source())
-        held, overlapping = HeldOut(range(len(data))), num_overlapping(keys, _pair_keys(valid_data))
+        held, overlapping = HeldOut(range(len(data))), num_overlapping(keys, pair_keys(valid_data))
     elif "dataset" in train:
         held, overlapping = draw(keys), 0
         # Its texts may have several lines.
@@ -256,15 +253,6 @@ def _pair_draft(options: NewOptions) -> Draft:
     facts += f"; {same}" if same else ""
     examples = _Examples("pairs", surveyed.num_pairs, surveyed, held, train, valid, facts, files, overlapping)
     return examples.draft(options, "-".join(endings))
-
-
-def _pair_keys(data: Table) -> list[list[tuple[str, str]]]:
-    """Return both sides of each pair, so that pairs with one side in common belong together; none of an empty pair."""
-    pairs = zip(data["source"], data["target"], strict=True)
-    return [
-        [("source", source.strip()), ("target", target.strip())] if source.strip() and target.strip() else []
-        for source, target in pairs
-    ]
 
 
 def _endings(source: Path, target: Path) -> tuple[str, str]:

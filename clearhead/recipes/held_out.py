@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import random
-from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clearhead.data.sources.held_out import HELD_OUT_SEED, Keys, Labels, draw_rows, group_rows
 from clearhead.errors import InputError
 
 MOST_HELD_OUT = 1_000
-HELD_OUT_SEED = 1
 _SHARE = 0.1
 # In characters: of a passage, which ends with a paragraph if one ends before twice as many.
 _PASSAGE = 2_000
-
-Keys = Sequence[Sequence[Hashable]]
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class HeldOut:
         )
 
 
-def draw(keys: Keys, labels: Sequence[Hashable] | None = None) -> HeldOut:
+def draw(keys: Keys, labels: Labels = None) -> HeldOut:
     """Draw a tenth of the examples, and no more than a score that can be trusted needs.
 
     Args:
@@ -61,29 +57,17 @@ def draw(keys: Keys, labels: Sequence[Hashable] | None = None) -> HeldOut:
     Raises:
         InputError: the examples have so much in common that none can be held out.
     """
-    groups = _groups(keys)
     wanted = min(MOST_HELD_OUT, max(1, round(_SHARE * len(keys))))
-    strata: defaultdict[Hashable, list[list[int]]] = defaultdict(list)
-    for group in groups:
-        if not keys[group[0]]:
-            continue
-        strata[labels[group[0]] if labels is not None else None].append(group)
-    generator, held = random.Random(HELD_OUT_SEED), set[int]()
-    for stratum in strata.values():
-        room = round(wanted * sum(map(len, stratum)) / len(keys))
-        generator.shuffle(stratum)
-        for group in stratum:
-            if len(group) <= room:
-                held.update(group)
-                room -= len(group)
+    held = draw_rows(keys, wanted / len(keys), labels)
     if not held:
         raise InputError(
             "nothing can be held out for validation: every example has a text in common with many others; give "
             "validation data"
         )
     rows = range(len(keys))
-    shared = sum(len(group) for group in groups if len(group) > 1)
-    return HeldOut([row for row in rows if row not in held], sorted(held), shared)
+    drawn = set(held)
+    shared = sum(len(group) for group in group_rows(keys) if len(group) > 1)
+    return HeldOut([row for row in rows if row not in drawn], held, shared)
 
 
 def passages(lines: Sequence[str]) -> list[str]:
@@ -106,24 +90,3 @@ def num_overlapping(train: Keys, valid: Keys) -> int:
     """Return how many validation examples have a key of a training example."""
     known = {key for example in train for key in example}
     return sum(not known.isdisjoint(example) for example in valid)
-
-
-def _groups(keys: Keys) -> list[list[int]]:
-    """Return the rows of examples that are linked by common keys, in the order of their first rows."""
-    parents = list(range(len(keys)))
-
-    def root(row: int) -> int:
-        while parents[row] != row:
-            parents[row] = parents[parents[row]]
-            row = parents[row]
-        return row
-
-    first: dict[Hashable, int] = {}
-    for row, row_keys in enumerate(keys):
-        for key in row_keys:
-            earlier, later = sorted((root(row), root(first.setdefault(key, row))))
-            parents[later] = earlier
-    groups: defaultdict[int, list[int]] = defaultdict(list)
-    for row in range(len(keys)):
-        groups[root(row)].append(row)
-    return list(groups.values())

@@ -71,6 +71,7 @@ class Tally:
         seconds: wall-clock seconds, over all resumptions.
         best_step: the step of the best validation, None before the first.
         best_value: its loss or score.
+        scheduled_best: the best step, leaving out a validation that only the end of the run made due.
         misses: validations since the best one.
         validated_step: the last step that was validated.
         logged_step: the last step that has a line of metrics.
@@ -87,6 +88,7 @@ class Tally:
     seconds: float = 0.0
     best_step: int | None = None
     best_value: float | None = None
+    scheduled_best: int | None = None
     misses: int = 0
     validated_step: int = 0
     logged_step: int = 0
@@ -287,18 +289,21 @@ def saved_choices(run: Path) -> dict[str, Any] | None:
     return choices
 
 
-def prune_checkpoints(run: Path, *, newest: int, keep: int, best: int | None) -> None:
-    """Delete the checkpoints up to `newest`, except the last `keep` and the best one.
+def prune_checkpoints(
+    run: Path, *, newest: int, keep: int, best: int | None, scheduled_best: int | None = None
+) -> None:
+    """Delete the checkpoints up to `newest`, except the last `keep` and the best ones.
 
     Args:
         run: the run directory.
         newest: the step just saved; later (damaged) checkpoints are neither counted nor deleted.
         keep: number of checkpoints to keep, at least 1.
         best: the step of the best checkpoint.
+        scheduled_best: as in `Tally`, for a run that goes on.
     """
     past = [step for step in checkpoint_steps(run) if step <= newest]
     for step in past[:-keep]:
-        if step != best:
+        if step not in (best, scheduled_best):
             remove_folder(checkpoint_folder(run, step))
 
 

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from clearhead.data.sources.examples import ListedExamples
 from clearhead.data.sources.run_file_tables import Form, Section, parse_table
+from clearhead.data.sources.tables import Examples, Share, Table
 from clearhead.data.sources.texts import TextRows
 from clearhead.tasks.base import Family, Value
 from clearhead.tasks.record import TaskKind
@@ -61,12 +62,14 @@ class PooledSection(TaskSection):
 class DataSection(Section):
     """The [data] table: training and validation data, and the keys of one kind of task.
 
-    A number for `valid` takes that share from the end of `train`. The types of both follow from the forms of a task.
+    A number for `valid` holds out that share of `train`: rows of a table are drawn at random and by label, equal texts
+    stay together, and running text is cut at its end. The types of both follow from the forms of a task.
     """
 
     #: The training data, in one of the forms below.
     train: Form
-    #: The validation data, in one of the forms below, or the share of the training data from its end.
+    #: The validation data, in one of the forms below, or the share of the training data to hold out: rows of a table
+    #: at random, or the end of running text.
     valid: Form | float
     #: Longest text in tokens, special ones included.
     max_length: Annotated[int, Field(ge=2)] = 128
@@ -102,7 +105,8 @@ class LabelledExamples:
         record: returns an example, by its number, as the JSON line of a copy.
         facts: what else there is to say of them.
         columns: keys of [data] that name the fields of a copy, beside its text.
-        groups: the example's part of the data that both parts have shares of; None: all are alike.
+        groups: the label of each example, or a tuple of several, of which both parts have their share; None: all are
+            alike.
         labels: what validation examples must have, for `TaskData.labelled`.
         settings: keys of [task] that follow from them.
         unfit: keys of [train] that do not suit them.
@@ -116,7 +120,7 @@ class LabelledExamples:
     record: Callable[[int], dict[str, object]]
     facts: str
     columns: Mapping[str, Value] = field(default_factory=dict)
-    groups: Sequence[object] | None = None
+    groups: Sequence[Hashable] | None = None
     labels: Any = None
     settings: Mapping[str, Value] = field(default_factory=dict)
     unfit: tuple[str, ...] = ()
@@ -135,6 +139,7 @@ class TaskData:
         streams: whether the training text can be read and tokenized while the run goes on.
         labelled: reads the examples that the data options of `clearhead new` name, by the names of the options; for
             validation data with the training data, else None. None: the data are pairs or running text.
+        read: reads a share of a source, with the [task] table, as `read_table` does. None: running text.
         num_signs: how many signs for what is missing from a text, masks or sentinels, the vocabulary of a model has
             whose texts have a length in tokens.
     """
@@ -145,7 +150,25 @@ class TaskData:
     data: type[DataSection] = DataSection
     streams: bool = False
     labelled: Callable[[Mapping[str, Any], LabelledExamples | None], LabelledExamples] | None = None
+    read: Callable[[Any, Share, Mapping[str, Any]], Table] | None = None
     num_signs: Callable[[int], int] = lambda length: 0
+
+    def hold_out(self, examples: Examples, share: float, task: Mapping[str, Any]) -> set[int]:
+        """Return which examples to hold out for validation, counted from 0; none of a single text.
+
+        Args:
+            examples: the training examples.
+            share: the share to hold out, above 0 and below 1.
+            task: the [task] table.
+
+        Raises:
+            InputError: an example is unusable, or none can be held out.
+        """
+        count = len(examples.records)
+        if self.read is None:
+            return set(range(count - max(1, round(share * count)), count)) if count > 1 else set()
+        table = self.read(self.examples.as_source(examples), (1.0 - share, 1.0), task)
+        return {number - 1 for number in table.numbers}
 
     def source(self, data: object) -> Any:
         """Return the source of some data.

@@ -28,6 +28,7 @@ from clearhead.errors import InputError, within
 from clearhead.evaluate.result import Validation
 from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.presets.task_heads import token_head
+from clearhead.progress import shown_by
 from clearhead.tasks.data import DataSection, PairSection, TaskSection
 from clearhead.tasks.record import Noise, TaskRecord
 from clearhead.text.pair import TokenizerPair
@@ -112,7 +113,7 @@ class TaskTraining(ABC):
     def store(self, name: str, prepare: Callable[[Any, Share], StoreT]) -> StoreT:
         """Prepare a share of the source of "train" or "valid", and report what was kept."""
         self.setup.progress.message(f"{name}: reading and tokenizing")
-        with within(f"[data] {name}"):
+        with within(f"[data] {name}"), shown_by(self.setup.progress):
             store = prepare(*self.source(name))
         self.setup.progress.message(f"{name}: {store.report}")
         return store
@@ -139,9 +140,8 @@ class TaskTraining(ABC):
 class LabelledTraining(TaskTraining):
     """The training on texts with labels of their own, read by one tokenizer into one stack or two."""
 
-    @staticmethod
     @abstractmethod
-    def texts(source: TableSource, share: Share) -> Iterable[str]:
+    def texts(self, source: TableSource, share: Share) -> Iterable[str]:
         """Read the texts of a share of a source, for the tokenizer."""
 
     @abstractmethod
@@ -337,7 +337,7 @@ class PairTraining(TaskTraining):
     def train_tokenizers(self, *, joint: bool) -> TokenizerPair:
         """Train the tokenizers of both sides, or load them from the cache; `joint`: one vocabulary for both."""
         kind, size = self.vocabulary()
-        return cached_tokenizers(self.source("train")[0], kind=kind, vocab_size=size, joint=joint)
+        return cached_tokenizers(*self.source("train"), kind=kind, vocab_size=size, joint=joint)
 
     def pairs(self, tokenizers: TokenizerPair, *, extra: tuple[int, int] | None = None) -> Stores[Store]:
         """Return the prepared pairs of training and validation, and report what the filters dropped.
@@ -352,8 +352,15 @@ class PairTraining(TaskTraining):
         data = self.data_table(PairSection)
 
         def prepare(source: TableSource, share: Share, *, training: bool = False) -> Store:
-            ratio, length = data.max_ratio, data.max_length
-            return prepare_pairs(source, tokenizers, max_length=length, max_ratio=ratio, training=training, extra=extra)
+            return prepare_pairs(
+                source,
+                tokenizers,
+                max_length=data.max_length,
+                max_ratio=data.max_ratio,
+                training=training,
+                extra=extra,
+                share=share,
+            )
 
         return Stores(self.store("train", partial(prepare, training=True)), self.store("valid", prepare))
 

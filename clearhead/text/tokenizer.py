@@ -27,6 +27,8 @@ from clearhead.text.tokenizer_files import read_files
 _JOINT = "@@"
 # Tokenized in one call of the library.
 _CHARACTERS = 500_000
+_MARKER, _MARKED = "▁", ("bpe", "unigram")
+_UNKNOWN_WORD = re.compile("m(?=u+[ms])")
 _JOINED = re.compile(rf"{_JOINT}(?: |$)")
 
 
@@ -177,8 +179,20 @@ class Tokenizer(Printed):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids; special ids are skipped, and "@@ " is joined where the text came segmented."""
-        text = self._backend.decode(list(ids))
+        ids = list(ids)
+        if self.kind in _MARKED and self.roles.unk in ids:
+            ids = self._without_unknown_words(ids)
+        text = self._backend.decode(ids)
         return _JOINED.sub("", text) if self.kind == "split" else text
+
+    def _without_unknown_words(self, ids: Sequence[int]) -> list[int]:
+        """Leave out the marker of a word of unknown characters alone: its blank would be the second before the next."""
+        entries = [self._backend.entry(index) or "?" for index in ids]
+        names = {_MARKER: "m", self._token(self.roles.unk or 0): "u"}
+        # One sign for each id: "s" for an entry that begins with the marker.
+        signs = "".join(names.get(entry) or "so"[entry[0] != _MARKER] for entry in entries)
+        dropped = {match.start() for match in _UNKNOWN_WORD.finditer(signs)}
+        return [index for place, index in enumerate(ids) if place not in dropped]
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Return the vocabulary entry of each id, special ones included.

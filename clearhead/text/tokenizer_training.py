@@ -8,6 +8,7 @@ merge (ties between merges are broken by id), and unigram scores are rounded and
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from clearhead.errors import InputError, nearest
+from clearhead.progress import message
 from clearhead.text.token_roles import TokenRoles, sentinel
 from clearhead.text.tokenizer import Tokenizer
 
@@ -31,6 +33,9 @@ _MIN_FREQUENCY = 2
 # The library's scores differ between runs by up to 4e-11 (sums in hash order); this many decimals hide that.
 _SCORE_DECIMALS = 3
 _NUM_BYTES = 256
+_LONGEST_WORD, _MOST_OF_WORD = 500, 10_000
+# No other text holds such a word.
+_LONG_RUN = re.compile(rf"\S{{{_LONGEST_WORD}}}|\s{{{_LONGEST_WORD}}}")
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,13 @@ def train_tokenizer(
     elif not any(text and not text.isspace() for text in texts):
         raise InputError(f"no text to train a {kind} tokenizer on: expected at least one line that is not empty")
     else:
-        model = _train_model(kind, texts, size)
+        pieces = _CutTexts(_pipeline(kind), texts)
+        model = _train_model(kind, pieces, size)
+        if pieces.num_cut:
+            message(
+                f"{pieces.num_cut:,} words of over {_LONGEST_WORD:,} characters were cut into pieces to train the "
+                f"{kind} tokenizer, and read to their first {_MOST_OF_WORD:,} characters"
+            )
     backend = _pipeline(kind)
     backend.model = model
     backend.add_special_tokens(list(special))
@@ -101,6 +112,34 @@ def _special_tokens(mask: bool, sentinels: int) -> tuple[tuple[str, ...], TokenR
         sentinels=tuple(range(first, first + sentinels)),
     )
     return (*SPECIAL_TOKENS, *masks, *map(sentinel, range(sentinels))), roles
+
+
+@dataclass
+class _CutTexts(Iterable[str]):
+    """Texts whose long words are cut, since the time of a trainer grows with the square of the longest word.
+
+    Attributes:
+        backend: cuts texts into words.
+        texts: the texts, which may be larger than memory.
+        num_cut: the number of long words in the latest iteration.
+    """
+
+    backend: tokenizers.Tokenizer
+    texts: Iterable[str]
+    num_cut: int = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.num_cut = 0
+        for text in self.texts:
+            start = 0
+            words = self.backend.pre_tokenizer.pre_tokenize_str(text) if _LONG_RUN.search(text) else ()
+            for _, (first, last) in words:
+                self.num_cut += last - first > _LONGEST_WORD
+                for cut in range(first + _LONGEST_WORD, min(last, first + _MOST_OF_WORD) + 1, _LONGEST_WORD):
+                    yield text[start:cut]
+                    start = cut
+                start = last if last > first + _MOST_OF_WORD else start
+            yield text[start:]
 
 
 def _train_model(kind: str, texts: Iterable[str], size: _Size) -> models.Model:

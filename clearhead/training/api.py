@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ from clearhead.data.sources.tables import Examples
 from clearhead.data.sources.texts import TextTable
 from clearhead.errors import InputError, RunFailure, nearest
 from clearhead.files import read_text_file
+from clearhead.progress import shown_by
 from clearhead.runs.checkpoint import checkpoint_steps
 from clearhead.tasks.data import TEXT_EXAMPLES, data_of
 from clearhead.tasks.registry import kinds
 from clearhead.training.assemble import train_run
 from clearhead.training.parallel.processes import Process
+from clearhead.training.progress.console import progress_for
+from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import parse_run_file, parse_tables, toml_text, toml_value
 from clearhead.training.runfile.sections import RunFile
 from clearhead.training.settings import TrainResult
@@ -39,8 +43,8 @@ def train(
         run_file: the path of a run file, or its tables: {"task": {...}, "data": {...}, "train": {...}}.
         overrides: dotted key -> value, such as {"train.steps": 100}.
         resume: whether to continue from the newest undamaged checkpoint of the run directory.
-        data: examples in place of files: "train" and, where the run file's share should not be held out, "valid". An
-            example is (source, target) for translate and embed; a text for generate, fill and denoise; (text, label)
+        data: examples in place of files: "train" and, where `valid` of the run file is no share, "valid". An example is
+            (source, target) for translate and embed; a text for generate, fill and denoise; (text, label)
             or (text, second text, label) for classify; (words, tags) for tag; (question, context, answer, start) for
             answer, both None where the context holds none; the page of a task of another package says its own. They are
             written into the run directory, so a resumed run needs them no more.
@@ -70,20 +74,25 @@ def train(
         raise InputError("a resumed run reads the data in its run directory; leave data out")
     tables = parse_tables(text, name, changes)
     kind, folder = str(tables.get("task", {}).get("kind")), Path(str(tables.get("train", {}).get("run", ""))) / "data"
-    data = _with_share(data, tables.get("data", {}).get("valid"))
     form = data_of(kind).forms[0] if kind in kinds() else TextTable
-    files = {folder / f"{split}.jsonl": _examples(split, examples, kind) for split, examples in data.items()}
+    progress = progress_for()
+    with shown_by(progress):
+        parts = _hold_out({split: _examples(split, examples, kind) for split, examples in data.items()}, kind, tables)
+    files = {folder / f"{split}.jsonl": examples for split, examples in parts.items()}
     entries = [f"data.{path.stem}={toml_value(json_lines_entry(rows, path, form))}" for path, rows in files.items()]
-    return _train_on(parse_run_file(text, name, [*changes, *entries]), files)
+    return _train_on(parse_run_file(text, name, [*changes, *entries]), files, progress)
 
 
-def _with_share(data: Mapping[str, Any], share: object) -> Mapping[str, Any]:
-    """Hold out the run file's share, from the end, where no list of validation examples is given."""
-    is_list = isinstance(data.get("train"), Sequence)
-    if "valid" in data or not is_list or not isinstance(share, float) or not 0.0 < share < 1.0:
-        return data
-    first = len(data["train"]) - max(1, round(share * len(data["train"])))
-    return {**data, "train": data["train"][:first], "valid": data["train"][first:]}
+def _hold_out(parts: dict[str, Examples], kind: str, tables: Mapping[str, Any]) -> dict[str, Examples]:
+    """Divide the training examples by the run file's share, where no validation examples are given."""
+    share = tables.get("data", {}).get("valid")
+    if parts.keys() != {"train"} or kind not in kinds() or not isinstance(share, float) or not 0.0 < share < 1.0:
+        return parts
+    train = parts["train"]
+    held = data_of(kind).hold_out(train, share, tables["task"])
+    rows = [row for row in range(len(train.records)) if row not in held], sorted(held)
+    records = [[train.records[row] for row in numbers] for numbers in rows]
+    return {name: replace(train, records=side) for name, side in zip(_PARTS, records, strict=True)} if held else parts
 
 
 def _examples(split: str, examples: Any, kind: str) -> Examples:
@@ -94,7 +103,7 @@ def _examples(split: str, examples: Any, kind: str) -> Examples:
     return listed.parse(examples, name=f"data['{split}']")
 
 
-def _train_on(run_file: RunFile, files: Mapping[Path, Examples]) -> TrainResult:
+def _train_on(run_file: RunFile, files: Mapping[Path, Examples], progress: Progress) -> TrainResult:
     """Write the data into the run directory and train; what cannot be used leaves nothing behind."""
     run = Path(run_file.train.run)
     if run.exists():
@@ -103,7 +112,7 @@ def _train_on(run_file: RunFile, files: Mapping[Path, Examples]) -> TrainResult:
         for path, examples in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json_lines(examples), encoding="utf-8")
-        return train_run(run_file)
+        return train_run(run_file, progress=progress)
     except (InputError, RunFailure):
         if max(checkpoint_steps(run), default=0) == 0:
             shutil.rmtree(run, ignore_errors=True)

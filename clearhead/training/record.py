@@ -119,7 +119,13 @@ class RunRecord:
     def _prune(self, tally: files.Tally) -> None:
         """Delete old checkpoints and snapshots, and recent weights that no kept checkpoint needs."""
         settings = self._settings
-        files.prune_checkpoints(self.run, newest=tally.step, keep=settings.keep, best=tally.best_step)
+        files.prune_checkpoints(
+            self.run,
+            newest=tally.step,
+            keep=settings.keep,
+            best=tally.best_step,
+            scheduled_best=tally.scheduled_best,
+        )
         prune_recent(self.run, keep=(settings.average or 0) + settings.keep)
         prune_snapshots(self.run, newest=tally.step, keep=self._num_snapshots)
 

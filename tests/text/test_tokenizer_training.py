@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
+import random
 import re
 import subprocess
 import sys
@@ -14,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.errors import InputError
+from clearhead.progress import Display, shown_by
+from clearhead.text import tokenizer_training as training
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import KINDS, train_tokenizer
 from tests.text.corpus import make_corpus
@@ -215,3 +219,54 @@ def test_a_fork_after_parallel_work_neither_warns_nor_hangs() -> None:
         check=False,
     )
     assert (run.returncode, run.stderr) == (0, "")
+
+
+LONG = {
+    "letters": "ACGT" * 2_100,
+    "signs": "-=" * 4_000,
+    "white space": "\n \t" * 2_000,
+}
+
+
+@pytest.mark.parametrize("kind", SUBWORDS)
+@pytest.mark.parametrize("name", LONG)
+def test_long_words_are_cut_and_nothing_else_is(kind: str, name: str) -> None:
+    texts = [f"a dog {LONG[name]} runs", *make_corpus(), ""]
+    pipeline = training._pipeline(kind)
+    pieces = training._CutTexts(pipeline, texts)
+    assert "".join(pieces) == "".join(texts) and list(pieces)[-1 - len(make_corpus()) :] == texts[1:]
+    longest = max(end - start for piece in pieces for _, (start, end) in pipeline.pre_tokenizer.pre_tokenize_str(piece))
+    assert longest <= training._LONGEST_WORD
+    is_word = name != "white space" or kind == "byte-bpe"
+    assert (pieces.num_cut == 1) == is_word
+
+
+@pytest.mark.parametrize("kind", SUBWORDS)
+def test_a_word_without_end_is_read_in_part_and_said(kind: str) -> None:
+    """The trainers take time that grows with the square of a word; these would take minutes."""
+    said: list[str] = []
+    display = Display()
+    display.message = said.append  # type: ignore[method-assign]
+    word = "".join(random.Random(3).choices("ACGT", k=400_000))
+    texts = [*make_corpus(), f"ba {word} de"]
+    pieces = training._CutTexts(training._pipeline(kind), texts)
+    # A word may begin with the blank before it.
+    left_out = sum(map(len, texts)) - sum(map(len, pieces))
+    assert left_out - len(word) + training._MOST_OF_WORD in (0, 1)
+    with shown_by(display):
+        tokenizer = train_tokenizer(kind, texts, vocab_size=SIZE.get(kind, 199))
+    assert len(said) == 1 and re.match(r"1 words of over 500 characters were cut .* to their first 10,000", said[0])
+    assert tokenizer.encode("ACGT")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "word"])
+def test_unknown_characters_leave_one_blank(kind: str) -> None:
+    tokenizer = train_tokenizer(kind, ["ba de", "de fu ba"] * 3, vocab_size={"wordpiece": 17, "word": 7}.get(kind, 11))
+    ids = tokenizer.encode("ba Ж de ЖЖ Ж fu")
+    assert tokenizer.unk_id in ids and tokenizer.decode(ids) == "ba de fu"
+    assert tokenizer.decode(tokenizer.encode("Ж ba")) == "ba"
+    # A stream shows the text of more and more ids.
+    texts = [tokenizer.decode(ids[:count]) for count in range(len(ids) + 1)]
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    known = tokenizer.encode("ba de fu")
+    assert tokenizer.decode(known) == "ba de fu"

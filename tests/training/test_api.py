@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,47 @@ def test_warmup_and_validation_are_given_in_steps_or_as_shares(tmp_path: Path) -
         run = ch.train(run_file, data={"train": TEXTS}).run
         rows.append([(row.step, row.learning_rate, row.valid_loss) for row in read_metrics(run / "metrics.jsonl")])
     assert rows[0] == rows[1] and [step for step, _, loss in rows[0] if loss is not None] == [3, 6]
+
+
+@pytest.mark.parametrize(
+    ("kind", "examples", "field", "expected"),
+    [
+        ("classify", [(f"text {row}", "good" if row < 60 else "bad") for row in range(120)], "label", {"good", "bad"}),
+        (
+            "classify",
+            [(f"text {row}", ["a", "b", "c"][min(2, row // 40)]) for row in range(83)],
+            "label",
+            {"a", "b", "c"},
+        ),
+        ("tag", [([f"w{row}", "x"], ["B-A" if row < 20 else "B-C", "O"]) for row in range(40)], "tags", {"B-A", "B-C"}),
+        ("translate", [(f"de {row}", f"en {row}") for row in range(40)], "source", None),
+    ],
+)
+def test_a_share_of_a_sorted_list_has_every_label(
+    kind: str, examples: list[Any], field: str, expected: set[str] | None, tmp_path: Path
+) -> None:
+    """The list in memory and the same rows in a file give the same weights, and no row is lost."""
+    result = ch.train(tables(kind, tmp_path / "run"), data={"train": examples})
+    rows = {name: _records(result.run / "data" / f"{name}.jsonl") for name in ("train", "valid")}
+    assert len(rows["valid"]) == round(0.25 * len(examples))
+    assert len(rows["train"]) + len(rows["valid"]) == len(examples)
+    values = [row[field][0] if isinstance(row[field], list) else row[field] for row in rows["valid"]]
+    assert expected is None or set(values) == expected
+    assert values != [_first(example, kind) for example in examples[-len(values) :]]
+    whole = tmp_path / "all.jsonl"
+    fields = {"classify": ("text", "label"), "tag": ("tokens", "tags"), "translate": ("source", "target")}[kind]
+    whole.write_text("".join(json.dumps(dict(zip(fields, row, strict=True))) + "\n" for row in examples), "utf-8")
+    run_file = tables(kind, tmp_path / "file")
+    names = {"classify": {"text": str(whole), "labels": "label"}, "tag": {"text": str(whole)}}
+    run_file["data"]["train"] = names.get(kind, {"jsonl": str(whole)})
+    of_file = ch.train(run_file).load(device="cpu").module.state_dict()
+    of_list = result.load(device="cpu").module.state_dict()
+    assert all(torch.equal(of_file[name], of_list[name]) for name in of_list)
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def _first(example: Any, kind: str) -> str:
+    return {"classify": example[1], "tag": example[1][0], "translate": example[0]}[kind]

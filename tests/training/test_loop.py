@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from clearhead.evaluate.result import Validation
 from clearhead.runs import checkpoint as files
 from clearhead.runs.directory import open_run, resolve_reference
 from clearhead.runs.metrics import Metrics, read_metrics
+from clearhead.training.loop import Trainer
 from clearhead.training.runfile.sections import EarlyStop
 from clearhead.training.settings import TrainSettings, planned_steps
 from clearhead.training.signals import Interrupted
 from tests.training.small import (
+    Falling,
     NextToken,
     ShuffledTokens,
     Tokens,
@@ -497,3 +500,43 @@ def test_averaged_parts_of_a_lost_future_are_dropped(tmp_path: Path) -> None:
         files.load_tensors(path / "checkpoints/averaged/weights.safetensors") for path in (run, tmp_path / "whole")
     ]
     assert equal_states(*averaged)
+
+
+class Decaying(Falling):
+    """A learning rate that is halved by every validation that is not better than the last one."""
+
+    def __call__(self, step: int) -> float:
+        rises = sum(later >= earlier for earlier, later in pairwise(self.observed))
+        return super().__call__(step) * 0.5**rises
+
+
+@pytest.mark.parametrize("end", [{"steps": 14}, {"seconds": 1e-9}])
+@pytest.mark.parametrize("keep", [1, 3])
+def test_the_validation_at_an_end_changes_nothing_for_a_run_that_goes_on(
+    tmp_path: Path, end: dict[str, Any], keep: int
+) -> None:
+    """Neither patience nor learning rate nor the best checkpoint, nor any bit of the weights."""
+    # The run that is parted has its best loss in the validation that only its end made due.
+    losses = {4: 3.0, 8: 3.1, 12: 2.5, 16: 2.9, 20: 2.6, 24: 2.7} | dict.fromkeys((1, 14, 15), 0.1)
+    options: dict[str, Any] = {"keep": keep, "average": 2, "early_stop": EarlyStop(metric="loss", patience=3)}
+
+    def trainer(run: Path, **changes: Any) -> Trainer[Tokens]:
+        made = small_trainer(run, **{"steps": 26, **options, **changes})
+        made.schedule = Decaying()
+        made.validate = lambda module: Validation(losses[recorder(made).steps[-1].step], score=1.0)
+        return made
+
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    assert trainer(whole).run().reason == "early stopping: 3 validations in a row without a better loss"
+    first = trainer(parted, **end).run()
+    assert first.step in (1, 14) and first.best == f"step-{first.step}" and first.best_value == 0.1
+    assert trainer(parted, **end).run(resume=True).best == first.best, "it stays ended"
+    again = trainer(parted)
+    result = again.run(resume=True)
+    assert result.step == 24 and result.best == "step-12"
+    ends = [files.load_checkpoint(files.checkpoint_folder(run, 24)) for run in (whole, parted)]
+    assert equal_states(dict(ends[0].weights), dict(ends[1].weights))
+    assert ends[0].state["schedule"] == ends[1].state["schedule"]
+    assert files.checkpoint_steps(whole) == files.checkpoint_steps(parted)
+    assert (whole / "best").read_text() == (parted / "best").read_text() == "step-12\n"
+    assert same_metrics(whole, parted)

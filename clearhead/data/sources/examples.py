@@ -50,7 +50,7 @@ class ListedExamples:
                 raise InputError(f"{name}, example {number}: expected ({', '.join(fields)}), got {example!r:.80}")
             try:
                 records.append(json.loads(json.dumps(dict(zip(fields, values, strict=True)))))
-            except TypeError:
+            except (TypeError, ValueError, RecursionError):
                 raise InputError(f"{name}, example {number}: expected texts, got {example!r:.80}") from None
         return Examples(records, columns, self.raw, name)
 

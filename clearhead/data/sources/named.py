@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from clearhead.data.sources.tables import Dataset
+from clearhead.data.sources.run_file_tables import has_ending
+from clearhead.data.sources.tables import TABLE_FORMATS, Dataset
 from clearhead.errors import InputError
 
 _HUB: Final = re.compile(
@@ -40,7 +41,7 @@ class NamedDataset:
         """
         name, split, config, revision = map(self.table.get, ("dataset", "split", "config", "revision"))
         assert name is not None and split is not None, "every data set has them"
-        if split != "train" or name.endswith(".parquet"):
+        if split != "train" or has_ending(name, *TABLE_FORMATS):
             return None
         names = Dataset(name, split, {}, config, revision=revision).splits()
         found = next((valid for valid in _VALID if valid in names), None)
@@ -102,5 +103,7 @@ def text_table(text: Path, field: str | None, *, split: str | None = "train") ->
     """
     named = named_dataset(text, split=split)
     keys = {"text": str(text)} if named is None else dict(named.table)
+    if named is None and field is not None and has_ending(text, *TABLE_FORMATS):
+        keys = {"dataset": str(text), "split": "train"}
     chosen = field if named is None or named.field is None else named.field
     return keys if chosen is None else {**keys, "field": chosen}

@@ -9,10 +9,12 @@ from pydantic import Field
 
 from clearhead.data.sources.run_file_tables import Column, Filled, Form, user_path
 from clearhead.data.sources.tables import (
+    WHOLE,
     AlignedFiles,
     Dataset,
     DelimitedFile,
     JsonLinesFile,
+    Share,
     Table,
     TableSource,
     read_table,
@@ -27,13 +29,26 @@ def parallel_files(source: Path, target: Path) -> AlignedFiles:
     return AlignedFiles({"source": source, "target": target}, located_by="source", is_parallel=True)
 
 
-def read_pairs(source: TableSource) -> Table:
-    """Read all pairs of a source, as columns "source" and "target".
+def read_pairs(source: TableSource, share: Share = WHOLE) -> Table:
+    """Read the pairs of a source, as columns "source" and "target".
+
+    Args:
+        source: the source of the pairs.
+        share: the share of them to read, as for `read_table`.
 
     Raises:
         InputError: a file, column or field is missing or unusable, or two files have unequal line counts.
     """
-    return read_table(source, what="pair")
+    return read_table(source, share, what="pair", alike=lambda pairs: (pair_keys(pairs), None))
+
+
+def pair_keys(pairs: Table) -> list[list[tuple[str, str]]]:
+    """Return both sides of each pair, so that pairs with one side in common belong together; none of an empty pair."""
+    sides = zip(pairs["source"], pairs["target"], strict=True)
+    return [
+        [("source", source.strip()), ("target", target.strip())] if source.strip() and target.strip() else []
+        for source, target in sides
+    ]
 
 
 def same_sides(pairs: Table) -> str:

@@ -38,10 +38,13 @@ def read_alike(table: Mapping[str, Any], reading: Reading | None) -> dict[str, A
         return dict(table)
     form, ending = _kind(table)
     keys = dict(reading.keys) if (form, ending) == (reading.form, reading.ending) else {}
-    if form == "text" and "document" in reading.keys:
-        keys["document"] = reading.keys["document"]
-    if "pattern" in keys and not user_path(str(table["text"])).is_dir():
-        del keys["pattern"]
+    if form == "text":
+        path = user_path(str(table["text"]))
+        has_fields = reading.form == "text" and (ending == ".jsonl" or any(path.rglob("*.jsonl*")))
+        for name, is_read in {"document": True, "pattern": path.is_dir(), "field": has_fields}.items():
+            keys.pop(name, None)
+            if is_read and name in reading.keys:
+                keys[name] = reading.keys[name]
     return {**keys, **table}
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 from clearhead.data.sources.alignment import misalignment
+from clearhead.data.sources.held_out import Keys, Labels, draw_rows
 from clearhead.data.sources.lines import content_key, empty_file, read_lines, stream_lines
+from clearhead.data.sources.run_file_tables import has_ending, user_path
 from clearhead.errors import InputError, Message, json_text, key, nearest
+from clearhead.progress import message
 
 Column = int | str
 Row = tuple[Any, tuple[Any, ...]]
@@ -35,7 +39,19 @@ _OTHER_SEPARATORS = {
 }
 _OTHERWISE = "anything else, write tabs or commas in its place"
 _MOST_SHOWN = 12
-_PARQUET = ".parquet"
+_LONGEST_CELL = 2**31 - 1
+# A cell is quoted, with its quotes doubled, or holds neither quote nor comma.
+_CELL = r'(?:"[^"]*(?:""[^"]*)*"|[^",\n]*)'
+_CSV_ROW = re.compile(rf"{_CELL}(?:,{_CELL})*")
+_CSV_CELLS = re.compile(rf"(?:{_CELL},)*{_CELL}")
+TABLE_FORMATS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    ".parquet": ("parquet", {}),
+    ".csv": ("csv", {}),
+    ".tsv": ("csv", {"sep": "\t"}),
+    ".json": ("json", {}),
+    ".ndjson": ("json", {}),
+}
+"""Endings of tables in files that the `datasets` library reads: its format, and options of that format."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +76,11 @@ class Table:
 
     def __getitem__(self, role: str) -> Sequence[Any]:
         return self.columns[role]
+
+    def select(self, rows: Sequence[int]) -> Table:
+        """Return the table of some rows, by their numbers from 0."""
+        columns = {role: [values[row] for row in rows] for role, values in self.columns.items()}
+        return Table(columns, [self.numbers[row] for row in rows], self.where)
 
     def location(self, index: int, *item: int) -> str:
         """Return the place of row number `index`, or of an item in it, such as a word; both are counted from 0."""
@@ -159,21 +180,41 @@ class DelimitedFile:
             for number, line in enumerate(stream_lines(self.path), start=1):
                 yield number, line.split("\t")
             return
-        reader = csv.reader((f"{line}\n" for line in stream_lines(self.path)), strict=True)
+        # As long as in a file of tabs.
+        csv.field_size_limit(_LONGEST_CELL)
+        lines: list[str] = []
+
+        def noted() -> Iterator[str]:
+            for line in stream_lines(self.path):
+                lines.append(line)
+                yield f"{line}\n"
+
+        reader = csv.reader(noted(), strict=True)
         while True:
             number = reader.line_num + 1
+            lines.clear()
             try:
                 row = next(reader, None)
             except csv.Error as error:
-                raise InputError(
-                    f"{self.location(number)}: expected columns separated by commas, with texts that hold one or a "
-                    "quote "
-                    f'in "quotes" ({error})'
-                ) from None
+                raise self._misquoted(number, lines, str(error)) from None
             if row is None:
                 return
+            if any('"' in line for line in lines) and _CSV_ROW.fullmatch("\n".join(lines)) is None:
+                raise self._misquoted(number, lines, "a quote in a text without quotes")
             if row:
                 yield number, row
+
+    def _misquoted(self, number: int, lines: Sequence[str], reason: str) -> InputError:
+        """Return the error of a row whose quotes are wrong, with the line and the column of the first wrong one."""
+        text = "\n".join(lines)
+        right = _CSV_CELLS.match(text)
+        end = right.end() if right else 0
+        column = end - text.rfind("\n", 0, end)
+        return InputError(
+            f"{self.location(number + text.count(chr(10), 0, end))}: expected columns separated by commas, with texts "
+            f'that hold one or a quote in "quotes", but at character {column}: {reason}; write a quote in such a text '
+            "twice"
+        )
 
     def _positions(self, number: int, names: Sequence[str]) -> list[int]:
         named = {role: self._position(role, column, names, number) for role, column in self.columns.items()}
@@ -255,15 +296,16 @@ class JsonLinesFile:
         """Go through the rows in file order."""
         number = 0
         for number, line in enumerate(stream_lines(self.path), start=1):
+            if not line.strip():
+                continue
             place = self.location(number)
             try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise InputError(
-                    f"{place}: expected one JSON object in the line, but at character {error.colno}: "
-                    f"{error.msg.lower()}"
-                ) from None
-            yield number, _values(record, self, place)
+                values = _values(json.loads(line), self, place)
+            except InputError:
+                raise
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{place}: expected one JSON object in the line, but {_json_fault(error)}") from None
+            yield number, values
         if not number:
             raise empty_file(self.path)
 
@@ -281,7 +323,7 @@ class Dataset:
     """A dataset that the `datasets` library loads; its numbered classes are replaced by their names.
 
     Args:
-        name: the name on the Hugging Face hub, a local folder, or a Parquet file.
+        name: the name on the Hugging Face hub, a local folder, or a file with an ending of `TABLE_FORMATS`.
         split: the part to read, such as "train".
         columns: the field of each role; "a.b" is field "b" of field "a".
         config: which configuration of the dataset, if it has several.
@@ -320,15 +362,16 @@ class Dataset:
         Raises:
             InputError: the library is not installed, or the dataset cannot be found.
         """
-        if self.name.endswith(_PARQUET):
+        if has_ending(self.name, *TABLE_FORMATS):
             return ["train"]
         names: list[str] = self._asked(lambda hub: hub.get_dataset_split_names(self.name, self.config, **self._at))
         return names
 
     def _load(self) -> Any:
-        if self.name.endswith(_PARQUET):
-            file = str(Path(self.name).expanduser())
-            return self._asked(lambda hub: hub.load_dataset("parquet", data_files=file, split=self.split))
+        if has_ending(self.name, *TABLE_FORMATS):
+            file = str(user_path(self.name))
+            kind, options = TABLE_FORMATS[Path(self.name.removesuffix(".gz")).suffix]
+            return self._asked(lambda hub: hub.load_dataset(kind, data_files=file, split=self.split, **options))
         return self._asked(lambda hub: hub.load_dataset(self.name, self.config, split=self.split, **self._at))
 
     @property
@@ -390,35 +433,72 @@ class Examples:
         return ["examples", list(self.records), dict(self.columns)]
 
 
-def read_table(source: TableSource, share: Share = WHOLE, *, what: str) -> Table:
+def equal_rows(table: Table) -> tuple[Keys, Labels]:
+    """Return each row as its own text, so that equal rows stay together, and no labels."""
+    return [[json.dumps(values, default=repr)] for values in zip(*table.columns.values(), strict=True)], None
+
+
+def read_table(
+    source: TableSource,
+    share: Share = WHOLE,
+    *,
+    what: str,
+    alike: Callable[[Table], tuple[Keys, Labels]] = equal_rows,
+) -> Table:
     """Read the rows of a source, in order.
 
     Args:
-        source: where they come from.
-        share: from which to which share of the rows, 0 to 1.
-        what: what a message calls a row.
+        source: the source of the rows.
+        share: all rows; or (0, 1 - s) for the training rows and (1 - s, 1) for the rows held out, a share s of all.
+        what: the noun for a row in messages.
+        alike: returns the texts and the labels of the rows, as for `draw_rows`.
 
     Raises:
-        InputError: a file, column or field is missing or unusable, files have unequal line counts, or there is no row.
+        InputError: a file, column or field is missing or unusable, files have unequal line counts, there is no row, or
+            no row can be held out.
     """
     rows = list(source.rows())
     if not rows:
         raise InputError(f"{source.location(1)}: expected at least one {what}, found none")
-    first, behind = (round(border * len(rows)) for border in share)
-    shared = rows[first:behind]
-    if not shared:
+    columns = {role: [values[position] for _, values in rows] for position, role in enumerate(source.columns)}
+    table = Table(columns, [number for number, _ in rows], source.location)
+    if share == WHOLE:
+        return table
+    held = set(_held_out(*alike(table), share, what))
+    if not held:
         raise InputError(
-            f"{source.location(rows[0][0])}: the part from {share[0]:.0%} to {share[1]:.0%} of {len(rows)} {what}s "
-            "is empty"
+            f"{table.location(0)}: no {what} from here on can be held out for validation, since each is the only one "
+            "or the only one of its label; give validation data by itself"
         )
-    columns = {role: [values[position] for _, values in shared] for position, role in enumerate(source.columns)}
-    return Table(columns, [number for number, _ in shared], source.location)
+    return table.select([row for row in range(len(rows)) if (row in held) == (share[0] > 0.0)])
+
+
+def _held_out(keys: Keys, labels: Labels, share: Share, what: str) -> list[int]:
+    """Return the rows to hold out; those of a validation share that training reads too are reported."""
+    size = 1.0 - (share[0] or share[1])
+    # Where groups of equal texts are larger than the share, a larger one is better than the same texts on both sides.
+    held = draw_rows(keys, size, labels) or draw_rows(keys, min(0.5, 2 * size), labels)
+    if held:
+        return held
+    held = draw_rows([[row] for row in range(len(keys))], size, labels)
+    if held and share[0]:
+        message(
+            f"validation reads {len(held):,} {what}s that training reads too, because too many are equal: scores are "
+            "too good; give validation data by itself"
+        )
+    return held
 
 
 def _shown(cells: Sequence[str]) -> str:
     """Return the columns of a line with their numbers."""
     shown = [f"{number} {json_text(cell)}" for number, cell in enumerate(cells[:_MOST_SHOWN], start=1)]
     return ", ".join(shown) + (f" and {len(cells) - _MOST_SHOWN} more" if len(cells) > _MOST_SHOWN else "")
+
+
+def _json_fault(error: ValueError | RecursionError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"at character {error.colno}: {error.msg.lower()}"
+    return "its values are nested too deeply" if isinstance(error, RecursionError) else "a number has too many digits"
 
 
 def _values(record: object, source: JsonLinesFile | Dataset | Examples, place: str) -> tuple[object, ...]:

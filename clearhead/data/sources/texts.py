@@ -18,13 +18,14 @@ from pydantic import Field
 
 from clearhead.data.sources.lines import content_key, empty_file, split_lines, stream_text
 from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, user_path
-from clearhead.data.sources.tables import Dataset, Examples, JsonLinesFile, Share
+from clearhead.data.sources.tables import TABLE_FORMATS, Dataset, Examples, JsonLinesFile, Share
 from clearhead.errors import InputError, key
 
 DocumentKind = Literal["file", "line", "paragraph"]
 
 _EVERY_FILE = "*"
 _KEYS = {"text": "field"}
+_JSON_LINES = ".jsonl"
 
 
 class TextChunk(NamedTuple):
@@ -56,17 +57,19 @@ class TextFiles:
         path: a file, plain or .gz; or a folder, in which hidden and empty files do not count.
         document: what one document is: a file, a line, or a paragraph (lines up to an empty one).
         pattern: which files of a folder to read, such as "*.py".
+        field: the field of the texts in files of JSON lines, whose names end in .jsonl; None: "text".
     """
 
     path: Path
     document: DocumentKind = "file"
     pattern: str = _EVERY_FILE
+    field: str | None = None
 
     def files(self) -> list[Path]:
         """Return the files to read.
 
         Raises:
-            InputError: no file of the folder matches the pattern, or a folder cannot be read.
+            InputError: no file of the folder matches the pattern, none has fields, or a folder cannot be read.
         """
         if not self.path.is_dir():
             return [self.path]
@@ -78,6 +81,8 @@ class TextFiles:
             endings = sorted({path.suffix for path in every if path.suffix})
             there = f"its files end in {', '.join(endings[:8])}" if endings else "it has no files with an ending"
             raise InputError(f"{self.path}: no file in this folder matches '{self.pattern}'; {there}")
+        if self.field is not None and not any(has_ending(path.name, _JSON_LINES) for path in found):
+            raise InputError(key("field") + f" belongs to JSON lines, but no file in {self.path} ends in .jsonl")
         return [self.path / path for path in sorted(found, key=PurePath.as_posix)]
 
     def chunks(self) -> Iterator[TextChunk]:
@@ -86,7 +91,20 @@ class TextFiles:
             yield from self.chunks_of(path)
 
     def chunks_of(self, path: Path) -> Iterator[TextChunk]:
-        """Go through the documents of one of the files, chunk by chunk."""
+        """Go through the documents of one of the files, chunk by chunk.
+
+        Raises:
+            InputError: the file is unusable, or a table of another format.
+        """
+        if has_ending(path, _JSON_LINES):
+            if any(stream_text(path)):
+                table = JsonLinesFile(path, {"text": self.field or "text"}, keys=_KEYS)
+                yield from TextRows(table, self.document).chunks()
+            return
+        if has_ending(path, *TABLE_FORMATS):
+            advice = f' (in a run file beside dataset = "{path}", split = "train")'
+            other = "" if path == self.path else "; or read other files of the folder with " + key("pattern")
+            raise InputError(f"{path} is a table: name the column of its texts with " + key("field") + advice + other)
         texts = stream_text(path) if path == self.path else self._member(path)
         is_empty = True
         for chunk in _documents(texts, self.document, str(path), first_line=1):
@@ -110,7 +128,8 @@ class TextFiles:
 
     def identity(self) -> list[object]:
         """Return JSON values that the documents depend on."""
-        return ["text", self.document, *map(content_key, self.files())]
+        files = [(has_ending(path, _JSON_LINES), content_key(path)) for path in self.files()]
+        return ["text", self.document, self.field, files]
 
 
 @dataclass(frozen=True)
@@ -306,9 +325,9 @@ def _visible_files(folder: Path) -> Iterator[PurePath]:
 class TextTable(Form):
     """A file, a folder or JSON lines."""
 
-    #: A file, a folder of files, or a .jsonl file.
+    #: A file, a folder of files, or a .jsonl file; JSON lines in a folder are read by their field, too.
     text: Filled = Field(examples=["train.txt"])
-    #: The field of the texts of a .jsonl file; without it text.
+    #: The field of the texts of .jsonl files; without it text.
     field: Filled | None = None
     #: What one document is: a file, a line, or a paragraph.
     document: DocumentKind | None = None
@@ -318,26 +337,26 @@ class TextTable(Form):
     def as_source(self) -> TextSource:
         """Return the source of the text."""
         path, document = user_path(self.text), self.document or "file"
-        if self.pattern is not None and (path.is_file() or has_ending(path, ".jsonl")):
+        if self.pattern is not None and (path.is_file() or has_ending(path, _JSON_LINES)):
             raise InputError(
                 key("pattern") + f" chooses files of a folder, but {path} is a file; leave " + key("pattern") + " out"
             )
-        if has_ending(path, ".jsonl"):
+        if has_ending(path, _JSON_LINES) and not path.is_dir():
             return TextRows(JsonLinesFile(path, {"text": self.field or "text"}, keys=_KEYS), document)
-        if self.field is not None:
+        if self.field is not None and not path.is_dir():
             raise InputError(
                 key("field")
                 + f" belongs to JSON lines, but {path} does not end in .jsonl; leave "
                 + key("field")
                 + " out"
             )
-        return TextFiles(path, document, self.pattern or _EVERY_FILE)
+        return TextFiles(path, document, self.pattern or _EVERY_FILE, self.field)
 
 
 class TextDataset(Form):
-    """A Hugging Face dataset by name, or a Parquet file."""
+    """A Hugging Face dataset by name, or a table in a file."""
 
-    #: Its name on the hub, a folder, or a Parquet file.
+    #: Its name on the hub, a folder, or a table: a .parquet, .csv, .tsv or .json file.
     dataset: Filled = Field(examples=["name"])
     #: The part of it.
     split: Filled = Field(examples=["train"])

@@ -10,7 +10,7 @@ from numpy import ndarray
 
 from clearhead.data.arrays import Rows, encode_texts
 from clearhead.data.sources.pairs import read_pairs, same_sides
-from clearhead.data.sources.tables import TableSource
+from clearhead.data.sources.tables import WHOLE, Share, TableSource
 from clearhead.data.stores.store import Arrays, Encoded, Store, StoreKind, prepare_store, read_apart
 from clearhead.errors import InputError
 from clearhead.text.pair import TokenizerPair
@@ -72,6 +72,7 @@ def prepare_pairs(
     max_ratio: float | None,
     training: bool,
     extra: tuple[int, int] | None = None,
+    share: Share = WHOLE,
 ) -> Store:
     """Tokenize and filter the pairs of a source, or open what an earlier run made of the same content.
 
@@ -82,6 +83,7 @@ def prepare_pairs(
         max_ratio: how many times as long as the other a side may be, counted with the end tokens; None: any.
         training: False keeps badly matched pairs, because a score on hand-picked pairs flatters.
         extra: special tokens of a source and of a target; None: as many as in a translation.
+        share: the share of the pairs to read, as for `read_table`.
 
     Returns:
         The pairs that were kept, as of `PAIRS`; the report counts the others.
@@ -101,7 +103,7 @@ def prepare_pairs(
     )
 
     def encode() -> Encoded:
-        data = read_pairs(source)
+        data = read_pairs(source, share)
         sources = encode_texts(data["source"], tokenizers.source)
         targets = encode_texts(data["target"], tokenizers.target)
         keep, counts = keep_pairs(
@@ -119,5 +121,5 @@ def prepare_pairs(
         }
         return arrays, {"report": {**counts, "note": same_sides(data)}}
 
-    inputs = [source.identity(), tokenizers.fingerprint, max_length, ratio, num_special]
+    inputs = [source.identity(), tokenizers.fingerprint, max_length, ratio, num_special, share]
     return prepare_store(PAIRS, inputs, encode, special=num_special)

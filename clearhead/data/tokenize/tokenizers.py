@@ -19,11 +19,14 @@ from clearhead.text.tokenizer_training import train_tokenizer
 _EXCERPT_CHARACTERS = 1 << 14
 
 
-def cached_tokenizers(source: TableSource, *, kind: str, vocab_size: int, joint: bool) -> TokenizerPair:
+def cached_tokenizers(
+    source: TableSource, share: Share = WHOLE, *, kind: str, vocab_size: int, joint: bool
+) -> TokenizerPair:
     """Train the tokenizers of both sides on a source, or load what an earlier run trained on the same content.
 
     Args:
-        source: the training pairs.
+        source: the source of the training pairs.
+        share: the share of them to read, as for `read_table`.
         kind: a kind of `train_tokenizer`.
         vocab_size: rows of each vocabulary.
         joint: one vocabulary for both sides.
@@ -34,7 +37,7 @@ def cached_tokenizers(source: TableSource, *, kind: str, vocab_size: int, joint:
     """
 
     def train() -> TokenizerPair:
-        data = read_pairs(source)
+        data = read_pairs(source, share)
         if joint:
             tokenizer = train_tokenizer(kind, [*data["source"], *data["target"]], vocab_size=vocab_size)
             return TokenizerPair(tokenizer, tokenizer, joint=True)
@@ -44,7 +47,7 @@ def cached_tokenizers(source: TableSource, *, kind: str, vocab_size: int, joint:
                 trained.append(train_tokenizer(kind, data[side], vocab_size=vocab_size))
         return TokenizerPair(trained[0], trained[1], joint=False)
 
-    inputs = [source.identity(), kind, vocab_size, joint, importlib.metadata.version("tokenizers")]
+    inputs = [source.identity(), share, kind, vocab_size, joint, importlib.metadata.version("tokenizers")]
     return load_or_make("tokenizers", inputs, TokenizerPair.load, lambda folder: train().save(folder))
 
 

@@ -211,14 +211,19 @@ def read_answers(source: TableSource, share: Share = WHOLE) -> Table:
     """Read the questions of a source, as columns "context", "question" and "answers", tuples of `GoldAnswer`.
 
     Args:
-        source: where they are.
-        share: from which to which share of them, 0 to 1.
+        source: the source of the questions.
+        share: the share of them to read, as for `read_table`.
 
     Raises:
         InputError: the file is missing or unusable, an answer does not stand in its context, or there is no question
             in the share.
     """
-    return read_table(source, share, what="question")
+    return read_table(source, share, what="question", alike=_alike)
+
+
+def _alike(data: Table) -> tuple[list[list[str]], list[bool]]:
+    """Return the context of each question, and whether it has an answer."""
+    return [[context] for context in data["context"]], list(map(bool, data["answers"]))
 
 
 def answer_texts(source: TableSource, share: Share = WHOLE) -> list[str]:
@@ -239,6 +244,7 @@ def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> Lab
     data = read_answers(form.as_source())
     contexts = dict.fromkeys(data["context"])
     without = sum(not answers for answers in data["answers"])
+    keys, groups = _alike(data)
 
     def record(row: int) -> dict[str, object]:
         texts, starts = ([gold[side] for gold in data["answers"][row]] for side in (0, 1))
@@ -248,10 +254,17 @@ def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> Lab
         table=form.model_dump(),
         what="questions",
         texts=[(text,) for text in (*contexts, *data["question"])],
-        keys=[[context] for context in data["context"]],
+        keys=keys,
+        groups=groups,
         record=record,
         facts=f"; {len(contexts)} contexts, {without} questions without an answer",
     )
 
 
-DATA: Final = TaskData(TaskSection, (AnswerText,), _EXAMPLES, labelled=_labelled)
+DATA: Final = TaskData(
+    TaskSection,
+    (AnswerText,),
+    _EXAMPLES,
+    labelled=_labelled,
+    read=lambda source, share, task: read_answers(source, share),
+)

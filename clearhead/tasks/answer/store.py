@@ -84,7 +84,7 @@ def prepare_answers(source: TableSource, tokenizer: Tokenizer, *, max_length: in
         tokenizer: turns them into ids.
         max_length: the longest sequence in tokens, special ids included; a longer context is read in windows, and a
             question that is longer than half of it is truncated.
-        share: which part of the source, from one share of its questions to another.
+        share: the share of the questions to read, as for `read_table`.
 
     Raises:
         InputError: the source or an answer is unusable, or nothing has a token.

@@ -33,8 +33,7 @@ from clearhead.text.tokenizer import Tokenizer
 class Training(LabelledTraining):
     """The training of a model that answers questions from their contexts."""
 
-    @staticmethod
-    def texts(source: TableSource, share: Share) -> list[str]:
+    def texts(self, source: TableSource, share: Share) -> list[str]:
         """As of `LabelledTraining`."""
         return answer_texts(source, share)
 

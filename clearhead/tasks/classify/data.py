@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -120,12 +120,13 @@ def _is_delimited(path: Path | str) -> bool:
     return has_ending(path, ".tsv", ".csv")
 
 
-def read_labelled(source: TableSource, share: Share = WHOLE) -> Table:
+def read_labelled(source: TableSource, share: Share = WHOLE, *, kind: LabelKind = "single_label") -> Table:
     """Read the examples of a source, as columns "text", "labels" and, for pairs of texts, "pair".
 
     Args:
-        source: where they are.
-        share: from which to which share of them, 0 to 1.
+        source: the source of the examples.
+        share: the share of them to read, as for `read_table`.
+        kind: the kind of their labels.
 
     Raises:
         InputError: a file, column or field is missing or unusable, or files have unequal line counts.
@@ -135,7 +136,19 @@ def read_labelled(source: TableSource, share: Share = WHOLE) -> Table:
             f"{labels}: {absent(labels)}; expected a file with a label for each line of {source.columns['text']}, or a "
             "column where the name of that file ends in .tsv, .csv or .jsonl"
         )
-    return read_table(source, share, what="labelled text")
+    return read_table(source, share, what="labelled text", alike=lambda data: _alike(data, kind))
+
+
+def _alike(data: Table, kind: LabelKind) -> tuple[list[list[str]], list[Hashable] | None]:
+    """Return the text of each example, or its two texts as one, and its labels unless they are numbers."""
+    texts = ["\n".join(texts).strip() for texts in zip(*text_columns(data), strict=True)]
+    keys = [[text] if text else [] for text in texts]
+    if kind == "regression":
+        return keys, None
+    # What is no label is refused later, and may not be hashable.
+    return keys, [
+        tuple(map(repr, label)) if isinstance(label, list | tuple) else repr(label) for label in data["labels"]
+    ]
 
 
 def text_columns(data: Table) -> list[list[str]]:
@@ -143,9 +156,9 @@ def text_columns(data: Table) -> list[list[str]]:
     return [list(data[role]) for role in ("text", "pair") if role in data]
 
 
-def labelled_texts(source: TableSource, share: Share = WHOLE) -> list[str]:
+def labelled_texts(source: TableSource, share: Share = WHOLE, *, kind: LabelKind = "single_label") -> list[str]:
     """Return the texts of a source without their labels, those of pairs one by one, to train a tokenizer on."""
-    return [text for column in text_columns(read_labelled(source, share)) for text in column]
+    return [text for column in text_columns(read_labelled(source, share, kind=kind)) for text in column]
 
 
 def labelled_table(
@@ -185,19 +198,19 @@ def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> Lab
     labels = _labels(data, options, train)
     fields = {role: role for role in ("text", "pair") if role in data} | {"labels": "label"}
     examples = list(zip(*text_columns(data), strict=True))
+    keys, groups = _alike(data, labels.kind)
     described = LabelledExamples(
         table=table,
         what="texts",
         texts=[(" ".join(texts),) for texts in examples],
-        keys=list(map(_key, examples)),
+        keys=keys,
         record=lambda row: {name: data[role][row] for role, name in fields.items()},
         facts=f"; {labels.describe(data)}",
         columns={role: name for role, name in fields.items() if role != "text"},
+        groups=groups,
         labels=labels,
         settings={"labels": labels.kind},
     )
-    if labels.kind == "single_label":
-        return replace(described, groups=data["labels"])
     if labels.kind == "regression":
         # A baseline that counts labels has no use for numbers either.
         return replace(described, unfit=("label_smoothing", "below"))
@@ -214,12 +227,6 @@ def _labels(data: Table, options: Mapping[str, Any], train: LabelledExamples | N
     labels: LabelSet = train.labels
     labels.encode(data)
     return labels
-
-
-def _key(texts: Sequence[str]) -> list[str]:
-    """Return the text of an example, or its two texts as one; none of an empty one."""
-    text = "\n".join(texts).strip()
-    return [text] if text else []
 
 
 def _label_kind(data: Table, wanted: str | None) -> LabelKind:
@@ -240,4 +247,11 @@ def _label_kind(data: Table, wanted: str | None) -> LabelKind:
     return "regression" if len(numbers) == len(data) and any(number % 1 for number in numbers) else "single_label"
 
 
-DATA: Final = TaskData(ClassifyTask, _FORMS, _EXAMPLES, labelled=_labelled)
+def _read(source: TableSource, share: Share, task: Mapping[str, Any]) -> Table:
+    """As `TaskData.read`; a faulty kind of labels is left to the check of the run file."""
+    kinds: tuple[LabelKind, ...] = get_args(LabelKind)
+    kind = next((kind for kind in kinds if kind == task.get("labels")), kinds[0])
+    return read_labelled(source, share, kind=kind)
+
+
+DATA: Final = TaskData(ClassifyTask, _FORMS, _EXAMPLES, labelled=_labelled, read=_read)

@@ -61,7 +61,7 @@ def prepare_labelled(
         max_length: the longest sequence in tokens, special ids included; longer ones are truncated.
         kind: what a label is.
         labels: the labels of the training data; None: this is the training data.
-        share: which part of the source, from one share of its examples to another.
+        share: the share of the examples to read, as for `read_table`.
 
     Raises:
         InputError: the source or a label is unusable, or no text is left.
@@ -70,7 +70,7 @@ def prepare_labelled(
     num_special = tokenizer.special_tokens.num_added(paired="pair" in source.columns)
 
     def encode() -> Encoded:
-        data = read_labelled(source, share)
+        data = read_labelled(source, share, kind=kind)
         return _encode(data, tokenizer, max_length, num_special, labels or learn_labels(data, kind))
 
     known = None if labels is None else asdict(labels)

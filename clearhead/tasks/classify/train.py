@@ -52,10 +52,9 @@ class Training(LabelledTraining):
         kind: of the labels.
     """
 
-    @staticmethod
-    def texts(source: TableSource, share: Share) -> list[str]:
+    def texts(self, source: TableSource, share: Share) -> list[str]:
         """As of `LabelledTraining`."""
-        return labelled_texts(source, share)
+        return labelled_texts(source, share, kind=self.kind)
 
     def __init__(self, setup: TaskSetup) -> None:
         super().__init__(setup)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from clearhead.data.sources.pairs import PAIR_FORMS
+from clearhead.data.sources.pairs import PAIR_FORMS, read_pairs
 from clearhead.data.sources.run_file_tables import Positive
 from clearhead.tasks.data import PAIR_EXAMPLES, PairSection, PooledSection, TaskData
 
@@ -16,4 +16,6 @@ class EmbedTask(PooledSection):
     temperature: Positive = 0.05
 
 
-DATA: Final = TaskData(EmbedTask, PAIR_FORMS, PAIR_EXAMPLES, PairSection)
+DATA: Final = TaskData(
+    EmbedTask, PAIR_FORMS, PAIR_EXAMPLES, PairSection, read=lambda source, share, task: read_pairs(source, share)
+)

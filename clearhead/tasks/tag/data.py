@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -16,9 +17,11 @@ from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, use
 from clearhead.data.sources.tables import WHOLE, JsonLinesFile, Row, Share, Table, TableSource, read_table
 from clearhead.errors import InputError, json_text
 from clearhead.tasks.data import LabelledExamples, TaskData, TaskSection
-from clearhead.tasks.tag.tag_set import find_scheme, learn_tags
+from clearhead.tasks.tag.tag_set import entity_type, find_scheme, learn_tags
 
 _FIELDS: Final = {"tokens": "tokens", "tags": "tags"}
+# Other white space, such as U+00A0, belongs to a word.
+_BLANKS: Final = re.compile(r"[ \t]+")
 _DOCUMENT_MARK: Final = "-DOCSTART-"
 
 
@@ -28,7 +31,7 @@ class TaggedFile:
 
     Args:
         path: a file, plain or .gz. Each line has a word in its first column and its tag in the last one, and an empty
-            line ends a sentence; columns are separated by tabs if the first line has one, else by white space, and
+            line ends a sentence; columns are separated by tabs if the first line has one, else by blanks, and
             lines that mark the start of a document are skipped.
     """
 
@@ -49,17 +52,16 @@ class TaggedFile:
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         """Go through the columns of the lines; a line between sentences has none, as the end of the file."""
-        separator, width, number = None, 0, 0
+        is_tabbed, width, number = False, 0, 0
         for number, line in enumerate(read_lines(self.path), start=1):
             if not line.strip() or line.startswith(_DOCUMENT_MARK):
                 yield number, []
                 continue
-            if not width:
-                separator = "\t" if "\t" in line else None
-                width = len(line.split(separator))
-            columns = line.split(separator)
+            is_tabbed = is_tabbed if width else "\t" in line
+            columns = line.split("\t") if is_tabbed else _BLANKS.split(line.strip(" \t"))
+            width = width or len(columns)
             if len(columns) < 2 or not columns[0].strip() or not columns[-1].strip():
-                between = "a tab" if separator else "white space"
+                between = "a tab" if is_tabbed else "a blank"
                 raise InputError(
                     f"{self.path}:{number}: expected a word and its tag with {between} between them, received "
                     f"{json_text(line)}"
@@ -127,13 +129,19 @@ def read_tagged(source: TableSource, share: Share = WHOLE) -> Table:
     """Read the sentences of a source, as columns "tokens" and "tags", which are lists of texts.
 
     Args:
-        source: where they come from.
-        share: from which to which share of them, 0 to 1.
+        source: the source of the sentences.
+        share: the share of them to read, as for `read_table`.
 
     Raises:
         InputError: the file is missing or unusable, or there is no sentence in the share.
     """
-    return read_table(source, share, what="tagged sentence")
+    return read_table(source, share, what="tagged sentence", alike=_alike)
+
+
+def _alike(data: Table) -> tuple[list[list[tuple[str, ...]]], list[Hashable]]:
+    """Return the words of each sentence, and the classes or types of entities in it."""
+    words = [[tuple(words)] for words in data["tokens"]]
+    return words, [tuple({entity_type(tag): None for tag in tags}) for tags in data["tags"]]
 
 
 def tagged_texts(source: TableSource, share: Share = WHOLE) -> list[str]:
@@ -146,11 +154,13 @@ def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> Lab
     form = TaggedText(text=str(options["text"]))
     data = read_tagged(form.as_source())
     scheme = find_scheme(data)
+    keys, groups = _alike(data)
     return LabelledExamples(
         table=form.model_dump(),
         what="sentences",
         texts=[(" ".join(words),) for words in data["tokens"]],
-        keys=[[tuple(words)] for words in data["tokens"]],
+        keys=keys,
+        groups=groups,
         record=lambda row: {field: list(data[field][row]) for field in _FIELDS},
         facts=f"; {len(learn_tags(data, scheme).names)} tags, scheme {scheme}",
         few="tagged sentences (an empty line ends one)",
@@ -158,4 +168,10 @@ def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> Lab
 
 
 _EXAMPLES: Final = ListedExamples((_FIELDS,), (*_FIELDS,), TaggedRows)
-DATA: Final = TaskData(TaskSection, (TaggedText,), _EXAMPLES, labelled=_labelled)
+DATA: Final = TaskData(
+    TaskSection,
+    (TaggedText,),
+    _EXAMPLES,
+    labelled=_labelled,
+    read=lambda source, share, task: read_tagged(source, share),
+)

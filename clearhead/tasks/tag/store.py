@@ -74,7 +74,7 @@ def prepare_tagged(
         tokenizer: turns them into ids.
         max_length: the longest chunk in tokens, special ids included; longer sentences are cut between words.
         tags: the tags of the training data; None: this is the training data.
-        share: which part of the source, from one share of its sentences to another.
+        share: the share of the sentences to read, as for `read_table`.
 
     Raises:
         InputError: the source or a tag is unusable, or no word has a token.

@@ -1,14 +1,14 @@
 """Tags of words: entities in one of three tagging schemes, or plain classes.
 
 IOB2: B- begins an entity, I- continues it. IOB1: I- does both, and B- only separates an entity from one of the same
-type right before it. BIOES: E- ends an entity and S- is a whole one. Plain: one class for each word.
+type right before it. BIOES: E- ends an entity and S- is a whole one. In all three, B, I, E and S without a type tag
+entities without a type. Plain: one class for each word.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +18,9 @@ from clearhead.errors import InputError, json_text, nearest
 OUTSIDE = "O"
 Scheme = Literal["IOB1", "IOB2", "BIOES", "plain"]
 _PREFIXED = re.compile(r"([BIES])-(.+)")
+_BARE = frozenset("BIES")
+# Prefixes in small letters, after the type, or with another sign than "-".
+_MISSPELLED = re.compile(r"(?i:(?P<prefix>[BIES])(?:[-_:./|](?P<type>.+))?|(?P<first>.+)[-_:./|](?P<last>[BIES]))")
 # From so many tags on, with fewer words for each of them, a text was taken for tags.
 _SUSPICIOUS, _LEAST_WORDS = 20, 10
 _ENDS = frozenset("ESO")
@@ -29,16 +32,19 @@ def find_scheme(data: Table) -> Scheme:
     Raises:
         InputError: they follow no scheme; the first word that breaks it is named.
     """
-    prefixes = Counter(tag[0] for tags in data["tags"] for tag in tags if _PREFIXED.fullmatch(tag))
+    names = {tag for tags in data["tags"] for tag in tags}
+    is_bare = has_no_types(names)
+    prefixes = {tag[0] for tag in names if (is_bare and tag in _BARE) or _PREFIXED.fullmatch(tag)}
     if not prefixes:
+        _refuse_misspelled(data, names)
         return "plain"
     for sentence, word, tag in _words(data):
-        if tag != OUTSIDE and not _PREFIXED.fullmatch(tag):
+        if tag != OUTSIDE and not is_bare and not _PREFIXED.fullmatch(tag):
             raise InputError(
                 f"{data.location(sentence, word)}: the tag is {json_text(tag)}, but other tags here begin with B- or "
                 f"I-; expected '{OUTSIDE}' or a tag with B-, I-, E- or S- in front"
             )
-    if prefixes["E"] or prefixes["S"]:
+    if prefixes & {"E", "S"}:
         _check(data, _breaks_bioes, "in the scheme BIOES, which its E- and S- tags announce")
         return "BIOES"
     if next(_breaks(data, _breaks_iob2), None) is None:
@@ -47,6 +53,41 @@ def find_scheme(data: Table) -> Scheme:
         return "IOB1"
     _check(data, _breaks_iob2, "where other entities begin with B- (IOB2)")
     raise AssertionError("a scheme that is not IOB2 breaks it somewhere")
+
+
+def has_no_types(tags: Iterable[str]) -> bool:
+    """Tell whether tags are prefixes alone, such as B, I and O, so that their entities have no type."""
+    names = set(tags) - {OUTSIDE}
+    return names <= _BARE and not names.isdisjoint("BI")
+
+
+def entity_type(tag: str) -> str:
+    """Return the entity type of a tag with a prefix, or any other tag as it is."""
+    return tag[2:] if _PREFIXED.fullmatch(tag) else tag
+
+
+def _refuse_misspelled(data: Table, tags: Collection[str]) -> None:
+    """Refuse tags that are all prefixes and types in another spelling.
+
+    Raises:
+        InputError: the message says how the first one is spelled.
+    """
+    matches = {tag: _MISSPELLED.fullmatch(tag) for tag in tags if tag.upper() != OUTSIDE}
+    rights = {
+        tag: ((match["prefix"] or match["last"]).upper(), match["type"] or match["first"])
+        for tag, match in matches.items()
+        if match is not None
+    }
+    prefixes = {prefix for prefix, _ in rights.values()} & {"B", "I"}
+    # Plain classes may end in "-I", but hardly all of them, beside words outside or in both ways.
+    if len(rights) < len(matches) or len(prefixes) + (len(tags) > len(matches)) < 2:
+        return
+    sentence, word, tag = next(item for item in _words(data) if item[2] in rights)
+    right = "-".join(filter(None, rights[tag]))
+    raise InputError(
+        f"{data.location(sentence, word)}: the tag is {json_text(tag)}, expected {json_text(right)}: B-, I-, E- or S- "
+        f"in front of the type of an entity, and '{OUTSIDE}' outside of entities"
+    )
 
 
 def learn_tags(data: Table, scheme: Scheme) -> TagSet:
@@ -75,8 +116,8 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
     converted = []
     before = OUTSIDE
     for tag in tags:
-        begins = tag[0] == "I" and before[2:] != tag[2:]
-        converted.append(f"B-{tag[2:]}" if begins else tag)
+        begins = tag[0] == "I" and _follows_another(before, tag)
+        converted.append(f"B{tag[1:]}" if begins else tag)
         before = tag
     return converted
 
@@ -99,7 +140,7 @@ class TagSet:
             return cls(tuple(sorted(names, key=lambda tag: (tag != OUTSIDE, tag))))
         kinds = sorted({tag[2:] for tag in names if tag != OUTSIDE})
         prefixes = "BIES" if scheme == "BIOES" else "BI"
-        return cls((OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in prefixes)))
+        return cls((OUTSIDE, *("-".join(filter(None, (prefix, kind))) for kind in kinds for prefix in prefixes)))
 
     @property
     def fallback(self) -> int:
@@ -146,11 +187,16 @@ def _check(data: Table, breaks: Callable[[str, str], bool], expected: str) -> No
 
 
 def _breaks_iob2(before: str, tag: str) -> bool:
-    return tag[0] == "I" and before[2:] != tag[2:]
+    return tag[0] == "I" and _follows_another(before, tag)
 
 
 def _breaks_iob1(before: str, tag: str) -> bool:
-    return tag[0] == "B" and before[2:] != tag[2:]
+    return tag[0] == "B" and _follows_another(before, tag)
+
+
+def _follows_another(before: str, tag: str) -> bool:
+    """Tell whether a tag follows no entity or one of another type."""
+    return before == OUTSIDE or before[2:] != tag[2:]
 
 
 def _breaks_bioes(before: str, tag: str) -> bool:

@@ -32,8 +32,7 @@ from clearhead.text.tokenizer import Tokenizer
 class Training(LabelledTraining):
     """The training of a tagger of words."""
 
-    @staticmethod
-    def texts(source: TableSource, share: Share) -> list[str]:
+    def texts(self, source: TableSource, share: Share) -> list[str]:
         """As of `LabelledTraining`."""
         return tagged_texts(source, share)
 

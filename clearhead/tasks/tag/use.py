@@ -9,6 +9,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.tag.data import DATA
 from clearhead.tasks.tag.splitting import NO_WORD, WordSplitter, chunk_sentences
 from clearhead.tasks.tag.store import names_of, prepare_tagged, tags_of
-from clearhead.tasks.tag.tag_set import OUTSIDE, TagSet
+from clearhead.tasks.tag.tag_set import OUTSIDE, TagSet, has_no_types
 from clearhead.tasks.use import collate_texts, refuse_pair
 from clearhead.text.long_texts import MOST_CHARACTERS, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer
@@ -47,7 +48,7 @@ class Entity(Printed):
     """One entity, or one word where every word has a class.
 
     Args:
-        label: its type.
+        label: its type; empty where the tags are B, I and O without a type.
         text: the characters it covers.
         start, end: character offsets in the given text; `end` is exclusive.
         probability: mean probability of its tags over its words, 0 to 1.
@@ -204,7 +205,7 @@ def check_tagger(module: Transformer, record: TaskRecord) -> TagSet:
     return TagSet(record.labels)
 
 
-def entity_spans(tags: Sequence[str]) -> list[WordSpan]:
+def entity_spans(tags: Sequence[str], *, is_bare: bool = False) -> list[WordSpan]:
     """Return the entities of a sentence as first word, word behind the last, and type.
 
     The rule is that of conlleval: a tag I after another type or after O begins an entity, as B does; E ends one and S
@@ -212,13 +213,14 @@ def entity_spans(tags: Sequence[str]) -> list[WordSpan]:
 
     Args:
         tags: one for each word.
+        is_bare: whether B, I, E and S without a type tag entities, whose type is then empty.
 
     Source: Tjong Kim Sang and Buchholz 2000, and its program conlleval.
     """
     spans: list[WordSpan] = []
     start, last_prefix, last_type = 0, OUTSIDE, ""
     for index, name in enumerate([*tags, OUTSIDE]):
-        prefix, kind = split_tag(name)
+        prefix, kind = split_tag(name, is_bare=is_bare)
         is_border = prefix in "BSO" or last_prefix in "ESO" or kind != last_type
         if is_border and last_prefix != OUTSIDE:
             spans.append((start, index, last_type))
@@ -228,13 +230,13 @@ def entity_spans(tags: Sequence[str]) -> list[WordSpan]:
     return spans
 
 
-def split_tag(tag: str) -> tuple[str, str]:
+def split_tag(tag: str, *, is_bare: bool = False) -> tuple[str, str]:
     """Return the prefix of a tag (B, I, E or S) and its entity type; a plain class is an entity of its own (S)."""
     if tag == OUTSIDE:
         return OUTSIDE, ""
     if len(tag) > 2 and tag[0] in "BIES" and tag[1] == "-":
         return tag[0], tag[2:]
-    return "S", tag
+    return (tag, "") if is_bare else ("S", tag)
 
 
 def _split(text: str | Sequence[str], number: int, splitter: WordSplitter) -> tuple[str, Sequence[tuple[int, int]]]:
@@ -251,7 +253,8 @@ def _split(text: str | Sequence[str], number: int, splitter: WordSplitter) -> tu
 
 def _entities(text: str, spans: Sequence[tuple[int, int]], words: WordTags, tags: TagSet) -> list[Entity]:
     entities = []
-    for first, behind, label in entity_spans([tags.names[index] for index in words.tags.tolist()]):
+    names = [tags.names[index] for index in words.tags.tolist()]
+    for first, behind, label in entity_spans(names, is_bare=has_no_types(tags.names)):
         start, end = spans[first][0], spans[behind - 1][1]
         probability = float(words.probabilities[first:behind].mean())
         entities.append(Entity(label, text[start:end], start, end, probability))
@@ -297,8 +300,9 @@ def entity_f1(predicted: Sequence[Sequence[str]], expected: Sequence[Sequence[st
     """
     num_expected, num_predicted, num_correct = Counter[str](), Counter[str](), Counter[str]()
     right = num_words = 0
+    spans_of = partial(entity_spans, is_bare=has_no_types(itertools.chain.from_iterable([*predicted, *expected])))
     for guessed, true in zip(predicted, expected, strict=True):
-        guessed_spans, true_spans = set(entity_spans(guessed)), set(entity_spans(true))
+        guessed_spans, true_spans = set(spans_of(guessed)), set(spans_of(true))
         num_expected.update(kind for _, _, kind in true_spans)
         num_predicted.update(kind for _, _, kind in guessed_spans)
         num_correct.update(kind for _, _, kind in guessed_spans & true_spans)
@@ -345,7 +349,9 @@ class TagMeasures(Measures):
         count = sum(row["count"] or 0 for row in self.types.values())
         whole = {"precision": self.precision, "recall": self.recall, "f1": self.f1, "count": count}
         share = f"accuracy of tags  {percent(self.tag_accuracy)} of {self.words} words"
-        return [*f1_table("entities", {"all": whole, **self.types}, "count"), "", share]
+        # The only row of entities without a type would repeat the first one.
+        types = {name: row for name, row in self.types.items() if name}
+        return [*f1_table("entities", {"all": whole, **types}, "count"), "", share]
 
 
 def measure(model: Evaluated, data: object, options: EvaluateOptions) -> TagMeasures:

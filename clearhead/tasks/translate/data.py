@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from clearhead.data.sources.pairs import PAIR_FORMS
+from clearhead.data.sources.pairs import PAIR_FORMS, read_pairs
 from clearhead.tasks.base import Family
 from clearhead.tasks.data import PAIR_EXAMPLES, PairSection, TaskData, TaskSection
 
@@ -30,4 +30,6 @@ class TranslateTask(TaskSection):
                 yield name, "is for a multilingual checkpoint as [task] init; remove it"
 
 
-DATA: Final = TaskData(TranslateTask, PAIR_FORMS, PAIR_EXAMPLES, PairSection)
+DATA: Final = TaskData(
+    TranslateTask, PAIR_FORMS, PAIR_EXAMPLES, PairSection, read=lambda source, share, task: read_pairs(source, share)
+)

@@ -72,7 +72,7 @@ class Training(PairTraining):
         rows = evenly_spaced(len(store), self.run_file.train.bleu_sentences or 0)
         if not rows:
             return None
-        lines, (sources, targets) = read_pairs(self.source("valid")[0])["target"], store.texts
+        lines, (sources, targets) = read_pairs(*self.source("valid"))["target"], store.texts
         return _Translator(
             tokenizers,
             sources=[sources[row].tolist() for row in rows],

@@ -15,7 +15,7 @@ from pydantic import Discriminator, Field, Tag, create_model
 from clearhead.data.sources.run_file_tables import Count, Form, Positive, Section, Share, form_of
 from clearhead.spec.base import MOST_LAYERS
 from clearhead.tasks.data import DataSection, TaskSection, data_of
-from clearhead.tasks.registry import find, kinds
+from clearhead.tasks.registry import kinds
 
 SUBWORD_KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece")
 
@@ -255,7 +255,7 @@ def run_file_type(kind: str | None) -> type[RunFile]:
         named: dict[str, Any] = {"train": (Any, ...), "valid": (Any, ...), **_keys_of(tables, DataSection)}
         return _run_file_type(task, create_model("DataSection", __base__=DataSection, **named))
     data = data_of(kind)
-    valid = _names(data.forms, can_be_share=not find(kind).is_paired)
+    valid = _names(data.forms, can_be_share=True)
     named = {"train": (_names(data.forms), ...), "valid": (valid, ...)}
     return _run_file_type(data.task, create_model(data.data.__name__, __base__=data.data, **named))
 

@@ -37,6 +37,16 @@ def test_what_is_not_given_is_as_in_training(
     assert read_alike(given, None) == given
 
 
+def test_a_field_is_for_json_lines_alone_or_in_a_folder(tmp_path: Path) -> None:
+    for name in ("shards/a.jsonl.gz", "texts/a.txt", "one.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    for trained in ("shards", "one.jsonl"):
+        reading = reading_of({"text": trained, "field": "body"})
+        for name, is_read in {"shards": True, "texts": False, "one.jsonl": True, "texts/a.txt": False}.items():
+            assert ("field" in read_alike({"text": str(tmp_path / name)}, reading)) == is_read
+
+
 def test_a_pattern_is_for_folders(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("text", encoding="utf-8")
     reading = reading_of({"text": "corpus", "pattern": "*.txt"})

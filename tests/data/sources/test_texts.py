@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clearhead.data.sources.lines as lines_module
+from clearhead.data.sources.named import text_table
 from clearhead.data.sources.run_file_tables import parse_table
 from clearhead.data.sources.tables import Dataset, JsonLinesFile
 from clearhead.data.sources.texts import (
@@ -26,6 +27,7 @@ from clearhead.data.sources.texts import (
     TextSource,
     measure,
     read_chunks,
+    text_shards,
 )
 from clearhead.errors import InputError
 
@@ -263,3 +265,60 @@ def test_wrong_tables_of_a_run_file(table: dict[str, Any], messages: list[str]) 
         parse_table(table, TEXT_FORMS).as_source()
     for message in messages:
         assert re.search(re.escape(message), str(caught.value))
+
+
+def source_of(path: Path, **keys: str) -> TextSource:
+    source: TextSource = parse_table({"text": str(path), **keys}, TEXT_FORMS).as_source()
+    return source
+
+
+@pytest.mark.parametrize("document", ["file", "line", "paragraph"])
+def test_json_lines_in_a_folder_are_read_as_alone(tmp_path: Path, document: DocumentKind) -> None:
+    texts = ["ein Hund {x}", POEM, '"zwei": 2']
+    lines = "".join(json.dumps({"body": text, "id": 7}) + "\n" for text in texts)
+    alone = [write(tmp_path / "alone" / name, lines) for name in ("a.jsonl", "b.jsonl.gz")]
+    for path in alone:
+        write(tmp_path / "shards" / "deep" / path.name, path.read_bytes() if path.suffix == ".jsonl" else lines)
+    write(tmp_path / "shards" / "deep" / "empty.jsonl", "")
+    write(tmp_path / "shards" / "z.txt", POEM)
+    keys = {"document": document}
+    expected = [text for path in alone for text in documents(source_of(path, field="body", **keys))]
+    source = source_of(tmp_path / "shards", field="body", **keys)
+    assert documents(source) == [*expected, *documents(source_of(tmp_path / "shards" / "z.txt", **keys))]
+    streamed = [chunk.text for shard in text_shards(source) for chunk in shard.chunks()]
+    assert streamed == [chunk.text for chunk in source.chunks()]
+    assert source.location(0) == f"{tmp_path}/shards/deep/a.jsonl:1"
+    assert source.identity() != source_of(tmp_path / "shards", field="id", **keys).identity()
+    with pytest.raises(InputError, match=r"a.jsonl:1: there is no field 'text'; the fields are 'body', 'id'; choose"):
+        documents(source_of(tmp_path / "shards", **keys))
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.csv", "a.tsv.gz", "a.parquet", "a.ndjson"])
+def test_other_tables_are_refused_with_the_option_that_reads_them(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "shards" / name, "text\nab\n")
+    write(tmp_path / "shards" / "z.txt", POEM)
+    for source in (source_of(path), source_of(tmp_path / "shards")):
+        with pytest.raises(InputError, match=f"{name} is a table: name the column .* with 'field' .*dataset = "):
+            measure(source)
+        with pytest.raises(InputError, match=f"{name} is a table"):
+            list(text_shards(source)[0].chunks())
+    assert documents(source_of(tmp_path / "shards", pattern="*.txt")) == [POEM]
+    with pytest.raises(InputError, match=r"'field' belongs to JSON lines, but no file in .* ends in .jsonl"):
+        documents(source_of(tmp_path / "shards", pattern="*.txt", field="text"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", 'id,body\n1,"ein, Hund"\n2,zwei\n'),
+        ("a.tsv", "id\tbody\n1\tein, Hund\n2\tzwei\n"),
+        ("a.json", json.dumps([{"id": 1, "body": "ein, Hund"}, {"id": 2, "body": "zwei"}])),
+        ("a.csv.gz", 'id,body\n1,"ein, Hund"\n2,zwei\n'),
+    ],
+)
+def test_the_option_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    table = text_table(write(tmp_path / name, content), "body")
+    assert table == {"dataset": str(tmp_path / name), "split": "train", "field": "body"}
+    assert documents(parse_table(table, TEXT_FORMS).as_source()) == ["ein, Hund", "zwei"]

@@ -49,11 +49,21 @@ def test_every_form_gives_the_same_sentences(tmp_path: Path, ending: str) -> Non
     assert read(write(tmp_path / f"e.txt{ending}", marked)) == spaced
 
 
+def test_other_spaces_belong_to_a_word(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "10\u00a0000 O\nfr.\u2009\u3000 \tB-A\n")
+    assert read(path) == [(["10\u00a0000", "fr.\u2009\u3000"], ["O", "B-A"])]
+    path = write(tmp_path / "b.txt", "10 O\n20\u00a0O\n")
+    with pytest.raises(InputError, match=r'b.txt:2: expected a word and its tag with a blank .*"20\\u00a0O"'):
+        read(path)
+
+
 def test_a_share_keeps_its_places(tmp_path: Path) -> None:
     path = write(tmp_path / "a.conll", columns(SENTENCES))
-    found = read_tagged(DATA.source({"text": path}), (0.3, 1.0))
-    assert [list(words) for words in found["tokens"]] == [words for words, _ in SENTENCES[1:]]
-    assert found.location(0, 1) == f"{path}:8"
+    rows = [([f"{word}{row}" for word in words], tags) for row in range(9) for words, tags in SENTENCES]
+    many = write(tmp_path / "b.conll", columns(rows))
+    whole, found = read_tagged(DATA.source({"text": many})), read_tagged(DATA.source({"text": many}), (0.7, 1.0))
+    places = [whole.location(row, 1) for row in range(len(whole)) if whole["tokens"][row] in found["tokens"]]
+    assert [found.location(row, 1) for row in range(len(found))] == places and len(found) > 4
     assert tagged_texts(DATA.source({"text": path}))[0] == "Anna Maria visits New York ."
 
 

@@ -18,9 +18,12 @@ from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.tag.data import DATA
 from clearhead.tasks.tag.splitting import WordSplitter
 from clearhead.tasks.tag.store import prepare_tagged
+from clearhead.tasks.tag.tag_set import TagSet
 from clearhead.tasks.tag.use import (
     Entity,
     TagMeasures,
+    WordTags,
+    _entities,
     check_tagger,
     entity_f1,
     entity_spans,
@@ -292,3 +295,23 @@ def test_sentences_do_not_run_into_each_other() -> None:
 
 def test_nothing_to_find_gives_zero() -> None:
     assert entity_f1([["O"]], [["O"]]).all.f1 == 0.0
+
+
+@pytest.mark.parametrize("prefixes", ["BI", "BIES"])
+def test_tags_without_a_type_count_as_entities_of_one_type(prefixes: str) -> None:
+    draw = random.Random(7)
+    expected = [draw.choices("O" + prefixes, k=draw.randint(0, 13)) for _ in range(301)]
+    predicted = [[tag if draw.random() < 0.7 else draw.choice("O" + prefixes) for tag in tags] for tags in expected]
+    typed = [[[tag if tag == "O" else f"{tag}-X" for tag in tags] for tags in side] for side in (predicted, expected)]
+    found = entity_f1(predicted, expected)
+    assert found.all == entity_f1(*typed).all and found.by_type == {"": found.all}
+    assert (found.all.expected, found.all.predicted, found.all.correct) == conlleval(*typed)
+    assert entity_f1([["B", "O", "O", "B"]], [["B", "I", "O", "B"]]).all.f1 == 0.5
+
+
+def test_entities_without_a_type_have_an_empty_label() -> None:
+    tags = TagSet(("O", "B", "I"))
+    words = WordTags(np.array([1, 2, 0, 1]), np.ones(4))
+    spans = [(0, 3), (4, 8), (9, 10), (11, 13)]
+    found = _entities("New York is NY", spans, words, tags)
+    assert [(entity.label, entity.start, entity.end) for entity in found] == [("", 0, 8), ("", 11, 13)]

@@ -259,7 +259,11 @@ def test_faulty_override_is_quoted(override: str, expected: str) -> None:
         ),
         (with_keys("data", "stream = true"), 4, "has no effect for the task 'translate', only for 'generate'"),
         (MINIMAL.replace("source =", 'tsv = "t", source =', 1), 4, "received the keys tsv, source, target"),
-        (MINIMAL.replace('{ source = "val.de", target = "val.en" }', "0.1"), 5, "received the number 0.1; `clearhead"),
+        (
+            MINIMAL.replace('{ source = "val.de", target = "val.en" }', "1.5"),
+            5,
+            "must be below 1, received the number 1.5",
+        ),
         (with_keys("task", "mask_share = 0.2"), 2, "has no effect for the task 'translate', only for 'fill'"),
         (with_keys("model", 'family = "decoder"'), 12, "must be 'encoder-decoder' for the task 'translate'"),
     ],

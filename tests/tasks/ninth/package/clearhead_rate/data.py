@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from pydantic import Field
@@ -74,16 +74,21 @@ def read_rated(source: TableSource, share: Share = WHOLE, bounds: Bounds = ANY) 
     """Read texts, and their numbers as floats.
 
     Args:
-        source: where they are.
-        share: from which to which share of them, 0 to 1.
+        source: the source of the texts.
+        share: the share of them to read, as for `read_table`.
         bounds: of the numbers.
 
     Raises:
         InputError: a number is none, or out of bounds.
     """
-    rows = read_table(source, share, what="rated text")
+    rows = read_table(source, share, what="rated text", alike=lambda table: (_keys(table["text"]), None))
     numbers = [_number(value, rows.location(index), bounds) for index, value in enumerate(rows["number"])]
     return Table({"text": rows["text"], "number": numbers}, rows.numbers, rows.where)
+
+
+def _keys(texts: Sequence[str]) -> list[list[str]]:
+    """Return what keeps rows together when some are held out: equal texts; none of an empty one."""
+    return [[text.strip()] if text.strip() else [] for text in texts]
 
 
 def _number(value: object, place: str, bounds: Bounds) -> float:
@@ -108,7 +113,7 @@ def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> Lab
         table=table,
         what="texts",
         texts=[(text,) for text in texts],
-        keys=[[text.strip()] if text.strip() else [] for text in texts],
+        keys=_keys(texts),
         record=lambda row: {"text": texts[row], "number": numbers[row]},
         facts=f"; numbers from {min(numbers):g} to {max(numbers):g}",
     )
@@ -120,4 +125,5 @@ DATA: Final = TaskData(
     examples=ListedExamples(({"text": "text", "number": "number"},), raw=("number",)),
     data=RateData,
     labelled=_labelled,
+    read=lambda source, share, task: read_rated(source, share),
 )

@@ -32,8 +32,7 @@ from clearhead_rate.use import compare, numbers_of
 class Training(LabelledTraining):
     """The training of a model that rates texts; what is not here is the base's."""
 
-    @staticmethod
-    def texts(source: TableSource, share: Share) -> Sequence[str]:
+    def texts(self, source: TableSource, share: Share) -> Sequence[str]:
         """Return the texts on which a tokenizer is trained."""
         return read_rated(source, share)["text"]
 
