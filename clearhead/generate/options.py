@@ -292,8 +292,8 @@ class GenerateOptions(DecodingOptions):
 
     @property
     def divisor(self) -> float:
-        """What sampling divides the logits by."""
-        return 1.0 if self.temperature is None else float(self.temperature)
+        """What sampling divides the logits by; far below every temperature that matters, quotients would overflow."""
+        return 1.0 if self.temperature is None else max(float(self.temperature), 1e-20)
 
     @property
     def stops(self) -> tuple[str, ...]:
