@@ -6,14 +6,15 @@ folder of settings. Source: arXiv 1908.10084, section 3; the layout is that of r
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from clearhead import spec
@@ -29,6 +30,9 @@ from clearhead.weights.fill import built
 MODULES, LIMITS, PROMPTS, SETTINGS = (
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "config.json",
 )  # fmt: skip
+# The first module is read from the first of these files that is there.
+_KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+_TOKENIZER = "tokenizer_config.json"
 _TYPE = "sentence_transformers.models."
 # Their names, and the pools of a spec; the first of several is written.
 _POOLS = {
@@ -73,9 +77,41 @@ class _Linear(BaseModel):
     activation_function: str = next(iter(_ACTIVATIONS))
 
 
+_Longest = Annotated[int, Field(ge=3, lt=2**31)]
+
+
+class _Text(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    max_length: _Longest | None = None
+    padding: Any = None
+
+
+class _Processing(BaseModel):
+    text: _Text | None = None
+    common: _Text | None = None
+
+
+class _Tokenizer(BaseModel):
+    # A tokenizer without a limit has a number beyond any text.
+    model_max_length: Annotated[float, Field(ge=3)] | None = None
+    max_len: Annotated[float, Field(ge=3)] | None = None
+
+
 class _Limits(BaseModel):
-    max_seq_length: Annotated[int, Field(ge=3, lt=2**31)] | None = None
+    processing_kwargs: _Processing = _Processing()
+    processor_kwargs: _Tokenizer = _Tokenizer()
+    tokenizer_args: _Tokenizer = _Tokenizer()
+    max_seq_length: _Longest | None = None
     do_lower_case: bool | None = None
+
+    @property
+    def longest(self) -> int | float | None:
+        """The longest text that the settings name, in tokens: the library reads the most special one."""
+        texts = (self.processing_kwargs.common, self.processing_kwargs.text)
+        named = [text.max_length for text in texts if text is not None]
+        named += [self.tokenizer_args.model_max_length, self.processor_kwargs.model_max_length, self.max_seq_length]
+        return next((length for length in named if length is not None), None)
 
 
 class _Prompts(BaseModel):
@@ -105,12 +141,13 @@ def has_pooling(directory: Path) -> bool:
     return os.path.lexists(directory / MODULES)
 
 
-def read_pooling(directory: Path, *, width: int, dtype: torch.dtype) -> Pooling:
+def read_pooling(directory: Path, *, width: int, positions: int | None, dtype: torch.dtype) -> Pooling:
     """Read the modules behind the first.
 
     Args:
         directory: of the checkpoint.
         width: of its states.
+        positions: `max_position_embeddings` of its config; None: it has none.
         dtype: of the weights.
 
     Raises:
@@ -120,7 +157,7 @@ def read_pooling(directory: Path, *, width: int, dtype: torch.dtype) -> Pooling:
     reader = _Reader(directory, width, dtype)
     for index, module in enumerate(typed(modules, list[_Module], name=str(directory / MODULES))):
         reader.take(index, module.type, module.path)
-    reader.limits()
+    reader.limits(positions)
     if not any(isinstance(layer, spec.Pool) for layer in reader.layers):
         reader.faults.append(f"{MODULES} has no Pooling, so there would be no embedding of a text")
     if reader.faults:
@@ -158,13 +195,27 @@ class _Reader:
                 f"{MODULES}: a module of the type {kind} is not supported; Pooling, Dense and Normalize are"
             )
 
-    def limits(self) -> None:
-        """Read the greatest length of texts, and refuse settings that would change them."""
-        if os.path.lexists(self.directory / LIMITS):
-            limits = self._json("", LIMITS, _Limits)
-            self.max_length = limits.max_seq_length
-            if limits.do_lower_case:
-                self.faults.append(f"{LIMITS}: do_lower_case = true is not supported; set it in the tokenizer")
+    def limits(self, positions: int | None) -> None:
+        """Read the greatest length of texts, and refuse settings that would change them.
+
+        Args:
+            positions: as for `read_pooling`.
+        """
+        names = [f"sentence_{kind}_config.json" for kind in _KINDS]
+        name = next((name for name in names if os.path.lexists(self.directory / name)), None)
+        limits = _Limits() if name is None else self._json("", name, _Limits)
+        longest = limits.longest
+        if longest is None:
+            tokenizer = typed(
+                read_config(self.directory, _TOKENIZER) if os.path.lexists(self.directory / _TOKENIZER) else {},
+                _Tokenizer,
+                name=str(self.directory / _TOKENIZER),
+            )
+            bounds = (tokenizer.model_max_length or tokenizer.max_len, None if positions == -1 else positions)
+            longest = min((bound for bound in bounds if bound is not None), default=math.inf)
+        self.max_length = int(longest) if longest < 2**31 else None
+        if limits.do_lower_case:
+            self.faults.append(f"{name}: do_lower_case = true is not supported; set it in the tokenizer")
         if os.path.lexists(self.directory / PROMPTS):
             found = self._json("", PROMPTS, _Prompts)
             if found.default_prompt_name is not None and (found.prompts or {}).get(found.default_prompt_name):

@@ -127,6 +127,59 @@ def test_saved_from_the_spec_it_is_read_again(tmp_path: Path) -> None:
     assert all(torch.equal(one, again.module.state_dict()[name]) for name, one in loaded.module.state_dict().items())
 
 
+SBERT, TOKENIZER = "sentence_bert_config.json", "tokenizer_config.json"
+POSITIONS = 29
+LENGTHS: list[tuple[dict[str, dict[str, Any]], int]] = [
+    ({}, POSITIONS),
+    ({SBERT: {"max_seq_length": 12}, TOKENIZER: {"model_max_length": 20}}, 12),
+    ({SBERT: {"max_seq_length": 25}, TOKENIZER: {"model_max_length": 20}}, 25),
+    ({SBERT: {"max_seq_length": None}, TOKENIZER: {"model_max_length": 20}}, 20),
+    ({SBERT: {"transformer_task": "feature-extraction"}, TOKENIZER: {"model_max_length": 20}}, 20),
+    ({TOKENIZER: {"model_max_length": 40}}, POSITIONS),
+    ({TOKENIZER: {"model_max_length": 1000000000000000019884624838656}}, POSITIONS),
+    ({TOKENIZER: {"model_max_length": None, "max_length": 9}}, POSITIONS),
+    ({TOKENIZER: {"max_len": 9}}, 9),
+    ({SBERT: {"processor_kwargs": {"model_max_length": 15}}, TOKENIZER: {"model_max_length": 20}}, 15),
+    ({SBERT: {"tokenizer_args": {"model_max_length": 15}, "max_seq_length": 12}}, 15),
+    ({SBERT: {"processing_kwargs": {"text": {"max_length": 8}}, "max_seq_length": 12}}, 8),
+    ({SBERT: {"processing_kwargs": {"common": {"max_length": 8}}}}, 8),
+    ({SBERT: {"query_length": 5, "document_length": 6}}, POSITIONS),
+    ({"sentence_roberta_config.json": {"max_seq_length": 12}, TOKENIZER: {"model_max_length": 20}}, 12),
+    ({SBERT: {"transformer_task": "feature-extraction"}, "sentence_roberta_config.json": {"max_seq_length": 12}}, 29),
+]
+"""Files of settings, and the tokens that sentence-transformers 6.2 reads of a longer text."""
+
+
+@pytest.mark.parametrize(("files", "expected"), LENGTHS)
+@pytest.mark.parametrize("truncation", [None, 10])
+def test_a_text_is_cut_where_sentence_transformers_cuts_it(
+    files: dict[str, dict[str, Any]], expected: int, truncation: int | None, tmp_path: Path
+) -> None:
+    """In whichever file the length stands; a truncation in tokenizer.json counts for nothing."""
+    folder = folder_of(tmp_path / "m", "mean", unit=False)
+    (folder / SBERT).unlink()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if truncation is not None:
+        rule = {"direction": "Right", "max_length": truncation, "strategy": "LongestFirst", "stride": 0}
+        changed(folder, "tokenizer.json", truncation=rule)
+    changed(folder, TOKENIZER, model_max_length=None)
+    for name, entries in files.items():
+        changed(folder, name, **entries)
+    text = " ".join(["the", "dog", "sat"] * 40)
+    model = clearhead.load(folder, precision="fp32", device="cpu")
+    with pytest.warns(LongTexts, match=f"{expected} tokens"):
+        (found,) = model.embed([text])
+    read = tokenizer(text, truncation=True, max_length=expected, return_tensors="pt")
+    theirs = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.no_grad():
+        assert np.allclose(found, theirs(**read).last_hidden_state[0].mean(0), atol=1e-5)
+    model.save(tmp_path / "again", format="hf")
+    with pytest.warns(LongTexts, match=f"{expected} tokens"):
+        (again,) = clearhead.load(tmp_path / "again", precision="fp32", device="cpu").embed([text])
+    assert np.array_equal(again, found)
+
+
 def changed(folder: Path, place: str, **entries: Any) -> None:
     path = folder / place
     content = json.loads(path.read_text()) if path.is_file() else {}
