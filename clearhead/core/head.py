@@ -71,23 +71,29 @@ class Pointwise(nn.Module):
 
 
 class Pool(PrintedModule, nn.Module):
-    """One state for each sequence. Source: arXiv 1908.10084, section 3 (mean and max)."""
+    """One state for each sequence. Source: arXiv 1908.10084, section 3 (mean and max); 2202.08904 (weighted)."""
 
     def __init__(self, pool: spec.Pool) -> None:
         super().__init__()
-        self.by = pool.by
+        self.modes = pool.modes
 
-    def forward(self, x_BTD: States, mask_BT: Real | None) -> Float[Tensor, "batch width"]:
+    def forward(self, x_BTD: States, mask_BT: Real | None) -> Float[Tensor, "batch pooled"]:
         mask_BT = x_BTD.new_ones(x_BTD.shape[:2], dtype=torch.bool) if mask_BT is None else mask_BT
-        if self.by == "max":
-            return x_BTD.masked_fill(~mask_BT[..., None], -torch.inf).amax(1)
-        if self.by in ("mean", "root"):
-            count_B1 = mask_BT.sum(1, keepdim=True).clamp(min=1)
-            blocks_BTD = F.pad(x_BTD * mask_BT[..., None], (0, -x_BTD.shape[-1] % 64))  # else bits depend on T
-            return blocks_BTD.sum(1)[:, : x_BTD.shape[-1]] / (count_B1 if self.by == "mean" else count_B1.sqrt())
-        # argmax returns the first of equal sums: that of the last real token.
-        place_B = (mask_BT if self.by == "first" else mask_BT.cumsum(1)).int().argmax(1)
-        return x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), place_B]
+        return torch.cat([_pool(mode, x_BTD, mask_BT) for mode in self.modes], -1)
+
+
+def _pool(mode: str, x_BTD: States, mask_BT: Real) -> Float[Tensor, "batch width"]:
+    if mode == "max":
+        return x_BTD.masked_fill(~mask_BT[..., None], -torch.inf).amax(1)
+    if mode in ("mean", "root", "weighted"):
+        weights_BT = (mask_BT * mask_BT.cumsum(1)).float() if mode == "weighted" else mask_BT
+        total_B1 = weights_BT.sum(1, keepdim=True).clamp(min=1)
+        blocks_BTD = F.pad(x_BTD * weights_BT[..., None], (0, -x_BTD.shape[-1] % 64))  # else bits depend on T
+        total_BD = blocks_BTD.sum(1)[:, : x_BTD.shape[-1]]
+        return (total_BD / (total_B1.sqrt() if mode == "root" else total_B1)).to(x_BTD.dtype)
+    # argmax returns the first of equal sums: that of the last real token.
+    place_B = (mask_BT if mode == "first" else mask_BT.cumsum(1)).int().argmax(1)
+    return x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), place_B]
 
 
 class Head(nn.Module):
@@ -103,6 +109,7 @@ class Head(nn.Module):
                     width = getattr(layer, "size", width)
                 case spec.Pool():
                     self.layers.append(Pool(layer))
+                    width *= len(layer.modes)
                 case spec.Activation():
                     self.layers.append(Pointwise(ACTIVATIONS[layer.function]))
                 case spec.SoftCap():

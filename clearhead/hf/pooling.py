@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
@@ -34,15 +35,19 @@ MODULES, LIMITS, PROMPTS, SETTINGS = (
 _KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _TOKENIZER = "tokenizer_config.json"
 _TYPE = "sentence_transformers.models."
-# Their names, and the pools of a spec; the first of several is written.
-_POOLS = {
-    "pooling_mode_cls_token": "first",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_sqrt_len_tokens": "root",
-    "pooling_mode_lasttoken": "last",
+# Their names, and the pools of a spec, in the order in which the library joins the vectors of several.
+_MODES: Mapping[str, spec.PoolMode] = MappingProxyType(
+    {
+        "cls": "first", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "root", "weightedmean": "weighted",
+        "lasttoken": "last",
+    }
+)  # fmt: skip
+_NAMES = {mode: name for name, mode in _MODES.items()}
+# The older keys, one for each kind.
+_FLAGS = {
+    f"pooling_mode_{name}" + {"cls": "_token", "lasttoken": "", "mean_sqrt_len_tokens": ""}.get(name, "_tokens"): name
+    for name in _MODES
 }
-_MODES = {"cls": "first", "mean": "mean", "max": "max", "mean_sqrt_len_tokens": "root", "lasttoken": "last"}
 _ACTIVATIONS = {
     "torch.nn.modules.activation.Tanh": "tanh",
     "torch.nn.modules.activation.ReLU": "relu",
@@ -50,7 +55,7 @@ _ACTIVATIONS = {
     "torch.nn.modules.activation.SiLU": "silu",
     "torch.nn.modules.linear.Identity": None,
 }
-_INERT = frozenset({"include_prompt", "module_input_name", "module_output_name"})
+_INERT = frozenset({"module_input_name", "module_output_name"})
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
@@ -60,12 +65,14 @@ class _Module(BaseModel):
 
 
 class _Pool(BaseModel):
-    pooling_mode: str | None = None
+    pooling_mode: str | list[str] | None = None
     pooling_mode_cls_token: bool | None = None
-    pooling_mode_mean_tokens: bool | None = None
     pooling_mode_max_tokens: bool | None = None
+    pooling_mode_mean_tokens: bool | None = None
     pooling_mode_mean_sqrt_len_tokens: bool | None = None
+    pooling_mode_weightedmean_tokens: bool | None = None
     pooling_mode_lasttoken: bool | None = None
+    include_prompt: bool = True
     word_embedding_dimension: Count | None = None
     embedding_dimension: Count | None = None
 
@@ -127,12 +134,14 @@ class Pooling:
         head: of the model that embeds texts.
         tensors: of the head's linear layers, by their addresses.
         max_length: texts are truncated to so many tokens, special ones included; None: they are not.
+        prompt: text in front of every text.
         files: the settings by their path in the folder.
     """
 
     head: spec.Head
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     max_length: int | None = None
+    prompt: str = ""
     files: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -163,7 +172,7 @@ def read_pooling(directory: Path, *, width: int, positions: int | None, dtype: t
     if reader.faults:
         raise InputError.from_faults(reader.faults, subject=str(directory))
     files = {MODULES: modules} | reader.files
-    return Pooling(spec.Head(layers=tuple(reader.layers)), reader.tensors, reader.max_length, files)
+    return Pooling(spec.Head(layers=tuple(reader.layers)), reader.tensors, reader.max_length, reader.prompt, files)
 
 
 @dataclass
@@ -178,6 +187,8 @@ class _Reader:
     files: dict[str, Any] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     max_length: int | None = None
+    prompt: str = ""
+    includes_prompt: bool = True
 
     def take(self, index: int, kind: str, path: str) -> None:
         """Add a module to the head."""
@@ -217,11 +228,15 @@ class _Reader:
         if limits.do_lower_case:
             self.faults.append(f"{name}: do_lower_case = true is not supported; set it in the tokenizer")
         if os.path.lexists(self.directory / PROMPTS):
-            found = self._json("", PROMPTS, _Prompts)
-            if found.default_prompt_name is not None and (found.prompts or {}).get(found.default_prompt_name):
+            settings = self._json("", PROMPTS, _Prompts)
+            prompts, name = settings.prompts or {}, settings.default_prompt_name
+            if name is not None and name not in {"query", "document", *prompts}:
+                self.faults.append(f"{PROMPTS}: default_prompt_name is '{name}', but prompts has no entry of this name")
+            self.prompt = prompts.get(name or "") or ""
+            if self.prompt and not self.includes_prompt:
                 self.faults.append(
-                    f"{PROMPTS}: a default prompt in front of every text is not supported; write it into the texts and "
-                    "set default_prompt_name to null"
+                    f"{PROMPTS}: a default prompt is not supported together with include_prompt = false of the "
+                    "pooling; set default_prompt_name to null and write the prompt into the texts"
                 )
 
     def _json(self, path: str, name: str, kind: type[Settings]) -> Settings:
@@ -232,22 +247,25 @@ class _Reader:
     def _pool(self, path: str) -> None:
         inside(self.directory, path)
         settings = self._json(path, SETTINGS, _Pool)
-        chosen: list[Any] = [ours for name, ours in _POOLS.items() if getattr(settings, name)]
-        mode = settings.pooling_mode
-        chosen += [_MODES[mode]] if mode in _MODES else []
+        named = settings.pooling_mode or [name for flag, name in _FLAGS.items() if getattr(settings, flag)]
+        modes = [named] if isinstance(named, str) else named or ["mean"]
         content, known = self.files[f"{path}/{SETTINGS}"], {*_Pool.model_fields, *_INERT}
         others = sorted(name for name, value in content.items() if name not in known and value)
-        others += [] if mode is None or mode in _MODES else [mode]
-        if others or len(chosen) != 1:
-            found = ", ".join([*chosen, *others]) or "nothing"
-            self.faults.append(f"{path}/{SETTINGS}: exactly one of {', '.join(_POOLS)} is supported, got {found}")
+        others += [mode for mode in modes if mode not in _MODES]
+        if others:
+            self.faults.append(
+                f"{path}/{SETTINGS}: {', '.join(others)} is not supported; the kinds of pooling are {', '.join(_MODES)}"
+            )
             return
+        self.includes_prompt = settings.include_prompt
         size = settings.word_embedding_dimension or settings.embedding_dimension or self.width
         if size != self.width:
             self.faults.append(
                 f"{path}/{SETTINGS}: the pool is for a width of {size}, but hidden states have {self.width}"
             )
-        self.layers.append(spec.Pool(by=chosen[0]))
+        chosen = tuple(_MODES[mode] for mode in modes)
+        self.layers.append(spec.Pool(by=chosen if len(chosen) > 1 else chosen[0]))
+        self.width *= len(chosen)
 
     def _linear(self, path: str) -> None:
         inside(self.directory, path)
@@ -308,7 +326,9 @@ def makes_vectors(model: spec.Model) -> bool:
     return any(isinstance(layer, spec.Pool) for layer in layers) and all(isinstance(layer, kinds) for layer in layers)
 
 
-def write_pooling(directory: Path, module: Transformer, loaded: Pooling | None, *, max_length: int | None) -> None:
+def write_pooling(
+    directory: Path, module: Transformer, loaded: Pooling | None, *, max_length: int | None, prompt: str
+) -> None:
     """Write the modules of a head beside its checkpoint.
 
     Args:
@@ -316,12 +336,15 @@ def write_pooling(directory: Path, module: Transformer, loaded: Pooling | None, 
         module: with a head that embeds texts.
         loaded: the head as it was loaded; None, or another head: new settings are written.
         max_length: the longest text, in tokens.
+        prompt: text in front of every text.
 
     Raises:
         InputError: sentence-transformers has no module for a part of the head.
     """
     assert module.spec.head is not None and makes_vectors(module.spec), "a head that embeds texts"
     files, maps = _files(module.spec, max_length)
+    if prompt:
+        files[PROMPTS] = {"prompts": {"default": prompt}, "default_prompt_name": "default"}
     if loaded is not None and loaded.head == module.spec.head:
         files = dict(loaded.files)
     for place, content in files.items():
@@ -345,8 +368,11 @@ def _files(model: spec.Model, max_length: int | None) -> tuple[dict[str, Any], d
         folder = f"{len(modules)}_"
         if isinstance(layer, spec.Pool):
             modules.append((f"{folder}Pooling", "Pooling"))
-            modes = {name: ours == layer.by for name, ours in _POOLS.items()}
+            modes: dict[str, Any] = {flag: _MODES[name] in layer.modes for flag, name in _FLAGS.items()}
+            if len(layer.modes) > 1:
+                modes = {"pooling_mode": [_NAMES[mode] for mode in layer.modes]}
             files[f"{folder}Pooling/{SETTINGS}"] = {"word_embedding_dimension": width} | modes
+            width *= len(layer.modes)
         elif isinstance(layer, spec.L2Normalize):
             modules.append((f"{folder}Normalize", "Normalize"))
         elif isinstance(layer, spec.Linear):
