@@ -218,11 +218,11 @@ class GenerationConfig:
             num_prompt: tokens of the prompt, without padding.
         """
         chain: list[Processor] = []
-        words = tuple(word[0] for word in self.banned_sequences if len(word) == 1)
+        words = self._banned_words(1)
         if words:
-            chain.append(BannedIds(words))
+            chain.append(BannedIds(sum(words, ())))
         if len(words) < len(self.banned_sequences):
-            chain.append(BannedSequences(tuple(word for word in self.banned_sequences if len(word) > 1)))
+            chain.append(BannedSequences(self._banned_words(2)))
         first = prompt_length
         if self.forced_bos_id is not None and num_prompt == 1:
             chain.append(ForcedAt(self.forced_bos_id, prompt_length))
@@ -234,6 +234,10 @@ class GenerationConfig:
         if self.banned_first_ids:
             chain.append(BannedIds(self.banned_first_ids, first, first + 1))
         return chain
+
+    def _banned_words(self, least: int) -> tuple[tuple[int, ...], ...]:
+        """Return the banned sequences of one token (`least` 1), or of more (`least` 2)."""
+        return tuple(word for word in self.banned_sequences if min(len(word), 2) == least)
 
     def rules_of(self, num_prompt: int, limit: int) -> Hashable:
         """Return the numbers of a prompt that its processors depend on; prompts with equal ones start together.
@@ -248,7 +252,7 @@ class GenerationConfig:
 
     def lines(self) -> list[str]:
         """Return the settings for a person, one short line each."""
-        words = [word for word in self.banned_sequences if len(word) == 1]
+        words = self._banned_words(1)
         named = {
             "starts with": self.decoder_start_id,
             "ends with": self.eos_ids or None,
@@ -256,7 +260,7 @@ class GenerationConfig:
             "last at the greatest length": self.forced_eos_id,
             "never": (*self.banned_ids, *sum(words, ())) or None,
             "never first": self.banned_first_ids or None,
-            "never in a row": tuple(sorted({*self.banned_sequences} - {*words})) or None,
+            "never in a row": self._banned_words(2) or None,
             "longest": self.max_length,
             "shortest": self.min_length or None,
         }

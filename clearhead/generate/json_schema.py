@@ -68,8 +68,8 @@ def with_schema(
         raise InputError(
             argument("schema") + " needs llguidance: install it with pip install 'clearhead[schema]'"
         ) from None
-    own = content.get("x-guidance")
-    is_flexible = isinstance(own, Mapping) and own.get("whitespace_flexible") is True
+    guidance = content.get("x-guidance")
+    is_flexible = isinstance(guidance, Mapping) and guidance.get("whitespace_flexible") is True
     options = {**_OPTIONS, "whitespace_flexible": is_flexible}
     try:
         written = json.dumps({**content, "x-guidance": options}, allow_nan=False)

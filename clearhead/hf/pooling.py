@@ -76,6 +76,13 @@ class _Pool(BaseModel):
     word_embedding_dimension: Count | None = None
     embedding_dimension: Count | None = None
 
+    @property
+    def modes(self) -> list[str]:
+        """The kinds of pooling, in the order of their vectors; the mean where none is named."""
+        if isinstance(self.pooling_mode, str):
+            return [self.pooling_mode]
+        return self.pooling_mode or [name for flag, name in _FLAGS.items() if getattr(self, flag)] or ["mean"]
+
 
 class _Linear(BaseModel):
     in_features: Count
@@ -116,7 +123,7 @@ class _Limits(BaseModel):
     def longest(self) -> int | float | None:
         """The longest text that the settings name, in tokens: the library reads the most special one."""
         texts = (self.processing_kwargs.common, self.processing_kwargs.text)
-        named = [text.max_length for text in texts if text is not None]
+        named: list[int | float | None] = [text.max_length for text in texts if text is not None]
         named += [self.tokenizer_args.model_max_length, self.processor_kwargs.model_max_length, self.max_seq_length]
         return next((length for length in named if length is not None), None)
 
@@ -215,29 +222,34 @@ class _Reader:
         names = [f"sentence_{kind}_config.json" for kind in _KINDS]
         name = next((name for name in names if os.path.lexists(self.directory / name)), None)
         limits = _Limits() if name is None else self._json("", name, _Limits)
-        longest = limits.longest
-        if longest is None:
-            tokenizer = typed(
-                read_config(self.directory, _TOKENIZER) if os.path.lexists(self.directory / _TOKENIZER) else {},
-                _Tokenizer,
-                name=str(self.directory / _TOKENIZER),
-            )
-            bounds = (tokenizer.model_max_length or tokenizer.max_len, None if positions == -1 else positions)
-            longest = min((bound for bound in bounds if bound is not None), default=math.inf)
+        longest = limits.longest or self._tokenizer_limit(positions)
         self.max_length = int(longest) if longest < 2**31 else None
         if limits.do_lower_case:
             self.faults.append(f"{name}: do_lower_case = true is not supported; set it in the tokenizer")
         if os.path.lexists(self.directory / PROMPTS):
-            settings = self._json("", PROMPTS, _Prompts)
-            prompts, name = settings.prompts or {}, settings.default_prompt_name
-            if name is not None and name not in {"query", "document", *prompts}:
-                self.faults.append(f"{PROMPTS}: default_prompt_name is '{name}', but prompts has no entry of this name")
-            self.prompt = prompts.get(name or "") or ""
-            if self.prompt and not self.includes_prompt:
-                self.faults.append(
-                    f"{PROMPTS}: a default prompt is not supported together with include_prompt = false of the "
-                    "pooling; set default_prompt_name to null and write the prompt into the texts"
-                )
+            self._prompts()
+
+    def _tokenizer_limit(self, positions: int | None) -> int | float:
+        """Return the longest text of the tokenizer's settings and of the positions, in tokens."""
+        path = self.directory / _TOKENIZER
+        bounds: list[int | float] = [] if positions is None or positions == -1 else [positions]
+        if os.path.lexists(path):
+            tokenizer = typed(read_config(self.directory, _TOKENIZER), _Tokenizer, name=str(path))
+            bounds.append(tokenizer.model_max_length or tokenizer.max_len or math.inf)
+        return min(bounds, default=math.inf)
+
+    def _prompts(self) -> None:
+        """Read the prompt in front of every text."""
+        settings = self._json("", PROMPTS, _Prompts)
+        prompts, name = settings.prompts or {}, settings.default_prompt_name
+        if name is not None and name not in {"query", "document", *prompts}:
+            self.faults.append(f"{PROMPTS}: default_prompt_name is '{name}', but prompts has no entry of this name")
+        self.prompt = prompts.get(name or "") or ""
+        if self.prompt and not self.includes_prompt:
+            self.faults.append(
+                f"{PROMPTS}: a default prompt is not supported together with include_prompt = false of the "
+                "pooling; set default_prompt_name to null and write the prompt into the texts"
+            )
 
     def _json(self, path: str, name: str, kind: type[Settings]) -> Settings:
         place = f"{path}/{name}" if path else name
@@ -247,8 +259,7 @@ class _Reader:
     def _pool(self, path: str) -> None:
         inside(self.directory, path)
         settings = self._json(path, SETTINGS, _Pool)
-        named = settings.pooling_mode or [name for flag, name in _FLAGS.items() if getattr(settings, flag)]
-        modes = [named] if isinstance(named, str) else named or ["mean"]
+        modes = settings.modes
         content, known = self.files[f"{path}/{SETTINGS}"], {*_Pool.model_fields, *_INERT}
         others = sorted(name for name, value in content.items() if name not in known and value)
         others += [mode for mode in modes if mode not in _MODES]

@@ -58,9 +58,10 @@ def embed(
     """
     width = vector_width(module)
     collator = InputCollator.of(module.spec, tokenizer)
+    read: Any = texts
     if prompt:
-        texts = [prompt + text if isinstance(text, str) else (prompt + text[0], *text[1:]) for text in texts]
-    sides, _ = encode_sides(tokenizer, texts, max_input_length(module, max_length))
+        read = [prompt + text if isinstance(text, str) else (prompt + text[0], *text[1:]) for text in texts]
+    sides, _ = encode_sides(tokenizer, read, max_input_length(module, max_length))
     vectors_ND: Float32[ndarray, "texts width"] = pooled_outputs(
         module, collator, sides, width=width, batch_size=batch_size, batch_tokens=batch_tokens
     ).numpy()
@@ -201,8 +202,8 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measure
             raise InputError(f"there are {given} similarities, but {len(firsts)} pairs; expected one for each")
         expected = np.array(options.similarities, dtype=np.float64)
         parts = model.tree, model.tokenizers.source, firsts, seconds
-        given = {"prompt": model.task.prompt, "max_length": model.task.max_length}
-        cosines = similarity(*parts, **given, batch_size=options.batch_size)
+        task, size = model.task, options.batch_size
+        cosines = similarity(*parts, prompt=task.prompt, max_length=task.max_length, batch_size=size)
         return SimilarityMeasures(spearman(cosines, expected), pearson(cosines, expected), len(firsts))
     if len(firsts) < 2:
         raise InputError("there is 1 pair, whose texts find each other in any case: give at least 2 pairs")
