@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +12,7 @@ import typer
 from clearhead.cli.console import print_json, print_message, print_result, print_text
 from clearhead.cli.lines import read_lines
 from clearhead.cli.options import ComputeOptions, Ref, takes_compute_options
-from clearhead.errors import InputError
+from clearhead.errors import InputError, RunFailure
 from clearhead.generate.options import GenerateKwargs, GenerateOptions, StreamKwargs, resolved
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def generate(
     for each. A model with learned positions refuses a longer prompt and stops at the last position; one with computed
     positions generates beyond its trained length, where quality may drop. --task puts the prefix of a task in front of
     each prompt and uses the settings that the checkpoint lists for it; `clearhead inspect` shows them. With --schema a
-    text that ends is JSON under the schema, and one that reaches --max-new-tokens is the start of such a text.
+    text that ends is JSON under the schema, without white space between its parts. One that reaches --max-new-tokens is
+    the start of such a text: a line on stderr says so, and the command ends with 1.
     """
     prompts = _prompts(prompt or [], prompt_file)
     options = {**decoding, **_temperature(greedy, decoding)}
@@ -93,11 +94,18 @@ def _run(
         streamed = {name: value for name, value in options.items() if name in StreamKwargs.__annotations__}
         pieces = model.stream(prompts[0], **reading, **streamed)
         _say_how(settled)
-        _show_stream(pieces)
+        sequences = [_show_stream(pieces)]
     else:
         found = model.generate(prompts, **reading, **options)
         _say_how(settled)
         _show_all(prompts, found, as_json)
+        sequences = [sequence for of_prompt in found for sequence in of_prompt]
+    num_cut = sum(sequence.stop_reason != "end" for sequence in sequences)
+    if num_cut and "schema" in reading:
+        raise RunFailure(
+            f"{num_cut} of {len(sequences)} texts reached the length limit before the JSON was complete: raise "
+            "--max-new-tokens"
+        )
 
 
 def _temperature(greedy: bool, options: GenerateKwargs) -> dict[str, float]:
@@ -136,14 +144,18 @@ def _say_how(options: GenerateOptions) -> None:
         print_message(f"sampled with {settings}; --greedy takes the most probable token each time")
 
 
-def _show_stream(pieces: Iterable[str]) -> None:
-    """Print a text as it comes and end its last line, even after Ctrl-C or a failure."""
+def _show_stream(pieces: Iterator[str]) -> Generation:
+    """Print a text as it comes and end its last line, even after Ctrl-C or a failure; return the generation."""
     last = ""
     try:
-        for piece in pieces:
+        while True:
+            piece = next(pieces)
             # Noted first: Ctrl-C can come while the piece is printed.
             last = piece or last
             print_text(piece)
+    except StopIteration as end:
+        sequence: Generation = end.value
+        return sequence
     finally:
         if last and not last.endswith("\n"):
             print_result()

@@ -18,8 +18,6 @@ from clearhead.core.norm import Vectors
 from clearhead.core.shapes import Real, States
 from clearhead.printing import PrintedModule
 
-Outputs = Float[Tensor, "*axes outputs"]
-
 
 @dataclass(frozen=True)
 class Projection:
@@ -30,7 +28,7 @@ class Projection:
     scale: float
     soft_cap: float | None = None
 
-    def outputs(self, x_D: Vectors) -> Outputs:
+    def outputs(self, x_D: Vectors) -> Float[Tensor, "*axes outputs"]:
         outputs = F.linear(x_D if self.scale == 1.0 else x_D * self.scale, self.weight_VD, self.bias_V)
         return outputs if self.soft_cap is None else soft_cap(outputs, self.soft_cap)
 
@@ -55,7 +53,7 @@ class Linear(PrintedModule, nn.Module):
     def projection(self) -> Projection:
         return Projection(self.borrowed[0].weight if self.weight is None else self.weight, self.bias, self.scale)
 
-    def forward(self, x_D: Vectors) -> Outputs:
+    def forward(self, x_D: Vectors) -> Float[Tensor, "*axes outputs"]:
         return self.projection.outputs(x_D)
 
 
@@ -71,23 +69,27 @@ class Pointwise(nn.Module):
 
 
 class Pool(PrintedModule, nn.Module):
-    """One state for each sequence. Source: arXiv 1908.10084, section 3 (mean and max)."""
+    """One state for each sequence. Source: arXiv 1908.10084, section 3 (mean and max); 2202.08904 (weighted)."""
 
     def __init__(self, pool: spec.Pool) -> None:
         super().__init__()
-        self.by = pool.by
+        self.modes = pool.modes
 
-    def forward(self, x_BTD: States, mask_BT: Real | None) -> Float[Tensor, "batch width"]:
+    def forward(self, x_BTD: States, mask_BT: Real | None) -> Float[Tensor, "batch pooled"]:
         mask_BT = x_BTD.new_ones(x_BTD.shape[:2], dtype=torch.bool) if mask_BT is None else mask_BT
-        if self.by == "max":
-            return x_BTD.masked_fill(~mask_BT[..., None], -torch.inf).amax(1)
-        if self.by in ("mean", "root"):
-            count_B1 = mask_BT.sum(1, keepdim=True).clamp(min=1)
-            blocks_BTD = F.pad(x_BTD * mask_BT[..., None], (0, -x_BTD.shape[-1] % 64))  # else bits depend on T
-            return blocks_BTD.sum(1)[:, : x_BTD.shape[-1]] / (count_B1 if self.by == "mean" else count_B1.sqrt())
-        # argmax returns the first of equal sums: that of the last real token.
-        place_B = (mask_BT if self.by == "first" else mask_BT.cumsum(1)).int().argmax(1)
-        return x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), place_B]
+        return torch.cat([_pool(mode, x_BTD, mask_BT) for mode in self.modes], -1)
+
+
+def _pool(mode: str, x_BTD: States, mask_BT: Real) -> Float[Tensor, "batch width"]:
+    if mode == "max":
+        return x_BTD.masked_fill(~mask_BT[..., None], -torch.inf).amax(1)
+    if mode in ("mean", "root", "weighted"):
+        weights_BT = (mask_BT * mask_BT.cumsum(1)).float() if mode == "weighted" else mask_BT
+        total_B1 = weights_BT.sum(1, keepdim=True).clamp(min=1) ** (0.5 if mode == "root" else 1)
+        blocks_BTD = F.pad(x_BTD * weights_BT[..., None], (0, -x_BTD.shape[-1] % 64))  # else bits depend on T
+        return (blocks_BTD.sum(1)[:, : x_BTD.shape[-1]] / total_B1).to(x_BTD.dtype)
+    place_B = (mask_BT if mode == "first" else mask_BT.cumsum(1)).int().argmax(1)  # the first of equal sums
+    return x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), place_B]
 
 
 class Head(nn.Module):
@@ -96,11 +98,10 @@ class Head(nn.Module):
     def __init__(self, width: int, head: spec.Head) -> None:
         super().__init__()
         self.layers: nn.ModuleList = nn.ModuleList()
-        for layer in head.layers:
+        for index, layer in enumerate(head.layers):
             match layer:
                 case spec.Linear() | spec.LayerNorm() | spec.RMSNorm():
-                    self.layers.append(spec.module_of(layer, width))
-                    width = getattr(layer, "size", width)
+                    self.layers.append(spec.module_of(layer, head.output_width(width, index)))
                 case spec.Pool():
                     self.layers.append(Pool(layer))
                 case spec.Activation():

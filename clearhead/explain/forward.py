@@ -347,7 +347,7 @@ def _head(forward: Forward) -> Iterator[Value]:
             formula = _bias_behind(f"x Wᵀ{tied}", layer.bias)
             yield Value("linear", formula, numbers, address, code)
         elif isinstance(layer, Pool):
-            yield Value("pool", f"one vector for the text, by {layer.by}", numbers, address, code)
+            yield Value("pool", f"one vector for the text, by {' and '.join(layer.modes)}", numbers, address, code)
         else:
             assert isinstance(layer, Pointwise)
             kind = forward.module.spec.head

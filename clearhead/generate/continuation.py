@@ -51,7 +51,7 @@ class GenerateRequest:
         options: of generation.
         eos_id: id that ends a sequence.
         pad_id: padding id.
-        banned: ids that are never generated.
+        banned: ids that are never generated, unless they are end tokens or forced.
         sources: ids of the encoder, one sequence for each prompt; None for a decoder-only model.
         decode: ids to text; needed for stop texts and for streaming.
         contexts: for each prompt the ids that the text continues, on which a leading space can depend; None: the
@@ -195,10 +195,12 @@ def _costs(request: GenerateRequest, limits: list[int]) -> list[int]:
 
 
 def _of_equal_limits(request: GenerateRequest, numbers: list[int], limits: list[int]) -> list[list[int]]:
-    """Return prompts in groups that may start together: a forced end token depends on the length."""
-    if request.config.forced_eos_id is None:
-        return [numbers]
-    return [[n for n in numbers if limits[n] == limit] for limit in sorted({limits[n] for n in numbers})]
+    """Return prompts in groups that may start together: some settings depend on the lengths of prompt and text."""
+    groups: dict[Hashable, list[int]] = {}
+    for number in numbers:
+        rules = request.config.rules_of(len(request.prompts[number]), limits[number])
+        groups.setdefault(rules, []).append(number)
+    return list(groups.values())
 
 
 def _search_contrastively(
@@ -346,7 +348,7 @@ def _started(
         return _started_beams(request, numbers, limits, prefill)
     options, rows = request.options, _rows(request, numbers, limits, with_text=with_text)
     prefill = prefill.repeat(options.num_return_sequences)
-    chain, streams = _chain(request, prefill, rows[0].limit), []
+    chain, streams = _chain(request, numbers[0], prefill, rows[0].limit), []
     if options.method == "sample":
         sources = request.sources or [()] * len(request.prompts)
         streams = [
@@ -364,10 +366,14 @@ def _kind(request: GenerateRequest) -> Hashable:
     return options, request.end_ids, frozenset(request.banned), request.config, request.constraint is None
 
 
-def _chain(request: GenerateRequest, prefill: Prefill, limit: int) -> list[Processor]:
-    prompt_length, banned_X = prefill.ids.shape[1], _banned(request, prefill.logits)
-    chain = build_logits_processors(request.options, request.end_ids, prompt_length, banned_X, prefill.source_ids)
-    return chain + request.config.processors(prompt_length, limit)
+def _chain(request: GenerateRequest, number: int, prefill: Prefill, limit: int) -> list[Processor]:
+    """Return the logits processors of the prompt with this number and of those that start with it."""
+    prompt_length, banned_X, options = prefill.ids.shape[1], _banned(request, prefill.logits), request.options
+    num_prompt = len(request.prompts[number])
+    shortest = min(request.config.min_length - num_prompt, options.max_new_tokens)
+    options = replace(options, min_new_tokens=max(options.min_new_tokens, shortest))
+    chain = build_logits_processors(options, request.end_ids, prompt_length, banned_X, prefill.source_ids)
+    return chain + request.config.processors(prompt_length, limit, num_prompt=num_prompt)
 
 
 def _contrastive_search(
@@ -375,7 +381,7 @@ def _contrastive_search(
 ) -> ContrastiveSearch:
     options = request.options
     prefill = _prefill(module, request, numbers, limits).repeat(options.num_return_sequences)
-    chain = _chain(request, prefill, limits[numbers[0]])
+    chain = _chain(request, numbers[0], prefill, limits[numbers[0]])
     return ContrastiveSearch(module, prefill, chain, count=options.top_k, alpha=options.penalty_alpha)
 
 
@@ -386,18 +392,12 @@ def _started_beams(request: GenerateRequest, numbers: list[int], limits: list[in
         prefill,
         sentences=[Sentence(number, limits[number]) for number in numbers],
         end_ids=request.end_ids,
-        banned_X=_banned(request, prefill.logits),
-        chain=request.config.processors(prefill.ids.shape[1], limits[numbers[0]]),
+        chain=_chain(request, numbers[0], prefill, limits[numbers[0]]),
         options=SearchOptions(
             beam_size=options.beam_size,
             length_penalty=float(options.length_penalty),
             n_best=options.num_return_sequences,
             early_stopping=request.config.early_stopping,
-            repetition_penalty=options.repetition_penalty,
-            no_repeat_ngram_size=options.no_repeat_ngram_size,
-            encoder_no_repeat_ngram_size=options.encoder_no_repeat_ngram_size,
-            # Search counts the end token.
-            min_length=options.min_new_tokens + 1 if options.min_new_tokens else 0,
         ),
         recorder=request.recorder,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -23,6 +23,7 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "encoder_repetition_penalty": (1.0,),
     "diversity_penalty": (0.0,),
     "num_beam_groups": (1,),
+    "max_time": (),
     "typical_p": (1.0,),
     "epsilon_cutoff": (0.0,),
     "eta_cutoff": (0.0,),
@@ -44,6 +45,8 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 
 
 _Id = Annotated[int, Field(ge=0, lt=2**31)]
+# Some files write "no such token" as -1.
+_OptionalId = Annotated[int, Field(ge=-1, lt=2**31)]
 _Length = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 
 
@@ -55,11 +58,11 @@ class _Keys(BaseModel):
     do_sample: bool | None = None
     early_stopping: bool | Literal["never"] | None = None
     decoder_start_token_id: _Id | list[_Id] | None = None
-    bos_token_id: _Id | list[_Id] | None = None
-    pad_token_id: _Id | list[_Id] | None = None
+    bos_token_id: _OptionalId | list[_OptionalId] | None = None
+    pad_token_id: _OptionalId | list[_OptionalId] | None = None
     forced_bos_token_id: _Id | list[_Id] | None = None
     forced_eos_token_id: _Id | list[_Id] | None = None
-    eos_token_id: _Id | list[_Id] | None = None
+    eos_token_id: _OptionalId | list[_OptionalId] | None = None
     suppress_tokens: list[_Id] | None = None
     begin_suppress_tokens: list[_Id] | None = None
     bad_words_ids: list[Annotated[list[_Id], Field(min_length=1)]] | None = None
@@ -88,16 +91,15 @@ class GenerationConfig:
         bos_id: first token of a text without a prompt.
         eos_ids: tokens that end a sequence.
         pad_id: padding token.
-        forced_bos_id: token that is always generated first.
+        forced_bos_id: token that is generated first where the decoder's prompt is a single token.
         forced_eos_id: last token of a sequence that reaches the length limit.
-        banned_ids: tokens that are never generated.
-        banned_first_ids: tokens that are never generated first.
-        banned_sequences: sequences of several tokens that are never generated.
+        banned_ids: tokens that are never generated, forced ones and end tokens included.
+        banned_first_ids: tokens that are never generated first, or never right after a forced first token.
+        banned_sequences: sequences of tokens that are not generated unless a token is forced.
         options: default values of options, by their names here.
         max_length, min_length: limits of the decoder's tokens, prompt included.
         unsupported: keys with an effect that is not supported.
-        early_stopping: beam search ends once as many hypotheses as beams have finished, instead of once no unfinished
-            one can still beat them.
+        early_stopping: see `SearchOptions`.
         task_prefixes: text in front of a prompt, by task.
         left_out: keys with an id that the vocabulary lacks, which are as if they were absent.
     """
@@ -115,7 +117,7 @@ class GenerationConfig:
     max_length: int | None = None
     min_length: int = 0
     unsupported: tuple[str, ...] = ()
-    early_stopping: bool = False
+    early_stopping: bool | None = None
     task_prefixes: Mapping[str, str] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
@@ -131,10 +133,9 @@ class GenerationConfig:
             InputError: values of a wrong type.
         """
         given = _typed(settings, source)
-        words = [tuple(ids) for ids in given.bad_words_ids or ()]
+        options = _options(given)
         ends, lasts = _ids(given.eos_token_id), _ids(given.forced_eos_token_id)
-        # The end token is never banned.
-        banned = {*_ids(given.suppress_tokens), *(word[0] for word in words if len(word) == 1)} - {*ends}
+        words = [tuple(ids) for ids in given.bad_words_ids or ()]
         return cls(
             decoder_start_id=_id(given.decoder_start_token_id),
             bos_id=_id(given.bos_token_id),
@@ -142,14 +143,15 @@ class GenerationConfig:
             pad_id=_id(given.pad_token_id),
             forced_bos_id=_id(given.forced_bos_token_id),
             forced_eos_id=_id(given.forced_eos_token_id),
-            banned_ids=tuple(sorted(banned)),
+            banned_ids=_ids(given.suppress_tokens),
             banned_first_ids=_ids(given.begin_suppress_tokens),
-            banned_sequences=tuple(word for word in words if len(word) > 1),
-            options=_options(given),
+            # A bad word that is an end token bans nothing.
+            banned_sequences=tuple(word for word in words if word not in [(index,) for index in ends]),
+            options=options,
             max_length=given.max_length,
-            min_length=given.min_length or 0,
+            min_length=0 if "min_new_tokens" in options else given.min_length or 0,
             unsupported=_unsupported(settings, lasts),
-            early_stopping=given.early_stopping is True,
+            early_stopping=None if given.early_stopping == "never" else given.early_stopping,
         )
 
     def within(self, rows: int, source: str) -> GenerationConfig:
@@ -207,41 +209,65 @@ class GenerationConfig:
             settings["min_length"] = min(shortest, max_positions or shortest)
         return settings
 
-    def processors(self, prompt_length: int, limit: int | None) -> list[Processor]:
-        """Return the logits processors of the settings, in order.
+    def processors(self, prompt_length: int, limit: int | None, *, num_prompt: int = 1) -> list[Processor]:
+        """Return the logits processors of the settings, in order; they follow those of the options.
 
         Args:
             prompt_length: tokens of the prompt, padding included.
             limit: most tokens generated; None: no end token is forced.
+            num_prompt: tokens of the prompt, without padding.
         """
         chain: list[Processor] = []
-        if self.banned_sequences:
-            chain.append(BannedSequences(self.banned_sequences))
-        if self.banned_first_ids:
-            chain.append(BannedIds(self.banned_first_ids, prompt_length, prompt_length + 1))
-        if self.forced_bos_id is not None:
+        words = self._banned_words(1)
+        if words:
+            chain.append(BannedIds(sum(words, ())))
+        if len(words) < len(self.banned_sequences):
+            chain.append(BannedSequences(self._banned_words(2)))
+        first = prompt_length
+        if self.forced_bos_id is not None and num_prompt == 1:
             chain.append(ForcedAt(self.forced_bos_id, prompt_length))
+            first += 1
         if self.forced_eos_id is not None and limit is not None:
             chain.append(ForcedAt(self.forced_eos_id, prompt_length + limit - 1))
+        if self.banned_ids:
+            chain.append(BannedIds(self.banned_ids))
+        if self.banned_first_ids:
+            chain.append(BannedIds(self.banned_first_ids, first, first + 1))
         return chain
+
+    def _banned_words(self, least: int) -> tuple[tuple[int, ...], ...]:
+        """Return the banned sequences of one token (`least` 1), or of more (`least` 2)."""
+        return tuple(word for word in self.banned_sequences if min(len(word), 2) == least)
+
+    def rules_of(self, num_prompt: int, limit: int) -> Hashable:
+        """Return the numbers of a prompt that its processors depend on; prompts with equal ones start together.
+
+        Args:
+            num_prompt: tokens of the prompt, without padding.
+            limit: most tokens generated.
+        """
+        length = num_prompt if num_prompt < self.min_length else None
+        is_start = self.forced_bos_id is not None and num_prompt == 1
+        return length, is_start, None if self.forced_eos_id is None else limit
 
     def lines(self) -> list[str]:
         """Return the settings for a person, one short line each."""
+        words = self._banned_words(1)
         named = {
             "starts with": self.decoder_start_id,
             "ends with": self.eos_ids or None,
-            "always first": self.forced_bos_id,
+            "first after one token": self.forced_bos_id,
             "last at the greatest length": self.forced_eos_id,
-            "never": self.banned_ids or None,
+            "never": (*self.banned_ids, *sum(words, ())) or None,
             "never first": self.banned_first_ids or None,
-            "never in a row": self.banned_sequences or None,
+            "never in a row": self._banned_words(2) or None,
             "longest": self.max_length,
             "shortest": self.min_length or None,
         }
         shown = [f"{name} {_shown(value)}" for name, value in named.items() if value is not None]
         shown += [f"{name} {value}" for name, value in self.options.items()]
-        if self.early_stopping:
-            shown.append("early stopping of beam search")
+        if self.early_stopping is not None:
+            shown.append(f"early stopping of beam search: {str(self.early_stopping).lower()}")
         shown += [f"task {name}: {prefix}" for name, prefix in self.task_prefixes.items()]
         shown += [f"not in the vocabulary: {key}" for key in self.left_out]
         return [*shown, *(f"not supported: {key}" for key in self.unsupported)]
@@ -277,7 +303,7 @@ def _id(ids: int | list[int] | None) -> int | None:
 def _ids(ids: int | list[int] | None) -> tuple[int, ...]:
     if ids is None:
         return ()
-    return (ids,) if isinstance(ids, int) else tuple(ids)
+    return tuple(index for index in ([ids] if isinstance(ids, int) else ids) if index >= 0)
 
 
 def _options(given: _Keys) -> dict[str, Any]:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 Schema = Mapping[str, Any] | str | PathLike[str]
 """A JSON schema, or the file with one."""
 # A keyword that is not honoured is refused, whatever the schema itself says about that.
-_OPTIONS: Final = {"lenient": False, "whitespace_flexible": True, "item_separator": ",", "key_separator": ":"}
-# Words of many vocabularies begin with a space, which JSON permits in front of a value.
+_OPTIONS: Final = {"lenient": False, "item_separator": ",", "key_separator": ":"}
+# Words of many vocabularies begin with a space, which JSON permits in front of a value: one is allowed there.
 _GRAMMAR: Final = 'start: " "? json\njson: %json '
 
 
@@ -44,7 +44,8 @@ def with_schema(
 
     Args:
         request: greedy search or sampling.
-        schema: a JSON schema.
+        schema: a JSON schema. No white space stands between the parts of a text, where small models would write it
+            without an end, unless the schema has {"x-guidance": {"whitespace_flexible": true}}.
         tokenizer: of the generated text.
         num_outputs: of the model's head.
 
@@ -67,8 +68,11 @@ def with_schema(
         raise InputError(
             argument("schema") + " needs llguidance: install it with pip install 'clearhead[schema]'"
         ) from None
+    guidance = content.get("x-guidance")
+    is_flexible = isinstance(guidance, Mapping) and guidance.get("whitespace_flexible") is True
+    options = {**_OPTIONS, "whitespace_flexible": is_flexible}
     try:
-        written = json.dumps({**content, "x-guidance": _OPTIONS}, allow_nan=False)
+        written = json.dumps({**content, "x-guidance": options}, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"the schema is not JSON: {error}") from None
     vocabulary = _vocabulary(tokenizer, request.end_ids, num_outputs)

@@ -55,7 +55,8 @@ class Option:
             kind: the type of the option.
         """
         number = number_type(kind)
-        if kind is bool or (value is None and NoneType in get_args(kind)):
+        kinds = get_args(kind) or (kind,)
+        if bool in kinds or (value is None and NoneType in kinds):
             return None
         if number is None:
             texts = [value] if isinstance(value, str) else value
@@ -99,7 +100,14 @@ class DecodingOptions:
 
     beam_size: int = declare(1, Option("Hypotheses kept; above 1: beam search", 1, 1000, hf="num_beams"))
     length_penalty: float | int = declare(
-        1.0, Option("Exponent A of the length in the score", 0, 10, methods=("beam",), hf="length_penalty")
+        1.0,
+        Option(
+            "Exponent A of the length in the score; below 0: short texts win",
+            -10,
+            10,
+            methods=("beam",),
+            hf="length_penalty",
+        ),
     )
     repetition_penalty: float | int = declare(
         1.0, Option("Above 1: tokens that occurred are less likely", 0, math.inf, above=True, hf="repetition_penalty")
@@ -125,6 +133,11 @@ class DecodingOptions:
             given: options of the call.
         """
         return {**cls.usual, **merged}
+
+    @property
+    def tokens_before_end(self) -> int:
+        """The fewest tokens before the end token."""
+        raise NotImplementedError
 
     def _conflicts(self) -> list[str]:
         shortest, longest = self.bounds
@@ -161,7 +174,12 @@ class SearchOptions(DecodingOptions):
     max_length: int | None = declare(None, Option("Longest translation; by default twice the source plus ten", 1))
     min_length: int = declare(0, Option("Shortest translation"))
     batch_tokens: int = declare(8192, Option("Most padded source tokens of a batch, times beams", 1))
-    early_stopping: bool = declare(False, Option("Stop once as many hypotheses as beams have finished"))
+    early_stopping: bool | None = declare(
+        None,
+        Option(
+            "True: stop with as many finished ones as beams; False: if no other looks better; None: if none can win"
+        ),
+    )
 
     @classmethod
     def settled(cls, merged: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,6 +188,11 @@ class SearchOptions(DecodingOptions):
         if "beam_size" not in given:
             options["beam_size"] = max(options["beam_size"], options.get("n_best", 1))
         return options
+
+    @property
+    def tokens_before_end(self) -> int:
+        """The fewest tokens before the end token, which `min_length` counts."""
+        return max(self.min_length - 1, 0)
 
     def target_limit(self, source_length: int, max_positions: int | None) -> int:
         """Return the longest hypothesis allowed for one sentence, in tokens with the end token.
@@ -258,14 +281,19 @@ class GenerateOptions(DecodingOptions):
         return {name: value for name, value in options.items() if name in used}
 
     @property
+    def tokens_before_end(self) -> int:
+        """The fewest tokens before the end token."""
+        return self.min_new_tokens
+
+    @property
     def method(self) -> Method:
         """The decoding method."""
         return _method(vars(self))
 
     @property
     def divisor(self) -> float:
-        """What sampling divides the logits by."""
-        return 1.0 if self.temperature is None else float(self.temperature)
+        """What sampling divides the logits by; far below every temperature that matters, quotients would overflow."""
+        return 1.0 if self.temperature is None else max(float(self.temperature), 1e-20)
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -286,16 +286,24 @@ def repetition_processors(
 
 
 def build_logits_processors(
-    options: GenerateOptions,
+    options: GenerateOptions | SearchOptions,
     end_ids: tuple[int, ...],
     prompt_length: int,
     banned_X: Int[Tensor, " banned"],
     source_RS: Int[Tensor, "rows source"],
 ) -> list[Processor]:
-    """Return the processors that every method applies, in order."""
+    """Return the processors of the options of a call, in the order in which every method applies them.
+
+    Args:
+        options: of the call.
+        end_ids: ids that end a sequence.
+        prompt_length: tokens of the prompt, padding included.
+        banned_X: ids that are never generated.
+        source_RS: as in `NoSourceNGram`.
+    """
     chain = repetition_processors(options, source_RS)
-    if options.min_new_tokens > 0:
-        chain.append(BannedIds(end_ids, stop=prompt_length + options.min_new_tokens))
+    if options.tokens_before_end > 0:
+        chain.append(BannedIds(end_ids, stop=prompt_length + options.tokens_before_end))
     if len(banned_X):
         chain.append(BannedIds(banned_X))
     return chain

@@ -178,9 +178,9 @@ def generate_request(
     refuse_enormous(prompts, module.max_positions, "prompt")
     contexts = prompt_ids(source if has_encoder else target, prompts, prompt_format)
     if prompt_format is None:
-        config, start = GenerationConfig(banned_ids=(target.bos_id, target.pad_id)), target.bos_id
+        config, start, banned = GenerationConfig(), target.bos_id, [target.bos_id, target.pad_id]
     else:
-        config, start = prompt_format.config, prompt_format.config.decoder_start_id or 0
+        config, start, banned = prompt_format.config, prompt_format.config.decoder_start_id or 0, []
         check_generation_config(config, needs_start=has_encoder)
     sources, read = None, contexts
     if has_encoder:
@@ -192,7 +192,7 @@ def generate_request(
         options=options,
         eos_id=next(iter(config.eos_ids), target.eos_id),
         pad_id=target.pad_id if config.pad_id is None else config.pad_id,
-        banned=[*config.banned_ids, *unused_outputs(module, target)],
+        banned=[*banned, *unused_outputs(module, target)],
         sources=sources,
         decode=target.decode,
         contexts=contexts if continues else read,

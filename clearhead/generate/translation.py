@@ -107,8 +107,8 @@ def _settings(
     affixes = special_tokens.for_target
     if config is not None:
         check_generation_config(config, needs_start=True)
-        unused = unused_outputs(module, tokenizers.target)
-        config = replace(config, banned_ids=(*config.banned_ids, *unused))
+        unused = {*unused_outputs(module, tokenizers.target)} - {*config.eos_ids}
+        config = replace(config, banned_ids=(*config.banned_ids, *sorted(unused)))
     return {
         "bos_id": affixes.prefix[0],
         "eos_id": affixes.suffix[-1],

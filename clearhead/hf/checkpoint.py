@@ -101,12 +101,12 @@ class HFCheckpoint(Printed):
         config = read_generation_config(self.folder, module, name)
         return replace(self, generation_config=config), prefixes[name]
 
-    def prompt_format(self, *, chat: bool, max_new_tokens: int | None) -> PromptFormat:
+    def prompt_format(self, *, chat: bool, given: Mapping[str, Any]) -> PromptFormat:
         """Return how prompts are read.
 
         Args:
             chat: a prompt is a message.
-            max_new_tokens: as the caller gives it; None: that of the checkpoint.
+            given: options of the call; numbers of new tokens replace the checkpoint's lengths, which count the prompt.
 
         Raises:
             InputError: there is no chat template.
@@ -114,8 +114,10 @@ class HFCheckpoint(Printed):
         if chat and self.tokenizers.chat is None:
             raise InputError("the checkpoint has no chat template: leave chat out")
         config = self.generation_config
-        if max_new_tokens is not None or "max_new_tokens" in config.options:
+        if "max_new_tokens" in {**given, **config.options}:
             config = replace(config, max_length=None)
+        if "min_new_tokens" in given:
+            config = replace(config, min_length=0)
         return PromptFormat(config, self.tokenizers.chat if chat else None)
 
     def between(self, source: str | None, target: str | None) -> tuple[SpecialTokens, GenerationConfig]:

@@ -6,14 +6,16 @@ folder of settings. Source: arXiv 1908.10084, section 3; the layout is that of r
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from clearhead import spec
@@ -29,16 +31,23 @@ from clearhead.weights.fill import built
 MODULES, LIMITS, PROMPTS, SETTINGS = (
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "config.json",
 )  # fmt: skip
+# The first module is read from the first of these files that is there.
+_KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+_TOKENIZER = "tokenizer_config.json"
 _TYPE = "sentence_transformers.models."
-# Their names, and the pools of a spec; the first of several is written.
-_POOLS = {
-    "pooling_mode_cls_token": "first",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_sqrt_len_tokens": "root",
-    "pooling_mode_lasttoken": "last",
+# Their names, and the pools of a spec, in the order in which the library joins the vectors of several.
+_MODES: Mapping[str, spec.PoolMode] = MappingProxyType(
+    {
+        "cls": "first", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "root", "weightedmean": "weighted",
+        "lasttoken": "last",
+    }
+)  # fmt: skip
+_NAMES = {mode: name for name, mode in _MODES.items()}
+# The older keys, one for each kind.
+_FLAGS = {
+    f"pooling_mode_{name}" + {"cls": "_token", "lasttoken": "", "mean_sqrt_len_tokens": ""}.get(name, "_tokens"): name
+    for name in _MODES
 }
-_MODES = {"cls": "first", "mean": "mean", "max": "max", "mean_sqrt_len_tokens": "root", "lasttoken": "last"}
 _ACTIVATIONS = {
     "torch.nn.modules.activation.Tanh": "tanh",
     "torch.nn.modules.activation.ReLU": "relu",
@@ -46,7 +55,7 @@ _ACTIVATIONS = {
     "torch.nn.modules.activation.SiLU": "silu",
     "torch.nn.modules.linear.Identity": None,
 }
-_INERT = frozenset({"include_prompt", "module_input_name", "module_output_name"})
+_INERT = frozenset({"module_input_name", "module_output_name"})
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
@@ -56,14 +65,23 @@ class _Module(BaseModel):
 
 
 class _Pool(BaseModel):
-    pooling_mode: str | None = None
+    pooling_mode: str | list[str] | None = None
     pooling_mode_cls_token: bool | None = None
-    pooling_mode_mean_tokens: bool | None = None
     pooling_mode_max_tokens: bool | None = None
+    pooling_mode_mean_tokens: bool | None = None
     pooling_mode_mean_sqrt_len_tokens: bool | None = None
+    pooling_mode_weightedmean_tokens: bool | None = None
     pooling_mode_lasttoken: bool | None = None
+    include_prompt: bool = True
     word_embedding_dimension: Count | None = None
     embedding_dimension: Count | None = None
+
+    @property
+    def modes(self) -> list[str]:
+        """The kinds of pooling, in the order of their vectors; the mean where none is named."""
+        if isinstance(self.pooling_mode, str):
+            return [self.pooling_mode]
+        return self.pooling_mode or [name for flag, name in _FLAGS.items() if getattr(self, flag)] or ["mean"]
 
 
 class _Linear(BaseModel):
@@ -73,9 +91,41 @@ class _Linear(BaseModel):
     activation_function: str = next(iter(_ACTIVATIONS))
 
 
+_Longest = Annotated[int, Field(ge=3, lt=2**31)]
+
+
+class _Text(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    max_length: _Longest | None = None
+    padding: Any = None
+
+
+class _Processing(BaseModel):
+    text: _Text | None = None
+    common: _Text | None = None
+
+
+class _Tokenizer(BaseModel):
+    # A tokenizer without a limit has a number beyond any text.
+    model_max_length: Annotated[float, Field(ge=3)] | None = None
+    max_len: Annotated[float, Field(ge=3)] | None = None
+
+
 class _Limits(BaseModel):
-    max_seq_length: Annotated[int, Field(ge=3, lt=2**31)] | None = None
+    processing_kwargs: _Processing = _Processing()
+    processor_kwargs: _Tokenizer = _Tokenizer()
+    tokenizer_args: _Tokenizer = _Tokenizer()
+    max_seq_length: _Longest | None = None
     do_lower_case: bool | None = None
+
+    @property
+    def longest(self) -> int | float | None:
+        """The longest text that the settings name, in tokens: the library reads the most special one."""
+        texts = (self.processing_kwargs.common, self.processing_kwargs.text)
+        named: list[int | float | None] = [text.max_length for text in texts if text is not None]
+        named += [self.tokenizer_args.model_max_length, self.processor_kwargs.model_max_length, self.max_seq_length]
+        return next((length for length in named if length is not None), None)
 
 
 class _Prompts(BaseModel):
@@ -91,12 +141,14 @@ class Pooling:
         head: of the model that embeds texts.
         tensors: of the head's linear layers, by their addresses.
         max_length: texts are truncated to so many tokens, special ones included; None: they are not.
+        prompt: text in front of every text.
         files: the settings by their path in the folder.
     """
 
     head: spec.Head
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     max_length: int | None = None
+    prompt: str = ""
     files: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -105,12 +157,13 @@ def has_pooling(directory: Path) -> bool:
     return os.path.lexists(directory / MODULES)
 
 
-def read_pooling(directory: Path, *, width: int, dtype: torch.dtype) -> Pooling:
+def read_pooling(directory: Path, *, width: int, positions: int | None, dtype: torch.dtype) -> Pooling:
     """Read the modules behind the first.
 
     Args:
         directory: of the checkpoint.
         width: of its states.
+        positions: `max_position_embeddings` of its config; None: it has none.
         dtype: of the weights.
 
     Raises:
@@ -120,13 +173,13 @@ def read_pooling(directory: Path, *, width: int, dtype: torch.dtype) -> Pooling:
     reader = _Reader(directory, width, dtype)
     for index, module in enumerate(typed(modules, list[_Module], name=str(directory / MODULES))):
         reader.take(index, module.type, module.path)
-    reader.limits()
+    reader.limits(positions)
     if not any(isinstance(layer, spec.Pool) for layer in reader.layers):
         reader.faults.append(f"{MODULES} has no Pooling, so there would be no embedding of a text")
     if reader.faults:
         raise InputError.from_faults(reader.faults, subject=str(directory))
     files = {MODULES: modules} | reader.files
-    return Pooling(spec.Head(layers=tuple(reader.layers)), reader.tensors, reader.max_length, files)
+    return Pooling(spec.Head(layers=tuple(reader.layers)), reader.tensors, reader.max_length, reader.prompt, files)
 
 
 @dataclass
@@ -141,6 +194,8 @@ class _Reader:
     files: dict[str, Any] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     max_length: int | None = None
+    prompt: str = ""
+    includes_prompt: bool = True
 
     def take(self, index: int, kind: str, path: str) -> None:
         """Add a module to the head."""
@@ -158,20 +213,43 @@ class _Reader:
                 f"{MODULES}: a module of the type {kind} is not supported; Pooling, Dense and Normalize are"
             )
 
-    def limits(self) -> None:
-        """Read the greatest length of texts, and refuse settings that would change them."""
-        if os.path.lexists(self.directory / LIMITS):
-            limits = self._json("", LIMITS, _Limits)
-            self.max_length = limits.max_seq_length
-            if limits.do_lower_case:
-                self.faults.append(f"{LIMITS}: do_lower_case = true is not supported; set it in the tokenizer")
+    def limits(self, positions: int | None) -> None:
+        """Read the greatest length of texts, and refuse settings that would change them.
+
+        Args:
+            positions: as for `read_pooling`.
+        """
+        names = [f"sentence_{kind}_config.json" for kind in _KINDS]
+        name = next((name for name in names if os.path.lexists(self.directory / name)), None)
+        limits = _Limits() if name is None else self._json("", name, _Limits)
+        longest = limits.longest or self._tokenizer_limit(positions)
+        self.max_length = int(longest) if longest < 2**31 else None
+        if limits.do_lower_case:
+            self.faults.append(f"{name}: do_lower_case = true is not supported; set it in the tokenizer")
         if os.path.lexists(self.directory / PROMPTS):
-            found = self._json("", PROMPTS, _Prompts)
-            if found.default_prompt_name is not None and (found.prompts or {}).get(found.default_prompt_name):
-                self.faults.append(
-                    f"{PROMPTS}: a default prompt in front of every text is not supported; write it into the texts and "
-                    "set default_prompt_name to null"
-                )
+            self._prompts()
+
+    def _tokenizer_limit(self, positions: int | None) -> int | float:
+        """Return the longest text of the tokenizer's settings and of the positions, in tokens."""
+        path = self.directory / _TOKENIZER
+        bounds: list[int | float] = [] if positions is None or positions == -1 else [positions]
+        if os.path.lexists(path):
+            tokenizer = typed(read_config(self.directory, _TOKENIZER), _Tokenizer, name=str(path))
+            bounds.append(tokenizer.model_max_length or tokenizer.max_len or math.inf)
+        return min(bounds, default=math.inf)
+
+    def _prompts(self) -> None:
+        """Read the prompt in front of every text."""
+        settings = self._json("", PROMPTS, _Prompts)
+        prompts, name = settings.prompts or {}, settings.default_prompt_name
+        if name is not None and name not in {"query", "document", *prompts}:
+            self.faults.append(f"{PROMPTS}: default_prompt_name is '{name}', but prompts has no entry of this name")
+        self.prompt = prompts.get(name or "") or ""
+        if self.prompt and not self.includes_prompt:
+            self.faults.append(
+                f"{PROMPTS}: a default prompt is not supported together with include_prompt = false of the "
+                "pooling; set default_prompt_name to null and write the prompt into the texts"
+            )
 
     def _json(self, path: str, name: str, kind: type[Settings]) -> Settings:
         place = f"{path}/{name}" if path else name
@@ -181,22 +259,24 @@ class _Reader:
     def _pool(self, path: str) -> None:
         inside(self.directory, path)
         settings = self._json(path, SETTINGS, _Pool)
-        chosen: list[Any] = [ours for name, ours in _POOLS.items() if getattr(settings, name)]
-        mode = settings.pooling_mode
-        chosen += [_MODES[mode]] if mode in _MODES else []
+        modes = settings.modes
         content, known = self.files[f"{path}/{SETTINGS}"], {*_Pool.model_fields, *_INERT}
         others = sorted(name for name, value in content.items() if name not in known and value)
-        others += [] if mode is None or mode in _MODES else [mode]
-        if others or len(chosen) != 1:
-            found = ", ".join([*chosen, *others]) or "nothing"
-            self.faults.append(f"{path}/{SETTINGS}: exactly one of {', '.join(_POOLS)} is supported, got {found}")
+        others += [mode for mode in modes if mode not in _MODES]
+        if others:
+            self.faults.append(
+                f"{path}/{SETTINGS}: {', '.join(others)} is not supported; the kinds of pooling are {', '.join(_MODES)}"
+            )
             return
+        self.includes_prompt = settings.include_prompt
         size = settings.word_embedding_dimension or settings.embedding_dimension or self.width
         if size != self.width:
             self.faults.append(
                 f"{path}/{SETTINGS}: the pool is for a width of {size}, but hidden states have {self.width}"
             )
-        self.layers.append(spec.Pool(by=chosen[0]))
+        chosen = tuple(_MODES[mode] for mode in modes)
+        self.layers.append(spec.Pool(by=chosen if len(chosen) > 1 else chosen[0]))
+        self.width *= len(chosen)
 
     def _linear(self, path: str) -> None:
         inside(self.directory, path)
@@ -257,7 +337,9 @@ def makes_vectors(model: spec.Model) -> bool:
     return any(isinstance(layer, spec.Pool) for layer in layers) and all(isinstance(layer, kinds) for layer in layers)
 
 
-def write_pooling(directory: Path, module: Transformer, loaded: Pooling | None, *, max_length: int | None) -> None:
+def write_pooling(
+    directory: Path, module: Transformer, loaded: Pooling | None, *, max_length: int | None, prompt: str
+) -> None:
     """Write the modules of a head beside its checkpoint.
 
     Args:
@@ -265,12 +347,15 @@ def write_pooling(directory: Path, module: Transformer, loaded: Pooling | None, 
         module: with a head that embeds texts.
         loaded: the head as it was loaded; None, or another head: new settings are written.
         max_length: the longest text, in tokens.
+        prompt: text in front of every text.
 
     Raises:
         InputError: sentence-transformers has no module for a part of the head.
     """
     assert module.spec.head is not None and makes_vectors(module.spec), "a head that embeds texts"
     files, maps = _files(module.spec, max_length)
+    if prompt:
+        files[PROMPTS] = {"prompts": {"default": prompt}, "default_prompt_name": "default"}
     if loaded is not None and loaded.head == module.spec.head:
         files = dict(loaded.files)
     for place, content in files.items():
@@ -294,8 +379,11 @@ def _files(model: spec.Model, max_length: int | None) -> tuple[dict[str, Any], d
         folder = f"{len(modules)}_"
         if isinstance(layer, spec.Pool):
             modules.append((f"{folder}Pooling", "Pooling"))
-            modes = {name: ours == layer.by for name, ours in _POOLS.items()}
+            modes: dict[str, Any] = {flag: _MODES[name] in layer.modes for flag, name in _FLAGS.items()}
+            if len(layer.modes) > 1:
+                modes = {"pooling_mode": [_NAMES[mode] for mode in layer.modes]}
             files[f"{folder}Pooling/{SETTINGS}"] = {"word_embedding_dimension": width} | modes
+            width *= len(layer.modes)
         elif isinstance(layer, spec.L2Normalize):
             modules.append((f"{folder}Normalize", "Normalize"))
         elif isinstance(layer, spec.Linear):

@@ -104,7 +104,7 @@ def _save_pooled(
     family = save_module(
         stacks, directory, loaded=loaded, model_type=model_type, token_ids=token_ids, max_shard_size=max_shard_size
     )
-    write_pooling(directory, module, pooling, max_length=task.max_length)
+    write_pooling(directory, module, pooling, max_length=task.max_length, prompt=task.prompt)
     return family
 
 

@@ -42,7 +42,7 @@ def find_variant(
     family = registry.find(config)
     kept = {key: value for key, value in config.items() if key not in ("architectures", "problem_type")}
     kept |= label_config(task)
-    if find(task.kind).outputs == "labels" and kept.get("pad_token_id") is None:
+    if find(task.kind).outputs == "labels" and kept.get("pad_token_id") in (None, -1):
         kept["pad_token_id"] = pad
     variants = sorted(family.variants, key=lambda variant: variant.task != task.kind)
     stacks = module

@@ -157,6 +157,7 @@ def read_input(module: Transformer, tokenizer: Tokenizer, task: TaskRecord, text
     """
     columns = [text] if isinstance(text, str) else list(text)
     _check_texts(module, *columns)
+    columns[0] = task.prompt + columns[0]
     collator = InputCollator.of(module.spec, tokenizer, task.repeats)
     read_texts = getattr(find(task.kind).part("use"), "read_texts", collate_texts)
     inputs: ModelInputs = read_texts(columns, collator, tokenizer, task).to(device_of(module))

@@ -211,7 +211,7 @@ class Model(Predictions, Saving):
                 prompts,
                 self._resolved(GenerateOptions, given),
                 continues=self._continues,
-                prompt_format=self._prompt_format(chat, given.get("max_new_tokens")),
+                prompt_format=self._prompt_format(chat, given),
                 schema=schema,
             ),
         )
@@ -236,7 +236,7 @@ class Model(Predictions, Saving):
             prompt,
             self._resolved(GenerateOptions, given),
             continues=self._continues,
-            prompt_format=self._prompt_format(chat, given.get("max_new_tokens")),
+            prompt_format=self._prompt_format(chat, given),
             schema=schema,
         )
 
@@ -461,10 +461,10 @@ class Model(Predictions, Saving):
         """Whether generated text continues its prompt, as that of a language model does."""
         return find(self.task.kind).continues
 
-    def _prompt_format(self, chat: bool, max_new_tokens: int | None) -> PromptFormat | None:
-        """Return how the checkpoint reads prompts; `max_new_tokens` takes the place of its own length limit."""
+    def _prompt_format(self, chat: bool, given: Mapping[str, Any]) -> PromptFormat | None:
+        """Return how the checkpoint reads prompts; the lengths of a call replace those of the checkpoint."""
         if self.hf_checkpoint is not None:
-            return self.hf_checkpoint.prompt_format(chat=chat, max_new_tokens=max_new_tokens)
+            return self.hf_checkpoint.prompt_format(chat=chat, given=given)
         if chat:
             raise InputError("the model was trained here and has no chat template: leave chat out")
         return None
@@ -483,7 +483,7 @@ class Model(Predictions, Saving):
             return read_input(module, self.tokenizer, self.task, text)
         if module.encoder is None:
             options = self._resolved(GenerateOptions, given.generation) if given.generate else None
-            prompt_format = self._prompt_format(given.chat, given.generate or None)
+            prompt_format = self._prompt_format(given.chat, given.generation if given.generate else {})
             return read_prompt(module, self.tokenizers, text, options, prompt_format)
         special_tokens, config = self.languages(given.from_language, given.to_language)
         target = self._resolved(SearchOptions, given.search) if given.target is None else given.target

@@ -234,7 +234,7 @@ class Predictions:
         options, tree = {"max_length": self.task.max_length, "batch_size": batch_size}, self.tree
         return answer_each(
             texts,
-            lambda texts: embed(tree, self.tokenizer, texts, **options),
+            lambda texts: embed(tree, self.tokenizer, texts, prompt=self.task.prompt, **options),
             parts=PAIR,
             batch_size=batch_size,
         )

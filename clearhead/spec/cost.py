@@ -180,7 +180,7 @@ def _head_flops(model: Model, stack: Stack, counts: TokenCounts, tokens: Number)
     width = stack.output_width
     for layer in layers:
         if isinstance(layer, Pool):
-            rows = counts.sequences
+            rows, width = counts.sequences, width * len(layer.modes)
         elif isinstance(layer, Linear):
             total += rows * 2 * width * layer.size
             width = layer.size

@@ -242,10 +242,9 @@ def _head_widths(model: Model) -> dict[str, int]:
     """Return the input width of each tied linear layer of the head, by the path of its reference."""
     top, widths = model.decoder or model.encoder, {}
     if model.head is not None and top is not None:
-        width = top.output_width
         for index, layer in enumerate(model.head.layers):
             if isinstance(layer, Linear):
-                widths[f"head.layers.{index}.weight"], width = width, layer.size
+                widths[f"head.layers.{index}.weight"] = model.head.output_width(top.output_width, index)
     return widths
 
 

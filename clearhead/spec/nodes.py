@@ -237,14 +237,23 @@ class SoftCap(Node):
     value: Positive
 
 
+PoolMode = Literal["first", "mean", "last", "max", "root", "weighted"]
+
+
 class Pool(Node):
     """Pooling over the real tokens of a sequence: the state of the first or last, the mean, or the maximum.
 
-    "root": the sum divided by the square root of the number of tokens.
+    "root": the sum divided by the square root of the number of tokens. "weighted": the mean with the weights 1, 2, 3
+    and so on. Several: their vectors one after the other.
     """
 
     kind: Literal["pool"] = "pool"
-    by: Literal["first", "mean", "last", "max", "root"]
+    by: PoolMode | Annotated[tuple[PoolMode, ...], Field(min_length=2)]
+
+    @property
+    def modes(self) -> tuple[PoolMode, ...]:
+        """The kinds of pooling, in the order of their vectors."""
+        return (self.by,) if isinstance(self.by, str) else self.by
 
 
 class L2Normalize(Node):
@@ -262,6 +271,12 @@ class Head(Node):
     """The layers from hidden states to outputs; with a pool among them, a sequence has one output."""
 
     layers: Annotated[tuple[HeadLayer, ...], Field(min_length=1)]
+
+    def output_width(self, width: int, count: int | None = None) -> int:
+        """Return the width of the outputs of the first `count` layers, or of all, for hidden states of a width."""
+        for layer in self.layers[:count]:
+            width = len(layer.modes) * width if isinstance(layer, Pool) else getattr(layer, "size", width)
+        return width
 
 
 class OutProjection(Node):

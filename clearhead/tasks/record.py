@@ -76,6 +76,7 @@ class TaskRecord(Printed, BaseModel):
         reading: how its training data was read, which is how evaluation data is read; None: not known.
         answer_tokens: tokens of the longest answer of the training data; None: not known.
         inner_signs, sign_runs: how raw text is split into words as in training; see `WordSplitter`.
+        prompt: text in front of every text that becomes a vector.
         facts: what else a task of another package remembers of its training.
     """
 
@@ -94,6 +95,7 @@ class TaskRecord(Printed, BaseModel):
     answer_tokens: int | None = None
     inner_signs: str = ""
     sign_runs: tuple[str, ...] = ()
+    prompt: str = ""
     facts: dict[str, JsonValue] = {}
 
     def to_json(self) -> str:

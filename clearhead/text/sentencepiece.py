@@ -40,6 +40,8 @@ class SentencePieceBackend:
         self._model = load_pieces(decoded_model(document["model"], name), name)
         self._lookup: Mapping[str, int] | None = document.get("vocabulary")
         self._has_codes = bool(document.get("codes"))
+        # False: the model removes spaces at the ends of a text, so that pieces there write none.
+        self._keeps_spaces: bool = self._model.normalize("a ").endswith(_SPACE)
         if self._lookup is None:
             entries, self._ids = _numbered(self._model, document)
         else:
@@ -90,7 +92,8 @@ class SentencePieceBackend:
         pieces = [self._texts[index] for index in ids if index in self._texts and index not in special]
         text: str = self._model.decode_pieces(pieces) if pieces else ""
         # Entries that are no pieces of the model keep its sign for a space.
-        return text.replace(_SPACE, " ").strip()
+        text = text.replace(_SPACE, " ")
+        return text if self._keeps_spaces else text.strip()
 
     def entry(self, index: int) -> str | None:
         """Return the entry of an id, or None where there is none."""

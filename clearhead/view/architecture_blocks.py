@@ -17,7 +17,7 @@ _ACTIVATIONS = {
 }  # fmt: skip
 _POOLS = {
     "first": "first token", "last": "last token", "mean": "mean over tokens", "max": "maximum over tokens",
-    "root": "sum over tokens / √tokens",
+    "root": "sum over tokens / √tokens", "weighted": "mean with weights 1, 2, 3, …",
 }  # fmt: skip
 _SCALINGS = {
     "linear_scaling": "linear", "dynamic_scaling": "dynamic", "band_scaling": "by frequency", "yarn_scaling": "YaRN",
@@ -324,7 +324,11 @@ def head_blocks(model: spec.Model, width: int, tokens: str) -> Iterator[tuple[Bl
             case spec.LayerNorm() | spec.RMSNorm():
                 block = norm_block(layer, address)
             case spec.Pool():
-                block, is_pooled = Block("linear", "Pooling", (_POOLS[layer.by],), address), True
+                block, is_pooled = (
+                    Block("linear", "Pooling", tuple(_POOLS[mode] for mode in layer.modes), address),
+                    True,
+                )
+                width *= len(layer.modes)
             case spec.SoftCap():
                 block = Block("linear", "Soft cap", (number(layer.value),), address)
             case spec.L2Normalize():

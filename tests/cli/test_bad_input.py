@@ -228,7 +228,7 @@ HUGE = "9" * 24
         (["convert", "RUN", "FILE/x", "--to", "hf"], "FILE is not a folder"),
         (["check", "RUN", "--against", "transformers", "--reference", "RUNS"], "no such folder: FOLDER has no 'runs'"),
         (["average", "RUN"], "missing option '--last'; see clearhead average"),
-        (["translate", "RUN", "FILE", "--length-penalty", "inf"], "--length-penalty must be a number from 0 to 10"),
+        (["translate", "RUN", "FILE", "--length-penalty", "inf"], "--length-penalty must be a number from -10 to 10"),
         (["translate", "RUN", "FILE", "--n-bset", "2"], "no such option: --n-bset (did you mean '--n-best'?)"),
         (["average", "RUN@best", "--last", "2"], "RUN@best names one checkpoint, but the last ones of a run"),
         (["average", "RUNS", "--last", "2"], "there is no such run directory: FOLDER has no 'runs'"),

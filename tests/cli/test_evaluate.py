@@ -381,7 +381,7 @@ def test_python_passes_on_options_and_messages(runs: Runs, capfd: pytest.Capture
         ("answer", [("a", "b c", "c", 1)], {}, 'data, example 1: the answer "c" does not begin at character 1'),
         ("embed", [("a", " ")], {}, "data, example 1: one side of the pair is empty"),
         ("embed", [("a", "b")], {}, "there is 1 pair, whose texts find each other in any case"),
-        ("generate", ["a m"], {"length_penalty": -1}, "length_penalty must be a number from 0 to 10"),
+        ("generate", ["a m"], {"length_penalty": -11}, "length_penalty must be a number from -10 to 10"),
         ("embed", [("a", "b")], {"similarities": [math.nan]}, "every similarity must be a finite number"),
         ("embed", {"source": "x"}, {}, "'target' is missing"),
     ],

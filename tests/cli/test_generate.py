@@ -19,6 +19,7 @@ from clearhead.cli.main import main
 from clearhead.generate import continuation
 from clearhead.generate.options import GenerateOptions, resolved
 from tests.cli.test_commands import run
+from tests.hf_models import language_model
 
 Runs = Callable[[str], Path]
 # A shell's background job, as a test run may be, starts with SIGINT ignored, and so would what it starts.
@@ -150,6 +151,35 @@ def test_json_has_one_object_for_each_sequence(runs: Runs, capfd: pytest.Capture
         assert set(record) == {"index", "prompt", "text", "tokens", "score", "stop_reason", "seed"}
         assert record["seed"] == 2
         assert 1 <= len(record["tokens"]) <= 5 and record["stop_reason"] in ("end", "length") and record["score"] < 0
+
+
+@pytest.mark.parametrize(
+    "way", [[], ["--json"], ["--num-return-sequences", "2", "--temperature", "1.0", "--seed", "3"]]
+)
+def test_a_text_that_is_cut_under_a_schema_ends_with_1(
+    way: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, schema = language_model(tmp_path / "m"), tmp_path / "schema.json"
+    chosen = way if "--seed" in way else ["--greedy", *way]
+    command = [
+        "generate",
+        str(folder),
+        "--prompt",
+        "the cat",
+        "--max-new-tokens",
+        "5",
+        "--schema",
+        str(schema),
+        *chosen,
+    ]
+    schema.write_text('{"const": 12}')
+    out = run(capfd, *command)
+    assert "12" in out
+    schema.write_text('{"type": "array", "minItems": 40}')
+    assert main(command) == 1
+    captured = capfd.readouterr()
+    assert "[" in captured.out and "reached the length limit before the JSON was complete" in captured.err
+    assert ("2 of 2" if "--seed" in way else "1 of 1") in captured.err and "--max-new-tokens" in captured.err
 
 
 def test_several_sequences_stand_apart(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:

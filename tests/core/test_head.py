@@ -19,9 +19,9 @@ def states() -> tuple[torch.Tensor, list[int]]:
     return torch.randn(5, 11, WIDTH), [11, 1, 3, 8, 5]
 
 
-@pytest.mark.parametrize("by", ["first", "mean", "last"])
+@pytest.mark.parametrize("by", ["first", "mean", "last", "max", "root", "weighted", ("weighted", "last", "root")])
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_a_pool_is_that_of_the_real_tokens_alone(by: str, side: str) -> None:
+def test_a_pool_is_that_of_the_real_tokens_alone(by: str | tuple[str, ...], side: str) -> None:
     real, lengths = states()
     head = Head(WIDTH, spec.Head(layers=(spec.Pool(by=by),)))
     padded = torch.full((5, 13, WIDTH), 1e6)
@@ -32,9 +32,22 @@ def test_a_pool_is_that_of_the_real_tokens_alone(by: str, side: str) -> None:
     found = head(padded, mask)
     for row, length in enumerate(lengths):
         text = real[row, :length]
-        expected = {"first": text[0], "mean": text.mean(0), "last": text[-1]}[by]
+        weights = torch.arange(1.0, length + 1)[:, None]
+        kinds = {
+            "first": text[0], "mean": text.mean(0), "last": text[-1], "max": text.amax(0),
+            "root": text.sum(0) / length**0.5, "weighted": (text * weights).sum(0) / weights.sum(),
+        }  # fmt: skip
+        expected = torch.cat([kinds[mode] for mode in ([by] if isinstance(by, str) else by)])
         torch.testing.assert_close(found[row], expected)
         torch.testing.assert_close(head(text[None])[0], expected)
+
+
+def test_several_pools_make_the_head_as_many_times_as_wide() -> None:
+    head = spec.Head(layers=(spec.Pool(by=("mean", "max")), spec.Linear(size=3), spec.L2Normalize()))
+    assert spec.Head.model_validate_json(head.model_dump_json()) == head
+    assert (head.output_width(WIDTH, 1), head.output_width(WIDTH)) == (2 * WIDTH, 3)
+    assert Head(WIDTH, head).layers[1].weight.shape == (3, 2 * WIDTH)
+    assert Head(WIDTH, spec.Head(layers=head.layers[:1]))(states()[0]).shape == (5, 2 * WIDTH)
 
 
 def test_a_normalized_vector_has_length_one_and_keeps_its_direction() -> None:

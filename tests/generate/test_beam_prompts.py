@@ -9,7 +9,7 @@ from clearhead import core as ch
 from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import prefill_prompts
-from clearhead.generate.processors import apply, repetition_processors
+from clearhead.generate.processors import BannedIds, apply, repetition_processors
 from clearhead.generate.results import Candidate, Continuation
 from clearhead.generate.rows import Sentence
 from clearhead.generate.search.beam import start_beams
@@ -97,8 +97,7 @@ def test_one_beam_is_greedy_search(kind: str) -> None:
                 start,
                 sentences=[Sentence(number, 11) for number in range(5)],
                 end_ids=(EOS,),
-                banned_X=torch.tensor([PAD, BOS]),
-                chain=(),
+                chain=[BannedIds((PAD, BOS))],
                 options=SearchOptions(beam_size=1),
             ),
         )

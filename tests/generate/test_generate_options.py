@@ -62,7 +62,7 @@ def test_the_method_follows_from_the_options(options: GenerateOptions, method: s
         ("no_repeat_ngram_size", -1),
         ("num_return_sequences", 0),
         ("beam_size", 0),
-        ("length_penalty", -1.0),
+        ("length_penalty", -10.1),
         ("penalty_alpha", 1.5),
         ("seed", -1),
         ("batch_size", 0),

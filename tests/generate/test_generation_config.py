@@ -12,7 +12,7 @@ from clearhead.errors import InputError
 from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions, resolved
-from tests.generate.tiny import BOS, EOS, PAD, some_prompts, tiny_decoder
+from tests.generate.tiny import BOS, EOS, PAD, tiny_decoder
 
 peer = pytest.importorskip("transformers.generation.logits_process", reason="transformers is not installed")
 
@@ -44,7 +44,7 @@ def test_files_are_read_whole() -> None:
     )
     assert (found.decoder_start_id, found.bos_id, found.eos_ids, found.pad_id) == (2, 0, (2, 7), 1)
     assert (found.forced_bos_id, found.forced_eos_id) == (0, 2)
-    assert (found.banned_ids, found.banned_sequences, found.banned_first_ids) == ((3, 5), ((8, 9),), (4,))
+    assert (found.banned_ids, found.banned_sequences, found.banned_first_ids) == ((5,), ((3,), (8, 9)), (4,))
     assert found.options == {"beam_size": 4, "length_penalty": 2.0, "no_repeat_ngram_size": 3}
     assert (found.max_length, found.min_length, found.unsupported) == (62, 11, ())
     assert "ends with 2, 7" in found.lines() and "beam_size 4" in found.lines()
@@ -109,8 +109,8 @@ def test_what_is_not_done_is_told_and_what_is_wrong_is_named() -> None:
     [
         {"num_beams": -1}, {"num_beams": 0.5}, {"num_beams": float("nan")}, {"num_beams": 10**9}, {"num_beams": "4"},
         {"num_return_sequences": 10**5}, {"max_length": 10**9}, {"max_new_tokens": -1}, {"temperature": -0.1},
-        {"top_p": 1.5}, {"repetition_penalty": 0}, {"eos_token_id": -1}, {"suppress_tokens": [2**40]},
-        {"bad_words_ids": [[]]}, {"do_sample": "yes"}, {"early_stopping": 1}, {"top_p": 0}, {"length_penalty": -1.0},
+        {"top_p": 1.5}, {"repetition_penalty": 0}, {"eos_token_id": -2}, {"suppress_tokens": [2**40]},
+        {"bad_words_ids": [[]]}, {"do_sample": "yes"}, {"early_stopping": 1}, {"top_p": 0}, {"length_penalty": -10.5},
         {"length_penalty": 10.5}, {"num_beams": 1001}, {"num_beams": 1024}, {"max_new_tokens": 0},
     ],
 )  # fmt: skip
@@ -159,17 +159,17 @@ def test_logits_change_as_they_do_elsewhere(length: int) -> None:
     for processor in ours.processors(PROMPT, 11):
         changed = processor(changed, ids)
     theirs = peer.NoBadWordsLogitsProcessor([[3, 4], [4, 5, 3]], eos_token_id=torch.tensor([2]))(ids, logits)
-    theirs = peer.SuppressTokensAtBeginLogitsProcessor([5, 6], PROMPT)(ids, theirs)
     if length == PROMPT:
         theirs = peer.ForcedBOSTokenLogitsProcessor(11)(ids[:, :1], theirs)
     theirs = peer.ForcedEOSTokenLogitsProcessor(PROMPT + 11, 2)(ids, theirs)
+    theirs = peer.SuppressTokensAtBeginLogitsProcessor([5, 6], PROMPT + 1)(ids, theirs)
     assert torch.equal(changed, theirs)
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_every_end_token_ends_and_what_is_forced_comes(beam_size: int) -> None:
     module = tiny_decoder("modern", 3)
-    prompts = some_prompts(4, 6)
+    prompts = [[index] for index in (BOS, 3, 4, 8)]
     said = GenerationConfig(eos_ids=(EOS, 5, 7), forced_bos_id=11, forced_eos_id=9, banned_first_ids=(3,))
     request = GenerateRequest(
         prompts, GenerateOptions(max_new_tokens=7, beam_size=beam_size), EOS, PAD, banned=[BOS], config=said

@@ -20,7 +20,7 @@ from clearhead.generate.options import SearchOptions
         ("min_length", -1),
         ("batch_size", 0),
         ("batch_tokens", 0),
-        ("length_penalty", -0.1),
+        ("length_penalty", -10.1),
         ("length_penalty", math.nan),
         ("length_penalty", math.inf),
     ],
@@ -43,7 +43,7 @@ def test_value_of_wrong_type_is_refused_by_name(name: str, value: Any) -> None:
 
 def test_all_faults_are_in_one_report() -> None:
     with pytest.raises(InputError) as caught:
-        SearchOptions(beam_size=0, length_penalty=-1.0, min_length=-3)
+        SearchOptions(beam_size=0, length_penalty=-11.0, min_length=-3)
     assert all(name in str(caught.value) for name in ("3 faults", "beam_size", "length_penalty", "min_length"))
 
 

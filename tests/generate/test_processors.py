@@ -176,6 +176,26 @@ def test_greedy_choice_beside_banned_ids_is_that_of_the_changed_logits() -> None
             assert torch.equal(tokens_R[is_open], changed_RV.argmax(1)[is_open])
 
 
+@pytest.mark.parametrize("temperature", [1e-10, 1e-30, 1e-38, 1e-45, 5e-324])
+@pytest.mark.parametrize("changes", [{}, {"top_k": 3, "top_p": 0.9}, {"min_p": 0.5}, {"top_p": 1e-9}])
+@pytest.mark.parametrize("is_native", [True, False])
+def test_a_tiny_temperature_takes_the_most_probable_token(
+    temperature: float, changes: dict[str, float], is_native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_native:
+        monkeypatch.setattr("clearhead.generate.search.sampling.draw_tokens", lambda *_, **__: None)
+    for logits_RV in (
+        logits_of("plain"),
+        logits_of("large") * 1e6,
+        logits_of("plain").masked_fill_(torch.eye(7, 29) > 0, -torch.inf),
+    ):
+        for chain in ([], [RepetitionPenalty(1.3)]):
+            uniform_R = torch.rand(len(logits_RV), dtype=torch.float64)
+            options, ids_RT = GenerateOptions(temperature=temperature, **changes), ids_of(logits_RV)
+            tokens_R, log_probs_R = TokenChooser(chain, options).choose(logits_RV, ids_RT, uniform_R)
+            assert torch.equal(tokens_R, apply(chain, logits_RV, ids_RT).argmax(1)) and log_probs_R.isfinite().all()
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sampling_sorts_nothing(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a draw costs does not depend on how flat the distribution is."""

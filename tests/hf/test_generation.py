@@ -128,3 +128,22 @@ def test_an_end_that_does_not_exist_has_no_row_that_a_smaller_vocabulary_must_ke
         model = ch.load(folder, device="cpu", precision="fp32")
     kept = sorted(model.tokenizer.needed_ids(["the cat"]))
     assert ch.surgery.cut_vocabulary(model, kept).model.module.num_target_ids == len(kept)
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_an_id_of_minus_one_is_no_token(file: str, tmp_path: Path) -> None:
+    folder = small("olmo", tmp_path / "small", {"max_new_tokens": 4, "do_sample": False})
+    path, ids = folder / file, {"pad_token_id": -1, "bos_token_id": -1, "eos_token_id": -1}
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, **ids}))
+    if file == "config.json":
+        (folder / "generation_config.json").unlink()
+    model = ch.load(folder, device="cpu", precision="fp32")
+    assert model.hf_checkpoint is not None
+    config = model.hf_checkpoint.generation_config
+    assert (config.pad_id, config.bos_id, config.eos_ids, config.left_out) == (None, None, (), ())
+    read = model.tokenizer.encode("the cat")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    expected = theirs.generate(torch.tensor([read]), max_new_tokens=4, do_sample=False)[0, len(read) :].tolist()
+    (found,) = model.generate("the cat", max_new_tokens=4, temperature=0)
+    assert found.tokens == model.tokenizer.tokens(expected)

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 import transformers
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from clearhead.errors import InputError
+from clearhead.generate.streaming_decoder import StreamingDecoder
 from clearhead.hf.tokenizers import CheckpointTokenizers, load_tokenizers
 from clearhead.text import backend
 from clearhead.text.pair import TokenizerPair
@@ -161,6 +163,30 @@ def test_bytes_stand_for_what_has_no_piece(tmp_path: Path) -> None:
     def returns(sentence: str) -> None:
         plain = " ".join(made.processor(content).decode(made.processor(content).encode(sentence)).split())
         assert " ".join(tokenizer.decode(tokenizer.encode(sentence)).split()) == plain
+
+    returns()
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("dummy", [True, False])
+def test_a_model_that_keeps_spaces_gives_back_every_text(kind: str, dummy: bool, tmp_path: Path) -> None:
+    """Spaces at both ends too: whole, and token by token in a stream behind a prompt."""
+    content = made.pieces_model(kind, bytes_too=True, spaces=True, dummy=dummy)
+    made.write(tmp_path, {"tokenizer.model": content, "config.json": {"model_type": "llama"}})
+    tokenizer = load_tokenizers(tmp_path).pair.source
+    prompt = tokenizer.encode("the cat ")
+
+    def streamed(ids: list[int], context: list[int]) -> str:
+        decoder = StreamingDecoder(tokenizer.decode, context=context)
+        return "".join([*map(decoder.add, ids), decoder.finish()])
+
+    @ALIKE
+    @given(made.texts.map(lambda text: text.replace("▁", " ")), st.sampled_from(["", " ", "  ", " \n ", "\t"]))
+    def returns(sentence: str, space: str) -> None:
+        for text in (sentence + space, space + sentence, space):
+            ids = tokenizer.encode(text)
+            assert tokenizer.decode(ids) == text == streamed(ids, [])
+            assert streamed(ids, prompt) == tokenizer.decode([*prompt, *ids])[len("the cat ") :]
 
     returns()
 

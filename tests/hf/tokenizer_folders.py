@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 import tokenizers
@@ -53,9 +54,25 @@ texts = st.one_of(
 
 
 @cache
-def pieces_model(kind: str, *, size: int = 173, t5: bool = False, lead: bool = False, bytes_too: bool = False) -> bytes:
-    """A SentencePiece model: "unigram" or "bpe"; with T5's special ids, or with padding and end in front."""
+def pieces_model(
+    kind: str,
+    *,
+    size: int = 173,
+    t5: bool = False,
+    lead: bool = False,
+    bytes_too: bool = False,
+    spaces: bool = False,
+    dummy: bool = True,
+) -> bytes:
+    """A SentencePiece model: "unigram" or "bpe"; with T5's special ids, or with padding and end in front.
+
+    With `spaces` it keeps every space of a text; without `dummy` it puts none in front.
+    """
     written = io.BytesIO()
+    if spaces:
+        kept: dict[str, Any] = {"remove_extra_whitespaces": False, "normalization_rule_name": "identity"}
+    else:
+        kept = {}
     ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1} if t5 else {}
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(SENTENCES),
@@ -66,6 +83,8 @@ def pieces_model(kind: str, *, size: int = 173, t5: bool = False, lead: bool = F
         byte_fallback=bytes_too,
         user_defined_symbols=["@user"] if lead else [],
         minloglevel=2,
+        add_dummy_prefix=dummy,
+        **kept,
         **ids,
     )
     return written.getvalue()

@@ -49,6 +49,7 @@ CASES: dict[str, Callable[[], spec.Model]] = {
     "two stacks, norms before": lambda: base("encoder-decoder/pre-grouped/buckets"),
     "parallel branches": parallel,
     "classifier by the mean": lambda: headed(spec.Pool(by="mean"), spec.LayerNorm(), spec.Linear(size=3)),
+    "classifier by several pools": lambda: headed(spec.Pool(by=("weighted", "mean", "last")), spec.Linear(size=3)),
     "tagger": lambda: headed(spec.Linear(size=5, scale=0.6)),
     **{
         name: HF_PARTS[name]

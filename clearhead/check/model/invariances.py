@@ -26,6 +26,7 @@ from clearhead.errors import InputError
 from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import has_prefix_mask, prefill_prompts
+from clearhead.generate.processors import BannedIds
 from clearhead.generate.rows import Sentence
 from clearhead.generate.running import RunningBatch
 from clearhead.generate.search.beam import start_beams
@@ -285,11 +286,9 @@ def _search(exact: Transformer, draw: Draw) -> Iterator[Outcome | Finding]:
 def _by_one_beam(exact: Transformer, request: GenerateRequest, new: int, end: int) -> list[int]:
     """Return what beam search finds with one beam, which no option of a call asks for."""
     prefill = prefill_prompts(exact, request.prompts, request.sources, pad_id=request.pad_id, limits=[new])
-    sentence, banned_X, options = Sentence(0, new), torch.tensor([end]), SearchOptions(beam_size=1)
+    sentence, options = Sentence(0, new), SearchOptions(beam_size=1)
     batch = RunningBatch(exact)
-    batch.join(
-        [start_beams(prefill, sentences=[sentence], end_ids=(end,), banned_X=banned_X, chain=[], options=options)]
-    )
+    batch.join([start_beams(prefill, sentences=[sentence], end_ids=(end,), chain=[BannedIds((end,))], options=options)])
     while batch.num_rows:
         batch.step()
     return list(sentence.candidates[0].ids)

@@ -8,8 +8,11 @@ The rules, for one sentence with beam size B:
 - Score = sum of log-probabilities / length ** alpha. The best `n_best` finished hypotheses are kept.
 - Early stop: the sentence is done when it holds `n_best` finished hypotheses and no live one can still beat the worst
   of them. A live hypothesis with sum s <= 0 can at most reach s / limit ** alpha, because later tokens only lower the
-  sum and no hypothesis is longer than the limit. So stopping early returns exactly what running on to the limit would
-  return. With B = 1 the first finished hypothesis is the answer: greedy search keeps no rival.
+  sum and no hypothesis is longer than the limit. With alpha below 0, length lowers a score, and it can at most reach
+  s / length ** alpha. So stopping early returns exactly what running on to the limit would return. With B = 1 the
+  first finished hypothesis is the answer: greedy search keeps no rival.
+- `early_stopping` True ends the search with B finished hypotheses; False with B that no live one would beat if it ended
+  at its present length.
 - At the limit a sentence is done, and its live hypotheses are cut off; such candidates are marked `cut_off`. In
   translation they count only if nothing has finished, and the end token is forced onto them, with the probability that
   the model gives it. Continuations of prompts (`open_ended`) compete as they are, without an end token.
@@ -41,7 +44,14 @@ from clearhead.fast.top import top_and_log_total
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.prefill import Prefill
-from clearhead.generate.processors import NO_ID, Processor, apply, repetition_processors, select
+from clearhead.generate.processors import (
+    NO_ID,
+    Processor,
+    apply,
+    build_logits_processors,
+    only_banned,
+    select,
+)
 from clearhead.generate.results import Candidate, length_normalised
 from clearhead.generate.rows import Sentence
 from clearhead.generate.running import Generated, Kept, Member, Progress, Started
@@ -81,17 +91,16 @@ def start_translations(
     """
     limits = target_limits(module, mask_NS.sum(1).tolist(), options)
     ends: tuple[int, ...] = (eos_id,)
-    banned = sorted({bos_id, pad_id} - {eos_id})
+    banned_X = ids_NS.new_tensor(sorted({bos_id, pad_id} - {eos_id}))
     if config is not None:
         ends = (eos_id, *(index for index in config.eos_ids if index != eos_id))
-        banned = list(config.banned_ids)
+        banned_X = ids_NS.new_empty(0)
     start_N1 = ids_NS.new_full((len(ids_NS), 1), bos_id)
-    chain = repetition_processors(options, ids_NS.masked_fill(~mask_NS, NO_ID))
+    chain = build_logits_processors(options, ends, 1, banned_X, ids_NS.masked_fill(~mask_NS, NO_ID))
     chain += config.processors(1, None) if config else []
     numbers = range(len(ids_NS)) if prompts is None else prompts
     sentences = [Sentence(number, limit) for number, limit in zip(numbers, limits, strict=True)]
-    banned_X = ids_NS.new_tensor(banned)
-    search = Search(sentences, ends, options, start_N1, banned_X, chain=chain, recorder=recorder)
+    search = Search(sentences, ends, options, start_N1, chain=chain, recorder=recorder)
     # The decoder reads the start token and all generated tokens but the last.
     cache = IndexedCache(total_length=ids_NS.new_tensor(limits))
     memory_NSD = module.encode(ids_NS, mask=mask_NS).memory
@@ -104,7 +113,6 @@ def start_beams(
     *,
     sentences: Sequence[Sentence],
     end_ids: tuple[int, ...],
-    banned_X: Int[Tensor, " banned"],
     chain: Sequence[Processor],
     options: SearchOptions,
     recorder: BeamRecorder | None = None,
@@ -115,14 +123,11 @@ def start_beams(
         prefill: the prompts.
         sentences: one for each prompt.
         end_ids: ids that end a hypothesis.
-        banned_X: ids never generated.
-        chain: processors of the log-probabilities, after those of the options; hypotheses are ranked by the result.
-        options: beam size, length penalty, number of hypotheses, shortest length, and limits on repetition.
+        chain: processors of the log-probabilities; hypotheses are ranked by the result.
+        options: beam size, length penalty, number of hypotheses, and when the search stops early.
         recorder: notes what is considered for a single prompt; None: nothing is noted.
     """
-    whole = [*repetition_processors(options, prefill.source_ids), *chain]
-    start = sentences, end_ids, options, prefill.ids, banned_X
-    search = Search(*start, chain=whole, open_ended=True, recorder=recorder)
+    search = Search(sentences, end_ids, options, prefill.ids, chain=chain, open_ended=True, recorder=recorder)
     return Started(search, prefill.cache, prefill.logits)
 
 
@@ -204,11 +209,11 @@ def top_log_probabilities(
 
 
 def top_changed_log_probabilities(
-    logits_RV: Float[Tensor, "rows vocab"], banned_X: Int[Tensor, " banned"], count: int
+    log_probs_RV: Float[Tensor, "rows vocab"], count: int
 ) -> tuple[Float[Tensor, "rows top"], Int[Tensor, "rows top"], Float[Tensor, " rows"]]:
     """Return the same for processed log-probabilities, which are not normalised again."""
-    top_RC, ids_RC = logits_RV.index_fill(1, banned_X, -torch.inf).topk(min(count, logits_RV.shape[1]), dim=1)
-    return top_RC.clamp_(max=0.0), ids_RC, logits_RV.new_zeros(len(logits_RV))
+    top_RC, ids_RC = log_probs_RV.topk(min(count, log_probs_RV.shape[1]), dim=1)
+    return top_RC.clamp_(max=0.0), ids_RC, log_probs_RV.new_zeros(len(log_probs_RV))
 
 
 def best_extensions(
@@ -243,7 +248,6 @@ class Search(Member):
         end_ids: tuple[int, ...],
         options: SearchOptions,
         prompts_NT: Int[Tensor, "batch tokens"],
-        banned_X: Int[Tensor, " banned"],
         *,
         chain: Sequence[Processor],
         open_ended: bool = False,
@@ -258,15 +262,15 @@ class Search(Member):
         self.eos_id: int = end_ids[0]
         self.chain: Sequence[Processor] = chain
         self.open_ended = open_ended
-        self.finished: list[Finished] = [Finished(options.n_best) for _ in sentences]
+        # A search that may stop while a live hypothesis could still win compares with as many as there are beams.
+        capacity = options.beam_size if options.early_stopping is False else options.n_best
+        self.finished: list[Finished] = [Finished(capacity) for _ in sentences]
         self.alive: list[int] = list(range(len(sentences)))
         self.length: int = 0
         self.prompt_length: int = prompts_NT.shape[1]
         self.sums_MB: Tensor = torch.zeros(len(sentences), 1, device=prompts_NT.device)
         self.prefix_RT: Tensor = prompts_NT
-        self.banned_X = banned_X
-        self.ends_E: Tensor = banned_X.new_tensor(end_ids)
-        self.banned_early_X: Tensor = torch.cat([banned_X, self.ends_E])
+        self.ends_E: Tensor = prompts_NT.new_tensor(end_ids)
 
     @property
     def sequences(self) -> list[Sentence]:
@@ -299,7 +303,7 @@ class Search(Member):
         alive = set(self.alive)
         for number, sentence in enumerate(self.sentences):
             if number not in alive and not sentence.is_done:
-                sentence.candidates, sentence.is_done = self.finished[number].ranked, True
+                sentence.candidates, sentence.is_done = self.finished[number].ranked[: self.options.n_best], True
         update(self.length, max(self.limits), "tokens")
         return [Progress(sentence, "", sentence.is_done) for sentence in before], kept
 
@@ -309,19 +313,19 @@ class Search(Member):
         # Each of B hypotheses has E end tokens, so (1 + E) * B extensions always hold B that live on; greedy needs no
         # rival.
         count = 1 if beams == 1 else (1 + len(self.ends_E)) * beams
-        banned_X = self.banned_early_X if self.length < self.options.min_length else self.banned_X
-        top = top_log_probabilities
-        if self.chain:
-            top, logits_RV = top_changed_log_probabilities, logits_RV.float().log_softmax(1)
+        banned_X = only_banned(self.chain, self.prefix_RT.shape[1], logits_RV.device)
+        if banned_X is None:
+            logits_RV = logits_RV.float().log_softmax(1)
         unchanged_RV = logits_RV  # a processor may ban the end token that is forced at the limit
-        before_RV = None if self.recorder is None else logits_RV.float().log_softmax(1)
-        logits_RV = apply(self.chain, logits_RV, self.prefix_RT)
-        if self.recorder is not None and before_RV is not None:
-            after_RV = logits_RV if self.chain else before_RV
-            self.recorder.look(
-                self._generated(self._rows_of(0)), self.sums_MB[0].tolist(), before_RV, after_RV, banned_X.tolist()
-            )
-        log_probs_RC, ids_RC, normaliser_R = top(logits_RV, banned_X, count)
+        if self.recorder is not None:
+            before_RV = logits_RV.float().log_softmax(1)
+            after_RV = apply(self.chain, before_RV, self.prefix_RT)
+            self.recorder.look(self._generated(self._rows_of(0)), self.sums_MB[0].tolist(), before_RV, after_RV)
+        if banned_X is None:
+            changed_RV = apply(self.chain, logits_RV, self.prefix_RT)
+            log_probs_RC, ids_RC, normaliser_R = top_changed_log_probabilities(changed_RV, count)
+        else:
+            log_probs_RC, ids_RC, normaliser_R = top_log_probabilities(logits_RV, banned_X, count)
         best = best_extensions(log_probs_RC, ids_RC, self.sums_MB, count)
         is_end_MC = (best.ids_MC[..., None] == self.ends_E).any(2) & (best.sums_MC > -torch.inf)
         live = best.first(beams)
@@ -365,7 +369,7 @@ class Search(Member):
             if not stop_reason:
                 kept.append(sentence)
             elif self.open_ended:
-                if not self._is_full(finished):
+                if self.options.beam_size > 1 or not finished.count:
                     self._cut_off_open(sentence, live)
             elif not finished.ranked:
                 self._cut_off(sentence, end_log_probs)
@@ -383,7 +387,9 @@ class Search(Member):
             return "no token may follow"
         if self._is_full(finished):
             return "enough hypotheses have finished"
-        if not finished.open_to(length_normalised(best_sum, limit, self.options.length_penalty)):
+        penalty = self.options.length_penalty
+        length = limit if penalty > 0 and self.options.early_stopping is not False else self.length
+        if not finished.open_to(length_normalised(best_sum, length, penalty)):
             return "no live hypothesis can reach the finished ones any more"
         return ""
 
@@ -391,7 +397,7 @@ class Search(Member):
         """Return whether a sentence is done, whatever its live hypotheses reach."""
         if self.options.beam_size == 1:
             return finished.count > 0
-        return self.options.early_stopping and finished.count >= self.options.beam_size
+        return self.options.early_stopping is True and finished.count >= self.options.beam_size
 
     def _cut_off(self, sentence: int, end_log_probs: Callable[[Tensor], Tensor]) -> None:
         """Force the end token, of its log-probability in each row, onto hypotheses that this step was to extend."""

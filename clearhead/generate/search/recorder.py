@@ -85,7 +85,6 @@ class BeamRecorder:
         totals: Sequence[float],
         before_RV: Float[Tensor, "rows vocab"],
         after_RV: Float[Tensor, "rows vocab"],
-        banned: Collection[int],
     ) -> None:
         """Note the most probable tokens of each live hypothesis at the start of a step.
 
@@ -94,10 +93,9 @@ class BeamRecorder:
             totals: the sum of the log-probabilities of each.
             before_RV: log-probabilities before the processors.
             after_RV: log-probabilities after them.
-            banned: ids that are not chosen in this step.
         """
         self._finished = {}
-        count = min(before_RV.shape[1], len(prefixes) + self.num_pruned + len(banned) + len(self.hidden))
+        count = min(before_RV.shape[1], len(prefixes) + self.num_pruned + len(self.hidden))
         top_RK = before_RV.topk(count, dim=1).indices
         rows = zip(
             top_RK.tolist(), before_RV.gather(1, top_RK).tolist(), after_RV.gather(1, top_RK).tolist(), strict=True
@@ -107,7 +105,7 @@ class BeamRecorder:
                 tuple(prefix),
                 total,
                 {
-                    token: (before, True) if token in banned or after == -math.inf else (min(after, 0.0), False)
+                    token: (before, True) if after == -math.inf else (min(after, 0.0), False)
                     for token, before, after in zip(*row, strict=True)
                 },
             )

@@ -34,7 +34,7 @@ def _sequence(c: Values) -> spec.Head:
     return spec.Head(layers=(spec.Pool(by=c["classifier_pooling"]), *inner))
 
 
-def _pooling(model: spec.Model) -> str | None:
+def _pooling(model: spec.Model) -> object:
     layers = model.head.layers if model.head else ()
     if layers and isinstance(layers[-1], spec.Pool):
         return "late"

@@ -97,7 +97,9 @@ class Served:
         model = self.model
         prompt_format = None
         if model.hf_checkpoint is not None:
-            prompt_format = model.hf_checkpoint.prompt_format(chat=False, max_new_tokens=options.max_new_tokens)
+            # Every request has a limit.
+            lengths = {"max_new_tokens": options.max_new_tokens}
+            prompt_format = model.hf_checkpoint.prompt_format(chat=False, given=lengths)
         text = "" if isinstance(prompt, list) or is_chat else prompt
         request = generate_request(
             model.module, model.tokenizers, [text], options, find(model.task.kind).continues, prompt_format

@@ -34,6 +34,7 @@ def embed(
     tokenizer: Tokenizer,
     texts: Sequence[str] | Sequence[tuple[str, str]],
     *,
+    prompt: str = "",
     max_length: int | None = None,
     batch_size: int | None = None,
     batch_tokens: int | None = None,
@@ -46,6 +47,7 @@ def embed(
         module: a model whose head pools a text into one vector; one in training runs as a replica in evaluation mode.
         tokenizer: of the model's input.
         texts: texts, or pairs of texts that are read together; an empty text is read as its special tokens alone.
+        prompt: text in front of each text or pair.
         max_length: of the training texts, special tokens included; longer texts are truncated. None: not known.
         batch_size: most texts of one batch; None: no limit but the tokens.
         batch_tokens: most padded tokens of one batch, None: `read_tokens`; a longer text is a batch of its own.
@@ -56,7 +58,10 @@ def embed(
     """
     width = vector_width(module)
     collator = InputCollator.of(module.spec, tokenizer)
-    sides, _ = encode_sides(tokenizer, texts, max_input_length(module, max_length))
+    read: Any = texts
+    if prompt:
+        read = [prompt + text if isinstance(text, str) else (prompt + text[0], *text[1:]) for text in texts]
+    sides, _ = encode_sides(tokenizer, read, max_input_length(module, max_length))
     vectors_ND: Float32[ndarray, "texts width"] = pooled_outputs(
         module, collator, sides, width=width, batch_size=batch_size, batch_tokens=batch_tokens
     ).numpy()
@@ -75,6 +80,7 @@ def similarity(
     firsts: Sequence[str],
     seconds: Sequence[str],
     *,
+    prompt: str = "",
     max_length: int | None = None,
     batch_size: int | None = None,
     batch_tokens: int | None = None,
@@ -86,14 +92,14 @@ def similarity(
         tokenizer: of the model's input.
         firsts: the first text of each pair.
         seconds: the second text of each pair.
-        max_length, batch_size, batch_tokens: as for `embed`.
+        prompt, max_length, batch_size, batch_tokens: as for `embed`.
 
     Raises:
         InputError: the counts differ, or as `embed`.
     """
     check_pairs(firsts, seconds)
     limits = {"max_length": max_length, "batch_size": batch_size, "batch_tokens": batch_tokens}
-    vectors_ND = embed(module, tokenizer, [*firsts, *seconds], **limits)
+    vectors_ND = embed(module, tokenizer, [*firsts, *seconds], prompt=prompt, **limits)
     # A head need not normalise its vectors.
     lengths_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
     unit_ND = vectors_ND / np.maximum(lengths_N1, np.finfo(np.float32).tiny)
@@ -129,7 +135,7 @@ def vector_width(module: Transformer) -> int:
         )
     top = module.spec.decoder or module.spec.encoder
     assert top is not None, "a validated model has a stack"
-    return module.spec.num_outputs or top.output_width
+    return head.output_width(top.output_width)
 
 
 def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> Float32[ndarray, "texts width"]:
@@ -196,7 +202,8 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measure
             raise InputError(f"there are {given} similarities, but {len(firsts)} pairs; expected one for each")
         expected = np.array(options.similarities, dtype=np.float64)
         parts = model.tree, model.tokenizers.source, firsts, seconds
-        cosines = similarity(*parts, max_length=model.task.max_length, batch_size=options.batch_size)
+        task, size = model.task, options.batch_size
+        cosines = similarity(*parts, prompt=task.prompt, max_length=task.max_length, batch_size=size)
         return SimilarityMeasures(spearman(cosines, expected), pearson(cosines, expected), len(firsts))
     if len(firsts) < 2:
         raise InputError("there is 1 pair, whose texts find each other in any case: give at least 2 pairs")

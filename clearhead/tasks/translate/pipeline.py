@@ -17,7 +17,7 @@ class SearchParameters(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     num_beams: int | None = Field(default=None, ge=1, le=100)
     max_length: int | None = Field(default=None, ge=1, lt=2**20)
-    length_penalty: float | None = Field(default=None, ge=0, le=10)
+    length_penalty: float | None = Field(default=None, ge=-10, le=10)
 
     @property
     def options(self) -> dict[str, Any]:

@@ -149,10 +149,11 @@ def test_a_beam_that_is_not_greedy_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     module = tiny("decoder/post/learned")
     assert not findings(invariances(module))
 
-    def second(scores: Tensor, ids: Tensor) -> Tensor:
+    def second(chain: object, scores: Tensor, ids: Tensor) -> Tensor:
         return scores.scatter(1, scores.argmax(1, keepdim=True), -30.0)
 
-    monkeypatch.setattr(beam, "repetition_processors", lambda options, source: [second])
+    monkeypatch.setattr(beam, "only_banned", lambda *where: None)
+    monkeypatch.setattr(beam, "apply", second)
     (found,) = findings(invariances(module))
     assert found.says.startswith(
         "beam 1 = greedy = no cache: beam search with one beam chooses another token at step 0"
