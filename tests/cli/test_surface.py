@@ -56,6 +56,7 @@ SURFACE = {
         "--stop",
         "--encoder-no-repeat-ngram-size",
         "--min-new-tokens",
+        "--beyond-positions",
         "--chat",
         "--schema",
         "--task",
