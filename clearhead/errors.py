@@ -190,6 +190,10 @@ def renaming(rename: Callable[[Reference], str | Reference]) -> AbstractContextM
     return _changed(lambda lines: tuple(line.renamed(rename) for line in lines))
 
 
+class ContextTooLong(InputError):
+    """More tokens than a model has positions for, in a prompt alone or with the tokens that a call asks for."""
+
+
 class RunFailure(RuntimeError):
     """A failure while running; the command line exits with code 1."""
 

@@ -61,3 +61,25 @@ def translator(folder: Path, settings: dict[str, object] | None = None) -> Path:
             "tokenizer_config.json": {"tokenizer_class": "MarianTokenizer"},
         },
     )
+
+
+def rotary_model(folder: Path, *, rows: int = 0, **settings: object) -> Path:
+    """A causal language model with computed positions, over the merges of `language_model`.
+
+    Args:
+        rows: of the embedding beyond the entries of the tokenizer.
+        settings: of its config; it declares 61 positions unless they say otherwise.
+    """
+    vocabulary, merges = made.merges(("<|endoftext|>",))
+    torch.manual_seed(3)
+    settings = {"max_position_embeddings": 61, **settings}
+    config = transformers.LlamaConfig(
+        vocab_size=len(json.loads(vocabulary)) + rows, hidden_size=26, intermediate_size=29, num_hidden_layers=2,
+        num_attention_heads=2, head_dim=14, num_key_value_heads=1, initializer_range=0.4, bos_token_id=0,
+        eos_token_id=0, **settings,
+    )  # fmt: skip
+    save(transformers.LlamaForCausalLM(config), folder)
+    config_of_tokenizer = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"}
+    return made.write(
+        folder, {"vocab.json": vocabulary, "merges.txt": merges, "tokenizer_config.json": config_of_tokenizer}
+    )

@@ -64,8 +64,9 @@ def generate(
     --beam-size and --penalty-alpha do not sample. The output is the text after the prompt. Several sequences, and the
     best of --beam-size, are printed once they are finished, with a line --- between them; the score is the sum of
     log-probabilities / length ** A. --json writes {"index", "prompt", "text", "tokens", "score", "stop_reason", "seed"}
-    for each. A model with learned positions refuses a longer prompt and stops at the last position; one with computed
-    positions generates beyond its trained length, where quality may drop. --task puts the prefix of a task in front of
+    for each. A prompt and its --max-new-tokens must fit into the positions of the model: into its table, or into the
+    max_position_embeddings of a checkpoint that computes them; --beyond-positions lifts the second limit. Without
+    --max-new-tokens a text ends at the last position. --task puts the prefix of a task in front of
     each prompt and uses the settings that the checkpoint lists for it; `clearhead inspect` shows them. With --schema a
     text that ends is JSON under the schema, without white space between its parts. One that reaches --max-new-tokens is
     the start of such a text: a line on stderr says so, and the command ends with 1.

@@ -11,7 +11,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from clearhead.errors import InputError, nth_text
+from clearhead.core import Transformer
+from clearhead.errors import ContextTooLong, InputError, argument, nth_text
+from clearhead.generate.options import GenerateOptions
 from clearhead.progress import update
 from clearhead.text.long_texts import LONGEST_PROMPT
 
@@ -51,17 +53,38 @@ def check_lengths(sequences: Sequence[Sequence[int]], max_positions: int | None,
     Raises:
         InputError: one report that names the first of them, counted from 1.
     """
-    faults = []
+    faults, kind = [], InputError
     for number, sequence in enumerate(sequences, start=1):
         if not sequence:
             faults.append(nth_text(number, what) + " has no tokens: leave it out.")
         elif len(sequence) > (max_positions or LONGEST_PROMPT):
+            kind = ContextTooLong if max_positions else InputError
             limit = (
                 f"the model has {max_positions} positions" if max_positions else f"at most {LONGEST_PROMPT:,} are read"
             )
             faults.append(nth_text(number, what) + f" has {len(sequence)} tokens, but {limit}: split or shorten it.")
     if faults:
-        raise InputError.from_faults(faults, subject=f"the {what}s")
+        raise kind.from_faults(faults, subject=f"the {what}s")
+
+
+def position_limit(module: Transformer, options: GenerateOptions) -> int | None:
+    """Return the longest sequence that a call may read and write, in tokens; None means no limit.
+
+    Args:
+        module: the model.
+        options: of generation.
+
+    Raises:
+        InputError: `beyond_positions` has no effect on this model.
+    """
+    if not options.beyond_positions:
+        return module.spec.position_limit
+    if module.spec.declared_length is None:
+        raise InputError(
+            argument("beyond_positions") + " is for checkpoints that compute their positions and declare "
+            "max_position_embeddings, and this model does not: leave it out"
+        )
+    return module.max_positions
 
 
 def read_tokens(module: nn.Module) -> int:

@@ -19,7 +19,7 @@ from clearhead import progress
 from clearhead.core import Transformer
 from clearhead.errors import InputError, RunFailure, argument
 from clearhead.fast.replica import in_evaluation
-from clearhead.generate.batching import batches_by_cost, check_lengths, device_of
+from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, position_limit
 from clearhead.generate.constraints import BeginConstraint
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
@@ -155,7 +155,7 @@ def checked_limits(module: Transformer, request: GenerateRequest) -> list[int]:
     limits = token_limits(module, request.prompts, request.options, most=request.config.max_length)
     if request.sources is not None:
         assert len(request.sources) == len(request.prompts)
-        check_lengths(request.sources, module.max_positions, what="source")
+        check_lengths(request.sources, position_limit(module, request.options), what="source")
     longest = max(map(len, [*request.prompts, *(request.sources or ())]), default=0)
     if longest >= LONG_PROMPT:
         _LOGGER.info("reading %s tokens at once, which takes the longer the more there are", f"{longest:,}")
@@ -362,7 +362,8 @@ def _started(
 
 def _kind(request: GenerateRequest) -> Hashable:
     """Return what two requests have in common whose sequences choose their tokens alike."""
-    options = replace(request.options, seed=None, max_new_tokens=1, num_return_sequences=1, stop=(), batch_size=None)
+    options = replace(request.options, seed=None, max_new_tokens=1, must_fit=False, num_return_sequences=1, stop=())
+    options = replace(options, batch_size=None)
     return options, request.end_ids, frozenset(request.banned), request.config, request.constraint is None
 
 

@@ -217,7 +217,8 @@ class GenerateOptions(DecodingOptions):
     The method follows from the options: beam search if `beam_size` is above 1; contrastive search if `penalty_alpha` is
     above 0; sampling if `temperature` is above 0, or is None and `top_k`, `top_p`, `min_p`, `seed` or several sequences
     ask for it; else greedy search. An option without effect on the method is refused, unless its value turns it off.
-    The same seed and prompt give the same sequences. Stop texts are no part of the result.
+    The same seed and prompt give the same sequences. Stop texts are no part of the result. Prompt and `max_new_tokens`
+    of a call must fit into the model's positions; without `max_new_tokens` a text ends at the last position.
     """
 
     # Of sampling, where neither a call nor its checkpoint says how a token is chosen.
@@ -258,6 +259,11 @@ class GenerateOptions(DecodingOptions):
     seed: int | None = declare(
         None, Option("Sample with this seed; the same seed gives the same text", 0, 2**63 - 1, methods=("sample",))
     )
+    beyond_positions: bool = declare(
+        False, Option("Go on beyond the max_position_embeddings of a checkpoint that computes its positions")
+    )
+    must_fit: bool = False
+    """Refuse prompts with too few positions after them for `max_new_tokens`, which the caller chose."""
 
     @classmethod
     def settled(cls, merged: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,7 +284,8 @@ class GenerateOptions(DecodingOptions):
         if method == "sample":
             options.setdefault("seed", secrets.randbelow(2**31))
         used = [name for name, (_, option) in DECLARED[cls].items() if name in given or method in option.methods]
-        return {name: value for name, value in options.items() if name in used}
+        used_options = {name: value for name, value in options.items() if name in used}
+        return {**used_options, "must_fit": "max_new_tokens" in given}
 
     @property
     def tokens_before_end(self) -> int:
@@ -323,7 +330,8 @@ OptionsT = TypeVar("OptionsT", bound=DecodingOptions)
 
 def _declared(kind: type[DecodingOptions]) -> Mapping[str, tuple[Any, Option]]:
     types = get_type_hints(kind)
-    return MappingProxyType({option.name: (types[option.name], option.metadata["option"]) for option in fields(kind)})
+    declared = [option for option in fields(kind) if "option" in option.metadata]
+    return MappingProxyType({option.name: (types[option.name], option.metadata["option"]) for option in declared})
 
 
 DECLARED: Mapping[type[DecodingOptions], Mapping[str, tuple[Any, Option]]] = MappingProxyType(
@@ -423,6 +431,7 @@ class StreamKwargs(TypedDict, total=False):
     penalty_alpha: float | int | None
     stop: str | Sequence[str]
     seed: int | None
+    beyond_positions: bool | None
 
 
 class SearchKwargs(TypedDict, total=False):

@@ -18,9 +18,9 @@ from torch import Tensor
 from clearhead import spec
 from clearhead.core import Sequence as Read
 from clearhead.core import Transformer
-from clearhead.errors import InputError, argument
+from clearhead.errors import ContextTooLong, InputError, Message, argument
 from clearhead.fast.cache import IndexedCache, each_row
-from clearhead.generate.batching import device_of, pad_ids
+from clearhead.generate.batching import device_of, pad_ids, position_limit
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.prefixes import Prefixes
 from clearhead.generate.processors import NO_ID
@@ -191,10 +191,9 @@ def token_limits(
 ) -> list[int]:
     """Return how many tokens can be generated for each prompt.
 
-    Learned positions limit prompt and generated tokens together. The last generated token is not read, so that one more
-    token than positions are left can be generated, except in contrastive search, which reads its candidates. Computed
-    positions (RoPE, sinusoidal, biases on scores) set no limit, and a prompt may have `LONGEST_PROMPT` tokens; beyond
-    the trained length quality may drop.
+    The position limit holds for prompt and generated tokens together. A table of positions leaves room for one more
+    token, because the last one is not read; except in contrastive search, which reads its candidates. Without a limit a
+    prompt may have `LONGEST_PROMPT` tokens.
 
     Args:
         module: the model.
@@ -203,11 +202,15 @@ def token_limits(
         most: prompt and generated tokens together, as a checkpoint limits them; None: no such limit.
 
     Raises:
+        ContextTooLong: a prompt, or a prompt with the tokens that the call asks for, has more than the position limit.
         InputError: a prompt is empty, longer than what is read at once, or holds ids outside the vocabulary.
     """
-    positions = module.max_positions
-    unread = 0 if options.method == "contrastive" else 1
-    faults, limits = [], []
+    positions = position_limit(module, options)
+    is_table, is_contrastive = positions == module.max_positions, options.method == "contrastive"
+    unread = 1 if is_table and not is_contrastive else 0
+    needs = "" if unread else f" and {'contrastive search' if is_contrastive else 'an answer'} needs one more"
+    lift = "" if is_table else Message(", or set ", argument("beyond_positions"))
+    faults, limits, kind = [], [], InputError
     for number, prompt in enumerate(prompts, start=1):
         room = options.max_new_tokens if positions is None else positions - len(prompt) + unread
         wanted = options.max_new_tokens if most is None else most - len(prompt)
@@ -215,15 +218,24 @@ def token_limits(
             faults.append(f"prompt {number} has no tokens: begin it with the start token.")
         elif not 0 <= min(prompt) <= max(prompt) < module.num_target_ids:
             faults.append(f"prompt {number} holds ids outside the model's {module.num_target_ids} rows.")
-        elif positions is None and len(prompt) > LONGEST_PROMPT:
+        elif room < 1:
+            kind = ContextTooLong
+            faults.append(
+                f"prompt {number} has {len(prompt)} tokens, the start token included, but the model has {positions} "
+                f"positions{needs}: shorten it" + lift + "."
+            )
+        elif module.max_positions is None and len(prompt) > LONGEST_PROMPT:
             faults.append(
                 f"prompt {number} has {len(prompt):,} tokens, but at most {LONGEST_PROMPT:,} are read at once: "
                 "shorten it."
             )
-        elif room < 1:
+        elif options.must_fit and positions is not None and len(prompt) + options.max_new_tokens > positions:
+            kind, left = ContextTooLong, positions - len(prompt)
             faults.append(
-                f"prompt {number} has {len(prompt)} tokens, the start token included, but the model has {positions} "
-                f"positions{'' if unread else ' and contrastive search needs one more'}: shorten it."
+                f"prompt {number} has {len(prompt)} tokens and "
+                + argument("max_new_tokens")
+                + f" is {options.max_new_tokens}, together {len(prompt) + options.max_new_tokens}, but the model has "
+                f"{positions} positions: {f'ask for at most {left}, ' if left else ''}shorten the prompt" + lift + "."
             )
         elif wanted < 1:
             faults.append(
@@ -232,5 +244,5 @@ def token_limits(
             )
         limits.append(min(room, wanted, options.max_new_tokens))
     if faults:
-        raise InputError.from_faults(faults, subject="the prompts")
+        raise kind.from_faults(faults, subject="the prompts")
     return limits

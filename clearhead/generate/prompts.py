@@ -12,6 +12,7 @@ from typing import Final
 
 from clearhead.core import Transformer
 from clearhead.errors import InputError
+from clearhead.generate.batching import position_limit
 from clearhead.generate.continuation import GenerateRequest, generate_ids, stream_ids
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.json_schema import Schema, with_schema
@@ -175,7 +176,7 @@ def generate_request(
     """
     source, target, has_encoder = tokenizers.source, tokenizers.target, module.encoder is not None
     check_model(module, with_sources=has_encoder)
-    refuse_enormous(prompts, module.max_positions, "prompt")
+    refuse_enormous(prompts, position_limit(module, options), "prompt")
     contexts = prompt_ids(source if has_encoder else target, prompts, prompt_format)
     if prompt_format is None:
         config, start, banned = GenerationConfig(), target.bos_id, [target.bos_id, target.pad_id]

@@ -144,7 +144,8 @@ def longest_sentence(module: Transformer, max_length: int | None) -> int:
         module: an encoder-decoder model.
         max_length: as for `translate_texts`.
     """
-    return module.max_positions or max(max_length or 0, LONGEST_SOURCE)
+    longest = module.max_positions or max(max_length or 0, LONGEST_SOURCE)
+    return min(longest, module.spec.position_limit or longest)
 
 
 class TranslationReading:
@@ -172,7 +173,7 @@ class TranslationReading:
     ) -> None:
         check_two_stacks(module)
         (source,) = encode_sources(module, tokenizers, [text], special_tokens, max_length=max_length)
-        check_lengths([source], module.max_positions, what="source")
+        check_lengths([source], module.spec.position_limit, what="source")
         self._module, self._source, self._options = module, source, options
         self._settings = _settings(module, tokenizers, special_tokens, config)
         self.num_shared: int = 0
@@ -186,7 +187,7 @@ class TranslationReading:
     @property
     def num_cached(self) -> int:
         """The most tokens that it keeps in a cache, for each hypothesis."""
-        return len(self._source) + self._options.target_limit(len(self._source), self._module.max_positions)
+        return len(self._source) + self._options.target_limit(len(self._source), self._module.spec.position_limit)
 
     @property
     def kind(self) -> Hashable:
@@ -233,7 +234,7 @@ def translate_ids(
     Raises:
         InputError: an empty source, one beyond the model's positions, or a length beyond the decoder's.
     """
-    check_lengths(sources, module.max_positions, what="source")
+    check_lengths(sources, module.spec.position_limit, what="source")
     module, device = in_evaluation(module), device_of(module)
     results: list[list[Candidate]] = [[] for _ in sources]
 
@@ -286,8 +287,8 @@ def score_translations(
         InputError: a single stack, unequal counts, or a sequence beyond the model's positions.
     """
     check_two_stacks(module)
-    refuse_enormous(sources, module.max_positions)
-    refuse_enormous(targets, module.max_positions, "target")
+    refuse_enormous(sources, module.spec.position_limit)
+    refuse_enormous(targets, module.spec.position_limit, "target")
     return score_targets(
         module,
         [special_tokens.for_source(ids) for ids in tokenizers.source.encode_batch(list(sources))],

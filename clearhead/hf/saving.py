@@ -132,8 +132,10 @@ def module_to_hf_tensors(
 def _config_as_loaded(module: Transformer, loaded: LoadedModule) -> dict[str, Any]:
     family, variant = loaded.family, loaded.variant
     parsed = configs.parse(family, loaded.config)
-    if not parsed.faults and not configs.differences(family.spec_of(parsed.values, variant), module.spec):
-        return dict(loaded.config)
+    if not parsed.faults:
+        expressed, length = family.spec_of(parsed.values, variant), module.spec.declared_length
+        if not configs.differences(expressed, module.spec) and length in (None, expressed.declared_length):
+            return dict(loaded.config)
     inert = (configs.INERT | set(family.inert)) - {"architectures"}
     kept = {key: value for key, value in loaded.config.items() if key in inert}
     return configs.to_config(family, variant, module.spec) | kept

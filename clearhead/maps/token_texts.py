@@ -5,10 +5,13 @@ Data (what Python returns, JSON, arrays) has the entry of the vocabulary instead
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from clearhead.generate.streaming_decoder import StreamingDecoder
+from clearhead.text.token_bytes import part_of_character
 from clearhead.text.tokenizer import Tokenizer
 
 # As in the page's labels.js.
@@ -17,21 +20,69 @@ _SIGNED = str.maketrans(SIGNS)
 _UNFINISHED = "\ufffd"
 
 
-def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return the text of each token as it is behind another one, with its space.
+@dataclass(frozen=True)
+class WrittenToken:
+    """One token of a text.
 
-    A special token is its entry of the vocabulary, and so is a part of a character but the last, which has it whole.
+    Args:
+        text: the token as it is after another one, with its space. A special token is its vocabulary entry, and so is
+            a part of a character except the last, which has the whole character.
+        content: the UTF-8 bytes that it adds to the text; none for a special token.
+        offset: characters of the text before the token.
+    """
+
+    text: str
+    content: bytes
+    offset: int = 0
+
+
+class TokenWriter:
+    """Writes the tokens of one text, one after the other; their bytes together are those of the text.
+
+    Args:
+        tokenizer: of the tokens.
+        context: ids before the first token.
+        end_ids: tokens that write nothing.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), end_ids: Sequence[int] = ()) -> None:
+        self._tokenizer, self._text_of, self._end_ids = tokenizer, _writer(tokenizer), end_ids
+        self._decoder = StreamingDecoder(tokenizer.decode, (), context)
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._length, self._unfinished = 0, b""
+
+    def add(self, index: int) -> WrittenToken:
+        """Return the next token of the text."""
+        if index in self._end_ids:
+            return WrittenToken(self._tokenizer.tokens([index])[0], b"", self._length)
+        alone, piece, offset = self.alone(index), self._decoder.add(index), self._length
+        content, whole = alone.content, piece.encode("utf-8", "replace")
+        if piece and whole.startswith(self._unfinished):
+            content = whole[len(self._unfinished) :]
+        self._unfinished = b"" if piece else self._unfinished + content
+        self._length += len(self._utf8.decode(content))
+        text = self._text_of(index)
+        if text:
+            # Bytes that are no character may come before it.
+            offset = self._length - len(content.decode("utf-8", "replace"))
+        return WrittenToken(text or piece or alone.text, content, offset)
+
+    def alone(self, index: int) -> WrittenToken:
+        """Return a token that may follow, such as an alternative to the one that does."""
+        (entry,), text = self._tokenizer.tokens([index]), self._text_of(index)
+        is_unfinished = not text and _UNFINISHED in self._tokenizer.decode([index])
+        return WrittenToken(text or entry, part_of_character(entry) if is_unfinished else text.encode())
+
+
+def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Return the text of each token: see `WrittenToken`.
 
     Args:
         tokenizer: of the tokens.
         ids: tokens of one text.
     """
-    text_of, decoder = _writer(tokenizer), StreamingDecoder(tokenizer.decode)
-    pieces = [decoder.add(index) for index in ids]
-    return [
-        text or piece or entry
-        for text, piece, entry in zip(map(text_of, ids), pieces, tokenizer.tokens(ids), strict=True)
-    ]
+    writer = TokenWriter(tokenizer)
+    return [writer.add(index).text for index in ids]
 
 
 def written_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

@@ -17,7 +17,7 @@ from clearhead.fast.int8 import is_int8
 from clearhead.files import read_json_object, read_model_text, read_typed
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.files.folder import CONFIG
-from clearhead.hf.files.hub import looks_like_hub_name
+from clearhead.hf.files.hub import looks_like_hub_name, repository_of
 from clearhead.printing import num_parameters
 from clearhead.runs.directory import AVERAGED, RUN_FILE, is_run_directory
 from clearhead.runs.metrics import FILE_NAME, read_metrics
@@ -209,10 +209,7 @@ def _base(hf_checkpoint: HFCheckpoint | None, data: Mapping[str, Any]) -> str | 
     init = str(data.get("task", {}).get("init", ""))
     if init and looks_like_hub_name(init) and not Path(init).exists():
         return init
-    # In the hub's cache the folder is models--OWNER--NAME/snapshots/COMMIT.
-    parts = hf_checkpoint.folder.parts if hf_checkpoint is not None else ()
-    names = [part.removeprefix("models--").replace("--", "/") for part in parts if part.startswith("models--")]
-    return names[-1] if names else None
+    return None if hf_checkpoint is None else repository_of(hf_checkpoint.folder)
 
 
 def _pipeline(task: TaskRecord) -> str | None:

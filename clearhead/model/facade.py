@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -267,7 +268,7 @@ class Model(Predictions, Saving):
         if self.hf_checkpoint is None:
             return resolved(kind, given, {})
         has_encoder, config = self.module.encoder is not None, self.hf_checkpoint.generation_config
-        settings = config.settings(has_encoder=has_encoder, max_positions=self.module.max_positions)
+        settings = config.settings(has_encoder=has_encoder, max_positions=self.spec.position_limit)
         return resolved(kind, given, settings)
 
     def for_task(self, task: str) -> tuple[Model, str]:
@@ -483,6 +484,10 @@ class Model(Predictions, Saving):
             return read_input(module, self.tokenizer, self.task, text)
         if module.encoder is None:
             options = self._resolved(GenerateOptions, given.generation) if given.generate else None
+            if options is not None:
+                # A view stops at the last position, and shows also what happens beyond the declared length.
+                computed = self.spec.declared_length is not None
+                options = replace(options, must_fit=False, beyond_positions=computed)
             prompt_format = self._prompt_format(given.chat, given.generation if given.generate else {})
             return read_prompt(module, self.tokenizers, text, options, prompt_format)
         special_tokens, config = self.languages(given.from_language, given.to_language)

@@ -69,7 +69,8 @@ def max_input_length(module: Transformer, max_length: int | None) -> int:
         max_length: of its training texts; None: not known.
     """
     limits = [limit for limit in (max_length, module.max_positions) if limit is not None]
-    return min(limits, default=LONGEST_INPUT)
+    longest = min(limits, default=LONGEST_INPUT)
+    return min(longest, module.spec.position_limit or longest)
 
 
 def encode_sides(

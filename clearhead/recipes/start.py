@@ -73,7 +73,7 @@ def started(plan: DataPlan, reference: str, minutes: float) -> Fitted:
     message(f"{reference}: {count:,} parameters")
     saved_as = "" if initial.hf_checkpoint is None else str(initial.hf_checkpoint.config.get("model_type", ""))
     most = _BLOCK if isinstance(plan.survey, TextSurvey) else _LONGEST
-    most = min(most, module.max_positions or most)
+    most = min(most, initial.spec.position_limit or most)
 
     def tried(rank: int | None, why: str) -> Way:
         recipe = start_recipe(

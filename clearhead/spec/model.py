@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from clearhead.arguments import checked
 from clearhead.errors import InputError, nearest, within
 from clearhead.files import LARGEST_JSON, parse_json, read_model_text, typed
-from clearhead.spec.base import MOST_LAYERS, AnyNode, Node, Reference
+from clearhead.spec.base import MOST_LAYERS, AnyNode, Count, Node, Reference
 from clearhead.spec.node_checks import node_faults
 from clearhead.spec.nodes import (
     Attention,
@@ -26,7 +26,7 @@ from clearhead.spec.nodes import (
     Table,
     Xavier,
 )
-from clearhead.spec.positions import Disentangled, DistanceTable, RelativeBuckets, TableHeads
+from clearhead.spec.positions import Disentangled, DistanceTable, Learned, RelativeBuckets, Rotary, TableHeads
 from clearhead.spec.pydantic_errors import error_messages
 from clearhead.spec.registry import Need, needs, refuse_absent_parts
 from clearhead.spec.traversal import walk
@@ -39,6 +39,7 @@ class Model(Node):
     decoder: Stack | None = None
     head: Head | None = None
     initialization: Annotated[Xavier | Normal, Field(discriminator="kind")] = Xavier()
+    declared_length: Count | None = None  # max_position_embeddings of a checkpoint that computes its positions
 
     @property
     def num_outputs(self) -> int | None:
@@ -51,6 +52,18 @@ class Model(Node):
         """The stacks by name, in the order in which they run."""
         both: dict[Literal["encoder", "decoder"], Stack | None] = {"encoder": self.encoder, "decoder": self.decoder}
         return {name: stack for name, stack in both.items() if stack is not None}
+
+    @property
+    def position_limit(self) -> int | None:
+        """Longest sequence in tokens, by position tables or the declared length; None: no limit."""
+        places = [stack.embedding.position for stack in self.stacks.values()]
+        limits = [place.rows - place.offset for place in places if isinstance(place, Learned)]
+        if self.declared_length is not None:
+            # A window's rotation may be scaled otherwise: every layer must reach the limit.
+            rotations = [node for _, node in walk(self) if isinstance(node, Rotary)]
+            reached = [rotation.extended(self.declared_length) for rotation in rotations]
+            limits.append(min(reached, default=self.declared_length))
+        return min(limits, default=None)
 
     @property
     def family(self) -> Literal["encoder", "decoder", "encoder-decoder"]:

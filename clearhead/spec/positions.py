@@ -112,6 +112,14 @@ class Rotary(Node):
     size: Count | None = None  # rotated dimensions of a head, from the first; None: all of them
     scaling: RotaryScaling | None = None
 
+    def extended(self, length: int) -> int:
+        """Return the longest sequence that the scaling extends a declared length to, both in tokens."""
+        scaling = self.scaling
+        if scaling is None or isinstance(scaling, LongRopeScaling):
+            return length
+        original = scaling.original_length if isinstance(scaling, BandScaling | YarnScaling) else length
+        return max(length, int(scaling.factor * original))
+
 
 # --- on the scores --------------------------------------------------------------------------------------------
 

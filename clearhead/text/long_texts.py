@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-from clearhead.errors import InputError, LongTexts, nth_text
+from clearhead.errors import ContextTooLong, InputError, LongTexts, nth_text
 from clearhead.text.tokenizer import Tokenizer
 
 # Tokens are a few characters long; what is behind so many is truncated before the text is tokenized.
@@ -38,9 +38,9 @@ def refuse_enormous(texts: Sequence[str], most: int | None, what: str = "text") 
     for number, text in enumerate(texts, start=1):
         if len(text) > limit:
             name = f"the {what}" if len(texts) == 1 else nth_text(number, what)
-            raise InputError(
-                name + f" has {len(text):,} characters, but at most {limit:,} are read at once: split or shorten it"
-            )
+            kind = InputError if most is None else ContextTooLong
+            most_read = f"{limit:,} are read at once" + ("" if most is None else f", for {most:,} tokens")
+            raise kind(name + f" has {len(text):,} characters, but at most {most_read}: split or shorten it")
 
 
 def encode_start(tokenizer: Tokenizer, texts: Sequence[str], most: int) -> tuple[list[list[int]], list[bool]]:

@@ -35,13 +35,13 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
     for index, entry in enumerate(entries):
         text = tokenizer.decode([before, index])
         fresh = text[len(known) :] if text.startswith(known) else ""
-        found.append(_part_of_character(entry) if _UNFINISHED in fresh else fresh.encode())
+        found.append(part_of_character(entry) if _UNFINISHED in fresh else fresh.encode())
     _check(tokenizer, before, known, found)
     return found
 
 
-def _part_of_character(entry: str) -> bytes:
-    """Return the bytes of an entry that is not text by itself."""
+def part_of_character(entry: str) -> bytes:
+    """Return the bytes of a vocabulary entry that is not text by itself, such as a part of a character."""
     piece = _BYTE_PIECE.fullmatch(entry)
     if piece is not None:
         return bytes([int(piece[1], 16)])

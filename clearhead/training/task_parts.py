@@ -99,7 +99,10 @@ class TaskSetup:
                 head=head,
                 prefix=prefix,
             )
-        base = with_dropout(self.initial.spec, self.run_file.model)
+        base, length = with_dropout(self.initial.spec, self.run_file.model), self.run_file.data.max_length
+        if base.declared_length is not None and length > (base.position_limit or length):
+            # Training on longer sequences extends the checkpoint's limit.
+            base = base.model_copy(update={"declared_length": length})
         if head is not None:
             return with_head(base, head)
         if self.initial.has_vocabulary_head:

@@ -9,6 +9,7 @@ import random
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +66,7 @@ class PrefixModel(Transformer):
         self.next_logits = next_logits
         self.vocab = vocab
         self.most = max_positions
+        self.spec = SimpleNamespace(position_limit=max_positions)  # type: ignore[assignment]
         self.rows_per_call: list[int] = []
 
     @property

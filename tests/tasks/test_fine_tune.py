@@ -198,3 +198,14 @@ def test_vectors_are_written_with_the_files_that_make_them(tmp_path: Path) -> No
     torch.testing.assert_close(torch.from_numpy(run.embed(texts)), pooled, rtol=0, atol=1e-5)
     again = ch.load(tmp_path / "back", device="cpu", precision="fp32")
     torch.testing.assert_close(torch.from_numpy(again.embed(texts)), pooled, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("max_length", "expected"), [(20, 61), (83, 83)])
+def test_training_on_longer_texts_extends_the_declared_length(max_length: int, expected: int, tmp_path: Path) -> None:
+    """Of the run, and of the checkpoint that it is saved as."""
+    start = checkpoints.rotary_model(tmp_path / "start")
+    train(made.write_run(tmp_path, start, 'kind = "generate"', "text", steps=1, max_length=max_length))
+    trained = ch.load(tmp_path / "run")
+    assert trained.spec.position_limit == expected
+    trained.save(tmp_path / "saved", format="hf")
+    assert json.loads((tmp_path / "saved/config.json").read_text())["max_position_embeddings"] == expected

@@ -80,8 +80,8 @@ def score_targets(
             f"there are {len(sources)} sources but {len(targets)} targets: give one target for each source."
         )
     inputs, labels = [target[:-1] for target in targets], [tuple(target[1:]) for target in targets]
-    check_lengths(sources, module.max_positions, what="source")
-    check_lengths(labels, module.max_positions, what="target")
+    check_lengths(sources, module.spec.position_limit, what="source")
+    check_lengths(labels, module.spec.position_limit, what="target")
     per_token: list[list[float]] = [[] for _ in labels]
     module, device = in_evaluation(module), device_of(module)
     # Every target token takes a row of logits, so a large vocabulary needs smaller batches.

@@ -180,7 +180,7 @@ def _checked(
     ][:10]
     if window is None:
         lengths = [len(ids) - 1 for ids in sequences]
-        window = most or max(lengths, default=1)
+        window = module.spec.position_limit or max(lengths, default=1)
         if most is None and window > LONGEST_PROMPT:
             number = lengths.index(window) + 1
             faults.append(

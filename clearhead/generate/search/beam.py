@@ -143,7 +143,7 @@ def target_limits(module: Transformer, source_lengths: Sequence[int], options: S
     Raises:
         InputError: `max_length` or `min_length` is beyond the decoder's positions.
     """
-    most = module.max_positions
+    most = module.spec.position_limit
     lengths = {"max_length": options.max_length, "min_length": options.min_length}
     faults = [
         argument(name) + f" is {length}, but the model's decoder has {most} positions: use {most} or less."

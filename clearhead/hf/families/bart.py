@@ -114,9 +114,9 @@ def _after_padding(c: Values) -> spec.Sinusoidal:
 
 
 def _positions(model: spec.Model) -> int | None:
-    """The number of positions; sinusoidal ones have no limit."""
+    """The number of learned positions, or the declared length of sinusoidal ones."""
     position = model.encoder.embedding.position if model.encoder else None
-    return position.rows - position.offset if isinstance(position, spec.Learned) else None
+    return position.rows - position.offset if isinstance(position, spec.Learned) else model.declared_length
 
 
 def _is_scaled(model: spec.Model) -> bool:

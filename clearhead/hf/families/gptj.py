@@ -34,6 +34,7 @@ KEYS = (
     Key("n_layer", 28, blocks.count_layers("decoder"), aliases=("num_hidden_layers",)),
     Key("n_head", 16, f"{SELF}.num_heads", aliases=("num_attention_heads",)),
     Key("rotary_dim", 64, f"{SELF}.position.size"),
+    Key("n_positions", 2048, "declared_length", aliases=("max_position_embeddings",)),
     Key("n_inner", None, f"{FEED}.size", kind=int),
     Key("activation_function", "gelu_new", f"{FEED}.activation", names=blocks.ACTIVATIONS),
     Key("layer_norm_epsilon", 1e-5, "decoder.final_norm.eps"),
@@ -67,12 +68,13 @@ FAMILIES = (
             Fixed("rotary", (True,), "a decoder without rotary positions is not supported"),
             Fixed("scale_attn_weights", (True,), "unscaled scores are not supported"),
         ),
-        # The length of a computed table, and settings of a head that no class has.
+        # Settings of a head that no class has.
         inert=(
-            "n_positions", "max_position_embeddings", "n_ctx", "summary_activation", "summary_first_dropout",
-            "summary_proj_to_labels", "summary_type", "summary_use_proj",
+            "n_ctx", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
+            "summary_use_proj",
         ),
         prefix="transformer.",
+        rows_key="n_positions",
         table="wte.weight",
         ignored=(r"h\.\d+\.attn\.(bias|masked_bias|embed_positions)",),
     ),

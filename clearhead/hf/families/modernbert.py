@@ -127,7 +127,7 @@ FAMILIES = (
             Key("rope_parameters", None, _rope_parameters, kind=layer_types.Rotations),
             Key("rope_scaling", None, kind=rope.Rotation),
             *(Key(name, theta) for name, theta in THETAS.items()),
-            Key("max_position_embeddings", 8192),
+            Key("max_position_embeddings", 8192, "declared_length"),
             Key("original_max_position_embeddings", None, kind=int),
             Key("classifier_pooling", "cls", blocks.in_head(spec.Pool, "by"), names=POOLINGS),
             Key("classifier_bias", False, blocks.in_head(spec.Linear, "bias")),

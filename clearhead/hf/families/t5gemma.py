@@ -72,8 +72,10 @@ def _values(c: Values, side: Side) -> Values:
 
 
 def _model(c: Values) -> spec.Model:
-    encoder, decoder = (_stack(_values(c, side), side) for side in SIDES)
-    return spec.Model(encoder=encoder, decoder=decoder, initialization=blocks.INITIALIZATION)
+    values = [_values(c, side) for side in SIDES]
+    encoder, decoder = (_stack(some, side) for some, side in zip(values, SIDES, strict=True))
+    length = min(some["max_position_embeddings"] for some in values)
+    return spec.Model(encoder=encoder, decoder=decoder, initialization=blocks.INITIALIZATION, declared_length=length)
 
 
 def _lm_head(c: Values) -> spec.Head:

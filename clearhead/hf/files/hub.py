@@ -25,6 +25,17 @@ def looks_like_hub_name(reference: str) -> bool:
     return _NAME.fullmatch(name) is not None and ".." not in name and not name.endswith(_FILES)
 
 
+def is_local(reference: str) -> bool:
+    """Return whether a reference names files of this machine, with or without a label such as @best."""
+    return Path(reference).exists() or Path(reference.rpartition("@")[0] or reference).exists()
+
+
+def repository_of(folder: Path) -> str | None:
+    """Return the repository of a folder in the hub's cache, models--OWNER--NAME/snapshots/COMMIT; None: another one."""
+    names = [part.removeprefix("models--").replace("--", "/") for part in folder.parts if part.startswith("models--")]
+    return names[-1] if names else None
+
+
 def local(reference: str) -> str:
     """Return a reference with the folder of the files in place of a name on the hub, downloaded where needed.
 
@@ -39,8 +50,7 @@ def local(reference: str) -> str:
     path = Path(reference)
     if any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts):
         raise InputError(f"{reference[:60]}... has a name of more than {LONGEST_NAME} bytes, which no file can have")
-    is_here = path.exists() or Path(reference.rpartition("@")[0] or reference).exists()
-    return str(fetch(reference)) if not is_here and looks_like_hub_name(reference) else reference
+    return str(fetch(reference)) if not is_local(reference) and looks_like_hub_name(reference) else reference
 
 
 def find_checkpoint(reference: str) -> Path | None:

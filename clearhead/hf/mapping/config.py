@@ -234,7 +234,7 @@ def _flat(model: spec.Model) -> dict[str, Any]:
     found = {}
     for path, node in spec.walk(model):
         for name, value in node:
-            if name == "initialization" or path == "initialization":
+            if name in ("initialization", "declared_length") or path == "initialization":
                 continue
             if isinstance(node, spec.Attention) and name == "scale" and value is None:
                 value = node.head_size**-0.5

@@ -159,7 +159,7 @@ class Family:
         is_tied_by_file: whether a file without an output is tied, whatever the config says.
         constants: tables that are computed here.
         written: inert keys that are written for a model that was not loaded, because the class's default may not fit.
-        rows_key: the key with the number of rows of such tables.
+        rows_key: the key with the number of rows of such tables, and the longest sequence of computed positions.
         layouts: rules that replace `rules` in files with a tensor whose name after the prefix matches this pattern.
     """
 
@@ -206,4 +206,7 @@ class Family:
         model = self.model(values)
         if not variant.has_decoder:
             model = model.model_copy(update={"decoder": None})
-        return model.model_copy(update={"head": variant.head(values)})
+        length = model.declared_length
+        if any(isinstance(node, spec.Rotary | spec.Sinusoidal) for _, node in spec.walk(model)):
+            length = values.get(self.rows_key, length)
+        return model.model_copy(update={"head": variant.head(values), "declared_length": length})

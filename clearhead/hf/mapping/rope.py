@@ -78,7 +78,7 @@ def keys(theta: float, attention: str, length: int) -> tuple[Key, ...]:
         Key("rope_theta", theta, f"{position}.theta"),
         Key("rope_scaling", None, lambda model: scaling_config(value_at(model, position)), kind=Rotation),
         Key("rope_parameters", None, kind=Rotation),
-        Key("max_position_embeddings", length, lambda model: _max_length(value_at(model, position))),
+        Key("max_position_embeddings", length, lambda model: _max_length(model, position)),
         Key("original_max_position_embeddings", None, kind=int),
     )
 
@@ -191,11 +191,13 @@ def scaling_config(position: spec.Rotary) -> dict[str, Any] | None:
     return found
 
 
-def _max_length(position: spec.Rotary) -> int | None:
-    """Return the longest sequence, where the scaling implies it."""
-    match position.scaling:
+def _max_length(model: spec.Model, position: str) -> int | None:
+    """Return the longest sequence: the declared length, or the one that the scaling implies."""
+    match value_at(model, position).scaling:
         case spec.DynamicScaling(original_length=length):
             return length
+        case _ if model.declared_length is not None:
+            return model.declared_length
         case (
             spec.BandScaling(factor=factor, original_length=length)
             | spec.YarnScaling(factor=factor, original_length=length)

@@ -18,7 +18,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from clearhead.errors import InputError, RunFailure
+from clearhead.errors import ContextTooLong, InputError, Reference, RunFailure
 from clearhead.machine import give_memory_back
 from clearhead.serve.api.failures import Busy, Closing
 from clearhead.serve.api.generating import generating_router
@@ -106,11 +106,22 @@ _STATUS: Final[dict[type[Exception], int]] = {
 }
 
 
+_CLIENT_NAMES: Final = {"max_new_tokens": "max_tokens", "beyond_positions": "--beyond-positions on the server"}
+
+
 def _answer(status: int) -> Any:
     def handler(_: Request, error: Exception) -> Response:
-        return refused(status, f"{error}")
+        if isinstance(error, InputError):
+            error.lines = tuple(line.renamed(_as_client) for line in error.lines)
+        code = "context_length_exceeded" if isinstance(error, ContextTooLong) else None
+        return refused(status, f"{error}", code=code)
 
     return handler
+
+
+def _as_client(reference: Reference) -> str | Reference:
+    """Name an argument of Python by the field of OpenAI's protocol, or the option of the server, that stands for it."""
+    return _CLIENT_NAMES.get(reference.name, reference)
 
 
 def _unexpected(_: Request, error: Exception) -> Response:
@@ -135,7 +146,7 @@ def _misread(_: Request, error: Exception) -> Response:
     if isinstance(fault.get("input"), bytes):
         return refused(400, "the body is not declared as JSON: send the header Content-Type: application/json")
     if fault["type"] == "extra_forbidden":
-        name = ".".join(part for part in place if not part.startswith(("list[", "function")))
+        name = ".".join(part for part in place if not part.startswith(("list[", "function-")))
         return refused(400, f"{name} is not supported: leave it out", name)
     if fault["type"] == "missing":
         return refused(400, f"{'.'.join(place) or 'the body'} is missing", field)

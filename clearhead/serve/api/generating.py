@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -19,6 +18,7 @@ from clearhead.generate.continuation import GenerateRequest
 from clearhead.generate.json_schema import with_schema
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.results import Continuation
+from clearhead.maps.token_texts import TokenWriter, WrittenToken
 from clearhead.serve.api.engine import Ended, Job, Step, events
 from clearhead.serve.api.openai_types import ChatRequest, CompletionRequest, _Generating
 from clearhead.serve.api.served import Models, Scored, Served, given
@@ -37,6 +37,8 @@ class Choice:
         steps: its tokens so far.
         scored: the prompt, where it is echoed with log-probabilities.
         prefix: the text of the prompt, where it is echoed.
+        written_prompt: the tokens of the prompt, where it is echoed with log-probabilities.
+        writer: of its tokens; None before the first one.
     """
 
     index: int
@@ -46,6 +48,16 @@ class Choice:
     continuation: Continuation | None = None
     scored: Scored | None = None
     prefix: str = ""
+    written_prompt: Sequence[WrittenToken] = ()
+    writer: TokenWriter | None = None
+
+    def write(self, served: Served, step: Step) -> WrittenToken:
+        """Return the token of the next step; end tokens write nothing."""
+        assert self.request is not None
+        if self.writer is None:
+            self.writer = TokenWriter(served.tokenizer, self.request.context(0), self.request.end_ids)
+        token = self.writer.add(step.token)
+        return replace(token, offset=len(self.prefix) + token.offset)
 
     @property
     def text(self) -> str:
@@ -71,6 +83,8 @@ def generating_router(models: Models) -> APIRouter:
         if limit == 0 and not asked.echo:
             raise InputError("max_tokens is 0, so that nothing is generated: raise it, or ask for the prompt with echo")
         options = _options(served, asked, max(limit, 1))
+        # Without max_tokens an answer ends at the last position.
+        options = replace(options, must_fit=asked.max_tokens is not None and limit > 0)
         shape = _Completion(served, asked, limit)
         requests = [served.request(prompt, options) for prompt in asked.prompts]
         return await _answered(request, served, asked, shape, requests)
@@ -103,6 +117,7 @@ def _options(served: Served, asked: _Generating, limit: int | None) -> GenerateO
             num_return_sequences=asked.n if asked.n > 1 and asked.temperature != 0 else None,
             stop=stops or None,
             seed=None if asked.temperature == 0 else asked.seed,
+            beyond_positions=served.beyond_positions or None,
         )
     )
 
@@ -116,7 +131,8 @@ def _chat_text(served: Served, asked: ChatRequest) -> str:
     for number, message in enumerate(asked.messages, start=1):
         if message.content is None:
             raise InputError(f"message {number} has no content")
-        messages.append({"role": message.role, "content": message.content})
+        name = {} if message.name is None else {"name": message.name}
+        messages.append({"role": message.role, "content": message.content, **name})
     return template.render(messages)
 
 
@@ -134,7 +150,7 @@ class _Completion:
         return {
             "index": choice.index,
             "text": choice.text,
-            "logprobs": self._logprobs(choice.steps, choice.scored),
+            "logprobs": self._logprobs(choice, choice.steps, choice.scored),
             "finish_reason": choice.finish_reason or "length",
         }
 
@@ -143,28 +159,29 @@ class _Completion:
         return {
             "index": choice.index,
             "text": (choice.prefix if is_first else "") + text,
-            "logprobs": self._logprobs(steps, scored),
-            "finish_reason": choice.finish_reason,
+            "logprobs": self._logprobs(choice, steps, scored),
+            "finish_reason": None if steps else choice.finish_reason or "length",
         }
 
-    def _logprobs(self, steps: Sequence[Step], scored: Scored | None) -> dict[str, Any] | None:
+    def _logprobs(self, choice: Choice, steps: Sequence[Step], scored: Scored | None) -> dict[str, Any] | None:
         if self.asked.logprobs is None:
             return None
-        ids = [step.token for step in steps]
+        tokens = [choice.write(self.served, step) for step in steps]
         values: list[float | None] = [step.log_probability for step in steps]
         alternatives: list[Sequence[tuple[int, float]] | None] = [step.alternatives for step in steps]
         if scored is not None:
-            ids = [*scored.ids, *ids]
+            tokens = [*choice.written_prompt, *tokens]
             values = [*scored.log_probabilities, *values]
             alternatives = [*scored.alternatives, *alternatives]
-        texts = self.served.token_texts(ids)
-        offsets = list(itertools.accumulate(map(len, texts[:-1]), initial=0))[: len(texts)]
+        # The tokens of a stop text end after the text, which is known once the sequence has ended.
+        most = None if choice.continuation is None else len(choice.text)
+        offsets = [token.offset if most is None else min(token.offset, most) for token in tokens]
         top = [None if some is None else self._named(some) for some in alternatives]
+        texts = [token.text for token in tokens]
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets}
 
     def _named(self, alternatives: Sequence[tuple[int, float]]) -> dict[str, float]:
-        texts = self.served.token_texts([index for index, _ in alternatives])
-        return {text: value for text, (_, value) in zip(texts, alternatives, strict=True)}
+        return {token.text: value for token, value in self.served.known_tokens(alternatives)}
 
 
 class _Chat:
@@ -174,7 +191,7 @@ class _Chat:
     echoes, generates = False, True
 
     def __init__(self, served: Served, asked: ChatRequest) -> None:
-        if asked.top_logprobs is not None and not asked.logprobs:
+        if asked.top_logprobs and not asked.logprobs:
             raise InputError("top_logprobs needs logprobs: true")
         self.served, self.asked = served, asked
         self.alternatives = asked.top_logprobs or 0
@@ -183,7 +200,7 @@ class _Chat:
         return {
             "index": choice.index,
             "message": {"role": "assistant", "content": choice.text},
-            "logprobs": self._logprobs(choice.steps),
+            "logprobs": self._logprobs(choice, choice.steps),
             "finish_reason": choice.finish_reason,
         }
 
@@ -194,25 +211,23 @@ class _Chat:
         return {
             "index": choice.index,
             "delta": delta,
-            "logprobs": self._logprobs(steps),
-            "finish_reason": choice.finish_reason,
+            "logprobs": self._logprobs(choice, steps),
+            "finish_reason": None if steps else choice.finish_reason,
         }
 
-    def _logprobs(self, steps: Sequence[Step]) -> dict[str, Any] | None:
+    def _logprobs(self, choice: Choice, steps: Sequence[Step]) -> dict[str, Any] | None:
         if not self.asked.logprobs:
             return None
         content = []
         for step in steps:
-            (own,) = self._named([(step.token, step.log_probability)])
-            content.append({**own, "top_logprobs": self._named(step.alternatives)})
+            top = [_named(*known) for known in self.served.known_tokens(step.alternatives)]
+            own = _named(choice.write(self.served, step), step.log_probability)
+            content.append({**own, "top_logprobs": top})
         return {"content": content, "refusal": None}
 
-    def _named(self, found: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
-        texts = self.served.token_texts([index for index, _ in found])
-        return [
-            {"token": text, "logprob": value, "bytes": list(text.encode())}
-            for text, (_, value) in zip(texts, found, strict=True)
-        ]
+
+def _named(token: WrittenToken, log_probability: float) -> dict[str, Any]:
+    return {"token": token.text, "logprob": log_probability, "bytes": list(token.content)}
 
 
 async def _answered(
@@ -239,9 +254,11 @@ async def _answered(
         "created": int(time.time()),
         "model": served.name,
     }
-    if not shape.generates:
+    if not shape.generates and not asked.stream:
         return _whole(head, shape, choices)
-    running = _merged([_generated(served, made, some, shape.alternatives) for made, some in jobs])
+    running = _echoed(choices)
+    if shape.generates:
+        running = _merged([_generated(served, made, some, shape.alternatives) for made, some in jobs])
     if not asked.stream:
         await _until_gone(request, _drained(running))
         return _whole(head, shape, choices)
@@ -266,10 +283,19 @@ async def _echo(
         ids = [tuple(made.prompts[0]) for made, _ in jobs]
         k = shape.alternatives
         scored = await asyncio.wrap_future(served.engine.call(("score", k), lambda some: served.score(some, k), ids))
-    for (made, choices), found in zip(jobs, scored, strict=True):
-        text = served.model.tokenizers.source.decode(served.prompt_ids(made))
+    assert isinstance(asked, CompletionRequest)
+    for (made, choices), found, prompt in zip(jobs, scored, asked.prompts, strict=True):
+        read = served.prompt_ids(made)
+        text = prompt if isinstance(prompt, str) else served.model.tokenizers.source.decode(read)
+        written = served.written_prompt(prompt, read) if is_scored else ()
         for choice in choices:
-            choice.prefix, choice.scored = text, found
+            choice.prefix, choice.scored, choice.written_prompt = text, found, written
+
+
+async def _echoed(choices: list[Choice]) -> AsyncIterator[tuple[Choice, Step | None]]:
+    """Yield each choice of an answer that is the prompt alone."""
+    for choice in choices:
+        yield choice, None
 
 
 async def _generated(

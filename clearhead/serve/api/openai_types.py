@@ -1,10 +1,12 @@
-"""What clients send in OpenAI's protocol. A field that is not honoured is refused by its name.
+"""Request bodies of OpenAI's protocol: a field with an effect that is not supported is refused by its name.
 
 Source: the OpenAI API reference, completions, chat and embeddings.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -15,21 +17,40 @@ Token = Annotated[int, Field(ge=0, lt=2**31)]
 # Of a hundred thousand wrong items only the first is told: records of all would take seconds and much memory.
 Tokens = Annotated[list[Token], Field(min_length=1, max_length=LONGEST_PROMPT, fail_fast=True)]
 MOST_CHOICES, MOST_PROMPTS, MOST_STOPS = 64, 2048, 16
+Prompts = Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
+
+
+Neutral = Mapping[str, tuple[object, ...]]
+ANY = object()
+"""Every value of a field is neutral."""
 
 
 class Body(BaseModel):
-    """A part of what a client sends, in which a field that is not known is refused."""
+    """An object of a request: null stands for an absent field, and unknown fields are refused."""
 
+    NEUTRAL: ClassVar[Neutral] = {}
+    """Fields that are not supported, with the values that change nothing."""
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
-    def _with_one_unknown(cls, given: Any) -> Any:
-        """Keep one field of those that are not known: it is told, and records of all would take much memory."""
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = [name for name in given if name not in known] if isinstance(given, dict) else []
-        dropped = set(unknown[1:])
-        return {name: value for name, value in given.items() if name not in dropped} if dropped else given
+    def _without_neutral(cls, given: Any) -> Any:
+        """Drop neutral values, and unknown fields but the first: errors about all would take much memory."""
+        if not isinstance(given, dict):
+            return given
+        known = {field.alias or name for name, field in cls.model_fields.items()} | cls.NEUTRAL.keys()
+        unknown = itertools.islice((name for name in given if name not in known and given[name] is not None), 1)
+        kept = {name: given[name] for name in (*known, *unknown) if name in given}
+        return {name: value for name, value in kept.items() if not cls._is_neutral(name, value)}
+
+    @classmethod
+    def _is_neutral(cls, name: str, value: Any) -> bool:
+        if value is None:
+            return name not in cls.model_fields or not cls.model_fields[name].is_required()
+        neutral = cls.NEUTRAL.get(name, ())
+        # In Python False equals 0.
+        is_listed = any(value == known and isinstance(value, bool) == isinstance(known, bool) for known in neutral)
+        return ANY in neutral or is_listed
 
 
 class _Request(Body):
@@ -38,12 +59,14 @@ class _Request(Body):
 
 
 class StreamOptions(Body):
-    """What a stream ends with."""
+    """Additions to a stream."""
 
+    NEUTRAL: ClassVar[Neutral] = {"include_obfuscation": (False,)}
     include_usage: bool = False
 
 
 class _Generating(_Request):
+    NEUTRAL: ClassVar[Neutral] = {"frequency_penalty": (0,), "logit_bias": ({},), "presence_penalty": (0,)}
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
@@ -61,24 +84,26 @@ class _Generating(_Request):
 class CompletionRequest(_Generating):
     """The body of /v1/completions."""
 
-    prompt: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
+    NEUTRAL: ClassVar[Neutral] = {**_Generating.NEUTRAL, "best_of": (1,), "suffix": ("",)}
+    prompt: str | Tokens | Prompts | None
     max_tokens: Annotated[int, Field(ge=0, lt=2**20)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, each a text or ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
+        """The prompts, each a text or ids; null stands for the start of a text."""
+        if self.prompt is None or isinstance(self.prompt, str):
+            return [self.prompt or ""]
         if all(isinstance(one, int) for one in self.prompt):
             return [[one for one in self.prompt if isinstance(one, int)]]
         return [one for one in self.prompt if not isinstance(one, int)]
 
 
 class ChatMessage(Body):
-    """One message of a chat."""
+    """One message of a chat, such as an answer that a client gives back."""
 
+    NEUTRAL: ClassVar[Neutral] = {"annotations": ([],), "tool_calls": ([],)}
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | None = None
     name: str | None = None
@@ -92,8 +117,8 @@ class ChatMessage(Body):
 
 
 def _is_text_part(part: Any) -> bool:
-    is_text = isinstance(part, dict) and part.get("type") == "text" and part.keys() == {"type", "text"}
-    return is_text and isinstance(part["text"], str)
+    given = {name for name, value in part.items() if value is not None} if isinstance(part, dict) else set()
+    return given == {"type", "text"} and part["type"] == "text" and isinstance(part["text"], str)
 
 
 class TextFormat(Body):
@@ -142,6 +167,24 @@ class SchemaFormat(Body):
 class ChatRequest(_Generating):
     """The body of /v1/chat/completions."""
 
+    NEUTRAL: ClassVar[Neutral] = {
+        **_Generating.NEUTRAL,
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "metadata": ({},),
+        "modalities": (["text"],),
+        # Caches and names of users change no answer, nor do parallel calls where there are no tools.
+        **dict.fromkeys(
+            ("parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "safety_identifier"), (ANY,)
+        ),
+        "prompt_cache_retention": ("in_memory",),
+        "reasoning_effort": ("none",),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "verbosity": ("medium",),
+    }
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1, lt=2**20)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**20)] | None = None
@@ -153,7 +196,7 @@ class ChatRequest(_Generating):
 class EmbeddingRequest(_Request):
     """The body of /v1/embeddings."""
 
-    input: str | Tokens | Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
+    input: str | Tokens | Prompts
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
 

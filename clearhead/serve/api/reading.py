@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Response
 
-from clearhead.errors import InputError, nth_text
+from clearhead.errors import ContextTooLong, InputError, nth_text
 from clearhead.model.facade import Model
 from clearhead.predict.outputs import max_input_length
 from clearhead.serve.api.openai_types import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
@@ -91,7 +91,7 @@ def _num_tokens(model: Model, texts: list[str]) -> int:
     ids, is_cut = encode_start(tokenizer, texts, most - extra)
     if any(is_cut):
         name = "input" if len(texts) == 1 else nth_text(is_cut.index(True) + 1)
-        raise InputError(f"{name} has more than the {most:,} tokens that the model reads: split or shorten it")
+        raise ContextTooLong(f"{name} has more than the {most:,} tokens that the model reads: split or shorten it")
     return sum(len(one) + extra for one in ids)
 
 

@@ -10,18 +10,19 @@ LONGEST_MESSAGE: Final = 1000
 _KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit"}
 
 
-def refused(status: int, message: str, param: str | None = None) -> JSONResponse:
+def refused(status: int, message: str, param: str | None = None, code: str | None = None) -> JSONResponse:
     """Return a refusal in the shape of OpenAI's protocol.
 
     Args:
         status: of HTTP.
         message: one sentence.
         param: the field that it is about.
+        code: for programs, such as "context_length_exceeded"; None: there is none.
     """
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     # A message may name what a client sent: a key of a megabyte, or half of a character, which UTF-8 cannot write.
     message, param = _writable(message), None if param is None else _writable(param)
-    content = {"error": {"message": message, "type": kind, "param": param, "code": None}}
+    content = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     headers = {"Retry-After": "1"} if status in (429, 503) else {}
     if status == 503:
         headers["Connection"] = "close"

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from clearhead import core
-from clearhead.errors import InputError, nearest
+from clearhead.errors import ContextTooLong, InputError, nearest
 from clearhead.generate.batching import batches_by_cost, pad_ids, read_tokens
 from clearhead.generate.continuation import GenerateRequest
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prompts import generate_request
 from clearhead.generate.translation import TranslationReading
 from clearhead.maps.reading import ReadKwargs
-from clearhead.maps.token_texts import token_texts
+from clearhead.maps.token_texts import TokenWriter, WrittenToken
 from clearhead.model.facade import Model
 from clearhead.serve.api.engine import Engine
 from clearhead.serve.runs import Runs
@@ -49,12 +49,14 @@ class Served:
         name: by which clients ask for it.
         model: the model.
         shares_prefixes: as of its engine.
+        beyond_positions: whether requests may go beyond the checkpoint's max_position_embeddings.
         created: when it was loaded, in seconds since 1970.
     """
 
     name: str
     model: Model
     shares_prefixes: bool = True
+    beyond_positions: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
@@ -77,9 +79,40 @@ class Served:
         """Of the text that it generates."""
         return self.model.tokenizers.target
 
-    def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Return the text of each token."""
-        return token_texts(self.tokenizer, ids)
+    def known_tokens(self, scored: Sequence[tuple[int, float]]) -> list[tuple[WrittenToken, float]]:
+        """Return tokens with their log-probabilities, without ids that the tokenizer has no entry for.
+
+        Args:
+            scored: ids with log-probabilities.
+        """
+        writer, entries = TokenWriter(self.tokenizer), self._entries
+        return [(writer.alone(index), value) for index, value in scored if index < len(entries) and entries[index]]
+
+    @cached_property
+    def _entries(self) -> list[str]:
+        return self.tokenizer.entries()
+
+    def written_prompt(self, prompt: Prompt, ids: Sequence[int]) -> list[WrittenToken]:
+        """Return the tokens of a prompt, with their places in the text that echoes it.
+
+        Args:
+            prompt: as the client sent it.
+            ids: of the prompt, with special tokens.
+        """
+        writer = TokenWriter(self.tokenizer)
+        tokens = [writer.add(index) for index in ids]
+        if not isinstance(prompt, str) or self.tokenizer.decode(ids) == prompt:
+            return tokens
+        # Unknown words and normalized text are written otherwise: the places are those of the text itself.
+        inner, spans = self.tokenizer.encode_with_spans(prompt)
+        first = next((n for n in range(len(ids)) if list(ids[n : n + len(inner)]) == inner), 0)
+        places, end = [0] * first, 0
+        for start, stop in spans:
+            # White space before a word belongs to its token; parts of a character begin where it does.
+            places.append(min(start, end))
+            end = stop
+        places += [end] * (len(ids) - len(places))
+        return [replace(token, offset=place) for token, place in zip(tokens, places, strict=True)]
 
     def request(self, prompt: Prompt, options: GenerateOptions, *, is_chat: bool = False) -> GenerateRequest:
         """Return a request for one prompt.
@@ -150,15 +183,16 @@ class Served:
             alternatives: how many of the most probable ids come with each token.
 
         Raises:
-            InputError: the model has an encoder, or a prompt is longer than its positions.
+            ContextTooLong: a prompt is longer than the model's positions.
+            InputError: the model has an encoder.
         """
         module = self.model.tree
         if module.encoder is not None:
             raise InputError("echo with logprobs scores a text under a decoder-only model; this one has an encoder")
-        most = module.max_positions
+        most = module.max_positions if self.beyond_positions else module.spec.position_limit
         longest = max(map(len, prompts))
         if most is not None and longest > most:
-            raise InputError(f"a prompt has {longest} tokens, but the model has {most} positions: shorten it")
+            raise ContextTooLong(f"a prompt has {longest} tokens, but the model has {most} positions: shorten it")
         found: dict[int, Scored] = {}
         with torch.inference_mode():
             for batch in batches_by_cost([*map(len, prompts)], budget=read_tokens(module), most_rows=None):

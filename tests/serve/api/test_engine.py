@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from clearhead.generate import prefixes
+from clearhead.maps.token_texts import token_texts
 from clearhead.serve.api import served as served_module
 from clearhead.serve.api.engine import Ended, Engine, Event, Job, events
 from clearhead.serve.api.served import Models, Served
@@ -128,7 +129,7 @@ def test_echo_gives_the_offsets_and_scores_of_the_text(address: str, models: Mod
     found, ids = choice["logprobs"], served.prompt_ids(served.request(text, served.model.generate_options()))
     with torch.no_grad():
         expected = served.model.module(torch.tensor([ids])).logits[0].log_softmax(-1)
-    assert choice["text"].startswith(text) and found["tokens"][: len(ids)] == served.token_texts(ids)
+    assert choice["text"].startswith(text) and found["tokens"][: len(ids)] == token_texts(served.tokenizer, ids)
     assert found["text_offset"] == [len("".join(found["tokens"][:place])) for place in range(len(ids) + 3)]
     assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
     values = [float(expected[place, index]) for place, index in enumerate(ids[1:])]
@@ -137,7 +138,7 @@ def test_echo_gives_the_offsets_and_scores_of_the_text(address: str, models: Mod
         best = expected[place].topk(2)
         # Tokens of one text have one entry.
         assert max(top.values()) == pytest.approx(float(best.values[0]), abs=1e-4)
-        assert set(top) == set(served.token_texts(best.indices.tolist()))
+        assert set(top) == set(token_texts(served.tokenizer, best.indices.tolist()))
 
 
 def test_equal_beginnings_are_read_once(address: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
