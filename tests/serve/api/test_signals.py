@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from tests.hf_models import language_model
@@ -81,3 +82,19 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         os.kill(server.pid, signal.SIGTERM)
         server.communicate(timeout=20)
         assert server.returncode == 143
+
+
+def test_a_schema_that_takes_long_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    schema = {"type": "integer", "multipleOf": 10_000_019}
+    formats = {"type": "json_schema", "json_schema": {"name": "one", "schema": schema}}
+    body = {"messages": [{"role": "user", "content": "a"}], "response_format": formats}
+    with process(tmp_path) as (server, port):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=2)
+        children = psutil.Process(server.pid).children()
+        for _ in range(2):
+            os.kill(server.pid, signal.SIGTERM)
+            time.sleep(0.3)
+        server.communicate(timeout=60)
+        assert server.returncode == 143 and children
+        assert not psutil.wait_procs(children, timeout=20)[1]
