@@ -25,8 +25,6 @@ def run(answer: Callable[[Any], dict[str, Any]]) -> None:
     _limit_memory()
     # Answers go to the file descriptor itself: what `answer` prints is no answer.
     with open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False) as answers:
-        answers.write("{}\n")
-        answers.flush()
         for line in sys.stdin:
             try:
                 result = answer(json.loads(line))

@@ -24,7 +24,7 @@ _START: Final = (
     "import gc, sys; gc.disable(); sys.path += sys.argv[2:]; import child_loop; "
     "answer = __import__(sys.argv[1]).answer; gc.enable(); child_loop.run(answer)"
 )
-SECONDS_TO_START, POLL_SECONDS = 60.0, 0.05
+POLL_SECONDS: Final = 0.05
 CLOCK: Final = 10
 """Seconds by the clock for each second of processor time: other programs may use the processor meanwhile."""
 
@@ -67,7 +67,6 @@ class ChildProcess:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                 )
-                self._exchange(b"", subject, SECONDS_TO_START, is_abandoned)
             answer = self._exchange(json.dumps(request).encode() + b"\n", subject, seconds, is_abandoned)
         if "fault" in answer:
             raise InputError(f"{subject} {answer['fault']}")

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, lru_cache
 from os import PathLike
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from clearhead.child_process import SECONDS_TO_START, ChildProcess
+from clearhead.child_process import ChildProcess
 from clearhead.errors import InputError, argument
 from clearhead.files import read_json_object
 from clearhead.generate.constraints import Constraint
@@ -85,10 +85,12 @@ def with_schema(
         written = json.dumps({**content, "x-guidance": _OPTIONS}, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"the schema is not JSON: {error}") from None
-    vocabulary = _vocabulary(tokenizer, request.end_ids, num_outputs)
-    matcher = _compile(vocabulary, _GRAMMAR + written, abandoned or Event())
+    library_tokenizer, vocabulary = _vocabulary(tokenizer, request.end_ids, num_outputs)
+    _try_grammar(vocabulary, _GRAMMAR + written, abandoned or Event())
+    # The work is the same, so that it ends within the same bounds.
+    matcher = compile_grammar(library_tokenizer, _GRAMMAR + written)
     first_V = _Followed(matcher.deep_copy()).allowed()
-    if not any(vocabulary.tokenizer.decode_bytes([index]).strip() for index in first_V.nonzero()[:, 0].tolist()):
+    if not any(library_tokenizer.decode_bytes([index]).strip() for index in first_V.nonzero()[:, 0].tolist()):
         raise InputError(
             f"no token of this vocabulary ({tokenizer.kind}) begins a text under the schema, as where none writes a "
             "brace: take another schema, or another model"
@@ -118,27 +120,15 @@ class _Followed(Constraint):
         return _refusal(self._matcher.get_error()) if exceeds else None
 
 
-@dataclass(frozen=True)
-class _Vocabulary:
-    """A vocabulary as llguidance reads it.
-
-    Args:
-        tokenizer: of llguidance.
-        request: the JSON object that makes the vocabulary known to a child process.
-    """
-
-    tokenizer: LLTokenizer
-    request: dict[str, Any]
-
-
 @lru_cache(maxsize=4)
-def _vocabulary(tokenizer: Tokenizer, end_ids: tuple[int, ...], num_outputs: int) -> _Vocabulary:
+def _vocabulary(tokenizer: Tokenizer, end_ids: tuple[int, ...], num_outputs: int) -> tuple[LLTokenizer, dict[str, Any]]:
+    """Return llguidance's tokenizer of a vocabulary, and the request that makes it known to a child process."""
     tokens = [*token_bytes(tokenizer), *[b""] * num_outputs][:num_outputs]
     special = [index for index, token in enumerate(tokens) if not token or index in end_ids]
     content = {"tokens": [token.decode("latin-1") for token in tokens], "special": special, "end": [*end_ids]}
     name = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     try:
-        return _Vocabulary(make_tokenizer(tokens, special, [*end_ids]), {"vocabulary": name, **content})
+        return make_tokenizer(tokens, special, [*end_ids]), {"vocabulary": name, **content}
     except ValueError as error:
         raise InputError(f"a schema cannot be followed in this vocabulary: {_sentence(str(error))}") from None
 
@@ -152,25 +142,23 @@ def _children() -> LifoQueue[ChildProcess]:
     return children
 
 
-def _compile(vocabulary: _Vocabulary, grammar: str, abandoned: Event) -> LLMatcher:
-    """Compile a grammar in a child process with bounds, then, where it needs no more than they allow, in this one.
+def _try_grammar(vocabulary: dict[str, Any], grammar: str, abandoned: Event) -> None:
+    """Compile a grammar in a child process with bounds.
 
     Raises:
         InputError: it exceeds a bound, or llguidance refuses it.
     """
     subject, child = "the JSON schema", _children().get()
     try:
-        request = {"vocabulary": vocabulary.request["vocabulary"], "grammar": grammar}
+        request = {"vocabulary": vocabulary["vocabulary"], "grammar": grammar}
         answer = child.ask(request, subject, SECONDS, abandoned.is_set)
         if not answer["is_known"]:
-            child.ask(vocabulary.request, "the vocabulary", SECONDS_TO_START, abandoned.is_set)
+            child.ask(vocabulary, "the vocabulary", SECONDS, abandoned.is_set)
             answer = child.ask(request, subject, SECONDS, abandoned.is_set)
     finally:
         _children().put(child)
     if answer["error"]:
         raise _refusal(answer["error"])
-    # The work is the same, so that it ends within the same bounds.
-    return compile_grammar(vocabulary.tokenizer, grammar)
 
 
 def _refusal(error: str) -> InputError:
