@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clearhead.errors import InputError, RunFailure
 from clearhead.machine import give_memory_back
+from clearhead.serve.api.accepting import accept_connections
 from clearhead.serve.api.failures import Busy, Closing
 from clearhead.serve.api.generating import generating_router
 from clearhead.serve.api.inside import inside_router
@@ -171,7 +173,26 @@ class Server(uvicorn.Server):
         )
         self._traffic: Traffic = app.state.traffic
         self._deadline = 0.0
+        self._accepting: list[asyncio.Task[None]] = []
         self.received: signal.Signals | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections; uvicorn itself would accept more than there are files."""
+        await super().startup(sockets=[])
+        self._accepting = [
+            asyncio.create_task(accept_connections(listener, self._make_protocol, self.server_state.connections))
+            for listener in sockets or ()
+        ]
+
+    def _make_protocol(self) -> Protocol:
+        return Protocol(self.config, self.server_state, self.lifespan.state)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more connections, and end those that are open."""
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle SIGINT and SIGTERM."""

@@ -190,6 +190,16 @@ def test_strangers_are_refused(locked: str, address: str) -> None:
     assert httpx.post(f"{locked}/v1/completions", json=body, headers=wrong).status_code == 401
     right = {"authorization": "Bearer second-key"}
     assert httpx.post(f"{locked}/v1/completions", json=body, headers=right, timeout=60).status_code == 200
+    for scheme, status in (
+        ("bearer", 200),
+        ("BEARER", 200),
+        ("Bearer ", 200),
+        ("Basic", 401),
+        ("", 401),
+        ("Bear", 401),
+    ):
+        headers = {"authorization": f"{scheme} second-key".removeprefix(" ")}
+        assert httpx.get(f"{locked}/v1/models", headers=headers).status_code == status, headers
     assert httpx.get(f"{locked}/health").status_code == 200
     assert httpx.get(f"{address}/v1/models", headers={"host": "evil.example"}).status_code == 400
     assert httpx.get(f"{address}/v1/models", headers={"origin": "http://evil.example"}).status_code == 403

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -23,10 +24,11 @@ BODY = json.dumps({"prompt": "a m", "max_tokens": 5, "temperature": 0}).encode()
 
 
 @contextmanager
-def process(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A server of one model, with its port."""
+def process(folder: Path, files: int | None = None) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server of one model, with its port; `files` is how many it may open."""
+    shell = [] if files is None else ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh"]
     command = [sys.executable, "-m", "clearhead", "serve", str(language_model(folder / "lm")), "--port", "0"]
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    started = subprocess.Popen([*shell, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert started.stdout is not None
         line = started.stdout.readline()
@@ -98,3 +100,13 @@ def test_a_schema_that_takes_long_does_not_hold_up_the_end(tmp_path: Path) -> No
         server.communicate(timeout=60)
         assert server.returncode == 143 and children
         assert not psutil.wait_procs(children, timeout=20)[1]
+
+
+def test_more_connections_than_files_are_one_line_of_the_log(tmp_path: Path) -> None:
+    with process(tmp_path, files=128) as (server, port), contextlib.ExitStack() as stack:
+        for _ in range(400):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+        assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code == 200
+        os.kill(server.pid, signal.SIGTERM)
+        _, messages = server.communicate(timeout=60)
+    assert messages.count("connections are open") == 1 and len(messages) < 1000, messages
