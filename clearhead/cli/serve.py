@@ -29,6 +29,9 @@ Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0
 KeyFile = Annotated[
     Path | None, typer.Option("--api-key-file", metavar="F", help="Keys, one in a line, of which requests carry one.")
 ]
+OpenAPI = Annotated[
+    bool, typer.Option("--openapi", help="Serve /openapi.json with --api-key-file, too; it then needs a key.")
+]
 SharePrefixes = Annotated[
     bool,
     typer.Option(
@@ -43,6 +46,7 @@ def serve(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     api_key_file: KeyFile = None,
+    openapi: OpenAPI = False,
     share_prefixes: SharePrefixes = True,
     device: Device = "auto",
     precision: Precision = "auto",
@@ -80,7 +84,7 @@ def serve(
         for line in _lines(models, host, port):
             print_result(line)
         logging.getLogger("clearhead.serve").setLevel(logging.INFO)  # the log of requests
-        server = Server(make_application(models, Access(hosts_of(host, port), keys=keys)))
+        server = Server(make_application(models, Access(hosts_of(host, port), keys=keys), openapi=openapi))
         server.run(sockets=[listener])
     finally:
         models.join()

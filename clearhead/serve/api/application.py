@@ -28,7 +28,7 @@ from clearhead.serve.api.inside import inside_router
 from clearhead.serve.api.metrics import Metrics
 from clearhead.serve.api.protocol import MOST_HEAD_BYTES, Protocol
 from clearhead.serve.api.reading import reading_router
-from clearhead.serve.api.refusals import refused
+from clearhead.serve.api.refusals import Refusal, refused
 from clearhead.serve.api.served import Models, UnknownModel
 from clearhead.serve.api.tasks import tasks_router
 from clearhead.serve.gate import Access, Gate, Traffic
@@ -42,12 +42,16 @@ SECONDS_TO_FINISH: Final = 60
 """That running requests have after a signal."""
 
 
-def make_application(models: Models, access: Access) -> FastAPI:
+_REFUSALS: Final[dict[int | str, dict[str, Any]]] = {"default": {"model": Refusal, "description": "A refusal."}}
+
+
+def make_application(models: Models, access: Access, *, openapi: bool = False) -> FastAPI:
     """Return the application; whoever makes the models ends them.
 
     Args:
         models: that answer.
         access: who may ask.
+        openapi: whether /openapi.json is served although requests need a key, which it then needs, too.
     """
     workers, metrics = Workers(), Metrics(models)
 
@@ -56,7 +60,9 @@ def make_application(models: Models, access: Access) -> FastAPI:
         yield
         workers.join()
 
-    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    path = "/openapi.json" if openapi or not access.keys else None
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=path, responses=_REFUSALS)
+    app.title = "clearhead"
     for make in (generating_router, reading_router, tasks_router):
         app.include_router(make(models))
     for served in models:
@@ -74,6 +80,8 @@ def make_application(models: Models, access: Access) -> FastAPI:
     app.state.traffic = Traffic()
     app.add_middleware(Gate, access=access, traffic=app.state.traffic, refuse=refused)
     app.add_middleware(metrics.counting)
+    if path is not None:
+        app.openapi()  # kept: to make it takes longer than a callback of the event loop may
     return app
 
 

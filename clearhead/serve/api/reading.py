@@ -30,7 +30,7 @@ def reading_router(models: Models) -> APIRouter:
     async def one(name: str) -> dict[str, Any]:
         return _card(models.named(name))
 
-    @router.get("/health")
+    @router.get("/health", response_class=Response)
     async def health() -> Response:
         return Response(status_code=200)
 
