@@ -33,6 +33,9 @@ Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0
 KeyFile = Annotated[
     Path | None, typer.Option("--api-key-file", metavar="F", help="Keys, one in a line, of which requests carry one.")
 ]
+OpenAPI = Annotated[
+    bool, typer.Option("--openapi", help="Serve /openapi.json with --api-key-file, too; it then needs a key.")
+]
 SharePrefixes = Annotated[
     bool,
     typer.Option(
@@ -58,6 +61,7 @@ def serve(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     api_key_file: KeyFile = None,
+    openapi: OpenAPI = False,
     share_prefixes: SharePrefixes = True,
     beyond_positions: BeyondPositions = False,
     device: Device = "auto",
@@ -93,19 +97,19 @@ def serve(
     named = _named(refs)
     listener = listen(port, host)
     port = listener.getsockname()[1]
-    with listener:
-        models = _in_own_thread(
-            lambda: _loaded(named, device, precision, shares_prefixes=share_prefixes, beyond_positions=beyond_positions)
-        )
-        try:
-            _in_own_thread(lambda: _warm(models))
-            for line in _lines(models, host, port, api_key_file):
-                print_result(line)
-            logging.getLogger("clearhead.serve").setLevel(logging.INFO)  # the log of requests
-            server = Server(make_application(models, Access(hosts_of(host, port), keys=keys)))
-            server.run(sockets=[listener])
-        finally:
-            models.join()
+    models = _in_own_thread(
+        lambda: _loaded(named, device, precision, shares_prefixes=share_prefixes, beyond_positions=beyond_positions)
+    )
+    try:
+        _in_own_thread(lambda: _warm(models))
+        for line in _lines(models, host, port, api_key_file):
+            print_result(line)
+        logging.getLogger("clearhead.serve").setLevel(logging.INFO)  # the log of requests
+        server = Server(make_application(models, Access(hosts_of(host, port), keys=keys), openapi=openapi))
+        server.run(sockets=[listener])
+    finally:
+        models.join()
+        listener.close()
     if server.received == signal.SIGINT:
         raise KeyboardInterrupt
 

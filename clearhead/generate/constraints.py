@@ -11,6 +11,8 @@ from collections.abc import Callable
 from jaxtyping import Bool
 from torch import Tensor
 
+from clearhead.errors import InputError
+
 
 class Constraint(ABC):
     """What may follow in one sequence; it belongs to that sequence alone."""
@@ -21,7 +23,12 @@ class Constraint(ABC):
 
     @abstractmethod
     def take(self, token: int) -> None:
-        """Go on behind a token that was allowed and is no end token."""
+        """Advance by one allowed token (not an end token)."""
+
+    @property
+    @abstractmethod
+    def failure(self) -> InputError | None:
+        """The reason why no token is allowed any more, if the constraint itself is it."""
 
 
 BeginConstraint = Callable[[], Constraint]

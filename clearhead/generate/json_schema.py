@@ -5,24 +5,29 @@ Shapes: V vocabulary.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from os import PathLike
 from pathlib import Path
+from queue import LifoQueue
+from threading import Event
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from clearhead.child_process import ChildProcess
 from clearhead.errors import InputError, argument
 from clearhead.files import read_json_object
 from clearhead.generate.constraints import Constraint
 from clearhead.generate.continuation import GenerateRequest
 from clearhead.generate.options import METHODS
+from clearhead.generate.schema_worker import compile_grammar, make_tokenizer
 from clearhead.text.token_bytes import token_bytes
 from clearhead.text.tokenizer import Tokenizer
 
@@ -31,6 +36,10 @@ if TYPE_CHECKING:
 
 Schema = Mapping[str, Any] | str | PathLike[str]
 """A JSON schema, or the file with one."""
+SECONDS: Final = 5.0
+"""Processor time of a child process for one schema; the same work is done once more in this process."""
+MOST_AT_ONCE: Final = 2
+"""Schemas that are compiled at the same time."""
 # A keyword that is not honoured is refused, whatever the schema itself says about that.
 _OPTIONS: Final = {"lenient": False, "item_separator": ",", "key_separator": ":"}
 # Words of many vocabularies begin with a space, which JSON permits in front of a value: one is allowed there.
@@ -38,7 +47,11 @@ _GRAMMAR: Final = 'start: " "? json\njson: %json '
 
 
 def with_schema(
-    request: GenerateRequest, schema: Schema, tokenizer: Tokenizer, num_outputs: int | None
+    request: GenerateRequest,
+    schema: Schema,
+    tokenizer: Tokenizer,
+    num_outputs: int | None,
+    abandoned: Event | None = None,
 ) -> GenerateRequest:
     """Return a request whose sequences are JSON under a schema where they end, else the start of such a text.
 
@@ -48,10 +61,11 @@ def with_schema(
             without an end, unless the schema has {"x-guidance": {"whitespace_flexible": true}}.
         tokenizer: of the generated text.
         num_outputs: of the model's head.
+        abandoned: an event that ends the compilation of the schema when it is set; None: it runs to its end.
 
     Raises:
-        InputError: llguidance is missing, or does not take the schema or the vocabulary; or the request searches, or
-            its checkpoint forces a token.
+        InputError: llguidance is missing, or refuses the schema or the vocabulary; the schema takes more than 10
+            seconds of processor time or 512 MB; the request searches, or its checkpoint forces a token.
     """
     if request.options.method not in ("greedy", "sample"):
         method = METHODS[request.options.method]
@@ -63,7 +77,7 @@ def with_schema(
     assert num_outputs is not None, "a model that predicts tokens has a head"
     content = schema if isinstance(schema, Mapping) else read_json_object(Path(schema), what="a JSON schema")
     try:
-        import llguidance
+        import llguidance  # noqa: F401 - only whether it is installed
     except ImportError:
         raise InputError(
             argument("schema") + " needs llguidance: install it with pip install 'clearhead[schema]'"
@@ -73,14 +87,14 @@ def with_schema(
     options = {**_OPTIONS, "whitespace_flexible": is_flexible}
     try:
         written = json.dumps({**content, "x-guidance": options}, allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"the schema is not JSON: {error}") from None
-    vocabulary = _vocabulary(tokenizer, request.end_ids, num_outputs)
-    matcher = llguidance.LLMatcher(vocabulary, _GRAMMAR + written, log_level=0)
-    if matcher.is_error():
-        raise InputError(f"the JSON schema is not one that can be followed: {_sentence(matcher.get_error())}")
+    library_tokenizer, vocabulary = _vocabulary(tokenizer, request.end_ids, num_outputs)
+    _try_grammar(vocabulary, _GRAMMAR + written, abandoned or Event())
+    # The work is the same, so that it ends within the same bounds.
+    matcher = compile_grammar(library_tokenizer, _GRAMMAR + written)
     first_V = _Followed(matcher.deep_copy()).allowed()
-    if not any(vocabulary.decode_bytes([index]).strip() for index in first_V.nonzero()[:, 0].tolist()):
+    if not any(library_tokenizer.decode_bytes([index]).strip() for index in first_V.nonzero()[:, 0].tolist()):
         raise InputError(
             f"no token of this vocabulary ({tokenizer.kind}) begins a text under the schema, as where none writes a "
             "brace: take another schema, or another model"
@@ -95,59 +109,67 @@ class _Followed(Constraint):
         self._matcher = matcher
 
     def allowed(self) -> Bool[Tensor, " vocab"]:
-        """Return which tokens may be next: none, where the schema became too complex to be followed."""
+        """Return which tokens may be next: none after a failure, which would let the text end."""
         allowed_V = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
-        # A matcher that fails would let the text end.
         return torch.zeros_like(allowed_V) if self._matcher.is_error() else allowed_V
 
     def take(self, token: int) -> None:
-        """Go on behind a token."""
+        """Advance by one token."""
         self._matcher.consume_token(token)
 
-
-class _Vocabulary:
-    """What llguidance asks of a vocabulary."""
-
-    bos_token_id = None
-
-    def __init__(self, tokenizer: Tokenizer, end_ids: tuple[int, ...], num_outputs: int) -> None:
-        written = [*token_bytes(tokenizer), *[b""] * num_outputs][:num_outputs]
-        self.eos_token_id: int = end_ids[0]
-        self.special_token_ids: list[int] = [
-            index for index, token in enumerate(written) if not token or index in end_ids
-        ]
-        special = {index: f"<{index}>".encode() for index in self.special_token_ids}
-        self.tokens: list[bytes] = [special.get(index, token) for index, token in enumerate(written)]
-
-        self._ids: dict[bytes, int] = {token: index for index, token in enumerate(written) if index not in special}
-        self._longest = max(map(len, self._ids), default=0)
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        """Return the tokens of a text that must follow, the longest first, up to what none of them writes."""
-        content, ids, start = text if isinstance(text, bytes) else text.encode(), list[int](), 0
-        while start < len(content):
-            stops = range(min(len(content), start + self._longest), start, -1)
-            stop = next((stop for stop in stops if content[start:stop] in self._ids), None)
-            if stop is None:
-                break
-            ids.append(self._ids[content[start:stop]])
-            start = stop
-        return ids
+    @property
+    def failure(self) -> InputError | None:
+        """Refusal of a schema that exceeds llguidance's limits while a text follows it."""
+        exceeds = self._matcher.is_error() and not self._matcher.stop_reason().startswith("NoExtension")
+        return _refusal(self._matcher.get_error()) if exceeds else None
 
 
 @lru_cache(maxsize=4)
-def _vocabulary(tokenizer: Tokenizer, end_ids: tuple[int, ...], num_outputs: int) -> LLTokenizer:
-    from llguidance import LLTokenizer, TokenizerWrapper
-
-    vocabulary = _Vocabulary(tokenizer, end_ids, num_outputs)
-    slices = LLTokenizer.json_slices()
+def _vocabulary(tokenizer: Tokenizer, end_ids: tuple[int, ...], num_outputs: int) -> tuple[LLTokenizer, dict[str, Any]]:
+    """Return llguidance's tokenizer of a vocabulary, and the request that makes it known to a child process."""
+    tokens = [*token_bytes(tokenizer), *[b""] * num_outputs][:num_outputs]
+    special = [index for index, token in enumerate(tokens) if not token or index in end_ids]
+    content = {"tokens": [token.decode("latin-1") for token in tokens], "special": special, "end": [*end_ids]}
+    name = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     try:
-        return LLTokenizer(TokenizerWrapper(vocabulary), eos_token=list(end_ids), slices=slices)
+        return make_tokenizer(tokens, special, [*end_ids]), {"vocabulary": name, **content}
     except ValueError as error:
         raise InputError(f"a schema cannot be followed in this vocabulary: {_sentence(str(error))}") from None
 
 
+@cache
+def _children() -> LifoQueue[ChildProcess]:
+    """Return the child processes that compile schemas and are free at this moment."""
+    children: LifoQueue[ChildProcess] = LifoQueue()
+    for _ in range(MOST_AT_ONCE):
+        children.put(ChildProcess(Path(__file__).with_name("schema_worker.py"), ("llguidance",)))
+    return children
+
+
+def _try_grammar(vocabulary: dict[str, Any], grammar: str, abandoned: Event) -> None:
+    """Compile a grammar in a child process with bounds.
+
+    Raises:
+        InputError: it exceeds a bound, or llguidance refuses it.
+    """
+    subject, child = "the JSON schema", _children().get()
+    try:
+        request = {"vocabulary": vocabulary["vocabulary"], "grammar": grammar}
+        answer = child.ask(request, subject, SECONDS, abandoned.is_set)
+        if not answer["is_known"]:
+            child.ask(vocabulary, "the vocabulary", SECONDS, abandoned.is_set)
+            answer = child.ask(request, subject, SECONDS, abandoned.is_set)
+    finally:
+        _children().put(child)
+    if answer["error"]:
+        raise _refusal(answer["error"])
+
+
+def _refusal(error: str) -> InputError:
+    return InputError(f"the JSON schema is not one that can be followed: {_sentence(error)}")
+
+
 def _sentence(text: str) -> str:
     """Return what a library says in one line, without the grammar that it repeats."""
-    fault = " ".join(text.split()).partition(" 1 | start:")[0]
+    fault = " ".join(text.split()).partition(" 1 | start:")[0].removesuffix("<non-verbose/>").strip()
     return re.sub(r"^at \d+\(\d+\): ", "", fault)[:300]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from clearhead.errors import RunFailure
+from clearhead.errors import InputError, RunFailure
 from clearhead.generate.constraints import Constraint
 from clearhead.generate.results import Candidate, Continuation, StopReason, length_normalised
 from clearhead.generate.streaming_decoder import UNFINISHED, StreamingDecoder
@@ -34,7 +34,7 @@ class Row:
     log_probability: float = 0.0
     pieces: list[str] = field(default_factory=list)
     stop_reason: StopReason | None = None
-    failure: RunFailure | None = None
+    failure: RunFailure | InputError | None = None
     num_alternatives: int = 0
     constraint: Constraint | None = None
     log_probabilities: list[float] = field(default_factory=list)
@@ -54,6 +54,8 @@ class Row:
                 with a failure, and no other.
         """
         self.failure = _failure(log_probability, len(self.ids) + 1)
+        if self.failure is not None and self.constraint is not None:
+            self.failure = self.constraint.failure or self.failure
         if self.failure is not None:
             return ""
         self.ids.append(token)
@@ -82,6 +84,7 @@ class Row:
 
         Raises:
             RunFailure: it ended with one.
+            InputError: its constraint ended it.
         """
         if self.failure is not None:
             raise self.failure

@@ -138,6 +138,8 @@ class Gate:
             return 400, "only HTTP is answered here"
         if self._traffic.is_closing:
             return 503, "the server ends: try again later"
+        if not scope["path"].startswith("/"):
+            return 400, "the target of a request must be a path, such as /health"
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         return self._stranger(headers) or self._without_secret(scope["path"], headers) or _too_large(headers)
 
@@ -154,8 +156,9 @@ class Gate:
         token, keys = self.access.token, self.access.keys
         if token and not _is_one_of(path.split("/")[1], (token,)):
             return 403, "the address lacks its token: open the whole address that the program wrote"
-        given = headers.get("authorization", "").removeprefix("Bearer ")
-        if keys and path not in OPEN_PATHS and not _is_one_of(given, keys):
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        is_known = scheme.lower() == "bearer" and _is_one_of(key.strip(), keys)
+        if keys and path not in OPEN_PATHS and not is_known:
             return 401, "the request carries no valid key: send the header Authorization: Bearer KEY"
         return None
 

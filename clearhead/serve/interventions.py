@@ -20,6 +20,7 @@ from clearhead.maps.hook_points import Place, addresses, edit, matching_addresse
 
 BY_HEAD = ("queries", "keys", "values", "mixed", "scores", "weights")
 """Activations whose second axis counts heads."""
+OUTPUTS = ("hidden", "logits")
 Position = Annotated[int, Field(ge=0, lt=2**24)]
 
 
@@ -140,16 +141,34 @@ def _check_axis(one: Intervention, x: Tensor, at: Place) -> None:
 def editing(
     module: Transformer, edits: Sequence[Intervention], others: Sequence[Tensor | None]
 ) -> AbstractContextManager[object]:
-    """Return a block in which a model runs with changes.
+    """Return a context manager in which a model runs with edits; numbers that become infinite raise `InputError`.
 
     Args:
         module: the model.
-        edits: the changes, in the order in which they are made.
-        others: for each the activation of the other text, of a patch.
+        edits: the edits, in the order in which they are applied.
+        others: for each edit the activation of the other text, if it is a patch.
     """
-    blocks = ExitStack()
-    for one, other in zip(edits, others, strict=True):
-        blocks.enter_context(edit(module, {one.address: action(one, other)}))
+    blocks, newest = ExitStack(), [0]
+
+    def apply(number: int, change: Callable[[Tensor, Place], Tensor], x: Tensor, at: Place) -> Tensor:
+        newest[0] = number
+        return change(x, at)
+
+    def check_finite(x: Tensor, at: Place) -> Tensor:
+        # -inf alone may be a score of a token that is ruled out.
+        if not bool(x.amax(-1).isfinite().all()):
+            one = edits[newest[0]]
+            raise InputError(
+                f"edits[{newest[0]}] ('{one.address}', factor {one.factor:g}) makes numbers infinite or NaN at "
+                f"'{at.address}': choose another factor"
+            )
+        return x
+
+    for number, (one, other) in enumerate(zip(edits, others, strict=True)):
+        blocks.enter_context(edit(module, {one.address: partial(apply, number, action(one, other))}))
+    watched = [name for name in addresses(module) if name in OUTPUTS or name.split(".")[1::2] == ["layers", "after"]]
+    if edits:
+        blocks.enter_context(edit(module, dict.fromkeys(watched, check_finite)))
     return blocks
 
 

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import json
 import os
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from clearhead.child_process import ChildProcess
 from clearhead.errors import InputError
 from clearhead.files import read_model_text, refuse_link_out
 from clearhead.printing import Printed
@@ -29,13 +21,7 @@ _MORE = "additional_chat_templates"
 _DEFAULT = "default"
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
-# Nothing of the imports is garbage; not to look for it saves a quarter of the time.
-_WORKER = (
-    "import gc, sys; gc.disable(); sys.path += sys.argv[1:]; import template_worker as worker; "
-    "gc.enable(); worker.main()"
-)
-# By the clock; where others keep the processor, it may show so many times more.
-SECONDS, SECONDS_TO_START, CLOCK = 10.0, 60.0, 10
+SECONDS = 10.0
 # Characters of its own that a template may put around a chat, which it may also repeat once.
 MOST_ADDED = 2**15
 
@@ -113,93 +99,14 @@ class ChatTemplate(Printed):
             "add_generation_prompt": starts_answer,
         }
         longest = MOST_ADDED + 2 * len(json.dumps(values["messages"], ensure_ascii=False))
-        return _worker().render(wanted, values, longest)
+        # Through JSON, so that the template sees plain data only.
+        text: str = _worker().ask([wanted, values, longest], "the chat template", SECONDS)["text"]
+        return text
 
 
 @cache
-def _worker() -> _Worker:
-    return _Worker()
-
-
-class _Worker:
-    """The process that renders templates: started for the first one, and again after one that did not end."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        atexit.register(self._end)
-
-    def render(self, template: str, values: Mapping[str, Any], longest: int) -> str:
-        """Return the text of a template.
-
-        Args:
-            template: of a stranger.
-            values: what it may use; they pass through JSON, so that it sees plain data only.
-            longest: characters of the text.
-
-        Raises:
-            InputError: it is faulty, refuses its values, or takes too much time or memory.
-        """
-        with self._lock:
-            if self._process is None:
-                self._process = subprocess.Popen(
-                    # Without the start files of site-packages, which may import anything.
-                    [sys.executable, "-I", "-S", "-c", _WORKER, *_paths()],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                )
-                self._answer(b"", SECONDS_TO_START)
-            answer = self._answer(json.dumps([template, values, longest]).encode() + b"\n", SECONDS)
-        if "fault" in answer:
-            raise InputError(f"the chat template {answer['fault']}")
-        text: str = answer["text"]
-        return text
-
-    def _answer(self, request: bytes, seconds: float) -> dict[str, str]:
-        process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None, "it was started"
-        done = threading.Event()
-        threading.Thread(target=_kill_late, args=(process, seconds, done), daemon=True).start()
-        try:
-            process.stdin.write(request)
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except OSError:
-            line = b""
-        finally:
-            done.set()
-        if not line.endswith(b"\n"):
-            self._end()
-            raise InputError(f"the chat template took more than {seconds:g} seconds, or all the memory it may have")
-        answer: dict[str, str] = json.loads(line)
-        return answer
-
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
-
-
-def _kill_late(process: subprocess.Popen[bytes], seconds: float, done: threading.Event) -> None:
-    """Kill a process that takes too long: by the clock, and half as long of the processor, which others may keep."""
-    end = time.monotonic() + CLOCK * seconds
-    if done.wait(seconds / 2):
-        return
-    with contextlib.suppress(psutil.Error):
-        watched = psutil.Process(process.pid)
-        begun = sum(watched.cpu_times()[:2])
-        while sum(watched.cpu_times()[:2]) - begun < seconds / 2 and time.monotonic() < end and not done.is_set():
-            done.wait(seconds / 20)
-    if not done.is_set():
-        process.kill()
-
-
-def _paths() -> list[str]:
-    """Return the folders of jinja2, what it imports and the worker, without importing them."""
-    found = [find_spec(name) for name in ("jinja2", "markupsafe")]
-    return [*(str(Path(one.origin).parents[1]) for one in found if one and one.origin), str(Path(__file__).parent)]
+def _worker() -> ChildProcess:
+    return ChildProcess(Path(__file__).with_name("template_worker.py"), ("jinja2", "markupsafe"))
 
 
 def _templates(entry: str | list[dict[str, str]] | None) -> dict[str, str]:

@@ -1,17 +1,13 @@
-"""The process that renders chat templates, which come from strangers: a sandbox, with little memory and no more.
+"""The child process that renders chat templates, which come from strangers, in jinja2's sandbox.
 
-Started by `chat.py` outside the package; it imports nothing but jinja2. Every line of its input is a template, its
-values and a limit; every line of its output is the text, or why there is none.
+`chat.py` starts it with the bounds of `child_process.py`; it imports nothing but jinja2.
 
 Source: the chat templates of the transformers library, with the same environment and extensions.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
-import sys
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
@@ -24,7 +20,7 @@ import jinja2.utils
 from jinja2 import nodes
 from jinja2.parser import Parser
 
-MEGABYTES, LONGEST_FORMAT = 512, 256
+LONGEST_FORMAT = 256
 
 
 class _Answers(jinja2.ext.Extension):
@@ -85,6 +81,11 @@ def _compiled(template: str) -> jinja2.Template:
     return _environment().from_string(template)
 
 
+def answer(request: list[Any]) -> dict[str, str]:
+    """Return the answer to a request: the arguments of `rendered`."""
+    return rendered(*request)
+
+
 def rendered(template: str, values: Mapping[str, Any], longest: int) -> dict[str, str]:
     """Return the text of a template, or a sentence about it that says why it has none.
 
@@ -100,30 +101,9 @@ def rendered(template: str, values: Mapping[str, Any], longest: int) -> dict[str
     except jinja2.TemplateError as error:
         return {"fault": f"refuses this chat: {error.message or error}"}
     except MemoryError:
-        return {"fault": f"needs more than the {MEGABYTES} MB that a template may have"}
+        raise
     except Exception as error:  # noqa: BLE001 a template can make its evaluator raise anything
         return {"fault": f"cannot be run on this chat: {error}"}
     if len(text) > longest:
         return {"fault": f"makes {len(text):,} characters of this chat, which are too many (at most {longest:,})"}
     return {"text": text}
-
-
-def _limit_memory() -> None:
-    # Not on Windows, where the limit of time is the only one.
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MEGABYTES * 2**20, MEGABYTES * 2**20))
-
-
-def main() -> None:
-    """Answer one line after another, until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides when it ends
-    _limit_memory()
-    # Of the pipe itself: what is printed is not an answer.
-    with open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False) as answers:
-        answers.write("{}\n")
-        answers.flush()
-        for line in sys.stdin:
-            answers.write(json.dumps(rendered(*json.loads(line))) + "\n")
-            answers.flush()

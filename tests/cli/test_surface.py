@@ -71,6 +71,7 @@ SURFACE = {
         "--host",
         "--port",
         "--api-key-file",
+        "--openapi",
         "--share-prefixes",
         "--beyond-positions",
         "--device",

@@ -1,7 +1,8 @@
 """Change one file of a tiny model after another, and use it: only `InputError` and `RunFailure` may come out.
 
 It is used by the Python API or by a command line, which may end with 0, 1 or 2, must say why, and may leave nothing
-half-written. In the last fifth of the time a server of tiny models receives requests that were changed in the same way.
+half-written. In the last fifth of the time a server of tiny models receives requests that were changed in the same way,
+then requests that schemathesis makes of its /openapi.json.
 
     python -m tests.fuzz --minutes 10
     python -m tests.fuzz --seed 3 --cases 500
@@ -22,7 +23,7 @@ import time
 from pathlib import Path
 
 from tests.fuzz.cases import Findings, fuzz
-from tests.fuzz.requests import fuzz_requests, serving
+from tests.fuzz.requests import fuzz_operations, fuzz_requests, serving
 
 REQUESTS_SHARE = 0.2
 """Of the time."""
@@ -47,9 +48,15 @@ def main() -> int:
     print(found.report())
     if given.cases is None:
         with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as server:
-            counts, faults = asyncio.run(fuzz_requests(server.port, seed, 60 * given.minutes * REQUESTS_SHARE))
-        print(f"{sum(counts.values()):7,}  requests: {', '.join(f'{n} {name}' for name, n in sorted(counts.items()))}")
-        for fault in [*faults, *server.faults]:
+            seconds = 30 * given.minutes * REQUESTS_SHARE
+            halves = [
+                asyncio.run(fuzz_requests(server.port, seed, seconds)),
+                fuzz_operations(server.port, seed, seconds=seconds),
+            ]
+        for counts, _ in halves:
+            total, by_status = sum(counts.values()), [f"{n} {name}" for name, n in sorted(counts.items())]
+            print(f"{total:7,}  requests: {', '.join(by_status)}")
+        for fault in [*halves[0][1], *halves[1][1], *server.faults]:
             found.faults[fault] = fault
             print(f"FINDING {fault}\n")
     return 1 if found.faults or found.outcomes["usable"] < sum(found.outcomes.values()) // 12 else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import random
 import signal
 import subprocess
@@ -14,6 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import hypothesis
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings, strategies
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.failures import FailureGroup
+from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
 from tests.fuzz.folders import encoder as sentence_encoder
 from tests.fuzz.mutations import mutated_bytes, mutated_json
@@ -31,6 +39,10 @@ MAKERS = {
 }
 WORDS = "the cat sat on mat and dog looked at it".split()
 GET_PATHS = ("/health", "/metrics", "/v1/models", "/v1/models/lm", "/nowhere")
+CHECKS = [not_a_server_error, response_schema_conformance, status_code_conformance]
+SETTINGS = settings(
+    max_examples=10, deadline=None, database=None, suppress_health_check=[*HealthCheck], phases=[Phase.generate]
+)
 SECONDS = 30
 """Within which an answer has to come."""
 RAW_HEADERS = (
@@ -219,6 +231,46 @@ def serving(folder: Path) -> Iterator[Server]:
         text = said.read()
     if process.returncode != 128 + signal.SIGTERM or "Traceback" in text:
         server.faults.append(f"the server ended with {process.returncode} and said {text[-2000:]}")
+
+
+def fuzz_operations(
+    port: int, seed: int, *, seconds: float = math.inf, operations: float = math.inf
+) -> tuple[dict[str, int], list[str]]:
+    """Send requests that schemathesis makes of /openapi.json; return how often each status came, and what was wrong.
+
+    Half of them fit the schemas, the others do not. An answer fits the schema of its status.
+
+    Args:
+        port: of the server.
+        seed: of all requests.
+        seconds, operations: how long, and how many operations are tried 10 times each.
+    """
+    schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{port}/openapi.json")
+    known = [result.ok() for result in schema.get_all_operations()]
+    draw, end, number = random.Random(f"{seed} operations"), time.monotonic() + seconds, 0
+    counts: dict[str, int] = {}
+    faults: list[str] = []
+
+    def check(case: schemathesis.Case, name: str) -> None:
+        # A name that schemathesis makes up is no model.
+        if isinstance(case.body, dict) and "model" in case.body:
+            case.body["model"] = name
+        case.path_parameters = {key: name if key == "name" else value for key, value in case.path_parameters.items()}
+        response = case.call(timeout=SECONDS)
+        status = f"status {response.status_code}"
+        counts[status] = counts.get(status, 0) + 1
+        try:
+            case.validate_response(response, checks=CHECKS)
+        except FailureGroup as error:
+            faults.append(f"{case.operation.label}: {status}: {error.exceptions}: {case.as_curl_command()}"[:2000])
+
+    while time.monotonic() < end and number < operations and len(faults) < 20:
+        number += 1
+        operation, names = draw.choice(known), strategies.sampled_from(sorted(MAKERS))
+        test = given(case=operation.as_strategy(), name=names)(check)
+        test = hypothesis.seed(draw.randrange(2**32))(test)
+        SETTINGS(test)()
+    return counts, faults
 
 
 async def fuzz_requests(port: int, seed: int, seconds: float) -> tuple[dict[str, int], list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 
 from clearhead import core as ch
 from clearhead.errors import InputError, RunFailure
+from clearhead.generate import json_schema, schema_worker
 from clearhead.generate.continuation import GenerateRequest, started
 from clearhead.generate.json_schema import with_schema
 from clearhead.generate.options import GenerateOptions
@@ -154,6 +156,45 @@ def test_a_vocabulary_without_braces_is_refused_before_anything_is_generated() -
     with pytest.raises(InputError, match=r"no token of this vocabulary \(unigram\) begins a text under the schema"):
         with_schema(request, {"type": "object"}, tokenizer, tokenizer.vocab_size)
     assert with_schema(request, {"type": "string"}, tokenizer, tokenizer.vocab_size).constraint is not None
+
+
+HOSTILE = (
+    {"type": "string", "allOf": [{"pattern": f".*{number}.*"} for number in range(60)]},
+    {"type": "integer", "multipleOf": 10_000_019},
+)
+
+
+@pytest.mark.parametrize("schema", HOSTILE)
+def test_a_schema_that_needs_too_much_is_refused_and_the_next_one_is_not(
+    schema: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = tokenizer_of("byte")
+    request = GenerateRequest([[2]], GenerateOptions(), eos_id=3, pad_id=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(json_schema, "SECONDS", 0.3)
+        with pytest.raises(InputError, match=r"JSON schema (took more than 0\.3 seconds|needs more than the 512 MB)"):
+            with_schema(request, schema, tokenizer, tokenizer.vocab_size)
+    assert with_schema(request, SCHEMAS[0], tokenizer, tokenizer.vocab_size).constraint is not None
+    assert json_schema._children().qsize() == json_schema.MOST_AT_ONCE
+
+
+def test_a_schema_that_is_abandoned_ends() -> None:
+    tokenizer, abandoned = tokenizer_of("byte"), threading.Event()
+    request = GenerateRequest([[2]], GenerateOptions(), eos_id=3, pad_id=0)
+    threading.Timer(0.5, abandoned.set).start()
+    with pytest.raises(InputError, match="was given up"):
+        with_schema(request, HOSTILE[1], tokenizer, tokenizer.vocab_size, abandoned)
+
+
+@pytest.mark.parametrize("schema", [{"type": "string", "minLength": 500, "maxLength": 5000}, {"enum": ["a" * 200_000]}])
+def test_a_text_that_exceeds_the_limits_of_llguidance_names_the_reason(
+    schema: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema_worker, "MOST_STATES", 60)
+    tokenizer = tokenizer_of("byte")
+    module, options = untrained(tokenizer), GenerateOptions(max_new_tokens=200, temperature=0)
+    with pytest.raises(InputError, match="the JSON schema is not one that can be followed: lexer error: too many"):
+        generate_texts(module, pair(tokenizer), ["a"], options, schema=schema)
 
 
 def test_search_and_files_that_hold_no_object_are_refused(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ ORDER = (
     (
         "arguments",
         "busy_waiting",
+        "child_loop",
+        "child_process",
         "errors",
         "files",
         "formats",

@@ -48,6 +48,19 @@ def test_nothing_is_answered_without_the_token(browser: Browser) -> None:
         assert code == 403 and "token" in sentence
 
 
+@pytest.mark.parametrize("path", ["*", "foo", ""])
+def test_a_target_that_is_no_path_is_refused(browser: Browser, path: str) -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    host = (b"host", browser.access.address.split("/")[2].encode())
+    scope = {"type": "http", "method": "OPTIONS", "path": path, "headers": [host], "query_string": b""}
+    asyncio.run(browser.client.app(scope, None, send))
+    assert sent[0]["status"] == 400 and b"must be a path" in sent[1]["body"]
+
+
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "127.0.0.1:8765.evil.example"])
 def test_another_host_is_refused(browser: Browser, host: str) -> None:
     answer = browser.client.get(f"/{browser.access.token}/", headers={"Host": host})

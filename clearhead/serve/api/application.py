@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -20,13 +21,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clearhead.errors import ContextTooLong, InputError, Reference, RunFailure
 from clearhead.machine import give_memory_back
+from clearhead.serve.api.accepting import accept_connections
 from clearhead.serve.api.failures import Busy, Closing
 from clearhead.serve.api.generating import generating_router
 from clearhead.serve.api.inside import inside_router
 from clearhead.serve.api.metrics import Metrics
 from clearhead.serve.api.protocol import MOST_HEAD_BYTES, Protocol
 from clearhead.serve.api.reading import reading_router
-from clearhead.serve.api.refusals import refused
+from clearhead.serve.api.refusals import Refusal, refused
 from clearhead.serve.api.served import Models, UnknownModel
 from clearhead.serve.api.tasks import tasks_router
 from clearhead.serve.gate import Access, Gate, Traffic
@@ -40,12 +42,16 @@ SECONDS_TO_FINISH: Final = 60
 """That running requests have after a signal."""
 
 
-def make_application(models: Models, access: Access) -> FastAPI:
+_REFUSALS: Final[dict[int | str, dict[str, Any]]] = {"default": {"model": Refusal, "description": "A refusal."}}
+
+
+def make_application(models: Models, access: Access, *, openapi: bool = False) -> FastAPI:
     """Return the application; whoever makes the models ends them.
 
     Args:
         models: that answer.
         access: who may ask.
+        openapi: whether /openapi.json is served although requests need a key, which it then needs, too.
     """
     workers, metrics = Workers(), Metrics(models)
 
@@ -54,7 +60,9 @@ def make_application(models: Models, access: Access) -> FastAPI:
         yield
         workers.join()
 
-    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    path = "/openapi.json" if openapi or not access.keys else None
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=path, responses=_REFUSALS)
+    app.title = "clearhead"
     for make in (generating_router, reading_router, tasks_router):
         app.include_router(make(models))
     for served in models:
@@ -72,6 +80,8 @@ def make_application(models: Models, access: Access) -> FastAPI:
     app.state.traffic = Traffic()
     app.add_middleware(Gate, access=access, traffic=app.state.traffic, refuse=refused)
     app.add_middleware(metrics.counting)
+    if path is not None:
+        app.openapi()  # kept: to make it takes longer than a callback of the event loop may
     return app
 
 
@@ -182,7 +192,26 @@ class Server(uvicorn.Server):
         )
         self._traffic: Traffic = app.state.traffic
         self._deadline = 0.0
+        self._accepting: list[asyncio.Task[None]] = []
         self.received: signal.Signals | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections; uvicorn itself would accept more than there are files."""
+        await super().startup(sockets=[])
+        self._accepting = [
+            asyncio.create_task(accept_connections(listener, self._make_protocol, self.server_state.connections))
+            for listener in sockets or ()
+        ]
+
+    def _make_protocol(self) -> Protocol:
+        return Protocol(self.config, self.server_state, self.lifespan.state)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more connections, and end those that are open."""
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Handle SIGINT and SIGTERM."""

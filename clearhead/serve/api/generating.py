@@ -15,12 +15,12 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from clearhead.errors import InputError
 from clearhead.generate.continuation import GenerateRequest
-from clearhead.generate.json_schema import with_schema
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.results import Continuation
 from clearhead.maps.token_texts import TokenWriter, WrittenToken
 from clearhead.serve.api.engine import Ended, Job, Step, events
 from clearhead.serve.api.openai_types import ChatRequest, CompletionRequest, _Generating
+from clearhead.serve.api.schemas import request_under_schema
 from clearhead.serve.api.served import Models, Scored, Served, given
 
 DEFAULT_TOKENS = 16
@@ -99,9 +99,7 @@ def generating_router(models: Models) -> APIRouter:
         made = served.request(text, options, is_chat=True)
         schema = None if asked.response_format is None else asked.response_format.content
         if schema is not None:
-            # It takes up to a second, in which other requests go on.
-            outputs = served.model.module.spec.num_outputs
-            made = await asyncio.to_thread(with_schema, made, schema, served.tokenizer, outputs)
+            made = await request_under_schema(request, served, made, schema)
         return await _answered(request, served, asked, shape, [made])
 
     return router

@@ -245,10 +245,12 @@ def _answering(served: Served, asked: EditRequest) -> tuple[Callable[[], Any], s
     if not served.writes:
         pipeline = pipeline_of(served)
         parameters = parameters_of(pipeline.Parameters, asked.parameters)
-        # A pair has names in the schema, and an order in Python.
-        pair = [inputs[name] for name in ("question", "context", "text", "text_pair") if name in inputs]
-        given = [tuple(pair)] if isinstance(inputs, dict) else inputs
-        return lambda: pipeline.run(model, [inputs], parameters)[0], f"print(model.predict({given!r}))"
+        shown = inputs
+        if isinstance(inputs, dict):
+            # A pair has names in the schema, and an order in Python.
+            pair = [inputs[name] for name in ("question", "context", "text", "text_pair") if name in inputs]
+            shown = [tuple(pair)]
+        return lambda: pipeline.run(model, [inputs], parameters)[0], f"print(model.predict({shown!r}))"
     if not isinstance(inputs, str):
         raise InputError(f"inputs must be one text, not {type(inputs).__name__}")
     if not served.translates:

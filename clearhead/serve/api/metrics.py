@@ -9,10 +9,11 @@ from functools import partial
 from typing import Final
 
 from fastapi import APIRouter
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from clearhead.errors import shortened
 from clearhead.serve.api.engine import Engine
 from clearhead.serve.api.served import Models, Served
 
@@ -48,7 +49,7 @@ class Metrics:
         """Return the route /metrics."""
         router = APIRouter()
 
-        @router.get("/metrics")
+        @router.get("/metrics", response_class=PlainTextResponse)
         async def metrics() -> Response:
             return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
@@ -78,7 +79,7 @@ class Metrics:
         path = getattr(scope.get("route"), "path", "unknown")
         self._requests.labels(path, status).inc()
         self._seconds.labels(path).observe(seconds)
-        LOGGER.info("%s %s %d %.3f s", scope["method"], path, status, seconds)
+        LOGGER.info("%s %s %d %.3f s", shortened(scope["method"]), path, status, seconds)
 
 
 def _read(served: Served, read: Callable[[Engine], float]) -> float:

@@ -78,7 +78,8 @@ class _Generating(_Request):
     @field_validator("temperature", "top_p", mode="before")
     @classmethod
     def _number(cls, value: Any) -> Any:
-        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+        # An integer that no float can hold is outside of every range; pydantic says so.
+        return float(value) if type(value) is int and abs(value) < 2**53 else value
 
 
 class CompletionRequest(_Generating):

@@ -1,4 +1,4 @@
-"""HTTP by uvicorn and h11, with bounds on heads, on connections, and on clients that send or read nothing."""
+"""HTTP by uvicorn and h11, with bounds on heads, and on clients that send or read nothing."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from clearhead.serve.api.refusals import refused
 
 MOST_HEAD_BYTES: Final = 64 * 1024
 """Of the first line and the headers, where they do not come at once."""
-MOST_CONNECTIONS: Final = 960
-"""Of the 1,024 files that a process usually may open."""
 SECONDS_TO_ASK: Final = 30.0
 """That a connection may be open before the head of its first request is there."""
 SECONDS_TO_READ: Final = 60.0
@@ -26,18 +24,32 @@ SECONDS_TO_HEAR: Final = 2.0
 
 
 class Protocol(H11Protocol):
-    """One connection."""
+    """One connection.
 
+    Attributes:
+        idle_since: when it was opened, or its newest answer was complete, in seconds of the event loop.
+    """
+
+    idle_since = 0.0
     _waits: asyncio.TimerHandle | None = None
     _is_refused = False
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it can be closed without loss: no request is being read or answered."""
+        is_used = self.flow.write_paused or self.transport.is_closing()
+        return not is_used and (self._is_refused or self.conn.our_state is h11.IDLE)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request, if there is room."""
+        """Begin to wait for a request."""
         super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
-            self._refuse(503, f"{MOST_CONNECTIONS} connections are open already: try again later")
-        else:
-            self._wait(SECONDS_TO_ASK, self._never_asked)
+        self.idle_since = self.loop.time()
+        self._wait(SECONDS_TO_ASK, self._never_asked)
+
+    def on_response_complete(self) -> None:
+        """Begin to wait for the next request."""
+        self.idle_since = self.loop.time()
+        super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
         """Read what came; a head that comes in parts has no more time than another one."""

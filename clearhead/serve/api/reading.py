@@ -13,7 +13,7 @@ from clearhead.errors import ContextTooLong, InputError, nth_text
 from clearhead.model.facade import Model
 from clearhead.predict.outputs import max_input_length
 from clearhead.serve.api.openai_types import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
-from clearhead.serve.api.served import Models, Served
+from clearhead.serve.api.served import Models, Served, check_ids
 from clearhead.tasks.registry import find
 from clearhead.text.long_texts import encode_start
 
@@ -30,7 +30,7 @@ def reading_router(models: Models) -> APIRouter:
     async def one(name: str) -> dict[str, Any]:
         return _card(models.named(name))
 
-    @router.get("/health")
+    @router.get("/health", response_class=Response)
     async def health() -> Response:
         return Response(status_code=200)
 
@@ -73,8 +73,7 @@ def reading_router(models: Models) -> APIRouter:
     @router.post("/detokenize")
     async def detokenize(asked: DetokenizeRequest) -> dict[str, Any]:
         tokenizer = models.named(asked.model).tokenizer
-        if max(asked.tokens, default=0) >= tokenizer.vocab_size:
-            raise InputError(f"tokens holds {max(asked.tokens)}, but the vocabulary has {tokenizer.vocab_size} entries")
+        check_ids(asked.tokens, tokenizer.vocab_size)
         return {"text": tokenizer.decode(asked.tokens), "pieces": tokenizer.tokens(asked.tokens)}
 
     return router
@@ -96,7 +95,12 @@ def _num_tokens(model: Model, texts: list[str]) -> int:
 
 
 def _texts(served: Served, asked: EmbeddingRequest) -> list[str]:
-    decode = served.model.tokenizers.source.decode
+    tokenizer = served.model.tokenizers.source
+
+    def decode(ids: list[int]) -> str:
+        check_ids(ids, tokenizer.vocab_size)
+        return tokenizer.decode(ids)
+
     if isinstance(asked.input, str):
         return [asked.input]
     ids = [one for one in asked.input if isinstance(one, int)]

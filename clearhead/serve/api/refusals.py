@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Final
 
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 
 LONGEST_MESSAGE: Final = 1000
 _KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit"}
+
+
+class Refusal(BaseModel):
+    """The body of a refusal: an error with its message, its type, and the parameter that it is about."""
+
+    error: dict[str, str | None]
 
 
 def refused(status: int, message: str, param: str | None = None, code: str | None = None) -> JSONResponse:

@@ -123,7 +123,7 @@ class Served:
             is_chat: the prompt is a whole chat, formatted by a template.
 
         Raises:
-            InputError: the model generates no text, or the checkpoint's settings are not supported.
+            InputError: the model generates no text, has no such id, or the checkpoint's settings are not supported.
         """
         if not self.writes:
             raise InputError(f"the model '{self.name}' was trained to '{self.model.task.kind}' and generates no text")
@@ -140,6 +140,9 @@ class Served:
         if isinstance(prompt, str) and not is_chat:
             return request
         reader = model.tokenizers.source if model.module.encoder is not None else model.tokenizers.target
+        if isinstance(prompt, list):
+            is_source = request.sources is not None
+            check_ids(prompt, model.module.num_source_ids if is_source else model.module.num_target_ids)
         ids = reader.encode_with_special(prompt) if isinstance(prompt, str) else prompt
         if request.sources is not None:
             return replace(request, sources=[ids])
@@ -257,6 +260,20 @@ class Models:
         """End every engine."""
         for one in self:
             one.engine.join()
+
+
+def check_ids(ids: Sequence[int], num_entries: int) -> None:
+    """Refuse ids that a vocabulary does not have.
+
+    Args:
+        ids: from a client, none negative.
+        num_entries: of the vocabulary.
+
+    Raises:
+        InputError: the largest id is outside of the vocabulary.
+    """
+    if max(ids, default=0) >= num_entries:
+        raise InputError(f"there is no token {max(ids)}: the vocabulary has {num_entries} entries, from 0 on")
 
 
 class UnknownModel(InputError):

@@ -65,7 +65,7 @@ async def _answered(served: Served, asked: TaskRequest, schema: str | None) -> A
         raise InputError(f"inputs has {len(inputs)} texts; expected 1 to {MOST_INPUTS:,}")
     if served.translates:
         return await _translated(served, inputs, parameters)
-    key = (pipeline.NAME, parameters.model_dump_json())
+    key = (pipeline.NAME, repr(parameters))
     found = await asyncio.wrap_future(
         served.engine.call(key, lambda some: pipeline.run(served.model, some, parameters), inputs)
     )

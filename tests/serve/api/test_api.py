@@ -141,6 +141,16 @@ def test_tasks_have_the_schema_of_hugging_face(address: str, models: Models, mon
         ("/v1/completions", {"model": "lm", "prompt": "a", "mo" * 5000: 1}, 400, "momo..."),
         ("/v1/completions", '{"model": "lm", "prompt": "a", "seed": "\\ud800"}', 400, "seed: "),
         ("/v1/completions", '{"model": "\\ud800", "prompt": "a"}', 404, "there is no model"),
+        ("/v1/completions", {"model": "lm", "prompt": [[512]], "echo": True, "logprobs": 1}, 400, "no token 512"),
+        ("/v1/completions", {"model": "mt", "prompt": [512]}, 400, "there is no token 512"),
+        ("/v1/embeddings", {"model": "sent", "input": [[5, 512]]}, 400, "there is no token 512"),
+        (
+            "/v1/completions",
+            {"model": "lm", "prompt": "a", "temperature": 10**400},
+            400,
+            "temperature: input should be",
+        ),
+        ("/v1/completions", {"model": "lm", "prompt": "a", "top_p": -(10**400)}, 400, "top_p: input should be"),
     ],
 )
 def test_a_wrong_request_has_a_status_and_a_sentence(
@@ -150,6 +160,12 @@ def test_a_wrong_request_has_a_status_and_a_sentence(
     found = httpx.post(f"{address}{path}", content=content, headers={"content-type": "application/json"}, timeout=60)
     assert found.status_code == status, found.text
     assert len(found.text) < 3000 and sentence in found.json()["error"]["message"] and "Traceback" not in found.text
+
+
+def test_a_parameter_that_is_half_a_character_is_no_failure(address: str) -> None:
+    body = {"inputs": "the cat", "parameters": {"ignore_labels": ["\ud800"]}}
+    found = httpx.post(f"{address}/models/tags", content=json.dumps(body), headers={"content-type": "application/json"})
+    assert found.status_code == 200 and found.json()
 
 
 def test_roles_out_of_order_are_refused_by_the_template(
@@ -174,6 +190,16 @@ def test_strangers_are_refused(locked: str, address: str) -> None:
     assert httpx.post(f"{locked}/v1/completions", json=body, headers=wrong).status_code == 401
     right = {"authorization": "Bearer second-key"}
     assert httpx.post(f"{locked}/v1/completions", json=body, headers=right, timeout=60).status_code == 200
+    for scheme, status in (
+        ("bearer", 200),
+        ("BEARER", 200),
+        ("Bearer ", 200),
+        ("Basic", 401),
+        ("", 401),
+        ("Bear", 401),
+    ):
+        headers = {"authorization": f"{scheme} second-key".removeprefix(" ")}
+        assert httpx.get(f"{locked}/v1/models", headers=headers).status_code == status, headers
     assert httpx.get(f"{locked}/health").status_code == 200
     assert httpx.get(f"{address}/v1/models", headers={"host": "evil.example"}).status_code == 400
     assert httpx.get(f"{address}/v1/models", headers={"origin": "http://evil.example"}).status_code == 403

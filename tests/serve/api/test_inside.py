@@ -162,6 +162,43 @@ def test_what_cannot_be_seen_is_said(
     assert sentence in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("name", ["mlm", "labels", "tags", "spans", "sent"])
+def test_an_edit_of_any_inputs_has_the_status_of_the_task(name: str, address: str) -> None:
+    """Texts that contain the name of a field of a pair, and what is no text."""
+    texts = ["some text", "the context", "a question", "text_pair"]
+    values = [5, 1.5, None, True, [], ["a"], {}, {"text": 5}, {"text": "a"}, {"question": "a", "context": "a cat"}]
+    for inputs in [*texts, *values]:
+        edited = ask(address, "edit", name, inputs=inputs, edits=[])
+        # A task reads a list as several inputs, an edit as one.
+        plain = httpx.post(f"{address}/models/{name}", json={"inputs": [inputs]}, timeout=60)
+        assert edited.status_code == plain.status_code in (200, 400), (inputs, edited.text, plain.text)
+
+
+@pytest.mark.parametrize("name", [*TEXTS, "spans"])
+def test_an_edit_that_makes_numbers_infinite_is_named(name: str, address: str, models: Models) -> None:
+    body = body_of(models, name)
+    stack = "decoder" if name == "lm" else "encoder"
+    attention = f"{stack}.layers.0.steps.0.branches.0.function"
+    harmless = {"address": f"{stack}.layers.1.after", "factor": 1.5}
+    for edits in (
+        [{"address": f"{stack}.layers.1.after", "factor": 1000.0}] * 14,
+        [{"address": f"{attention}.queries", "factor": 1000.0}] * 7
+        + [{"address": f"{attention}.keys", "factor": 1e3}] * 7,
+    ):
+        edits = [*edits, harmless] if edits[0] == edits[-1] else [harmless, *edits]
+        answers = [ask(address, "edit", name, **body, edits=edits)]
+        if name != "spans":
+            answers += [
+                ask(address, "attention", name, text=TEXTS[name], edits=edits, format=form)
+                for form in ("json", "npz", "html")
+            ]
+            answers.append(ask(address, "capture", name, text=TEXTS[name], edits=edits, addresses=["**.after"]))
+        for answer in answers:
+            message = answer.json()["error"]["message"]
+            assert answer.status_code == 400 and "makes numbers infinite or NaN at" in message, message
+            assert message.startswith("edits[") and f"'{edits[int(message[6:8].rstrip(']'))]['address']}'" in message
+
+
 def test_an_answer_is_bounded(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clearhead.serve.api.inside.MOST_NUMBERS", {"json": 4, "npz": 4})
     asked = {"text": "a m u", "addresses": ["decoder.**"]}

@@ -7,12 +7,15 @@ import json
 import logging
 import socket
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from clearhead.serve.api import protocol
+from clearhead.serve.api import accepting, protocol
+from clearhead.serve.api.served import Models
+from tests.serve.api.conftest import running
 
 
 def connected(address: str, room: int | None = None) -> socket.socket:
@@ -68,11 +71,58 @@ def test_a_connection_without_a_request_ends(head: bytes, address: str, monkeypa
     assert status == 408 and "no request came within" in error["message"]
 
 
-def test_connections_are_bounded(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "MOST_CONNECTIONS", 0)
+@pytest.fixture
+def narrow(models: Models, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a server that has 8 connections at most."""
+    monkeypatch.setattr(accepting, "MOST_CONNECTIONS", 8)
+    yield from running(models, ())
+
+
+def test_idle_connections_make_room_for_others(narrow: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(connected(narrow)) for _ in range(30)]
+        waiting[-1].sendall(b"GET /health HTTP/1.1\r\n")
+        for _ in range(3):
+            assert httpx.get(f"{narrow}/health").status_code == 200
+        assert answered(waiting[0]) == b"", "the oldest was closed"
+        host = narrow.removeprefix("http://").encode()
+        waiting[-1].sendall(b"Host: %s\r\nConnection: close\r\n\r\n" % host)
+        assert answered(waiting[-1]).startswith(b"HTTP/1.1 200")
+    assert [record.getMessage()[:23] for record in caplog.records] == ["8 connections are open:"]
+
+
+def test_while_all_connections_are_busy_others_wait(narrow: str) -> None:
+    host = narrow.removeprefix("http://").encode()
+    head = b"POST /tokenize HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n" % host
+    body = b'{"model": "lm", "text": "a"}'
+    with contextlib.ExitStack() as stack:
+        busy = [stack.enter_context(connected(narrow)) for _ in range(8)]
+        for client in busy:
+            client.sendall(head + b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(body))
+        time.sleep(0.5)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.get(f"{narrow}/health", timeout=1)
+        busy[0].sendall(body)
+        assert answered(busy[0]).startswith(b"HTTP/1.1 200")
+        assert httpx.get(f"{narrow}/health", timeout=30).status_code == 200
+        for client in busy[1:]:
+            client.sendall(body)
+            assert answered(client).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("line", [b"OPTIONS *", b"GET foo", b"GET http:", b"CONNECT a:80"])
+def test_a_target_that_is_no_path_is_refused(line: bytes, address: str) -> None:
     with connected(address) as client:
+        client.sendall(line + b" HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n" % address[7:].encode())
         answer = answered(client)
-    assert refusal_of(answer)[0] == 503 and b"retry-after: 1" in answer.lower()
+    assert answer.startswith(b"HTTP/1.1 400") and b"must be a path" in answer
+
+
+def test_a_long_method_is_cut_in_the_log(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "clearhead.serve"):
+        assert httpx.request("A" * 60_000, f"{address}/health").status_code == 405
+    (line,) = [record.getMessage() for record in caplog.records if "AAA" in record.getMessage()]
+    assert len(line) < 100
 
 
 def test_a_client_that_never_reads_is_hung_up_on(address: str, monkeypatch: pytest.MonkeyPatch) -> None:

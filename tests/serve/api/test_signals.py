@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from tests.hf_models import language_model
@@ -22,10 +24,11 @@ BODY = json.dumps({"prompt": "a m", "max_tokens": 5, "temperature": 0}).encode()
 
 
 @contextmanager
-def process(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A server of one model, with its port."""
+def process(folder: Path, files: int | None = None) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server of one model, with its port; `files` is how many it may open."""
+    shell = [] if files is None else ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh"]
     command = [sys.executable, "-m", "clearhead", "serve", str(language_model(folder / "lm")), "--port", "0"]
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    started = subprocess.Popen([*shell, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert started.stdout is not None
         line = started.stdout.readline()
@@ -81,3 +84,29 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         os.kill(server.pid, signal.SIGTERM)
         server.communicate(timeout=20)
         assert server.returncode == 143
+
+
+def test_a_schema_that_takes_long_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    schema = {"type": "integer", "multipleOf": 10_000_019}
+    formats = {"type": "json_schema", "json_schema": {"name": "one", "schema": schema}}
+    body = {"messages": [{"role": "user", "content": "a"}], "response_format": formats}
+    with process(tmp_path) as (server, port):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=2)
+        children = psutil.Process(server.pid).children()
+        for _ in range(2):
+            os.kill(server.pid, signal.SIGTERM)
+            time.sleep(0.3)
+        server.communicate(timeout=60)
+        assert server.returncode == 143 and children
+        assert not psutil.wait_procs(children, timeout=20)[1]
+
+
+def test_more_connections_than_files_are_one_line_of_the_log(tmp_path: Path) -> None:
+    with process(tmp_path, files=128) as (server, port), contextlib.ExitStack() as stack:
+        for _ in range(400):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+        assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code == 200
+        os.kill(server.pid, signal.SIGTERM)
+        _, messages = server.communicate(timeout=60)
+    assert messages.count("connections are open") == 1 and len(messages) < 1000, messages

@@ -1,0 +1,42 @@
+"""The loop of a child process: it bounds its own memory, then answers one line of JSON after another.
+
+`child_process.py` starts it outside the package, where it can import nothing but Python's own library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+MEGABYTES = 512
+
+
+def run(answer: Callable[[Any], dict[str, Any]]) -> None:
+    """Answer requests until the input ends.
+
+    Args:
+        answer: returns the answer to one request.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this process ends
+    _limit_memory()
+    # Answers go to the file descriptor itself: what `answer` prints is no answer.
+    with open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False) as answers:
+        for line in sys.stdin:
+            try:
+                result = answer(json.loads(line))
+            except MemoryError:
+                result = {"fault": f"needs more than the {MEGABYTES} MB that it may have"}
+            answers.write(json.dumps(result) + "\n")
+            answers.flush()
+
+
+def _limit_memory() -> None:
+    # Windows has no such limit: only the time is bounded there.
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEGABYTES * 2**20, MEGABYTES * 2**20))
