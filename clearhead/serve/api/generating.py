@@ -8,10 +8,12 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from clearhead.errors import InputError
@@ -19,10 +21,12 @@ from clearhead.generate.continuation import GenerateRequest
 from clearhead.generate.json_schema import with_schema
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.results import Continuation
-from clearhead.serve.api.engine import Ended, Job, Step, events
+from clearhead.serve.api.bodies import BodyRoute, in_thread
+from clearhead.serve.api.engine import Job, Step, events
 from clearhead.serve.api.openai_types import ChatRequest, CompletionRequest, _Generating
 from clearhead.serve.api.served import Models, Scored, Served, given
 
+EVENT_STREAM = "text/event-stream"
 DEFAULT_TOKENS = 16
 """Of a completion; a chat has as many as its model's own settings say."""
 
@@ -62,33 +66,34 @@ class Choice:
 
 def generating_router(models: Models) -> APIRouter:
     """Return the routes of completions and chats."""
-    router = APIRouter()
+    router = APIRouter(route_class=BodyRoute)
 
     @router.post("/v1/completions")
-    async def completions(request: Request, asked: CompletionRequest) -> Response:
+    async def completions(asked: CompletionRequest) -> Response:
         served = models.named(asked.model)
         limit = DEFAULT_TOKENS if asked.max_tokens is None else asked.max_tokens
         if limit == 0 and not asked.echo:
             raise InputError("max_tokens is 0, so that nothing is generated: raise it, or ask for the prompt with echo")
         options = _options(served, asked, max(limit, 1))
         shape = _Completion(served, asked, limit)
-        requests = [served.request(prompt, options) for prompt in asked.prompts]
-        return await _answered(request, served, asked, shape, requests)
+        # One at a time, so that others have their turn, and a client that disconnects ends it.
+        requests = [await in_thread(served.request, prompt, options) for prompt in asked.prompts]
+        return await _answered(served, asked, shape, requests)
 
     @router.post("/v1/chat/completions")
-    async def chat(request: Request, asked: ChatRequest) -> Response:
+    async def chat(asked: ChatRequest) -> Response:
         served = models.named(asked.model)
         options = _options(served, asked, asked.max_completion_tokens or asked.max_tokens)
         shape = _Chat(served, asked)
         # A template runs for up to some seconds, in which other requests go on.
-        text = await asyncio.to_thread(_chat_text, served, asked)
-        made = served.request(text, options, is_chat=True)
+        text = await in_thread(_chat_text, served, asked)
+        made = await in_thread(partial(served.request, text, options, is_chat=True))
         schema = None if asked.response_format is None else asked.response_format.content
         if schema is not None:
             # It takes up to a second, in which other requests go on.
             outputs = served.model.module.spec.num_outputs
             made = await asyncio.to_thread(with_schema, made, schema, served.tokenizer, outputs)
-        return await _answered(request, served, asked, shape, [made])
+        return await _answered(served, asked, shape, [made])
 
     return router
 
@@ -117,6 +122,7 @@ def _chat_text(served: Served, asked: ChatRequest) -> str:
         if message.content is None:
             raise InputError(f"message {number} has no content")
         messages.append({"role": message.role, "content": message.content})
+    served.refuse_enormous("".join(message["content"] for message in messages), "chat")
     return template.render(messages)
 
 
@@ -216,22 +222,12 @@ class _Chat:
 
 
 async def _answered(
-    request: Request,
-    served: Served,
-    asked: _Generating,
-    shape: _Completion | _Chat,
-    requests: list[GenerateRequest],
+    served: Served, asked: _Generating, shape: _Completion | _Chat, requests: list[GenerateRequest]
 ) -> Response:
     """Return the answer for all requests: whole, or as a stream."""
     if asked.stream_options is not None and not asked.stream:
         raise InputError("stream_options needs stream: true")
-    choices: list[Choice] = []
-    jobs: list[tuple[GenerateRequest, list[Choice]]] = []
-    for made in requests:
-        prompt_tokens = len(served.prompt_ids(made))
-        first = len(choices)
-        choices += [Choice(first + number, made, prompt_tokens) for number in range(asked.n)]
-        jobs.append((made, choices[first:]))
+    choices, jobs = await in_thread(_choices_of, served, requests, asked.n)
     if shape.echoes:
         await _echo(served, asked, shape, jobs)
     head = {
@@ -240,15 +236,29 @@ async def _answered(
         "model": served.name,
     }
     if not shape.generates:
-        return _whole(head, shape, choices)
-    running = _merged([_generated(served, made, some, shape.alternatives) for made, some in jobs])
+        return await in_thread(_whole, head, shape, choices)
+    running = _generated(served, jobs, shape.alternatives)
     if not asked.stream:
-        await _until_gone(request, _drained(running))
-        return _whole(head, shape, choices)
+        async for _ in running:
+            pass
+        return await in_thread(_whole, head, shape, choices)
     # The first event comes before the status is sent, so that a refusal has a status of its own.
     first_event = await anext(running, None)
     stream = _sent(head, shape, choices, asked, first_event, running)
-    return StreamingResponse(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+    return StreamingResponse(stream, media_type=EVENT_STREAM, headers={"X-Accel-Buffering": "no"})
+
+
+def _choices_of(
+    served: Served, requests: list[GenerateRequest], count: int
+) -> tuple[list[Choice], list[tuple[GenerateRequest, list[Choice]]]]:
+    """Return all choices, and each request with its own ones."""
+    choices: list[Choice] = []
+    jobs: list[tuple[GenerateRequest, list[Choice]]] = []
+    for request in requests:
+        prompt_tokens, first = len(served.prompt_ids(request)), len(choices)
+        choices += [Choice(first + number, request, prompt_tokens) for number in range(count)]
+        jobs.append((request, choices[first:]))
+    return choices, jobs
 
 
 def _whole(head: dict[str, Any], shape: _Completion | _Chat, choices: list[Choice]) -> JSONResponse:
@@ -267,78 +277,29 @@ async def _echo(
         k = shape.alternatives
         scored = await asyncio.wrap_future(served.engine.call(("score", k), lambda some: served.score(some, k), ids))
     for (made, choices), found in zip(jobs, scored, strict=True):
-        text = served.model.tokenizers.source.decode(served.prompt_ids(made))
+        text = await in_thread(served.model.tokenizers.source.decode, served.prompt_ids(made))
         for choice in choices:
             choice.prefix, choice.scored = text, found
 
 
 async def _generated(
-    served: Served, made: GenerateRequest, choices: list[Choice], alternatives: int
+    served: Served, jobs: list[tuple[GenerateRequest, list[Choice]]], alternatives: int
 ) -> AsyncIterator[tuple[Choice, Step | None]]:
-    """Yield each step of the choices of one prompt, and None at the end of each."""
-    copies = len(choices) // made.options.num_return_sequences
+    """Yield each step of the choices, and None at the end of each; all end with the first failure."""
     engine = served.engine
-    async for event in events(engine, lambda deliver: Job.of_request(engine, made, deliver, alternatives)):
-        # Greedy search gives one text, however many are asked for.
-        some = choices[event.number : event.number + 1] if copies == 1 else choices
-        for choice in some:
-            if isinstance(event, Step):
-                choice.steps.append(event)
-                yield choice, event
-            elif isinstance(event, Ended):
-                choice.continuation = event.continuation
-                yield choice, None
-
-
-async def _merged(
-    streams: list[AsyncIterator[tuple[Choice, Step | None]]],
-) -> AsyncIterator[tuple[Choice, Step | None]]:
-    """Yield what several streams yield, as it comes; all of them end with the first failure."""
-    queue = asyncio.Queue[tuple[Choice, Step | None] | BaseException | None]()
-
-    async def read(stream: AsyncIterator[tuple[Choice, Step | None]]) -> None:
-        try:
-            async for one in stream:
-                queue.put_nowait(one)
-            queue.put_nowait(None)
-        except Exception as error:  # noqa: BLE001 - it is raised where the queue is read
-            queue.put_nowait(error)
-
-    tasks = [asyncio.create_task(read(stream)) for stream in streams]
-    missing = len(tasks)
-    try:
-        while missing:
-            one = await queue.get()
-            if one is None:
-                missing -= 1
-            elif isinstance(one, BaseException):
-                raise one
-            else:
-                yield one
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _drained(running: AsyncIterator[Any]) -> None:
-    async for _ in running:
-        pass
-
-
-async def _until_gone(request: Request, work: Any) -> None:
-    """Wait for work, and end it where its client is gone."""
-    task = asyncio.create_task(work)
-    try:
-        while not (await asyncio.wait([task], timeout=0.05))[0]:
-            if await request.is_disconnected():
-                break
-        else:
-            task.result()
-            return
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    queued = await in_thread(lambda: [Job.of_request(engine, request, alternatives) for request, _ in jobs])
+    async with aclosing(events(engine, queued)) as running:
+        async for number, event in running:
+            request, choices = jobs[number]
+            # Greedy search gives one text, however many are asked for.
+            is_greedy = request.options.num_return_sequences < len(choices)
+            for choice in choices if is_greedy else choices[event.number : event.number + 1]:
+                if isinstance(event, Step):
+                    choice.steps.append(event)
+                    yield choice, event
+                else:
+                    choice.continuation = event.continuation
+                    yield choice, None
 
 
 async def _sent(
@@ -359,9 +320,11 @@ async def _sent(
         while one is not None:
             choice, step = one
             steps, text = ([step], step.text) if step is not None else ([], "")
-            piece = shape.piece(choice, steps, text, is_first=choice.index not in begun)
+            is_first = choice.index not in begun
             begun.add(choice.index)
-            yield _event({**head, "choices": [piece]})
+            event = partial(_event_of, head, shape, choice, steps, text, is_first=is_first)
+            # The first one may hold a whole prompt.
+            yield await in_thread(event) if is_first and shape.echoes else event()
             one = await anext(running, None)
     except Exception as error:  # noqa: BLE001 - the status is sent already, so that the error is an event
         yield _event({"error": {"message": f"{error}", "type": "server_error", "param": None, "code": None}})
@@ -369,6 +332,18 @@ async def _sent(
     if has_usage:
         yield _event({**head, "choices": [], **_usage(choices)})
     yield "data: [DONE]\n\n"
+
+
+def _event_of(
+    head: dict[str, Any],
+    shape: _Completion | _Chat,
+    choice: Choice,
+    steps: Sequence[Step],
+    text: str,
+    *,
+    is_first: bool,
+) -> str:
+    return _event({**head, "choices": [shape.piece(choice, steps, text, is_first=is_first)]})
 
 
 def _event(content: dict[str, Any]) -> str:

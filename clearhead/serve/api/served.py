@@ -23,6 +23,7 @@ from clearhead.model.facade import Model
 from clearhead.serve.api.engine import Engine
 from clearhead.serve.runs import Runs
 from clearhead.tasks.registry import find
+from clearhead.text.long_texts import refuse_enormous
 from clearhead.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
@@ -81,6 +82,14 @@ class Served:
         """Return the text of each token."""
         return token_texts(self.tokenizer, ids)
 
+    def refuse_enormous(self, text: str, what: str) -> None:
+        """Refuse a text that has far more characters than the model reads tokens, before it is tokenized.
+
+        Raises:
+            InputError: it has.
+        """
+        refuse_enormous([text], self.model.tree.max_positions, what)
+
     def request(self, prompt: Prompt, options: GenerateOptions, *, is_chat: bool = False) -> GenerateRequest:
         """Return a request for one prompt.
 
@@ -104,6 +113,8 @@ class Served:
         )
         if isinstance(prompt, str) and not is_chat:
             return request
+        if isinstance(prompt, str):
+            self.refuse_enormous(prompt, "chat")
         reader = model.tokenizers.source if model.module.encoder is not None else model.tokenizers.target
         ids = reader.encode_with_special(prompt) if isinstance(prompt, str) else prompt
         if request.sources is not None:
