@@ -29,7 +29,7 @@ POLLED = 0.1  # seconds between two looks at whether the browser is still there
 MOST_SECONDS = 60.0
 """Seconds that one request may compute, pauses left out; its thread serves all others."""
 LONG_SCORES = 2**24
-"""Queries times keys from which on the heads of an attention are computed one after another."""
+"""Queries times keys that an attention computes between two checks."""
 
 
 class Left(Exception):
@@ -89,7 +89,7 @@ class Work(Display):
 
 
 class _CheckedOperations(TorchFunctionMode):
-    """Calls a function before each operation of PyTorch; attention over a long text is one operation for each head.
+    """Calls a function before each operation of PyTorch; attention over a long text takes several.
 
     Args:
         check: the function.
@@ -103,18 +103,26 @@ class _CheckedOperations(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         self._check()
-        options = kwargs or {}
+        options = dict(kwargs or {})
         is_attention = function is F.scaled_dot_product_attention
         if not is_attention or args[0].shape[-2] * args[1].shape[-2] < LONG_SCORES:
             return function(*args, **options)
         query_BHTE, key_BKSE, value_BKSE, mask = args
-        mixed, heads, kv_heads = [], query_BHTE.shape[1], key_BKSE.shape[1]
-        for head in range(heads):
+        count, is_causal, mixed = key_BKSE.shape[-2], options.pop("is_causal"), []
+        size = max(1, LONG_SCORES // count)
+        for start in range(0, query_BHTE.shape[-2], size):
             self._check()
-            row, kv_row = slice(head, head + 1), slice(head * kv_heads // heads, head * kv_heads // heads + 1)
-            allowed = mask if mask is None or mask.shape[1] == 1 else mask[:, row]
-            mixed.append(function(query_BHTE[:, row], key_BKSE[:, kv_row], value_BKSE[:, kv_row], allowed, **options))
-        return torch.cat(mixed, dim=1)
+            rows, keys, allowed = slice(start, start + size), slice(None), mask
+            if is_causal:
+                # There are as many keys as queries.
+                keys = slice(min(start + size, count))
+                allowed = query_BHTE.new_ones(keys.stop - start, keys.stop, dtype=torch.bool).tril(start)
+            elif mask is not None and mask.shape[-2] > 1:
+                allowed = mask[..., rows, :]
+            mixed.append(
+                function(query_BHTE[:, :, rows], key_BKSE[:, :, keys], value_BKSE[:, :, keys], allowed, **options)
+            )
+        return torch.cat(mixed, dim=-2)
 
 
 class Workers:

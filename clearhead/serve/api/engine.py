@@ -446,6 +446,8 @@ class Engine:
             return
         started = self._read(some)
         if started is None:
+            # Its next chunk comes after those of the others.
+            self._reading.rotate(-1)
             return
         self._reading = deque(one for one in self._reading if one not in some)
         of_jobs = iter([sequence for start in started for sequence in start.member.sequences])
@@ -599,8 +601,12 @@ async def events(engine: Engine, jobs: Sequence[Job]) -> AsyncGenerator[tuple[in
         InputError, RunFailure, Busy, Closing: a job cannot be begun or ended.
     """
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Event]]()
+
+    def deliver(number: int, event: Event) -> None:
+        engine.post(loop, queue.put_nowait, (number, event))
+
     for number, job in enumerate(jobs):
-        job.deliver = partial(_post, engine, loop, queue.put_nowait, number)
+        job.deliver = partial(deliver, number)
     engine.submit(jobs)
     missing = sum(job.num_sequences for job in jobs)
     try:
@@ -612,13 +618,3 @@ async def events(engine: Engine, jobs: Sequence[Job]) -> AsyncGenerator[tuple[in
             yield number, event
     finally:
         engine.leave(jobs)
-
-
-def _post(
-    engine: Engine,
-    loop: asyncio.AbstractEventLoop,
-    receive: Callable[[tuple[int, Event]], None],
-    number: int,
-    event: Event,
-) -> None:
-    engine.post(loop, receive, (number, event))

@@ -7,7 +7,7 @@ import itertools
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -86,7 +86,7 @@ def generating_router(models: Models) -> APIRouter:
         options = _options(served, asked, asked.max_completion_tokens or asked.max_tokens)
         shape = _Chat(served, asked)
         # A template runs for up to some seconds, in which other requests go on.
-        text = await in_thread(_chat_text, served, asked)
+        text = await asyncio.to_thread(_chat_text, served, asked)
         made = await in_thread(partial(served.request, text, options, is_chat=True))
         schema = None if asked.response_format is None else asked.response_format.content
         if schema is not None:
@@ -322,9 +322,10 @@ async def _sent(
             steps, text = ([step], step.text) if step is not None else ([], "")
             is_first = choice.index not in begun
             begun.add(choice.index)
-            event = partial(_event_of, head, shape, choice, steps, text, is_first=is_first)
+            piece = partial(shape.piece, choice, steps, text, is_first=is_first)
             # The first one may hold a whole prompt.
-            yield await in_thread(event) if is_first and shape.echoes else event()
+            is_large = is_first and shape.echoes
+            yield await in_thread(_event_of, head, piece) if is_large else _event_of(head, piece)
             one = await anext(running, None)
     except Exception as error:  # noqa: BLE001 - the status is sent already, so that the error is an event
         yield _event({"error": {"message": f"{error}", "type": "server_error", "param": None, "code": None}})
@@ -334,16 +335,8 @@ async def _sent(
     yield "data: [DONE]\n\n"
 
 
-def _event_of(
-    head: dict[str, Any],
-    shape: _Completion | _Chat,
-    choice: Choice,
-    steps: Sequence[Step],
-    text: str,
-    *,
-    is_first: bool,
-) -> str:
-    return _event({**head, "choices": [shape.piece(choice, steps, text, is_first=is_first)]})
+def _event_of(head: dict[str, Any], piece: Callable[[], dict[str, Any]]) -> str:
+    return _event({**head, "choices": [piece()]})
 
 
 def _event(content: dict[str, Any]) -> str:
