@@ -32,7 +32,9 @@ def seconds_to_first(served: Served, prompt: str) -> tuple[float, int]:
     received: queue.SimpleQueue[object] = queue.SimpleQueue()
     request = served.request(prompt, served.model.generate_options(max_new_tokens=1, temperature=0))
     begun = time.perf_counter()
-    served.engine.submit(Job.of_request(served.engine, request, received.put))
+    job = Job.of_request(served.engine, request)
+    job.deliver = received.put
+    served.engine.submit([job])
     event = received.get()
     assert isinstance(event, Step), event
     return time.perf_counter() - begun, event.token

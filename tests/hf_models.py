@@ -20,21 +20,39 @@ def save(model: transformers.PreTrainedModel, folder: Path, settings: dict[str, 
 
 def language_model(folder: Path, settings: dict[str, object] | None = None) -> Path:
     """A causal language model over merges."""
-    vocabulary, merges = made.merges(("<|endoftext|>",))
+    vocabulary = _with_merges(folder)
     torch.manual_seed(3)
     config = transformers.GPT2Config(
-        vocab_size=len(json.loads(vocabulary)), n_positions=61, n_embd=26, n_layer=2, n_head=2, initializer_range=0.4,
+        vocab_size=vocabulary, n_positions=61, n_embd=26, n_layer=2, n_head=2, initializer_range=0.4,
         bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
-    save(transformers.GPT2LMHeadModel(config), folder, settings)
-    config_of_tokenizer = {
+    return save(transformers.GPT2LMHeadModel(config), folder, settings)
+
+
+def endless_model(folder: Path) -> Path:
+    """A causal language model over merges that reads millions of tokens and never ends."""
+    vocabulary = _with_merges(folder)
+    torch.manual_seed(4)
+    config = transformers.LlamaConfig(
+        vocab_size=vocabulary, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=2**21, initializer_range=0.4, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight[0] = 0
+    return save(model, folder)
+
+
+def _with_merges(folder: Path) -> int:
+    """Write a tokenizer of merges with a chat template; return the size of its vocabulary."""
+    vocabulary, merges = made.merges(("<|endoftext|>",))
+    config = {
         "tokenizer_class": "GPT2Tokenizer",
         "chat_template": "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}",
         "eos_token": "<|endoftext|>",
     }
-    return made.write(
-        folder, {"vocab.json": vocabulary, "merges.txt": merges, "tokenizer_config.json": config_of_tokenizer}
-    )
+    made.write(folder, {"vocab.json": vocabulary, "merges.txt": merges, "tokenizer_config.json": config})
+    return len(json.loads(vocabulary))
 
 
 def translator(folder: Path, settings: dict[str, object] | None = None) -> Path:
@@ -70,16 +88,12 @@ def rotary_model(folder: Path, *, rows: int = 0, **settings: object) -> Path:
         rows: of the embedding beyond the entries of the tokenizer.
         settings: of its config; it declares 61 positions unless they say otherwise.
     """
-    vocabulary, merges = made.merges(("<|endoftext|>",))
+    vocabulary = _with_merges(folder)
     torch.manual_seed(3)
     settings = {"max_position_embeddings": 61, **settings}
     config = transformers.LlamaConfig(
-        vocab_size=len(json.loads(vocabulary)) + rows, hidden_size=26, intermediate_size=29, num_hidden_layers=2,
+        vocab_size=vocabulary + rows, hidden_size=26, intermediate_size=29, num_hidden_layers=2,
         num_attention_heads=2, head_dim=14, num_key_value_heads=1, initializer_range=0.4, bos_token_id=0,
         eos_token_id=0, **settings,
     )  # fmt: skip
-    save(transformers.LlamaForCausalLM(config), folder)
-    config_of_tokenizer = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"}
-    return made.write(
-        folder, {"vocab.json": vocabulary, "merges.txt": merges, "tokenizer_config.json": config_of_tokenizer}
-    )
+    return save(transformers.LlamaForCausalLM(config), folder)

@@ -130,6 +130,16 @@ class IndexedCache(Cache):
         key, _ = next(iter(self.memory_attention.values()))
         return torch.ones(key.shape[0], key.shape[2], dtype=torch.bool, device=key.device)
 
+    @property
+    def is_separable(self) -> bool:
+        """Whether rows can be taken out of it: it has keys, and custom modules keep nothing in it."""
+        return not self.kept and bool(self.self_attention)
+
+    @property
+    def row_lengths(self) -> list[int]:
+        """The number of real tokens of each row."""
+        return [self.length] * self.buffer_rows(0) if self.mask is None else self.mask.sum(1).tolist()
+
     def buffer_rows(self, rows: int) -> int:
         """Return how many rows the buffers have, or will have when this many rows come first."""
         buffer = next((entry.buffer for entry in self.self_attention.values()), None)
@@ -145,23 +155,44 @@ def each_row(cache: IndexedCache, lengths: Sequence[int], of_memory: Sequence[in
         of_memory: how many of the first keys of each memory are; None: there is none.
     """
     cache.gather()
-    parts = []
-    for row, length in enumerate(lengths):
-        own = slice(row, row + 1)
-        total = cache.total_length
-        part = IndexedCache(total[own] if isinstance(total, Tensor) else total)
-        part.length = length
-        for name in ("self_attention", "scales"):
-            for place, entry in getattr(cache, name).items():
-                kept = getattr(part, name)[place]
-                kept.length, kept.buffer = length, entry.buffer[:, own, :, entry.length - length : entry.length]
-        if of_memory is not None:
-            last = of_memory[row]
-            part.memory_mask = cache.memory_masks[own, :last]
-            for place, (key, value) in cache.memory_attention.items():
-                part.memory_attention[place] = (key[own, :, :last], value[own, :, :last])
-        parts.append(part)
-    return parts
+    return [
+        _view_row(cache, row, length, None if of_memory is None else of_memory[row])
+        for row, length in enumerate(lengths)
+    ]
+
+
+def copy_row(cache: IndexedCache, row: int) -> IndexedCache:
+    """Return a copy of one row, without padding.
+
+    Args:
+        cache: separable, with a row for each sentence.
+        row: the index of the row.
+    """
+    cache.gather()
+    of_memory = int(cache.memory_masks[row].sum()) if cache.memory_attention else None
+    copy = _view_row(cache, row, cache.row_lengths[row], of_memory)
+    for entry in (*copy.self_attention.values(), *copy.scales.values()):
+        assert entry.buffer is not None
+        entry.buffer = entry.buffer.clone()
+    for place, (key, value) in copy.memory_attention.items():
+        copy.memory_attention[place] = (key.clone(), value.clone())
+    return copy
+
+
+def _view_row(cache: IndexedCache, row: int, length: int, of_memory: int | None) -> IndexedCache:
+    """Return a cache with the last keys of one row of a cache in order, and with the first ones of its memory."""
+    row_slice, total = slice(row, row + 1), cache.total_length
+    view = IndexedCache(total[row_slice] if isinstance(total, Tensor) else total)
+    view.length = length
+    for name in ("self_attention", "scales"):
+        for place, entry in getattr(cache, name).items():
+            copied = getattr(view, name)[place]
+            copied.length, copied.buffer = length, entry.buffer[:, row_slice, :, entry.length - length : entry.length]
+    if of_memory is not None:
+        view.memory_mask = cache.memory_masks[row_slice, :of_memory]
+        for place, (key, value) in cache.memory_attention.items():
+            view.memory_attention[place] = (key[row_slice, :, :of_memory], value[row_slice, :, :of_memory])
+    return view
 
 
 def _places(shape: tuple[int, ...], row_index_RS: Int[Tensor, "rows keys"]) -> Int[Tensor, "2 rows heads keys"]:

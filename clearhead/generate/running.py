@@ -10,6 +10,8 @@ Shapes: R rows of a member, V vocabulary.
 
 from __future__ import annotations
 
+import itertools
+import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -21,12 +23,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.core import Cache, Transformer
-from clearhead.fast.cache import IndexedCache, joined
+from clearhead.fast.cache import IndexedCache, copy_row, joined
 from clearhead.generate.rows import Row, Sentence
 from clearhead.progress import update
 
 Generated = Row | Sentence
 """A sequence that is generated, or a sentence that is searched for."""
+LANE_TOKENS: Final = 4096
+"""Tokens of a row from which on it shares a cache only with rows of up to twice its length: a cache is padded to its
+longest row."""
+CHECKED_TOKENS: Final = 64
+"""Keys after which a lane looks for rows that have outgrown it."""
 JOINING_SHARE: Final = 0.25
 """Of a batch that must be free before others join, since joining copies all keys and values."""
 
@@ -89,6 +96,10 @@ class Member(ABC):
     def absorb(self, other: Member) -> bool:
         """Take over the rows of another member behind its own ones, if they choose their tokens alike."""
 
+    def copy_row(self, sequence: Generated) -> tuple[int, Member] | None:
+        """Return the index of a row and a member with this row alone; None: the rows cannot be separated."""
+        return None
+
 
 @dataclass(frozen=True)
 class Started:
@@ -103,6 +114,14 @@ class Started:
     member: Member
     cache: Cache
     logits: Float[Tensor, "rows vocab"]
+
+
+@dataclass(frozen=True)
+class Paused:
+    """A member with one row that has left its batch, and can join it again with its keys and values."""
+
+    member: Member
+    cache: IndexedCache
 
 
 class RunningBatch:
@@ -133,21 +152,42 @@ class RunningBatch:
             started: none of them with rows of this batch.
         """
         progress: list[Progress] = []
-        joining: dict[Hashable, list[Started]] = {}
+        joining: list[Started] = []
         for start in started:
             before = len(start.logits), start.member.num_sentences
             done, kept = start.member.advance(start.logits)
             progress += done
             _select(start.cache, [_Change(start.member, kept, *before)])
             if len(start.member.tokens):
-                joining.setdefault(_lane_of(start), []).append(start)
-        for kind, some in joining.items():
-            self._lanes.setdefault(kind, _Lane(self.module)).join(some)
+                joining.append(start)
+        self.resume(joining)
         return progress
 
+    def pause(self, sequence: Generated) -> Paused | None:
+        """Let a row leave with its keys and values; None: no member has it, or its rows cannot be separated."""
+        paused = next(filter(None, (lane.pause(sequence) for lane in self._lanes.values())), None)
+        self._leave()
+        return paused
+
+    def resume(self, paused: Sequence[Started | Paused]) -> None:
+        """Let members join that have chosen a token."""
+        joining: dict[Hashable, list[Started | Paused]] = {}
+        for start in paused:
+            joining.setdefault(_lane_of(start), []).append(start)
+        for kind, some in joining.items():
+            if kind not in self._lanes:
+                # From here on it has an equal share of the time.
+                used = min((lane.seconds for lane in self._lanes.values()), default=0.0)
+                self._lanes[kind] = _Lane(self.module, _length_class(some[0].cache), used)
+            self._lanes[kind].join(some)
+
     def step(self) -> list[Progress]:
-        """Take one token for every row."""
-        progress = [event for lane in list(self._lanes.values()) for event in lane.step()]
+        """Take one token for every row of the lanes that have used the least time."""
+        least = min((lane.seconds for lane in self._lanes.values()), default=0.0)
+        progress: list[Progress] = []
+        for lane in [lane for lane in self._lanes.values() if lane.seconds <= least]:
+            progress += lane.step()
+            self.resume(lane.pause_longest())
         self._leave()
         return progress
 
@@ -165,15 +205,20 @@ class RunningBatch:
         self._lanes = {kind: lane for kind, lane in self._lanes.items() if lane.members}
 
 
-def _lane_of(start: Started) -> Hashable:
+def _lane_of(start: Started | Paused) -> Hashable:
     """Return what members have in common that can share a cache.
 
-    Beams share the keys of a memory, so that all sentences of a lane have as many rows. What own parts keep has axes
-    that only they know, so that nobody joins them, nor a decoder without attention.
+    Beams share the keys of a memory, so that all sentences of a lane have as many rows. State of custom modules has
+    axes that only they know, so that no other member joins them, nor a decoder without attention.
     """
     beams, cache = len(start.member.tokens) // start.member.num_sentences, start.cache
-    is_alone = isinstance(cache, IndexedCache) and (bool(cache.kept) or not cache.self_attention)
-    return beams, id(start.member) if is_alone else None
+    is_alone = isinstance(cache, IndexedCache) and not cache.is_separable
+    return beams, id(start.member) if is_alone else _length_class(cache)
+
+
+def _length_class(cache: Cache) -> int:
+    """Return 0 for rows of less than `LANE_TOKENS`, and one more each time that the length doubles."""
+    return (cache.length // LANE_TOKENS).bit_length()
 
 
 @dataclass(frozen=True)
@@ -187,14 +232,22 @@ class _Change:
 
 
 class _Lane:
-    """Members that share a cache."""
+    """Members that share a cache.
 
-    def __init__(self, module: Transformer) -> None:
+    Args:
+        module: of the batch.
+        length_class: of the rows when they join.
+        seconds: time of its steps, and before the first one that of another lane.
+    """
+
+    def __init__(self, module: Transformer, length_class: int, seconds: float) -> None:
         self.module = module
         self.members: list[Member] = []
+        self.seconds: float = seconds
+        self._most_tokens = LANE_TOKENS << length_class
         self._cache: Cache | None = None
 
-    def join(self, started: Sequence[Started]) -> None:
+    def join(self, started: Sequence[Started | Paused]) -> None:
         caches = [] if self._cache is None else [self._cache]
         for start in started:
             caches.append(start.cache)
@@ -203,6 +256,7 @@ class _Lane:
         self._cache = caches[0] if len(caches) == 1 else joined(caches)
 
     def step(self) -> list[Progress]:
+        begun = time.perf_counter()
         tokens = torch.cat([member.tokens for member in self.members])
         out = self.module.decode(tokens, cache=self._cache)
         assert out.logits is not None
@@ -214,7 +268,35 @@ class _Lane:
             changes.append(_Change(member, kept, *before))
             first += before[0]
         self._leave(changes)
+        self.seconds += time.perf_counter() - begun
         return progress
+
+    def pause(self, sequence: Generated) -> Paused | None:
+        first = 0
+        for member in self.members:
+            copy = member.copy_row(sequence)
+            if copy is not None and isinstance(self._cache, IndexedCache) and self._cache.is_separable:
+                paused = Paused(copy[1], copy_row(self._cache, first + copy[0]))
+                self.drop(sequence)
+                self._cache = joined([self._cache]) if self.members else None
+                return paused
+            first += len(member.tokens)
+        return None
+
+    def pause_longest(self) -> list[Paused]:
+        """Let rows leave that have outgrown the lane; now and then, for it reads all masks."""
+        cache = self._cache
+        if not isinstance(cache, IndexedCache) or cache.length < self._most_tokens or cache.length % CHECKED_TOKENS:
+            return []
+        is_long = [length >= self._most_tokens for length in cache.row_lengths]
+        if not any(is_long) and cache.is_separable:
+            self._cache = joined([cache])
+        leaving, first = list[Generated](), 0
+        for member in self.members:
+            if len(member.sequences) == len(member.tokens):
+                leaving += itertools.compress(member.sequences, is_long[first:])
+            first += len(member.tokens)
+        return [paused for paused in map(self.pause, leaving) if paused is not None]
 
     def drop(self, sequence: Generated) -> None:
         before = [(len(member.tokens), member.num_sentences) for member in self.members]

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import torch
 from fastapi import Request
 from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
+from clearhead.errors import InputError
 from clearhead.maps.hook_points import addresses, edit
 from clearhead.model.facade import Model
 from clearhead.progress import Counted, Display, shown_by
@@ -21,6 +26,10 @@ from clearhead.progress import Counted, Display, shown_by
 ResultT = TypeVar("ResultT")
 GRACE = 1.0  # seconds in which a thread may end
 POLLED = 0.1  # seconds between two looks at whether the browser is still there
+MOST_SECONDS = 60.0
+"""Seconds that one request may compute, pauses left out; its thread serves all others."""
+LONG_SCORES = 2**24
+"""Queries times keys that an attention computes between two checks."""
 
 
 class Left(Exception):
@@ -28,7 +37,7 @@ class Left(Exception):
 
 
 class Work(Display):
-    """One computation: it ends at its next sign of life after `end`.
+    """One computation: it ends at its next check after `end`, or after `MOST_SECONDS`.
 
     Args:
         is_quick: other computations wait for it.
@@ -38,21 +47,29 @@ class Work(Display):
         self._workers = workers
         self.is_quick: bool = is_quick
         self._ended = threading.Event()
+        self._deadline: float | None = None
 
     def end(self) -> None:
         """Let the computation end."""
         self._ended.set()
 
     def check(self) -> None:
-        """Say that the computation lives, and let quick ones go first.
+        """Pause for quick computations, and end where nobody waits for the result or it takes too long.
 
         Raises:
             Left: it was ended.
+            InputError: it has computed for `MOST_SECONDS`.
         """
+        begun = time.monotonic()
         while not self.is_quick and not self._workers.are_idle.wait(POLLED) and not self._ended.is_set():
             pass
         if self._ended.is_set():
             raise Left
+        now = time.monotonic()
+        # Time begins with the first check, in the computing thread.
+        self._deadline = now + MOST_SECONDS if self._deadline is None else self._deadline + now - begun
+        if now > self._deadline:
+            raise InputError(f"this took more than {MOST_SECONDS:g} seconds: send a shorter text, or ask for less")
 
     def update(self, done: int, total: int, what: Counted) -> None:
         """Check with each count that is told."""
@@ -60,15 +77,52 @@ class Work(Display):
 
     @contextmanager
     def watching(self, model: Model) -> Iterator[None]:
-        """Check before each layer of a model that runs inside a with block."""
+        """Check before each layer and each operation of a model that runs inside a with block."""
 
         def checked(x: Tensor) -> Tensor:
             self.check()
             return x
 
         layers = [address for address in addresses(model.module) if address.split(".")[1::2] == ["layers", "before"]]
-        with edit(model.module, dict.fromkeys(layers, checked)), shown_by(self):
+        with edit(model.module, dict.fromkeys(layers, checked)), shown_by(self), _CheckedOperations(self.check):
             yield
+
+
+class _CheckedOperations(TorchFunctionMode):
+    """Calls a function before each operation of PyTorch; attention over a long text takes several.
+
+    Args:
+        check: the function.
+    """
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        super().__init__()
+        self._check = check
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self._check()
+        options = dict(kwargs or {})
+        is_attention = function is F.scaled_dot_product_attention
+        if not is_attention or args[0].shape[-2] * args[1].shape[-2] < LONG_SCORES:
+            return function(*args, **options)
+        query_BHTE, key_BKSE, value_BKSE, mask = args
+        count, is_causal, mixed = key_BKSE.shape[-2], options.pop("is_causal"), []
+        size = max(1, LONG_SCORES // count)
+        for start in range(0, query_BHTE.shape[-2], size):
+            self._check()
+            rows, keys, allowed = slice(start, start + size), slice(None), mask
+            if is_causal:
+                # There are as many keys as queries.
+                keys = slice(min(start + size, count))
+                allowed = query_BHTE.new_ones(keys.stop - start, keys.stop, dtype=torch.bool).tril(start)
+            elif mask is not None and mask.shape[-2] > 1:
+                allowed = mask[..., rows, :]
+            mixed.append(
+                function(query_BHTE[:, :, rows], key_BKSE[:, :, keys], value_BKSE[:, :, keys], allowed, **options)
+            )
+        return torch.cat(mixed, dim=-2)
 
 
 class Workers:

@@ -249,6 +249,18 @@ class Sampling(Member):
         self._rows, self._streams = self._rows + other._rows, self._streams + other._streams
         return True
 
+    def copy_row(self, sequence: Generated) -> tuple[int, Sampling] | None:
+        """Return the index of a row and a member with this row alone."""
+        index = next((index for index, row in enumerate(self._rows) if row is sequence), None)
+        if index is None:
+            return None
+        ids_1T, row = self._ids_RT[index : index + 1], self._rows[index]
+        if self.kind is not None:
+            # Padding comes from members that joined; where rows cannot join, it belongs to the prompt.
+            ids_1T = ids_1T[:, int((ids_1T[0] != NO_ID).int().argmax()) :]
+        chooser = self._chooser.keep(torch.tensor([index], device=ids_1T.device))
+        return index, Sampling([row], ids_1T, chooser, self._streams[index : index + 1], self.kind)
+
     def _keep(self, kept: list[int]) -> Kept:
         if len(kept) == len(self._rows):
             return Kept()

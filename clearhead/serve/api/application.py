@@ -16,14 +16,16 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clearhead.errors import ContextTooLong, InputError, Reference, RunFailure
 from clearhead.machine import give_memory_back
 from clearhead.serve.api.accepting import accept_connections
+from clearhead.serve.api.bodies import in_thread
 from clearhead.serve.api.failures import Busy, Closing
-from clearhead.serve.api.generating import generating_router
+from clearhead.serve.api.generating import EVENT_STREAM, generating_router
 from clearhead.serve.api.inside import inside_router
 from clearhead.serve.api.metrics import Metrics
 from clearhead.serve.api.protocol import MOST_HEAD_BYTES, Protocol
@@ -35,7 +37,7 @@ from clearhead.serve.gate import Access, Gate, Traffic
 from clearhead.serve.work import Left, Workers
 
 SECONDS_TO_ANSWER: Final = 600.0
-"""Until an answer begins; clients of OpenAI wait as long."""
+"""Until an answer begins, and until a stream ends; clients of OpenAI wait as long."""
 TICKS_BETWEEN: Final = 100
 """Of the server, a tenth of a second each, before freed memory is given back to the system."""
 SECONDS_TO_FINISH: Final = 60
@@ -86,13 +88,16 @@ def make_application(models: Models, access: Access, *, openapi: bool = False) -
 
 
 def _in_time(app: ASGIApp) -> ASGIApp:
-    """Return an application that gives up, and says so, what is not answered in time; a stream may go on for longer."""
+    """Return an application that ends requests that are not answered in time, and streams, with an error."""
 
     async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
-        limit = asyncio.timeout(SECONDS_TO_ANSWER)
+        limit, is_stream = asyncio.timeout(SECONDS_TO_ANSWER), False
 
         async def begun(message: Message) -> None:
-            limit.reschedule(None)
+            nonlocal is_stream
+            if message["type"] == "http.response.start":
+                is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith(EVENT_STREAM)
+                limit.reschedule(limit.when() if is_stream else None)
             await send(message)
 
         try:
@@ -101,8 +106,14 @@ def _in_time(app: ASGIApp) -> ASGIApp:
         except TimeoutError:
             if not limit.expired():
                 raise
-            answer = refused(503, f"no answer within {SECONDS_TO_ANSWER:g} seconds: ask for less, or try again later")
-            await answer(scope, receive, send)
+            missing = "end of this stream" if is_stream else "answer"
+            answer = refused(
+                503, f"no {missing} within {SECONDS_TO_ANSWER:g} seconds: ask for less, or try again later"
+            )
+            if is_stream:
+                await send({"type": "http.response.body", "body": b"data: " + bytes(answer.body) + b"\n\n"})
+            else:
+                await answer(scope, receive, send)
 
     return bounded
 
@@ -144,7 +155,11 @@ def _http(_: Request, error: Exception) -> Response:
     return refused(error.status_code, known.get(error.status_code, str(error.detail)))
 
 
-def _misread(_: Request, error: Exception) -> Response:
+async def _misread(_: Request, error: Exception) -> Response:
+    return await in_thread(_name_fault, error)
+
+
+def _name_fault(error: Exception) -> Response:
     """Name the first field that cannot be read; one that is not known is not honoured."""
     assert isinstance(error, RequestValidationError)
     fault = error.errors()[0]

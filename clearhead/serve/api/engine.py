@@ -1,7 +1,12 @@
 """The engine of one model, in which requests of all clients share one running batch; engines take turns in one thread.
 
-Between two steps of the batch it takes in what has come, lets leave who has gone, and reads a piece of a prompt. What
-needs no generation (vectors, labels, scores of given texts) waits together and is computed in one call.
+Between two steps of the batch it drops jobs whose client has disconnected, admits new ones, and reads a chunk of a
+prompt. Inputs that need no generation (vectors, labels, scores of given texts) are computed a chunk at a time.
+
+Memory is shared by two budgets of cached tokens. A job enters the first one with its prompt and the first
+`RESERVED_TOKENS` tokens of its answer. A job that outgrows this needs room in the second one, which is for long jobs:
+the oldest ones run, the others pause with their keys and values. So new jobs wait for the beginnings of others alone,
+however long those go on; and an ordinary job has all its memory when it starts.
 """
 
 from __future__ import annotations
@@ -11,9 +16,9 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
@@ -27,16 +32,25 @@ from clearhead.generate.prefill import PIECE_TOKENS
 from clearhead.generate.prefixes import Prefixes, can_share
 from clearhead.generate.results import Continuation
 from clearhead.generate.rows import Row, Sentence
-from clearhead.generate.running import Generated, Progress, RunningBatch, Started
+from clearhead.generate.running import Generated, Paused, Progress, RunningBatch, Started
 from clearhead.generate.translation import TranslationReading
 from clearhead.machine import free_memory
+from clearhead.progress import Counted, Display, shown_by
 from clearhead.serve.api.failures import Busy, Closing, named_failure
 from clearhead.serve.api.turns import Turns
 
 MOST_WAITING: Final = 256
-"""Requests that wait for their turn; one more is refused."""
+"""Maximum number of requests that wait; one more is refused. The prompts of a request wait inside it."""
 MOST_ROWS, MOST_TOKENS = 64, 2**16
-"""Of the running batch: rows, and tokens in the cache, prompts and limits together."""
+"""Budget of jobs that begin, and budget of long jobs: rows, and tokens in the cache."""
+RESERVED_TOKENS: Final = 1024
+"""Generated tokens of each row for which a job reserves memory at once, and in steps of which a long job grows."""
+MOST_PROMPT_TOKENS: Final = 2**13
+"""Tokens of the prompts of all rows; a job that reads more is long from its start."""
+MOST_JOB_TOKENS, MOST_SEARCH_TOKENS = 2**17, 2**15
+"""Tokens in the cache after which a job ends as at its limit; a beam search cannot pause, so that it has fewer."""
+CHUNK_CHARACTERS: Final = 2**13
+"""Characters of inputs that are computed between two steps of the batch, unless one input has more."""
 MOST_SHARED_BYTES: Final = 2**30
 """Of kept beginnings of prompts; never more than an eighth of the memory that is free at the start."""
 
@@ -92,63 +106,82 @@ class Piecewise(Protocol):
 
 @dataclass(eq=False)
 class Job:
-    """One request for generated text.
+    """Generation for one prompt, or translation of one text.
 
     Args:
         begin: starts to read it, in the thread of the engines.
-        deliver: receives every event, in the same thread.
-        num_sequences: how many ends it has.
-        num_rows: how many rows it has in the batch.
-        cost: most tokens in the cache.
-        alternatives: how many of the most probable ids come with each token.
+        num_sequences: number of sequences, and of ends.
+        num_rows: number of rows in the batch.
+        num_read: tokens of each row that are read.
+        limit: maximum number of tokens generated in each row.
+        alternatives: number of the most probable ids that come with each token.
         is_search: its sequences come from one search.
+        deliver: receives every event, in the thread of the engines.
     """
 
     begin: Callable[[], Piecewise]
-    deliver: Callable[[Event], None]
     num_sequences: int
     num_rows: int
-    cost: int
+    num_read: int
+    limit: int
     alternatives: int = 0
     is_search: bool = False
+    deliver: Callable[[Event], None] = lambda event: None
     sequences: list[Generated] = field(default_factory=list)
+    paused: list[Paused] = field(default_factory=list)
     has_left: bool = False
+    is_long: bool = False
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens in its longest row."""
+        return max((len(row.ids) for row in self.sequences if isinstance(row, Row)), default=0)
+
+    @property
+    def cost(self) -> int:
+        """Tokens in the cache until it grows again."""
+        growth = RESERVED_TOKENS * (self.num_generated // RESERVED_TOKENS + 1)
+        return self.num_rows * (self.num_read + (self.limit if self.is_search else min(self.limit, growth)))
+
+    @property
+    def needs_growth(self) -> bool:
+        """Whether it has outgrown the budget of jobs that begin."""
+        is_large = self.num_rows * self.num_read > MOST_PROMPT_TOKENS
+        return not self.is_search and (is_large or self.num_generated >= RESERVED_TOKENS)
 
     @classmethod
-    def of_request(
-        cls, engine: Engine, request: GenerateRequest, deliver: Callable[[Event], None], alternatives: int = 0
-    ) -> Job:
+    def of_request(cls, engine: Engine, request: GenerateRequest, alternatives: int = 0) -> Job:
         """Return the job of one prompt.
 
         Args:
-            engine: that runs it.
+            engine: runs the job.
             request: one prompt, with how its ids are decoded.
-            deliver, alternatives: as of a job.
+            alternatives: number of the most probable ids that come with each token.
 
         Raises:
             InputError: the prompt cannot be read.
         """
-        (limit,) = checked_limits(engine.tree, request)
         options = request.options
         is_search = options.method == "beam"
         rows = options.beam_size if is_search else options.num_return_sequences
-        cost = rows * (len(request.prompts[0]) + limit)
+        (limit,) = checked_limits(engine.tree, request)
+        num_read = sum(len(ids[0]) for ids in (request.prompts, request.sources) if ids is not None)
+        most = (MOST_SEARCH_TOKENS if is_search else MOST_JOB_TOKENS) // rows - num_read
+        limit = min(limit, max(most, RESERVED_TOKENS))
+        request = replace(request, options=replace(options, max_new_tokens=min(options.max_new_tokens, limit)))
         begin = partial(Reading, engine.tree, request, engine.prefixes)
-        return cls(begin, deliver, options.num_return_sequences, rows, cost, alternatives, is_search)
+        return cls(begin, options.num_return_sequences, rows, num_read, limit, alternatives, is_search)
 
     @classmethod
-    def of_translation(
-        cls, reading: TranslationReading, options: SearchOptions, deliver: Callable[[Event], None]
-    ) -> Job:
+    def of_translation(cls, reading: TranslationReading, options: SearchOptions) -> Job:
         """Return the job of one translation.
 
         Args:
             reading: of its text.
             options: of the search.
-            deliver: as of a job.
         """
-        beams = options.beam_size
-        return cls(lambda: reading, deliver, options.n_best, beams, beams * reading.num_cached, is_search=True)
+        num_read, num_cached = reading.num_tokens, reading.num_cached
+        return cls(lambda: reading, options.n_best, options.beam_size, num_read, num_cached - num_read, is_search=True)
 
 
 @dataclass(eq=False)
@@ -158,7 +191,42 @@ class Call:
     key: Hashable
     function: Callable[[list[Any]], Sequence[Any]]
     inputs: list[Any]
-    result: Future[list[Any]]
+    result: Future[list[Any]] = field(default_factory=Future)
+    results: list[Any] = field(default_factory=list)
+
+    def next_inputs(self, room: int) -> list[Any]:
+        """Return the next inputs: the first one, and those that fit into a number of characters with it."""
+        missing = self.inputs[len(self.results) :]
+        sizes = itertools.accumulate(map(_num_characters, missing))
+        return missing[: max(1, sum(1 for _ in itertools.takewhile(lambda size: size <= room, sizes)))]
+
+    def finish(self, error: Exception | None = None) -> None:
+        """Set the result, unless nobody waits for it any more."""
+        if not self.result.done() and self.result.set_running_or_notify_cancel():
+            if error is None:
+                self.result.set_result(self.results)
+            else:
+                self.result.set_exception(named_failure(error))
+
+
+class _Abandoned(Exception):
+    """The clients of all calls that are computed have disconnected."""
+
+
+class _Watch(Display):
+    """Ends the computation of calls between two batches when all their clients have disconnected."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = calls
+
+    def update(self, done: int, total: int, what: Counted) -> None:
+        """Check with each count.
+
+        Raises:
+            _Abandoned: nobody waits for the calls.
+        """
+        if all(call.result.cancelled() for call in self._calls):
+            raise _Abandoned
 
 
 _TURNS: Final = Turns()
@@ -179,9 +247,10 @@ class Engine:
             self.prefixes = Prefixes(min(MOST_SHARED_BYTES, free_memory() // 8))
         self._batch = RunningBatch(tree)
         self._changed = _TURNS.changed
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[deque[Job]] = deque()  # the jobs of each request that have not begun
         self._calls: deque[Call] = deque()
         self._left: list[Job] = []
+        self._present: dict[int, Job] = {}  # those that have begun, the oldest first, by their identity
         self._reading: deque[tuple[Job, Piecewise]] = deque()
         self._jobs: dict[int, Job] = {}  # by the identity of a sequence
         self._is_closing = False
@@ -189,53 +258,61 @@ class Engine:
         self.num_read: int = 0
         self.num_shared: int = 0
         self.step_seconds: float = 0.0
-        self._posted: dict[asyncio.AbstractEventLoop, list[tuple[Callable[[Event], None], Event]]] = {}
+        self._posted: dict[asyncio.AbstractEventLoop, list[tuple[Callable[[Any], None], Any]]] = {}
         _TURNS.add(self)
 
     @property
     def num_waiting(self) -> int:
-        """How many requests have not begun."""
-        return len(self._waiting) + len(self._calls)
+        """Number of requests that wait, in whole or in part."""
+        return len(self._waiting) + sum(not call.result.cancelled() for call in self._calls)
 
     @property
     def num_running(self) -> int:
-        """How many sequences are generated, and prompts read, at this moment."""
+        """Number of sequences that are generated, and of prompts that are read, at this moment."""
         return len(self._jobs) + len(self._reading)
 
-    def submit(self, job: Job) -> None:
-        """Let a job wait for its turn.
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Let the jobs of one request wait; requests take turns, so that one with many jobs delays no other.
 
         Raises:
-            Busy: too many wait.
+            Busy: too many requests wait; none of the jobs does.
             Closing: the server ends.
         """
         with self._changed:
             self._refuse_more()
-            self._waiting.append(job)
+            self._waiting += [deque(jobs)] if jobs else []
             self._changed.notify_all()
 
     def call(self, key: Hashable, function: Callable[[list[Any]], Sequence[Any]], inputs: list[Any]) -> Future[Any]:
-        """Return the results of a function for some inputs; it may get those of other calls of the same key as well.
+        """Return the results of a function for some inputs; it computes them a chunk at a time.
+
+        Args:
+            key: calls of an equal key are computed together.
+            function: returns one result for each input that it receives.
+            inputs: of this call; a future that is cancelled has no further ones computed.
 
         Raises:
             Busy: too many wait.
             Closing: the server ends.
         """
-        call = Call(key, function, inputs, Future())
+        call = Call(key, function, inputs)
         with self._changed:
             self._refuse_more()
             self._calls.append(call)
             self._changed.notify_all()
         return call.result
 
-    def post(self, loop: asyncio.AbstractEventLoop, receive: Callable[[Event], None], event: Event) -> None:
+    def post(self, loop: asyncio.AbstractEventLoop, receive: Callable[[Any], None], event: Any) -> None:
         """Let a function of an event loop receive an event; those of a turn go at once. In the engines' thread."""
         self._posted.setdefault(loop, []).append((receive, event))
 
-    def leave(self, job: Job) -> None:
-        """Let a job end, wherever it is."""
+    def leave(self, jobs: Sequence[Job]) -> None:
+        """Let jobs end, wherever they are; those that wait no longer do when this returns."""
+        leaving = {id(job) for job in jobs}
         with self._changed:
-            self._left.append(job)
+            waiting = [deque(job for job in request if id(job) not in leaving) for request in self._waiting]
+            self._waiting = deque(filter(None, waiting))
+            self._left += jobs
             self._changed.notify_all()
 
     def join(self) -> None:
@@ -255,36 +332,46 @@ class Engine:
     @property
     def is_due(self) -> bool:
         """Whether there is something for a turn."""
-        return bool(self._waiting or self._calls or self._left or self._reading or self._batch.members)
+        return bool(self._waiting or self._calls or self._left or self._present)
 
     def turn(self) -> None:
-        """Take in what has come, let leave who has gone, read a piece of a prompt, and let the batch make a step."""
+        """Drop jobs that have left, admit others, read a chunk of a prompt, and let the batch make a step."""
         with self._changed:
             left, self._left = self._left, []
-            calls = self._taken_calls()
-            starting = self._taken_jobs(left)
         for job in left:
             self._drop(job)
-        if calls:
-            _answer(calls)
+        with self._changed:
+            chunk = self._take_chunk()
+            starting = self._take_jobs()
+        if chunk:
+            _answer(chunk)
+            self._put_back(chunk)
         for job in starting:
             self._guarded(job, partial(self._begin, job))
+        self._share_growth()
         self._read_piece()
         self._step()
         self._hand_over()
 
     def fail(self, error: Exception) -> None:
         """Let all that is read or runs fail after a turn that failed."""
-        reading, self._reading = self._reading, deque()
-        for job, _ in reading:
-            job.deliver(named_failure(error))
+        self._reading.clear()
         self._fail_batch(error)
         self._hand_over()
 
     def _fail_batch(self, error: Exception) -> None:
-        jobs, self._jobs, self._batch = {*self._jobs.values()}, {}, RunningBatch(self.tree)
-        for job in jobs:
-            job.deliver(named_failure(error))
+        reading = {id(job) for job, _ in self._reading}
+        failed = [job for job in self._present.values() if id(job) not in reading]
+        self._jobs, self._batch = {}, RunningBatch(self.tree)
+        for job in failed:
+            self._end(job, named_failure(error))
+
+    def _end(self, job: Job, error: Exception) -> None:
+        """Deliver the failure of a job, and forget it."""
+        job.has_left = True
+        job.paused.clear()
+        self._present.pop(id(job), None)
+        job.deliver(error)
 
     def _hand_over(self) -> None:
         """Wake each event loop once, with all that is for it."""
@@ -293,33 +380,61 @@ class Engine:
             with contextlib.suppress(RuntimeError):  # it is closed, and nobody waits there
                 loop.call_soon_threadsafe(_received, events)
 
-    def _taken_calls(self) -> list[Call]:
-        """Return the oldest call, with those of the same key."""
-        if not self._calls:
-            return []
-        first = self._calls[0].key
-        taken = [call for call in self._calls if call.key == first]
-        self._calls = deque(call for call in self._calls if call.key != first)
-        # From here on nobody can take them back, and those that were taken back already are not computed.
-        return [call for call in taken if call.result.set_running_or_notify_cancel()]
+    def _take_chunk(self) -> list[tuple[Call, list[Any]]]:
+        """Return the next inputs of the call that waits longest, and those of others of its key."""
+        self._calls = deque(call for call in self._calls if not call.result.cancelled())
+        chunk, room = list[tuple[Call, list[Any]]](), CHUNK_CHARACTERS
+        for call in list(self._calls):
+            if room > 0 and call.key == self._calls[0].key:
+                inputs = call.next_inputs(room)
+                room -= sum(map(_num_characters, inputs))
+                chunk.append((call, inputs))
+        taken = {id(call) for call, _ in chunk}
+        self._calls = deque(call for call in self._calls if id(call) not in taken)
+        return chunk
 
-    def _taken_jobs(self, left: list[Job]) -> list[Job]:
-        """Return the oldest jobs for which the batch has room; those that left are not begun."""
-        for job in left:
-            job.has_left = True
-        taken: list[Job] = []
-        running = {id(job): job for job in self._jobs.values()} | {id(job): job for job, _ in self._reading}
-        tokens, rows = sum(job.cost for job in running.values()), sum(job.num_rows for job in running.values())
-        while self._waiting:
-            job = self._waiting[0]
-            is_full = rows + job.num_rows > MOST_ROWS or tokens + job.cost > MOST_TOKENS
-            if is_full and not job.has_left and (running or taken):
-                break
-            self._waiting.popleft()
-            if not job.has_left:
-                taken.append(job)
-                tokens, rows = tokens + job.cost, rows + job.num_rows
+    def _put_back(self, chunk: list[tuple[Call, list[Any]]]) -> None:
+        """Let calls that are not done wait for their next turn, after the others."""
+        with self._changed:
+            self._calls += [call for call, _ in chunk if not call.result.done()]
+
+    def _take_jobs(self) -> list[Job]:
+        """Return the jobs that begin: one of each request in turn, while they fit into their budget."""
+        taken, is_full = list[Job](), False
+        skipped = deque[deque[Job]]()
+        while self._waiting and not is_full:
+            request = self._waiting.popleft()
+            if self._fits(request[0]):
+                taken.append(job := request.popleft())
+                job.is_long = job.needs_growth
+                self._present[id(job)] = job
+                self._waiting += [request] if request else []
+            else:
+                # The next short one begins first, whatever comes later; a long one delays no short one.
+                is_full = not request[0].needs_growth
+                skipped.append(request)
+        self._waiting.extendleft(reversed(skipped))
         return taken
+
+    def _fits(self, job: Job) -> bool:
+        """Return whether a job that waits has room in its budget; the first one has, however large it is."""
+        others = [one for one in self._present.values() if one.is_long == job.needs_growth]
+        rows, tokens = sum(one.num_rows for one in others), sum(one.cost for one in others)
+        return not others or (rows + job.num_rows <= MOST_ROWS and tokens + job.cost <= MOST_TOKENS)
+
+    def _share_growth(self) -> None:
+        """Let the oldest long jobs run that fit into their budget; pause the others, with their keys and values."""
+        rows = tokens = 0
+        for job in [job for job in self._present.values() if job.needs_growth]:
+            is_first = not rows
+            rows, tokens = rows + job.num_rows, tokens + job.cost
+            if is_first or (rows <= MOST_ROWS and tokens <= MOST_TOKENS):
+                job.is_long = True
+                paused, job.paused = job.paused, []
+                self._batch.resume(paused)
+            elif not job.paused and job.sequences:
+                running = [row for row in job.sequences if id(row) in self._jobs]
+                job.paused = [one for one in map(self._batch.pause, running) if one is not None]
 
     def _begin(self, job: Job) -> None:
         self._reading.append((job, job.begin()))
@@ -331,6 +446,8 @@ class Engine:
             return
         started = self._read(some)
         if started is None:
+            # Its next chunk comes after those of the others.
+            self._reading.rotate(-1)
             return
         self._reading = deque(one for one in self._reading if one not in some)
         of_jobs = iter([sequence for start in started for sequence in start.member.sequences])
@@ -401,8 +518,13 @@ class Engine:
                     job.deliver(event)
             if one.is_done:
                 del self._jobs[id(sequence)]
+                if not any(id(other) in self._jobs for other in job.sequences):
+                    self._present.pop(id(job), None)
 
     def _drop(self, job: Job) -> None:
+        job.has_left = True
+        self._present.pop(id(job), None)
+        job.paused.clear()
         for sequence in job.sequences:
             if self._jobs.pop(id(sequence), None) is not None:
                 with torch.inference_mode():
@@ -414,12 +536,11 @@ class Engine:
             with torch.inference_mode():
                 return function()
         except Exception as error:  # noqa: BLE001 - it is the failure of a request, not of the thread
-            job.has_left = True
-            job.deliver(named_failure(error))
+            self._end(job, named_failure(error))
             return None
 
 
-def _received(events: list[tuple[Callable[[Event], None], Event]]) -> None:
+def _received(events: list[tuple[Callable[[Any], None], Any]]) -> None:
     for receive, event in events:
         receive(event)
 
@@ -439,47 +560,61 @@ def _of_sentence(sentence: Sentence) -> Iterator[Event]:
         yield Ended(number, continuation)
 
 
-def _answer(calls: list[Call]) -> None:
-    """Compute the inputs of calls of one key together; where that fails, each alone, so that each fails alone."""
+def _num_characters(value: Any) -> int:
+    """Return the size of an input: characters of a text or of all texts of a pair, or tokens."""
+    return len(value) if isinstance(value, str | tuple) else len(f"{value}")
+
+
+def _answer(chunk: list[tuple[Call, list[Any]]]) -> None:
+    """Compute inputs of calls of one key together; where that fails, each call alone, so that each fails alone."""
+    calls = [call for call, _ in chunk]
     try:
-        results = list(calls[0].function([one for call in calls for one in call.inputs]))
+        with shown_by(_Watch(calls)):
+            results = list(calls[0].function([one for _, inputs in chunk for one in inputs]))
+    except _Abandoned:
+        return
     except Exception as error:  # noqa: BLE001 - it is the failure of a request, not of the thread
-        if len(calls) > 1:
-            for call in calls:
-                _answer([call])
+        if len(chunk) > 1:
+            for one in chunk:
+                _answer([one])
         else:
-            calls[0].result.set_exception(named_failure(error))
+            calls[0].finish(error)
         return
     first = 0
-    for call in calls:
-        call.result.set_result(results[first : first + len(call.inputs)])
-        first += len(call.inputs)
+    for call, inputs in chunk:
+        call.results += results[first : first + len(inputs)]
+        first += len(inputs)
+        if len(call.results) == len(call.inputs):
+            call.finish()
 
 
-async def events(engine: Engine, job_of: Callable[[Callable[[Event], None]], Job]) -> Any:
-    """Yield the events of a job until all its sequences have ended; a client that leaves takes it along.
+async def events(engine: Engine, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Step | Ended], None]:
+    """Yield the events of the jobs of one request, each with the number of its job, until all sequences have ended.
+
+    All jobs end with the first failure, and when the generator is closed.
 
     Args:
-        engine: of the model.
-        job_of: makes the job, given where its events go.
+        engine: runs the jobs.
+        jobs: of one request.
 
     Raises:
-        InputError, RunFailure, Busy, Closing: it cannot be begun or ended.
+        InputError, RunFailure, Busy, Closing: a job cannot be begun or ended.
     """
-    loop, queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Event]]()
 
-    def deliver(event: Event) -> None:
-        engine.post(loop, queue.put_nowait, event)
+    def deliver(number: int, event: Event) -> None:
+        engine.post(loop, queue.put_nowait, (number, event))
 
-    job = job_of(deliver)
-    engine.submit(job)
-    missing = job.num_sequences
+    for number, job in enumerate(jobs):
+        job.deliver = partial(deliver, number)
+    engine.submit(jobs)
+    missing = sum(job.num_sequences for job in jobs)
     try:
         while missing:
-            event = await queue.get()
+            number, event = await queue.get()
             if isinstance(event, Exception):
                 raise event
             missing -= isinstance(event, Ended)
-            yield event
+            yield number, event
     finally:
-        engine.leave(job)
+        engine.leave(jobs)

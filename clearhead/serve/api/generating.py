@@ -6,11 +6,13 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from clearhead.errors import InputError
@@ -18,11 +20,13 @@ from clearhead.generate.continuation import GenerateRequest
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.results import Continuation
 from clearhead.maps.token_texts import TokenWriter, WrittenToken
-from clearhead.serve.api.engine import Ended, Job, Step, events
+from clearhead.serve.api.bodies import BodyRoute, in_thread
+from clearhead.serve.api.engine import Job, Step, events
 from clearhead.serve.api.openai_types import ChatRequest, CompletionRequest, _Generating
 from clearhead.serve.api.schemas import request_under_schema
 from clearhead.serve.api.served import Models, Scored, Served, given
 
+EVENT_STREAM = "text/event-stream"
 DEFAULT_TOKENS = 16
 """Of a completion; a chat has as many as its model's own settings say."""
 
@@ -74,10 +78,10 @@ class Choice:
 
 def generating_router(models: Models) -> APIRouter:
     """Return the routes of completions and chats."""
-    router = APIRouter()
+    router = APIRouter(route_class=BodyRoute)
 
     @router.post("/v1/completions")
-    async def completions(request: Request, asked: CompletionRequest) -> Response:
+    async def completions(asked: CompletionRequest) -> Response:
         served = models.named(asked.model)
         limit = DEFAULT_TOKENS if asked.max_tokens is None else asked.max_tokens
         if limit == 0 and not asked.echo:
@@ -86,21 +90,22 @@ def generating_router(models: Models) -> APIRouter:
         # Without max_tokens an answer ends at the last position.
         options = replace(options, must_fit=asked.max_tokens is not None and limit > 0)
         shape = _Completion(served, asked, limit)
-        requests = [served.request(prompt, options) for prompt in asked.prompts]
-        return await _answered(request, served, asked, shape, requests)
+        # One at a time, so that others have their turn, and a client that disconnects ends it.
+        requests = [await in_thread(served.request, prompt, options) for prompt in asked.prompts]
+        return await _answered(served, asked, shape, requests)
 
     @router.post("/v1/chat/completions")
-    async def chat(request: Request, asked: ChatRequest) -> Response:
+    async def chat(asked: ChatRequest) -> Response:
         served = models.named(asked.model)
         options = _options(served, asked, asked.max_completion_tokens or asked.max_tokens)
         shape = _Chat(served, asked)
         # A template runs for up to some seconds, in which other requests go on.
         text = await asyncio.to_thread(_chat_text, served, asked)
-        made = served.request(text, options, is_chat=True)
+        made = await in_thread(partial(served.request, text, options, is_chat=True))
         schema = None if asked.response_format is None else asked.response_format.content
         if schema is not None:
-            made = await request_under_schema(request, served, made, schema)
-        return await _answered(request, served, asked, shape, [made])
+            made = await request_under_schema(served, made, schema)
+        return await _answered(served, asked, shape, [made])
 
     return router
 
@@ -131,6 +136,7 @@ def _chat_text(served: Served, asked: ChatRequest) -> str:
             raise InputError(f"message {number} has no content")
         name = {} if message.name is None else {"name": message.name}
         messages.append({"role": message.role, "content": message.content, **name})
+    served.refuse_enormous("".join(message["content"] for message in messages), "chat")
     return template.render(messages)
 
 
@@ -229,22 +235,12 @@ def _named(token: WrittenToken, log_probability: float) -> dict[str, Any]:
 
 
 async def _answered(
-    request: Request,
-    served: Served,
-    asked: _Generating,
-    shape: _Completion | _Chat,
-    requests: list[GenerateRequest],
+    served: Served, asked: _Generating, shape: _Completion | _Chat, requests: list[GenerateRequest]
 ) -> Response:
     """Return the answer for all requests: whole, or as a stream."""
     if asked.stream_options is not None and not asked.stream:
         raise InputError("stream_options needs stream: true")
-    choices: list[Choice] = []
-    jobs: list[tuple[GenerateRequest, list[Choice]]] = []
-    for made in requests:
-        prompt_tokens = len(served.prompt_ids(made))
-        first = len(choices)
-        choices += [Choice(first + number, made, prompt_tokens) for number in range(asked.n)]
-        jobs.append((made, choices[first:]))
+    choices, jobs = await in_thread(_choices_of, served, requests, asked.n)
     if shape.echoes:
         await _echo(served, asked, shape, jobs)
     head = {
@@ -253,17 +249,29 @@ async def _answered(
         "model": served.name,
     }
     if not shape.generates and not asked.stream:
-        return _whole(head, shape, choices)
-    running = _echoed(choices)
-    if shape.generates:
-        running = _merged([_generated(served, made, some, shape.alternatives) for made, some in jobs])
+        return await in_thread(_whole, head, shape, choices)
+    running = _generated(served, jobs, shape.alternatives) if shape.generates else _echoed(choices)
     if not asked.stream:
-        await _until_gone(request, _drained(running))
-        return _whole(head, shape, choices)
+        async for _ in running:
+            pass
+        return await in_thread(_whole, head, shape, choices)
     # The first event comes before the status is sent, so that a refusal has a status of its own.
     first_event = await anext(running, None)
     stream = _sent(head, shape, choices, asked, first_event, running)
-    return StreamingResponse(stream, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+    return StreamingResponse(stream, media_type=EVENT_STREAM, headers={"X-Accel-Buffering": "no"})
+
+
+def _choices_of(
+    served: Served, requests: list[GenerateRequest], count: int
+) -> tuple[list[Choice], list[tuple[GenerateRequest, list[Choice]]]]:
+    """Return all choices, and each request with its own ones."""
+    choices: list[Choice] = []
+    jobs: list[tuple[GenerateRequest, list[Choice]]] = []
+    for request in requests:
+        prompt_tokens, first = len(served.prompt_ids(request)), len(choices)
+        choices += [Choice(first + number, request, prompt_tokens) for number in range(count)]
+        jobs.append((request, choices[first:]))
+    return choices, jobs
 
 
 def _whole(head: dict[str, Any], shape: _Completion | _Chat, choices: list[Choice]) -> JSONResponse:
@@ -284,8 +292,8 @@ async def _echo(
     assert isinstance(asked, CompletionRequest)
     for (made, choices), found, prompt in zip(jobs, scored, asked.prompts, strict=True):
         read = served.prompt_ids(made)
-        text = prompt if isinstance(prompt, str) else served.model.tokenizers.source.decode(read)
-        written = served.written_prompt(prompt, read) if is_scored else ()
+        text = prompt if isinstance(prompt, str) else await in_thread(served.model.tokenizers.source.decode, read)
+        written = await in_thread(served.written_prompt, prompt, read) if is_scored else ()
         for choice in choices:
             choice.prefix, choice.scored, choice.written_prompt = text, found, written
 
@@ -297,72 +305,23 @@ async def _echoed(choices: list[Choice]) -> AsyncIterator[tuple[Choice, Step | N
 
 
 async def _generated(
-    served: Served, made: GenerateRequest, choices: list[Choice], alternatives: int
+    served: Served, jobs: list[tuple[GenerateRequest, list[Choice]]], alternatives: int
 ) -> AsyncIterator[tuple[Choice, Step | None]]:
-    """Yield each step of the choices of one prompt, and None at the end of each."""
-    copies = len(choices) // made.options.num_return_sequences
+    """Yield each step of the choices, and None at the end of each; all end with the first failure."""
     engine = served.engine
-    async for event in events(engine, lambda deliver: Job.of_request(engine, made, deliver, alternatives)):
-        # Greedy search gives one text, however many are asked for.
-        some = choices[event.number : event.number + 1] if copies == 1 else choices
-        for choice in some:
-            if isinstance(event, Step):
-                choice.steps.append(event)
-                yield choice, event
-            elif isinstance(event, Ended):
-                choice.continuation = event.continuation
-                yield choice, None
-
-
-async def _merged(
-    streams: list[AsyncIterator[tuple[Choice, Step | None]]],
-) -> AsyncIterator[tuple[Choice, Step | None]]:
-    """Yield what several streams yield, as it comes; all of them end with the first failure."""
-    queue = asyncio.Queue[tuple[Choice, Step | None] | BaseException | None]()
-
-    async def read(stream: AsyncIterator[tuple[Choice, Step | None]]) -> None:
-        try:
-            async for one in stream:
-                queue.put_nowait(one)
-            queue.put_nowait(None)
-        except Exception as error:  # noqa: BLE001 - it is raised where the queue is read
-            queue.put_nowait(error)
-
-    tasks = [asyncio.create_task(read(stream)) for stream in streams]
-    missing = len(tasks)
-    try:
-        while missing:
-            one = await queue.get()
-            if one is None:
-                missing -= 1
-            elif isinstance(one, BaseException):
-                raise one
-            else:
-                yield one
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _drained(running: AsyncIterator[Any]) -> None:
-    async for _ in running:
-        pass
-
-
-async def _until_gone(request: Request, work: Any) -> None:
-    """Wait for work, and end it where its client is gone."""
-    task = asyncio.create_task(work)
-    try:
-        while not (await asyncio.wait([task], timeout=0.05))[0]:
-            if await request.is_disconnected():
-                break
-        else:
-            task.result()
-            return
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    queued = await in_thread(lambda: [Job.of_request(engine, request, alternatives) for request, _ in jobs])
+    async with aclosing(events(engine, queued)) as running:
+        async for number, event in running:
+            request, choices = jobs[number]
+            # Greedy search gives one text, however many are asked for.
+            is_greedy = request.options.num_return_sequences < len(choices)
+            for choice in choices if is_greedy else choices[event.number : event.number + 1]:
+                if isinstance(event, Step):
+                    choice.steps.append(event)
+                    yield choice, event
+                else:
+                    choice.continuation = event.continuation
+                    yield choice, None
 
 
 async def _sent(
@@ -383,9 +342,12 @@ async def _sent(
         while one is not None:
             choice, step = one
             steps, text = ([step], step.text) if step is not None else ([], "")
-            piece = shape.piece(choice, steps, text, is_first=choice.index not in begun)
+            is_first = choice.index not in begun
             begun.add(choice.index)
-            yield _event({**head, "choices": [piece]})
+            piece = partial(shape.piece, choice, steps, text, is_first=is_first)
+            # The first one may hold a whole prompt.
+            is_large = is_first and shape.echoes
+            yield await in_thread(_event_of, head, piece) if is_large else _event_of(head, piece)
             one = await anext(running, None)
     except Exception as error:  # noqa: BLE001 - the status is sent already, so that the error is an event
         yield _event({"error": {"message": f"{error}", "type": "server_error", "param": None, "code": None}})
@@ -393,6 +355,10 @@ async def _sent(
     if has_usage:
         yield _event({**head, "choices": [], **_usage(choices)})
     yield "data: [DONE]\n\n"
+
+
+def _event_of(head: dict[str, Any], piece: Callable[[], dict[str, Any]]) -> str:
+    return _event({**head, "choices": [piece()]})
 
 
 def _event(content: dict[str, Any]) -> str:

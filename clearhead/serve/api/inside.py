@@ -24,6 +24,7 @@ from clearhead.maps.attention_maps import AttentionMaps, arrays_of, attend
 from clearhead.maps.hook_points import Captured, Place, Record, edit, matching_addresses
 from clearhead.maps.page import SampleOptions, explorer_page
 from clearhead.model.facade import Model
+from clearhead.serve.api.bodies import BodyRoute
 from clearhead.serve.api.failures import Busy, named_failure
 from clearhead.serve.api.served import Models, Served
 from clearhead.serve.api.tasks import parameters_of, pipeline_of, translation_json
@@ -105,7 +106,7 @@ def inside_router(models: Models, workers: Workers) -> APIRouter:
         models: of the server.
         workers: where it is computed.
     """
-    router = APIRouter()
+    router = APIRouter(route_class=BodyRoute)
 
     async def computed(request: Request, name: str | None, compute: Callable[[Served, Work], ResultT]) -> ResultT:
         served = models.named(name)

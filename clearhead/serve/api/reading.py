@@ -8,19 +8,22 @@ from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
 
 from clearhead.errors import ContextTooLong, InputError, nth_text
 from clearhead.model.facade import Model
 from clearhead.predict.outputs import max_input_length
+from clearhead.serve.api.bodies import BodyRoute, in_thread
 from clearhead.serve.api.openai_types import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from clearhead.serve.api.served import Models, Served, check_ids
 from clearhead.tasks.registry import find
-from clearhead.text.long_texts import encode_start
+from clearhead.text.long_texts import encode_start, refuse_enormous
+from clearhead.text.tokenizer import Tokenizer
 
 
 def reading_router(models: Models) -> APIRouter:
     """Return the routes of vectors, tokens, the list of models, and health."""
-    router = APIRouter()
+    router = APIRouter(route_class=BodyRoute)
 
     @router.get("/v1/models")
     async def listed() -> dict[str, Any]:
@@ -35,48 +38,55 @@ def reading_router(models: Models) -> APIRouter:
         return Response(status_code=200)
 
     @router.post("/v1/embeddings")
-    async def embeddings(asked: EmbeddingRequest) -> dict[str, Any]:
+    async def embeddings(asked: EmbeddingRequest) -> Response:
         served = models.named(asked.model)
-        texts = _texts(served, asked)
-        if find(served.model.task.kind).outputs != "vector":
-            raise InputError(
-                f"the model '{served.name}' was trained to '{served.model.task.kind}' and gives no vectors"
-            )
-        tokens = _num_tokens(served.model, texts)
+        texts, tokens = await in_thread(_texts, served, asked)
         found = served.engine.call("embed", lambda some: list(served.model.embed(some)), texts)
-        vectors = np.stack(await asyncio.wrap_future(found))
-        width = vectors.shape[1]
-        if asked.dimensions is not None:
-            if asked.dimensions > width:
-                raise InputError(f"dimensions is {asked.dimensions}, but the vectors have {width}: ask for fewer")
-            vectors = vectors[:, : asked.dimensions]
-            vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
-        data = [
-            {"object": "embedding", "index": index, "embedding": _encoded(vector, asked.encoding_format)}
-            for index, vector in enumerate(vectors)
-        ]
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return {"object": "list", "data": data, "model": served.name, "usage": usage}
+        return await in_thread(_embeddings, served, asked, await asyncio.wrap_future(found), tokens)
 
     @router.post("/tokenize")
-    async def tokenize(asked: TokenizeRequest) -> dict[str, Any]:
-        served = models.named(asked.model)
-        tokenizer = served.model.tokenizers.source
-        if not asked.add_special_tokens:
-            ids = tokenizer.encode(asked.text)
-        elif served.writes:
-            ids = list(served.prompt_ids(served.request(asked.text, served.model.generate_options())))
-        else:
-            ids = tokenizer.special_tokens.for_text(tokenizer.encode(asked.text))
-        return {"tokens": ids, "pieces": tokenizer.tokens(ids), "count": len(ids)}
+    async def tokenize(asked: TokenizeRequest) -> Response:
+        return await in_thread(_tokenize, models.named(asked.model), asked)
 
     @router.post("/detokenize")
-    async def detokenize(asked: DetokenizeRequest) -> dict[str, Any]:
-        tokenizer = models.named(asked.model).tokenizer
-        check_ids(asked.tokens, tokenizer.vocab_size)
-        return {"text": tokenizer.decode(asked.tokens), "pieces": tokenizer.tokens(asked.tokens)}
+    async def detokenize(asked: DetokenizeRequest) -> Response:
+        return await in_thread(_detokenize, models.named(asked.model).tokenizer, asked.tokens)
 
     return router
+
+
+def _embeddings(served: Served, asked: EmbeddingRequest, found: list[Any], tokens: int) -> Response:
+    """Return the answer with vectors, of fewer dimensions where the client wants it."""
+    vectors = np.stack(found)
+    width = vectors.shape[1]
+    if asked.dimensions is not None:
+        if asked.dimensions > width:
+            raise InputError(f"dimensions is {asked.dimensions}, but the vectors have {width}: ask for fewer")
+        vectors = vectors[:, : asked.dimensions]
+        vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
+    data = [
+        {"object": "embedding", "index": index, "embedding": _encoded(vector, asked.encoding_format)}
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return JSONResponse({"object": "list", "data": data, "model": served.name, "usage": usage})
+
+
+def _tokenize(served: Served, asked: TokenizeRequest) -> Response:
+    refuse_enormous([asked.text], None)
+    tokenizer = served.model.tokenizers.source
+    if not asked.add_special_tokens:
+        ids = tokenizer.encode(asked.text)
+    elif served.writes:
+        ids = list(served.prompt_ids(served.request(asked.text, served.model.generate_options())))
+    else:
+        ids = tokenizer.special_tokens.for_text(tokenizer.encode(asked.text))
+    return JSONResponse({"tokens": ids, "pieces": tokenizer.tokens(ids), "count": len(ids)})
+
+
+def _detokenize(tokenizer: Tokenizer, ids: list[int]) -> Response:
+    check_ids(ids, tokenizer.vocab_size)
+    return JSONResponse({"text": tokenizer.decode(ids), "pieces": tokenizer.tokens(ids)})
 
 
 def _num_tokens(model: Model, texts: list[str]) -> int:
@@ -94,7 +104,14 @@ def _num_tokens(model: Model, texts: list[str]) -> int:
     return sum(len(one) + extra for one in ids)
 
 
-def _texts(served: Served, asked: EmbeddingRequest) -> list[str]:
+def _texts(served: Served, asked: EmbeddingRequest) -> tuple[list[str], int]:
+    """Return the texts of a request, and how many tokens they have, special ones included.
+
+    Raises:
+        InputError: the model gives no vectors, or a text has more tokens than it reads.
+    """
+    if find(served.model.task.kind).outputs != "vector":
+        raise InputError(f"the model '{served.name}' was trained to '{served.model.task.kind}' and gives no vectors")
     tokenizer = served.model.tokenizers.source
 
     def decode(ids: list[int]) -> str:
@@ -102,11 +119,12 @@ def _texts(served: Served, asked: EmbeddingRequest) -> list[str]:
         return tokenizer.decode(ids)
 
     if isinstance(asked.input, str):
-        return [asked.input]
-    ids = [one for one in asked.input if isinstance(one, int)]
-    if ids:
-        return [decode(ids)]
-    return [one if isinstance(one, str) else decode(one) for one in asked.input if not isinstance(one, int)]
+        texts = [asked.input]
+    elif ids := [one for one in asked.input if isinstance(one, int)]:
+        texts = [decode(ids)]
+    else:
+        texts = [one if isinstance(one, str) else decode(one) for one in asked.input if not isinstance(one, int)]
+    return texts, _num_tokens(served.model, texts)
 
 
 def _encoded(vector: Any, encoding: str) -> list[float] | str:

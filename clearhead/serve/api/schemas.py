@@ -9,12 +9,9 @@ from functools import cache
 from threading import Event
 from typing import Any
 
-from fastapi import Request
-
 from clearhead.generate.continuation import GenerateRequest
 from clearhead.generate.json_schema import MOST_AT_ONCE, with_schema
 from clearhead.serve.api.served import Served
-from clearhead.serve.work import POLLED, Left
 
 
 @cache
@@ -24,30 +21,24 @@ def _threads() -> ThreadPoolExecutor:
 
 
 async def request_under_schema(
-    request: Request, served: Served, generate_request: GenerateRequest, schema: Mapping[str, Any]
+    served: Served, generate_request: GenerateRequest, schema: Mapping[str, Any]
 ) -> GenerateRequest:
-    """Return a request for text that follows a schema.
+    """Return a request for text that follows a schema; the compilation ends when the client disconnects.
 
     Args:
-        request: of the client that waits.
         served: the model.
         generate_request: the request without the schema.
         schema: a JSON schema.
 
     Raises:
         InputError: the schema is refused, or exceeds its bounds.
-        Left: the client has disconnected.
     """
     abandoned, outputs = Event(), served.model.module.spec.num_outputs
     future = asyncio.get_running_loop().run_in_executor(
         _threads(), with_schema, generate_request, schema, served.tokenizer, outputs, abandoned
     )
     try:
-        while not (await asyncio.wait([future], timeout=POLLED))[0]:
-            if await request.is_disconnected():
-                raise Left
-        return future.result()
+        return await future
     finally:
         # Also where the server ends: its threads are waited for.
         abandoned.set()
-        future.cancel()

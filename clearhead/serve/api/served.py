@@ -23,6 +23,7 @@ from clearhead.model.facade import Model
 from clearhead.serve.api.engine import Engine
 from clearhead.serve.runs import Runs
 from clearhead.tasks.registry import find
+from clearhead.text.long_texts import refuse_enormous
 from clearhead.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
@@ -114,6 +115,14 @@ class Served:
         places += [end] * (len(ids) - len(places))
         return [replace(token, offset=place) for token, place in zip(tokens, places, strict=True)]
 
+    def refuse_enormous(self, text: str, what: str) -> None:
+        """Refuse a text that has far more characters than the model reads tokens, before it is tokenized.
+
+        Raises:
+            InputError: it has.
+        """
+        refuse_enormous([text], self.model.tree.max_positions, what)
+
     def request(self, prompt: Prompt, options: GenerateOptions, *, is_chat: bool = False) -> GenerateRequest:
         """Return a request for one prompt.
 
@@ -139,6 +148,8 @@ class Served:
         )
         if isinstance(prompt, str) and not is_chat:
             return request
+        if isinstance(prompt, str):
+            self.refuse_enormous(prompt, "chat")
         reader = model.tokenizers.source if model.module.encoder is not None else model.tokenizers.target
         if isinstance(prompt, list):
             is_source = request.sources is not None

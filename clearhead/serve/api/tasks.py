@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
+from fastapi.encoders import jsonable_encoder
+from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 
 from clearhead.errors import InputError
 from clearhead.generate.results import Hypothesis
+from clearhead.serve.api.bodies import BodyRoute, in_thread
 from clearhead.serve.api.engine import Ended, Job, events
 from clearhead.serve.api.openai_types import Body
 from clearhead.serve.api.served import Models, Served
@@ -37,24 +41,24 @@ class TaskRequest(Body):
 
 def tasks_router(models: Models) -> APIRouter:
     """Return the routes of tasks: for one model `/` as well."""
-    router = APIRouter()
+    router = APIRouter(route_class=BodyRoute)
 
     @router.post("/models/{name}/pipeline/{schema}")
-    async def named(name: str, schema: str, asked: TaskRequest) -> Any:
+    async def named(name: str, schema: str, asked: TaskRequest) -> Response:
         return await _answered(models.named(name), asked, schema)
 
     @router.post("/models/{name}")
-    async def own(name: str, asked: TaskRequest) -> Any:
+    async def own(name: str, asked: TaskRequest) -> Response:
         return await _answered(models.named(name), asked, None)
 
     @router.post("/")
-    async def only(asked: TaskRequest) -> Any:
+    async def only(asked: TaskRequest) -> Response:
         return await _answered(models.named(None), asked, None)
 
     return router
 
 
-async def _answered(served: Served, asked: TaskRequest, schema: str | None) -> Any:
+async def _answered(served: Served, asked: TaskRequest, schema: str | None) -> Response:
     pipeline = pipeline_of(served)
     if schema is not None and schema != pipeline.NAME:
         raise InputError(f"the model '{served.name}' answers {pipeline.NAME}, not {schema}")
@@ -64,13 +68,17 @@ async def _answered(served: Served, asked: TaskRequest, schema: str | None) -> A
     if not inputs or len(inputs) > MOST_INPUTS:
         raise InputError(f"inputs has {len(inputs)} texts; expected 1 to {MOST_INPUTS:,}")
     if served.translates:
-        return await _translated(served, inputs, parameters)
+        return await in_thread(JSONResponse, await _translated(served, inputs, parameters))
     key = (pipeline.NAME, repr(parameters))
     found = await asyncio.wrap_future(
         served.engine.call(key, lambda some: pipeline.run(served.model, some, parameters), inputs)
     )
     is_nested = getattr(pipeline, "IS_NESTED", False)  # the schema has a list around the answer to one text, too
-    return found if is_many or is_nested else found[0]
+    return await in_thread(_json, found if is_many or is_nested else found[0])
+
+
+def _json(answer: Any) -> Response:
+    return JSONResponse(jsonable_encoder(answer))
 
 
 def pipeline_of(served: Served) -> Any:
@@ -119,28 +127,40 @@ def translation_json(found: Hypothesis) -> dict[str, Any]:
 
 async def _translated(served: Served, texts: list[Any], parameters: Any) -> list[dict[str, Any]]:
     """Return the translations of texts, which are searched for in the running batch."""
-    found = await asyncio.gather(*[_searched(served, text, parameters) for text in texts])
+    found: list[Hypothesis] = [Hypothesis("", [], 0.0, 0.0)] * len(texts)
+    jobs: dict[int, Job] = {}
+    for number, text in enumerate(texts):
+        # One at a time, so that others have their turn, and a client that disconnects ends it.
+        job = await in_thread(_translation_job, served, text, parameters)
+        jobs |= {} if job is None else {number: job}
+    numbers = [*jobs]
+    async with aclosing(events(served.engine, [*jobs.values()])) as running:
+        async for number, event in running:
+            if isinstance(event, Ended) and event.number == 0:
+                end, target = event.continuation, served.tokenizer
+                found[numbers[number]] = Hypothesis(
+                    target.decode(end.ids), target.tokens(end.ids), end.score, end.log_probability, end.ids
+                )
     if parameters.alignments:
         # One for each request: its heads are measured on these texts alone, whoever else asks.
         aligner = served.model.word_aligner(True, parameters.src_lang, parameters.tgt_lang)
 
-        def aligned(some: list[Hypothesis]) -> list[Hypothesis]:
-            return [one for (one,) in aligner.add_to(texts, [[one] for one in some])]
+        def align(some: list[Any]) -> list[Any]:
+            return [[one for (one,) in aligner.add_to(texts, [[one] for one in found])] for _ in some]
 
-        found = await asyncio.wrap_future(served.engine.call(aligner, aligned, found))
+        (found,) = await asyncio.wrap_future(served.engine.call(aligner, align, [None]))
     return [translation_json(one) for one in found]
 
 
-async def _searched(served: Served, text: Any, parameters: Any) -> Hypothesis:
+def _translation_job(served: Served, text: Any, parameters: Any) -> Job | None:
+    """Return the job of one translation; None: the text is empty.
+
+    Raises:
+        InputError: the input is no text, or an option or a language is wrong.
+    """
     if not isinstance(text, str):
         raise InputError(f"inputs must be a text or a list of texts, not {type(text).__name__}")
     if not text.strip():
-        return Hypothesis("", [], 0.0, 0.0)
+        return None
     options = parameters.generate_parameters.options
-    reading, search = served.translation(text, options, parameters.src_lang, parameters.tgt_lang)
-    best = Hypothesis("", [], 0.0, 0.0)
-    async for event in events(served.engine, lambda deliver: Job.of_translation(reading, search, deliver)):
-        if isinstance(event, Ended) and event.number == 0:
-            end, target = event.continuation, served.tokenizer
-            best = Hypothesis(target.decode(end.ids), target.tokens(end.ids), end.score, end.log_probability, end.ids)
-    return best
+    return Job.of_translation(*served.translation(text, options, parameters.src_lang, parameters.tgt_lang))

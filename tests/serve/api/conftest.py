@@ -14,11 +14,12 @@ from clearhead.serve.api.served import Models, Served
 from clearhead.serve.app import listen
 from clearhead.serve.gate import Access
 from tests.fuzz.folders import encoder as sentence_encoder
-from tests.hf_models import language_model, translator
+from tests.hf_models import endless_model, language_model, translator
 from tests.tasks.fine_tuning import encoder
 
 MAKERS = {
     "lm": language_model,
+    "rope": endless_model,
     "mt": translator,
     "sent": lambda folder: sentence_encoder(folder) or folder,
     "mlm": encoder,

@@ -33,7 +33,9 @@ def held(engine: Engine) -> threading.Event:
 
 def asked(served: Served, prompt: str, deliver: Callable[[Event], None], count: int = 7) -> Job:
     options = served.model.generate_options(max_new_tokens=count, temperature=0)
-    return Job.of_request(served.engine, served.request(prompt, options), deliver)
+    job = Job.of_request(served.engine, served.request(prompt, options))
+    job.deliver = deliver
+    return job
 
 
 def together(engine: Engine, jobs: Callable[[Callable[[Event], None]], list[Job]]) -> list[Event]:
@@ -42,7 +44,7 @@ def together(engine: Engine, jobs: Callable[[Callable[[Event], None]], list[Job]
     released = held(engine)
     some = jobs(found.append)
     for job in some:
-        engine.submit(job)
+        engine.submit([job])
     released.set()
     for _ in range(2000):
         if sum(isinstance(one, Ended | Exception) for one in found) == len(some):
@@ -71,7 +73,10 @@ def test_translations_that_come_together_are_read_in_one_call(models: Models) ->
     served = models.named("mt")
 
     def jobs(deliver: Callable[[Event], None]) -> list[Job]:
-        return [Job.of_translation(*served.translation(text, {}, None, None), deliver) for text in PROMPTS]
+        found = [Job.of_translation(*served.translation(text, {}, None, None)) for text in PROMPTS]
+        for job in found:
+            job.deliver = deliver
+        return found
 
     found = together(served.engine, jobs)
     texts = [served.tokenizer.decode(one.continuation.ids) for one in found if isinstance(one, Ended)]
@@ -87,7 +92,7 @@ def test_a_step_wakes_an_event_loop_once(models: Models) -> None:
             return super().call_soon_threadsafe(callback, *args, context=context)
 
     async def ask(prompt: str) -> None:
-        async for event in events(served.engine, lambda deliver: asked(served, prompt, deliver)):
+        async for _, event in events(served.engine, [asked(served, prompt, print)]):
             received.append(event)
 
     async def ask_all() -> None:
