@@ -34,8 +34,8 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     ]
 
 
-def written_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return the texts of tokens with signs for blanks, as on the page: ␣dog.
+def label_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Return the labels of tokens on pages and in pictures: their texts with signs for blanks, such as ␣dog.
 
     Args:
         tokenizer: of the tokens.
@@ -45,7 +45,7 @@ def written_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def read_token(tokenizer: Tokenizer, written: str) -> int | None:
-    """Return the first id whose token is written so by `written_tokens`; None: there is none.
+    """Return the first id whose token is written so by `label_tokens`; None: there is none.
 
     Args:
         tokenizer: of the token.

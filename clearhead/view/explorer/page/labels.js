@@ -5,6 +5,8 @@ import { el } from "./dom.js";
 const RTL = /^[^\p{L}]*[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/u;
 /** @type {Record<string, string>} */
 const SIGNS = { " ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u200b": "⌷", "\u3000": "□" };
+/** Stands between a token that is read and the one that the model writes after it. */
+export const WRITES = "▸";
 const BLANK = /^[ \n\r\t\u00a0\u200b\u3000]+/;
 
 /** @param {string} text */
@@ -39,10 +41,12 @@ export function labels(row, isJoined) {
   row.texts.forEach((text, index) => {
     const before = found.at(-1);
     const generated = row.generated?.[index] === 1;
+    const writes = row.writes?.[index] ?? "";
     if (isJoined && before !== undefined && row.words[index] === row.words[index - 1]) {
       before.text += text;
+      before.writes = (before.writes ?? "") + writes;
       before.members.push(index);
-    } else found.push({ text, members: [index], generated, rtl: false });
+    } else found.push({ text, members: [index], generated, rtl: false, writes });
   });
   for (const label of found) {
     if (isJoined && label.text.trim() !== "") label.text = label.text.trim();
@@ -60,6 +64,14 @@ export function canJoin(row) {
 export function tokenNode(text) {
   const [blank, rest] = parts(text);
   return el("bdi", { class: "token-text" }, blank ? el("span", { class: "blank" }, blank) : null, rest);
+}
+
+/**
+ * A token that looks, and what the model writes after it.
+ * @param {import("./types.js").Label} label
+ */
+export function queryNodes({ text, writes }) {
+  return [tokenNode(text), writes ? el("small", { class: "writes" }, `${WRITES} `, tokenNode(writes)) : null];
 }
 
 /** @param {import("./types.js").Label[]} row the direction of a text: that of its first letters */
