@@ -22,10 +22,9 @@ from clearhead.fast.replica import converted
 from clearhead.files import refuse_unwritable, replacing
 from clearhead.generate.batching import check_lengths
 from clearhead.maps.attention_run import AttentionRun
-from clearhead.maps.hook_points import capture
 from clearhead.maps.page import SampleOptions, explorer_page
 from clearhead.maps.reading import Reading, predicts_text
-from clearhead.maps.recording import record_first_layer, record_run
+from clearhead.maps.recording import record_first_layer, record_states
 from clearhead.progress import Notify
 from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
@@ -229,12 +228,11 @@ def attend(module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, rea
         task: what it was trained for.
         reading: what its stacks read.
     """
-    with capture(module, "hidden") as seen:
-        records = record_run(module, reading.source, reading.target)
+    records, hidden_1TD = record_states(module, reading.source, reading.target)
     # Now, for edits of the model end with the block around this call.
     next_id = None
     if predicts_text(module, task) and module.head is not None:
-        next_id = _most_probable(module.head, seen.tensor("hidden"), tokenizers.target.vocab_size)
+        next_id = _most_probable(module.head, hidden_1TD, tokenizers.target.vocab_size)
     return AttentionMaps(module, tokenizers, task, reading, records, next_id)
 
 
