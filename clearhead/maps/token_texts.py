@@ -12,8 +12,10 @@ from clearhead.generate.streaming_decoder import StreamingDecoder
 from clearhead.text.tokenizer import Tokenizer
 
 # As in the page's labels.js.
-SIGNS = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u200b": "⌷", "\u3000": "□"}
-_SIGNED = str.maketrans(SIGNS)
+SIGNS = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u202f": "⍽", "\u200b": "⌷", "\u3000": "□"}
+OTHER_BLANKS = "".join(filter(str.isspace, map(chr, range(0x1680, 0x3000))))
+"""The other blanks of Unicode, such as a thin one."""
+_SIGNED = str.maketrans(dict.fromkeys(OTHER_BLANKS, SIGNS[" "]) | SIGNS)
 _UNFINISHED = "\ufffd"
 
 

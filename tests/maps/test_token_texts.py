@@ -12,8 +12,9 @@ from clearhead.core import Sequence
 from clearhead.maps.outcome import OutputNames, choose_outcome
 from clearhead.maps.page import SampleOptions, run_sample, token_row
 from clearhead.maps.streams import Streams
-from clearhead.maps.token_texts import SIGNS, label_tokens, read_token, token_texts
+from clearhead.maps.token_texts import OTHER_BLANKS, SIGNS, label_tokens, read_token, token_texts
 from clearhead.text.tokenizer_training import train_tokenizer
+from clearhead.view.figures import shown_label
 from tests.conftest import ROOT
 from tests.maps.cases import make
 from tests.maps.test_attention_maps import model_of
@@ -49,6 +50,18 @@ def test_the_page_has_the_same_signs() -> None:
     script = (ROOT / "clearhead" / "view" / "explorer" / "page" / "labels.js").read_text("utf-8")
     (table,) = re.findall(r"SIGNS = (\{.*?\});", script)
     assert json.loads(table) == SIGNS
+    (blanks,) = re.findall(r"OTHER_BLANKS = /(.*?)/;", script)
+    assert "".join(filter(re.compile(blanks).match, map(chr, range(0x3000)))) == OTHER_BLANKS
+
+
+def test_no_blank_is_invisible_or_a_code_in_a_label() -> None:
+    blanks = [
+        chr(code) for code in range(0x10000) if chr(code).isspace() and chr(code) not in "\v\f\x85" and code >= 32
+    ]
+    tokenizer = train_tokenizer("character", ["".join(blanks) + "ab"], vocab_size=60)
+    labels = label_tokens(tokenizer, [tokenizer.encode(f"a{blank}b")[1] for blank in blanks if blank != " "])
+    for label in labels:
+        assert shown_label(label, longest=12) == label and label in SIGNS.values()
 
 
 def test_the_page_writes_a_token_alike_in_every_view() -> None:

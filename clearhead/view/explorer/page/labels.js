@@ -4,10 +4,11 @@ import { el } from "./dom.js";
 
 const RTL = /^[^\p{L}]*[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/u;
 /** @type {Record<string, string>} */
-const SIGNS = { " ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u200b": "⌷", "\u3000": "□" };
+const SIGNS = { " ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u202f": "⍽", "\u200b": "⌷", "\u3000": "□" };
+const OTHER_BLANKS = /[\u1680\u2000-\u200a\u2028\u2029\u202f\u205f]/;
 /** Stands between a token that is read and the one that the model writes after it. */
 export const WRITES = "▸";
-const BLANK = /^[ \n\r\t\u00a0\u200b\u3000]+/;
+const BLANK = /^[ \n\r\t\u00a0\u200b\u3000\u1680\u2000-\u200a\u2028\u2029\u202f\u205f]+/;
 
 /** @param {string} text */
 export function isRightToLeft(text) {
@@ -16,7 +17,7 @@ export function isRightToLeft(text) {
 
 /** @param {string} text whitespace as signs */
 export function signs(text) {
-  return [...text].map((letter) => SIGNS[letter] ?? letter).join("");
+  return [...text].map((letter) => SIGNS[letter] ?? (OTHER_BLANKS.test(letter) ? SIGNS[" "] : letter)).join("");
 }
 
 /**
