@@ -21,6 +21,8 @@ Watcher = Callable[[Tensor], Tensor]
 Watchers = Mapping[tuple[object, str], list[Watcher]]
 """By the identity of a module and the name of a point; the functions are called in order."""
 _WATCHING: Final[ContextVar[tuple[Watchers, ...]]] = ContextVar("_WATCHING", default=())
+_ROWS: Final[ContextVar[tuple[int, ...] | None]] = ContextVar("_ROWS", default=None)
+_NUMBERS: Final[ContextVar[tuple[int, ...] | None]] = ContextVar("_NUMBERS", default=None)
 
 
 class HookPoints(PrintedModule, nn.Module):
@@ -80,6 +82,34 @@ def watching(watchers: Watchers) -> Iterator[None]:
         yield
     finally:
         _WATCHING.set(tuple(one for one in _WATCHING.get() if one is not watchers))
+
+
+def is_watching() -> bool:
+    """Return whether the calling context watches any module."""
+    return bool(_WATCHING.get())
+
+
+def texts_of_rows() -> tuple[int, ...] | None:
+    """Return the number of the text of each row of the running batch; None: the caller runs the model itself."""
+    return _ROWS.get()
+
+
+@contextmanager
+def naming_texts(numbers: Iterable[int], *, are_rows: bool = True) -> Iterator[None]:
+    """Name the texts of a batch while a model runs in the block.
+
+    Args:
+        numbers: for each row the number of its text, among the texts of the enclosing block.
+        are_rows: False: these are not the rows of a batch yet, but the texts that inner blocks number anew from 0.
+    """
+    outer = _NUMBERS.get()
+    named = tuple(number if outer is None else outer[number] for number in numbers) if is_watching() else None
+    variable = _ROWS if are_rows else _NUMBERS
+    token = variable.set(named)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 def active_hooks(hooks: Mapping[int, Any]) -> dict[int, Any]:

@@ -91,6 +91,15 @@ def test_what_an_earlier_version_wrote_is_read(samples: Path, monkeypatch: pytes
     assert not record["ok"] and "has changed since" in lines[0]
 
 
+def test_maps_of_the_first_format_number_the_steps_of_the_decoder(samples: Path) -> None:
+    """Their writer saved no written tokens, and those that are read stand one row too late."""
+    page = ch.view_attention(SAMPLES.parent / "earlier" / "maps-1.npz")
+    rows = page._page.samples[0].rows
+    assert rows["written"].texts == tuple(f"step {number}" for number in range(len(rows["decoder"].texts)))
+    new = ch.view_attention(samples / "maps.npz")._page.samples[0].rows["written"].texts
+    assert new[:-1] == tuple(ch.view_attention(samples / "maps.npz")._page.samples[0].rows["decoder"].texts[1:])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_number_is_refused_in_one_sentence(kind: str, samples: Path) -> None:
     own, change, read = KINDS[kind]

@@ -131,7 +131,7 @@ def view(
     else:
         layer, head = (None if numbers is None else numbers[0] for numbers in chosen)
         maps.save_picture(path, view=picture or MATRIX, stack=stack, layer=layer, head=head, force=force)
-    print_either(as_json, {"path": str(path), "tokens": maps.tokens, "target_tokens": maps.target_tokens}, str(path))
+    print_either(as_json, {"path": str(path), **maps.token_lists()}, str(path))
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ def draw_attention(model: Model, pair: DatePair, plan: DemoPlan, locales: Sequen
     """Draw where the decoder looks while it writes one unseen date, in up to four languages that the font can write."""
     import torch
 
-    from clearhead.maps.token_texts import written_tokens
+    from clearhead.maps.token_texts import label_tokens
     from clearhead.view.alignment import AlignmentHeatMap, draw_alignments
     from clearhead.view.figures import drawable, shown_label
 
@@ -190,7 +190,6 @@ def draw_attention(model: Model, pair: DatePair, plan: DemoPlan, locales: Sequen
     if not texts:
         return
     runs = list(map(model.attention, texts))
-    layers = runs[0].layers("decoder.memory")
     weights = list(map(_mean_over_heads, runs))
     # One layer for all: the one whose heads, averaged, look most sharply.
     layer = int(torch.stack([layers_QK.amax(-1).mean(-1) for layers_QK in weights]).mean(0).argmax())
@@ -198,9 +197,12 @@ def draw_attention(model: Model, pair: DatePair, plan: DemoPlan, locales: Sequen
     for text, maps, layers_QK in zip(texts, runs, weights, strict=True):
         source, target = model.tokenizers.source, model.tokenizers.target
         read, labels = maps.reading.source.ids[0].tolist(), maps.reading.labels
-        columns = [shown_label(token, longest=12) for token in written_tokens(source, read)]
+        columns, written = (
+            [shown_label(token, longest=12) for token in label_tokens(tokenizer, ids)]
+            for tokenizer, ids in ((source, read), (target, labels))
+        )
         name = f"{text} → {target.decode(labels)}"
-        alignments.append(AlignmentHeatMap(layers_QK[layer].numpy(), columns, written_tokens(target, labels), name))
-    where = f"layer {layer + 1} of {len(layers)}, mean of {runs[0].num_heads('decoder.memory', layer)} heads"
+        alignments.append(AlignmentHeatMap(layers_QK[layer].numpy(), columns, written, name))
+    where = f"layer {layer}, mean of {runs[0].num_heads('decoder.memory', layer)} heads"
     title = f"Where the decoder looks while it writes a date ({where})"
     draw_alignments(alignments, plan.run / "plots" / "alignment.png", title=title)

@@ -49,6 +49,15 @@ class Explanation:
     choice: Choice
     sections: tuple[Section, ...]
 
+    @property
+    def token(self) -> str:
+        """The token that is looked at, and the one that the decoder writes at that step."""
+        choice, forward = self.choice, self.forward
+        token = forward.tokens[choice.stack][choice.token]
+        if choice.stack == "encoder" or not forward.written:
+            return token
+        return f"{token}; this step writes {forward.written[choice.token]}"
+
     @cached_property
     def scores(self) -> dict[str, tuple[int, ScoreTerms | NotTakenApart]]:
         """Return, by the address of a step that attends, the key with the largest weight and the terms of its score.

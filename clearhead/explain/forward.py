@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.hook_points import Captured, capture
 from clearhead.maps.outcome import OutputNames
 from clearhead.maps.recording import AttentionRecord, recording
-from clearhead.maps.token_texts import written_tokens
+from clearhead.maps.token_texts import label_tokens
 
 TOP = 5
 """The outputs that are named for each token."""
@@ -48,6 +48,7 @@ class Forward:
         records: the attentions, by their stack with what it attends to, and their depth.
         tokens: by the name of a stack, the tokens that it reads, as pages write them.
         names: of the outputs; None: they have no probabilities.
+        written: the tokens that the decoder writes at its steps, as pages write them; empty: it writes no text.
     """
 
     module: Transformer
@@ -57,6 +58,7 @@ class Forward:
     records: dict[tuple[str, int], AttentionRecord]
     tokens: dict[str, tuple[str, ...]]
     names: OutputNames | None = None
+    written: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, maps: AttentionMaps) -> Forward:
@@ -68,13 +70,14 @@ class Forward:
         reading = maps.reading
         first = "decoder" if maps.module.encoder is None else "encoder"
         tokenizer = maps.tokenizers.target if first == "decoder" else maps.tokenizers.source
-        tokens = {first: named(written_tokens(tokenizer, reading.source.ids[0].tolist()))}
+        tokens = {first: named(label_tokens(tokenizer, reading.source.ids[0].tolist()))}
         if reading.target is not None:
-            tokens["decoder"] = named(written_tokens(maps.tokenizers.target, reading.target.ids[0].tolist()))
+            tokens["decoder"] = named(label_tokens(maps.tokenizers.target, reading.target.ids[0].tolist()))
         names = None
         with suppress(InputError):  # vectors or numbers: nothing has a probability
             names = maps.output_names
-        return cls.run(maps.module, reading.source, reading.target, tokens, names)
+        forward = cls.run(maps.module, reading.source, reading.target, tokens, names)
+        return replace(forward, written=named(label_tokens(maps.tokenizers.target, maps.written_ids or ())))
 
     @classmethod
     def run(
@@ -117,6 +120,15 @@ class Forward:
         """Return the ids [T] that a stack reads."""
         sequence = self.source if self.target is None or stack == "encoder" else self.target
         return sequence.ids[0]
+
+    def queries(self, stack: str, keys: str | None) -> tuple[str, ...]:
+        """Return the tokens of the rows of a layer's step: over the memory those that the decoder writes.
+
+        Args:
+            stack: the stack of the layer.
+            keys: the stack whose tokens an attention looks at; None: there is no attention.
+        """
+        return self.written if self.written and keys not in (None, stack) else self.tokens[stack]
 
     def record(self, stack: str, source: str, depth: int) -> AttentionRecord:
         """Return the attention of a stack to a source at a depth, as it ran."""
@@ -210,7 +222,7 @@ def _step(forward: Forward, stack: str, depth: int, address: str, step: Step) ->
         total, code = _norm_formula(step.out, total), _norm_code(step.out)
     values.append(Value("after", f"x = {total}", forward.at(after, depth), after, code))
     title = f"layer {depth}, step {address.rpartition('.')[2]}: {' and '.join(titles)}"
-    return Section(title, address, forward.tokens[stack], tuple(values), depth, stack, keys)
+    return Section(title, address, forward.queries(stack, keys), tuple(values), depth, stack, keys)
 
 
 def _branch(forward: Forward, address: str, branch: Branch, reads: tuple[str, str, int]) -> Iterator[Value]:

@@ -69,8 +69,9 @@ def _introduction(explanation: Explanation) -> Iterator[str]:
     choice, forward = explanation.choice, explanation.forward
     yield (
         f"<p>Looked at: layer {choice.layer} of the {choice.stack}, head {choice.head}, token "
-        f"{html.escape(forward.tokens[choice.stack][choice.token])}; marked below. A row of a table is a token; of a "
-        f"vector the first {COMPONENTS} components and its length stand there. Every step opens.</p>\n"
+        f"{html.escape(explanation.token)}. It is marked below. A row of a table is a token that the stack reads; in "
+        "cross-attention it is the token that the decoder writes. A vector is shown by its first "
+        f"{COMPONENTS} components and its length. Every step opens.</p>\n"
     )
     for name, tokens in forward.tokens.items():
         yield f'<h3>What the {name} reads</h3>\n<ol class="tokens">'
@@ -78,6 +79,9 @@ def _introduction(explanation: Explanation) -> Iterator[str]:
             mark = ' class="chosen"' if (name, place) == (choice.stack, choice.token) else ""
             yield f'<li{mark}>{html.escape(token)} <span class="faint">{index}</span></li>'
         yield "</ol>\n"
+    if forward.written:
+        written = "".join(f"<li>{html.escape(token)}</li>" for token in forward.written)
+        yield f'<h3>What the decoder writes</h3>\n<ol class="tokens">{written}</ol>\n'
 
 
 def _section(explanation: Explanation, section: Section, all_heads: bool) -> Iterator[str]:

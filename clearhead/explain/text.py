@@ -30,9 +30,12 @@ def text_lines(explanation: Explanation) -> Iterator[str]:
         yield ""
         yield f"the {name} reads (position, token, id)"
         yield from _wrapped([f"{token} ({index})" for token, index in zip(tokens, ids, strict=True)])
-    token = forward.tokens[choice.stack][choice.token]
+    if forward.written:
+        yield ""
+        yield "the decoder writes (position, token)"
+        yield from _wrapped(list(forward.written))
     yield ""
-    yield f"looked at: layer {choice.layer} of the {choice.stack}, head {choice.head}, token {token}"
+    yield f"looked at: layer {choice.layer} of the {choice.stack}, head {choice.head}, token {explanation.token}"
     for section in explanation.sections:
         is_below_or_chosen = section.stack == choice.stack and section.layer in (None, choice.layer)
         if is_below_or_chosen or section.stack == "head":

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from clearhead.core import Transformer
 from clearhead.errors import ContextTooLong, InputError, argument, nth_text
 from clearhead.generate.options import GenerateOptions
+from clearhead.hooks import is_watching
 from clearhead.progress import update
 from clearhead.text.long_texts import LONGEST_PROMPT
 
@@ -21,11 +22,14 @@ from clearhead.text.long_texts import LONGEST_PROMPT
 def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None) -> Iterator[list[int]]:
     """Yield lists of indices, costliest first, so that rows * greatest cost stays within the budget.
 
+    They are in the order of the sentences while the calling context watches a model: see `batch_costs`.
+
     Args:
         costs: of each sentence, without padding.
         budget: largest rows * greatest cost; a sentence that exceeds it is a batch of its own.
         most_rows: most sentences of a batch; None: only the budget limits them.
     """
+    costs = batch_costs(costs)
     order = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
     start = 0
     while start < len(order):
@@ -35,6 +39,15 @@ def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None)
         yield order[start : start + rows]
         start = min(start + rows, len(order))
         update(start, len(order), "examples")
+
+
+def batch_costs(costs: Sequence[int]) -> Sequence[int]:
+    """Return the costs that order the sentences of batches.
+
+    While the calling context watches a model, every sentence has the greatest cost: rows then keep the order of the
+    sentences, so that row 0 is the first one.
+    """
+    return [max(costs, default=0)] * len(costs) if is_watching() else costs
 
 
 def pad_ids(

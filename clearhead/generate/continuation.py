@@ -34,6 +34,7 @@ from clearhead.generate.search.contrastive import ContrastiveSearch
 from clearhead.generate.search.recorder import BeamRecorder
 from clearhead.generate.search.sampling import RandomStream, Sampling, TokenChooser, sequence_seed
 from clearhead.generate.streaming_decoder import Decode, StreamingDecoder
+from clearhead.hooks import naming_texts
 
 # Most tokens in the KV cache of one batch, prompts and limits together.
 BATCH_TOKENS = 8192
@@ -211,7 +212,7 @@ def _search_contrastively(
     with torch.inference_mode():
         search = _contrastive_search(module, request, numbers, limits)
     while rows:
-        with torch.inference_mode():
+        with torch.inference_mode(), naming_texts(row.prompt for row in rows for _ in range(search.count)):
             steps = zip(rows, *search.step(), strict=True)
         taken = [(row, row.take(token, log_probability)) for row, token, log_probability in steps]
         yield [Progress(row, text, row.is_done) for row, text in taken]
@@ -239,13 +240,14 @@ def _rows(request: GenerateRequest, batch: list[int], limits: list[int], *, with
 
 def _prefill(module: Transformer, request: GenerateRequest, batch: list[int], limits: list[int]) -> Prefill:
     """Read the prompts of a batch."""
-    return prefill_prompts(
-        module,
-        [request.prompts[i] for i in batch],
-        None if request.sources is None else [request.sources[i] for i in batch],
-        pad_id=request.pad_id,
-        limits=[limits[i] for i in batch],
-    )
+    with naming_texts(batch):
+        return prefill_prompts(
+            module,
+            [request.prompts[i] for i in batch],
+            None if request.sources is None else [request.sources[i] for i in batch],
+            pad_id=request.pad_id,
+            limits=[limits[i] for i in batch],
+        )
 
 
 def started(

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import torch
@@ -24,7 +25,9 @@ from torch import Tensor
 
 from clearhead.core import Cache, Transformer
 from clearhead.fast.cache import IndexedCache, copy_row, joined
+from clearhead.generate.batching import batch_costs
 from clearhead.generate.rows import Row, Sentence
+from clearhead.hooks import naming_texts
 from clearhead.progress import update
 
 Generated = Row | Sentence
@@ -205,6 +208,12 @@ class RunningBatch:
         self._lanes = {kind: lane for kind, lane in self._lanes.items() if lane.members}
 
 
+def _texts_of(member: Member) -> list[int]:
+    """Return the number of the prompt of each row."""
+    each = len(member.tokens) // len(member.sequences)
+    return [sequence.prompt for sequence in member.sequences for _ in range(each)]
+
+
 def _lane_of(start: Started | Paused) -> Hashable:
     """Return what members have in common that can share a cache.
 
@@ -258,7 +267,8 @@ class _Lane:
     def step(self) -> list[Progress]:
         begun = time.perf_counter()
         tokens = torch.cat([member.tokens for member in self.members])
-        out = self.module.decode(tokens, cache=self._cache)
+        with naming_texts(chain.from_iterable(map(_texts_of, self.members))):
+            out = self.module.decode(tokens, cache=self._cache)
         assert out.logits is not None
         logits, progress, changes, first = out.logits[:, -1], [], [], 0
         for member in self.members:
@@ -319,6 +329,8 @@ def run_queue(
 ) -> Iterator[list[Progress]]:
     """Run prompts in one batch, costliest first; as some end, others take their places. Give the progress of each step.
 
+    Prompts run in their order while the calling context watches a model: see `batch_costs`.
+
     Args:
         batch: an empty one.
         costs: of each prompt, in tokens.
@@ -326,6 +338,7 @@ def run_queue(
         budget: largest count * greatest cost of the prompts that run; one that exceeds it runs alone.
         most: most prompts that run; None: only the budget limits them.
     """
+    costs = batch_costs(costs)
     waiting = deque(sorted(range(len(costs)), key=lambda number: (-costs[number], number)))
     running: Counter[int] = Counter()  # how many sequences of each prompt are not done
     while waiting or running:

@@ -19,6 +19,7 @@ from clearhead.generate.running import RunningBatch, Started, run_queue
 from clearhead.generate.scoring.targets import PairScore, score_targets
 from clearhead.generate.search.beam import start_translations
 from clearhead.generate.search.recorder import BeamRecorder
+from clearhead.hooks import naming_texts
 from clearhead.text.long_texts import encode_start, refuse_enormous, warn_of_long_texts
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
@@ -52,8 +53,11 @@ def translate_texts(
     Raises:
         InputError: a single stack, or generation settings that are not supported.
     """
-    target, filled = tokenizers.target, [text for text in texts if text.strip()]
-    searched = search_translations(module, tokenizers, filled, options, special_tokens, config, max_length=max_length)
+    target, filled = tokenizers.target, {number: text for number, text in enumerate(texts) if text.strip()}
+    with naming_texts(filled, are_rows=False):
+        searched = search_translations(
+            module, tokenizers, [*filled.values()], options, special_tokens, config, max_length=max_length
+        )
     of_filled = iter(searched)
     results = []
     for text in texts:
@@ -240,8 +244,8 @@ def translate_ids(
 
     def start(numbers: list[int]) -> list[Started]:
         ids_NS, mask_NS = pad_ids([sources[number] for number in numbers], pad_id, device)
-        return [
-            start_translations(
+        with naming_texts(numbers):
+            started = start_translations(
                 module,
                 ids_NS,
                 mask_NS,
@@ -253,7 +257,7 @@ def translate_ids(
                 config=config,
                 recorder=recorder,
             )
-        ]
+        return [started]
 
     costs = [len(source) * options.beam_size for source in sources]
     batch = RunningBatch(module)

@@ -11,17 +11,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from clearhead.arguments import checked
 from clearhead.core import Transformer
+from clearhead.core.head import Head
 from clearhead.errors import InputError, key
 from clearhead.fast.replica import converted
 from clearhead.files import refuse_unwritable, replacing
 from clearhead.generate.batching import check_lengths
 from clearhead.maps.attention_run import AttentionRun
 from clearhead.maps.page import SampleOptions, explorer_page
-from clearhead.maps.reading import Reading
-from clearhead.maps.recording import record_first_layer, record_run
+from clearhead.maps.reading import Reading, predicts_text
+from clearhead.maps.recording import record_first_layer, record_states
 from clearhead.progress import Notify
 from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
@@ -59,7 +62,8 @@ class AttentionMaps(AttentionRun):
     ) -> None:
         """Write tokens and weights as a .npz file that `numpy.load` reads.
 
-        It holds `tokens`, for two stacks `target_tokens`, and for each stack, such as "decoder.self", the weights
+        It holds `tokens`, for two stacks `target_tokens`, for a decoder that writes text `written_tokens`, the rows of
+        "decoder.memory", and for each stack, such as "decoder.self", the weights
         [layers, heads, queries, keys], float32, NaN for a head that a layer does not have; "decoder.self.layers" and
         "decoder.self.heads" are the numbers of these layers and heads. `format` and `clearhead` say how it is written;
         `clearhead.view_attention` shows the file.
@@ -131,7 +135,8 @@ class AttentionMaps(AttentionRun):
             raise InputError("a matrix shows one head: give " + key("stack") + f" ({stacks}), " + one_head)
         weights = self.weights(stack, layer, head).numpy()
         title = f"{stack}, layer {layer}, head {head}"
-        draw_matrix(weights, *self._written_tokens(stack), Path(path), title=title)
+        row = "token being written" if stack == "decoder.memory" and self.written_ids else "token that looks"
+        draw_matrix(weights, *self._labels(stack), Path(path), title=title, row=row)
 
     def save_html(
         self,
@@ -181,7 +186,7 @@ class AttentionMaps(AttentionRun):
             for record, own in chosen
             for head in own
         ]
-        return {"tokens": self.tokens, "target_tokens": self.target_tokens, "attention": found}
+        return {**self.token_lists(), "attention": found}
 
 
 def arrays_of(
@@ -197,9 +202,10 @@ def arrays_of(
         InputError: a layer or head that no stack has, or weights that are too large.
     """
     chosen = maps.choose(layers, heads)
-    arrays: dict[str, Any] = {**MAPS.header(), "tokens": np.array(maps.tokens)}
-    if maps.target_tokens is not None:
-        arrays["target_tokens"] = np.array(maps.target_tokens)
+    arrays: dict[str, Any] = MAPS.header()
+    for name, tokens in maps.token_lists().items():
+        if tokens is not None:
+            arrays[name] = np.array(tokens)
     for stack in dict.fromkeys(record.stack for record, _ in chosen):
         found = [(record, own) for record, own in chosen if record.stack == stack]
         numbers = sorted({head for _, own in found for head in own})
@@ -222,7 +228,21 @@ def attend(module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, rea
         task: what it was trained for.
         reading: what its stacks read.
     """
-    return AttentionMaps(module, tokenizers, task, reading, record_run(module, reading.source, reading.target))
+    records, hidden_1TD = record_states(module, reading.source, reading.target)
+    # Now, for edits of the model end with the block around this call.
+    next_id = None
+    if predicts_text(module, task) and module.head is not None:
+        next_id = _most_probable(module.head, hidden_1TD, tokenizers.target.vocab_size)
+    return AttentionMaps(module, tokenizers, task, reading, records, next_id)
+
+
+@torch.no_grad()
+def _most_probable(head: Head, hidden_1TD: Float[Tensor, "1 tokens width"], entries: int) -> int:
+    """Return the entry of the vocabulary that is most probable after the last token.
+
+    The head may have more outputs than the vocabulary has entries.
+    """
+    return int(head(hidden_1TD[:, -1:])[0, 0, :entries].argmax())
 
 
 def attend_first_layer(

@@ -26,7 +26,7 @@ from clearhead.maps.reading import Reading
 from clearhead.maps.recording import ALL, STACKS, AttentionRecord
 from clearhead.maps.repeats import heads_over_texts
 from clearhead.maps.streams import Streams
-from clearhead.maps.token_texts import written_tokens
+from clearhead.maps.token_texts import label_tokens
 from clearhead.printing import block, short
 from clearhead.progress import Notify
 from clearhead.spec.describe import number_of
@@ -48,6 +48,8 @@ class AttentionRun:
         task: what it was trained for.
         reading: what its stacks read.
         records: its attentions, as they ran.
+        next_id: the id that the decoder predicts after the last token that it reads; None: it writes no text, or the
+            run did not reach its output.
     """
 
     def __init__(
@@ -57,11 +59,13 @@ class AttentionRun:
         task: TaskRecord,
         reading: Reading,
         records: Sequence[AttentionRecord],
+        next_id: int | None = None,
     ) -> None:
         self.module = module
         self.tokenizers = tokenizers
         self.task = task
         self.reading = reading
+        self.next_id = next_id
         self.records: dict[tuple[str, int], AttentionRecord] = {
             (record.stack, record.layer): record for record in records
         }
@@ -75,8 +79,8 @@ class AttentionRun:
             heads = sorted({self.num_heads(stack, layer) for layer in layers})
             count = f"{' or '.join(map(str, heads))} head{'s' * (heads != [1])}"
             lines.append(f"  {stack}: {number_of(len(layers), 'layer')} with {count}, {queries} queries, {keys} keys")
-        sides = {"tokens": self.tokens, "target_tokens": self.target_tokens}
-        return block(lines + [f"  {name}: {short(tokens)}" for name, tokens in sides.items() if tokens is not None])
+        sides = self.token_lists().items()
+        return block(lines + [f"  {name}: {short(tokens)}" for name, tokens in sides if tokens is not None])
 
     @property
     def tokens(self) -> list[str]:
@@ -89,6 +93,27 @@ class AttentionRun:
         """What the decoder of a two-stack model reads, as entries of the vocabulary; None: there is one stack."""
         target = self.reading.target
         return None if target is None else self.tokenizers.target.tokens(target.ids[0].tolist())
+
+    @property
+    def written_tokens(self) -> list[str] | None:
+        """The token that the decoder writes at each step, as entries of the vocabulary; None: it writes no text.
+
+        There are as many as tokens that the decoder reads. Entry i follows token i in the text. The last entry is the
+        end token of a generated text; where the text was given, it is the most probable next token.
+        """
+        ids = self.written_ids
+        return None if ids is None else self.tokenizers.target.tokens(ids)
+
+    @property
+    def written_ids(self) -> list[int] | None:
+        """The ids of `written_tokens`."""
+        steps = self.reading.last.ids.shape[1]
+        ids = [*self.reading.written, *(() if self.next_id is None else (self.next_id,))][:steps]
+        return ids if len(ids) == steps else None
+
+    def token_lists(self) -> dict[str, list[str] | None]:
+        """Return `tokens`, `target_tokens` and `written_tokens` by these names, as files and JSON hold them."""
+        return {"tokens": self.tokens, "target_tokens": self.target_tokens, "written_tokens": self.written_tokens}
 
     @property
     def stacks(self) -> tuple[str, ...]:
@@ -125,7 +150,12 @@ class AttentionRun:
         return self.records[stack, layer]
 
     def query_tokens(self, stack: str) -> list[str]:
-        """Return the tokens that look: the rows of the weights of a stack."""
+        """Return the tokens of the rows of a stack's weights.
+
+        A row of `decoder.memory` has the token that is written at that step, and any other row the token that is read.
+        """
+        if stack == "decoder.memory" and self.target_tokens is not None and self.written_tokens is not None:
+            return self.written_tokens
         return self.tokens if self.target_tokens is None or stack.startswith("encoder") else self.target_tokens
 
     def key_tokens(self, stack: str) -> list[str]:
@@ -264,7 +294,7 @@ class AttentionRun:
         outcome, names = self.outcome(of), self.output_names
         pairs = aligned_positions(self._streams, other._streams, positions)
         patcher = Patcher(self._streams, other._streams, outcome, pairs, list(self.records.values()), notify)
-        tokens = {name: self._written_tokens(f"{name}.self")[0] for name in pairs}
+        tokens = {name: self._labels(f"{name}.self")[0] for name in pairs}
         name = names.difference(outcome, " rather than ")
         return Patches(patcher.streams(), patcher.heads(), patcher.total(), name, tokens)
 
@@ -300,14 +330,16 @@ class AttentionRun:
         followed = None if of is None else self.outcome(of)
         return logit_lens(self._streams, self.output_names, top_k, self.reading.labels, followed)
 
-    def _written_tokens(self, stack: str) -> tuple[list[str], list[str]]:
-        """Return the tokens that look and those that are looked at, as pictures write them."""
+    def _labels(self, stack: str) -> tuple[list[str], list[str]]:
+        """Return the labels of the rows and of the columns of a stack's weights, as pictures write them."""
         source, target = self.reading.source, self.reading.target
         first = self.tokenizers.target if self.module.encoder is None else self.tokenizers.source
-        keys = queries = written_tokens(first, source.ids[0].tolist())
+        keys = queries = label_tokens(first, source.ids[0].tolist())
         if target is not None and not stack.startswith("encoder"):
-            queries = written_tokens(self.tokenizers.target, target.ids[0].tolist())
-        return queries, keys if stack.endswith("memory") else queries
+            queries = label_tokens(self.tokenizers.target, target.ids[0].tolist())
+        if not stack.endswith("memory"):
+            return queries, queries
+        return queries if self.written_ids is None else label_tokens(self.tokenizers.target, self.written_ids), keys
 
     def _record_of(self, stack: str, layer: int, head: int) -> tuple[AttentionRecord, int]:
         """Return a layer and a head that it has, all of whose weights can be made at once."""

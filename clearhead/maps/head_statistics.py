@@ -1,7 +1,7 @@
 """What a head does, in numbers: where its weight goes, over one text and over repeated random tokens.
 
-Notation: w_ij is the weight of query i (of T) on key j (of S), y_i and x_j are their tokens. Every score is a mean over
-queries and, but for entropy and distance, a share of the weight from 0 to 1.
+Notation: w_ij is the weight of query i (of T) on key j (of S), y_i and x_j are the tokens that both read. Every
+score is a mean over queries and, but for entropy and distance, a share of the weight from 0 to 1.
 
 Legend: B texts, H heads, T queries, S keys.
 """

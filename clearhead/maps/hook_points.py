@@ -25,7 +25,7 @@ from clearhead.arguments import checked
 from clearhead.core.context import Context
 from clearhead.core.stack import Layer, Stack
 from clearhead.errors import InputError, nearest
-from clearhead.hooks import Hook, HookPoints, Watcher, Watchers, watching
+from clearhead.hooks import Hook, HookPoints, Watcher, Watchers, texts_of_rows, watching
 from clearhead.printing import Printed, block, short
 from clearhead.spec.addresses import nearest_address, select_addresses
 
@@ -40,12 +40,15 @@ class Place:
         step: how many calls of its stack came before in this block: the decoding step, where tokens are generated.
         positions: of the tokens of this call, [texts, tokens], from 0: the real tokens before each, cached ones
             included; None outside of the layers.
+        texts: for each row of the batch the number of its text, from 0, in the order in which the texts were given;
+            None where the model was called with ids.
     """
 
     address: str
     depth: int
     step: int
     positions: Tensor | None = None
+    texts: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,6 +58,7 @@ class Record(Printed):
     tensor: Tensor
     depth: int
     step: int
+    texts: tuple[int, ...] | None = None
 
 
 class Captured(dict[str, list[Record]]):
@@ -130,7 +134,7 @@ def capture(module: nn.Module, patterns: str | Sequence[str]) -> Iterator[Captur
     found = Captured({address: [] for address in matching_addresses(module, patterns)})
 
     def keep(tensor: Tensor, at: Place) -> Tensor:
-        found[at.address].append(Record(tensor, at.depth, at.step))
+        found[at.address].append(Record(tensor, at.depth, at.step, at.texts))
         return tensor
 
     with _watching(module, dict.fromkeys(found, keep)):
@@ -220,8 +224,8 @@ class _Clock:
         inner = address.removeprefix(f"{stack}.")
         step = self.step.get(stack, 0)
         if not inner.startswith("layers."):
-            return Place(address, 0, step)
-        return Place(address, self.depth.get(stack, 0), step, self.positions.get(stack))
+            return Place(address, 0, step, None, texts_of_rows())
+        return Place(address, self.depth.get(stack, 0), step, self.positions.get(stack), texts_of_rows())
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from clearhead.core import Transformer
 from clearhead.errors import InputError, key, nearest
 from clearhead.maps.streams import Streams
-from clearhead.maps.token_texts import read_token, written_tokens
+from clearhead.maps.token_texts import label_tokens, read_token
 from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.registry import find
 from clearhead.text.tokenizer import Tokenizer
@@ -114,7 +114,7 @@ class OutputNames:
         """Return an output as pages and messages write it: a label, or a token with signs for its blanks."""
         if self.tokenizer is None or not self.name(index):
             return self.name(index)
-        return written_tokens(self.tokenizer, [index])[0]
+        return label_tokens(self.tokenizer, [index])[0]
 
     def difference(self, outcome: Outcome, joint: str) -> str:
         """Return an outcome as pages write it: 'Mary', or with the other one behind some words, 'Mary' less 'John'."""
@@ -139,7 +139,7 @@ class OutputNames:
             written = read_token(self.tokenizer, token)
             ids = ids if written is None else [written]
         if len(ids) != 1:
-            pieces = ", ".join(f"'{piece}'" for piece in written_tokens(self.tokenizer, ids)) or "none"
+            pieces = ", ".join(f"'{piece}'" for piece in label_tokens(self.tokenizer, ids)) or "none"
             raise InputError(f"'{token}' must be one token, but the tokenizer makes these of it: {pieces}; choose one")
         if ids[0] == self.tokenizer.unk_id:
             raise InputError(f"the vocabulary has no token '{token}'{nearest(token, self.names)}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -161,7 +161,7 @@ def _starts_word(before: str, piece: str) -> bool:
 
 
 def token_rows(run: AttentionRun) -> dict[RowName, TokenRow]:
-    """Return the tokens that each stack of a run reads."""
+    """Return the tokens that each stack of a run reads, and those that a decoder with a memory writes."""
     reading, tokenizers = run.reading, run.tokenizers
     sequences = {"encoder" if run.module.decoder is None else "decoder": reading.source}
     if reading.target is not None:
@@ -173,6 +173,13 @@ def token_rows(run: AttentionRun) -> dict[RowName, TokenRow]:
             rows["decoder"] = token_row(tokenizers.target, ids, reading.num_given)
         else:
             rows["encoder"] = token_row(tokenizers.source, ids, None)
+    if run.written_ids is not None:
+        # A step writes the token after the one that it reads.
+        given = None if reading.num_given is None else reading.num_given - 1
+        written = token_row(tokenizers.target, run.written_ids, given)
+        rows["decoder"] = replace(rows["decoder"], writes=written.texts)
+        if reading.target is not None:
+            rows["written"] = written
     return rows
 
 
@@ -180,7 +187,7 @@ class _SampleBuilder:
     """Builds one sample; every number is computed once."""
 
     def __init__(self, run: AttentionRun, options: SampleOptions, notify: Notify | None) -> None:
-        self.run, self.options = run, options
+        self.run, self.options, self.rows = run, options, token_rows(run)
         self.chosen = run.choose(options.layers, options.heads)
         # Before anything is measured; a causal mask hides at most half of the weights.
         refuse_too_many(sum(len(heads) * _num_weights(record) for record, heads in self.chosen) // 2)
@@ -205,9 +212,7 @@ class _SampleBuilder:
             maps += [self._norm_weighted, self._rollout]
         attentions = tuple(make(stack) for make in maps for stack in stacks)
         columns, facts = tuple(self.columns), tuple(self.facts)
-        return Sample(
-            label, token_rows(self.run), attentions, columns, self._lens(), self.run.beams(), facts, self._texts()
-        )
+        return Sample(label, self.rows, attentions, columns, self._lens(), self.run.beams(), facts, self._texts())
 
     def _texts(self) -> tuple[tuple[str, str], ...]:
         """Return what is read and what is written, as text."""
@@ -279,6 +284,7 @@ class _SampleBuilder:
                 for record, heads in self.chosen
                 if record.stack == stack
             ],
+            self.rows,
         )
 
     def _norm_weighted(self, stack: StackName) -> StackAttention:
@@ -289,6 +295,7 @@ class _SampleBuilder:
                 for record, heads in self.chosen
                 if record.stack == stack
             ],
+            self.rows,
             "weight times length of what it moves, as a share of the largest in the layer",
         )
 
@@ -315,6 +322,7 @@ class _SampleBuilder:
                 for record, _ in self.chosen
                 if record.stack == stack
             ],
+            self.rows,
             "rollout: the share of each token in the stream after the layer",
         )
 
@@ -393,11 +401,20 @@ class _SampleBuilder:
 
 
 def stack_attention(
-    stack: StackName, layers: Sequence[LayerAttention], measure: str = "attention weight"
+    stack: StackName, layers: Sequence[LayerAttention], rows: Collection[RowName], measure: str = "attention weight"
 ) -> StackAttention:
-    """Return the attention of some layers with the rows of tokens that look and are looked at."""
+    """Return the attention of some layers with the names of the tokens of its rows and columns.
+
+    Args:
+        stack: the name of the stack.
+        layers: ascending.
+        rows: the names of the rows that the sample has.
+        measure: the meaning of a number.
+    """
     queries: RowName = "encoder" if stack == "encoder.self" else "decoder"
     keys: RowName = "decoder" if stack == "decoder.self" else "encoder"
+    if stack == "decoder.memory" and "written" in rows:
+        queries = "written"
     return StackAttention(stack, queries, keys, tuple(layers), measure)
 
 

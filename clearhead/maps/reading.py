@@ -37,9 +37,9 @@ class Reading:
     Args:
         source: what the first stack reads.
         target: what the decoder of a two-stack model reads; None: there is one stack.
-        labels: the id behind each token that the decoder reads, as far as it is known; empty for a model that predicts
-            no next token.
-        num_given: how many tokens of the decoder were not generated.
+        labels: the id that follows each token that the decoder reads, as far as it is known; empty for a model that
+            predicts no next token.
+        num_given: how many tokens of the decoder were not generated; the end token of a given target is one of them.
         affixes: the special tokens around a text of each stack that reads.
         considered: what the beam search considered that wrote the tokens; empty: there was none.
     """
@@ -50,6 +50,17 @@ class Reading:
     num_given: int | None = None
     affixes: tuple[PrefixSuffix, ...] = ()
     considered: tuple[Considered, ...] = ()
+
+    @property
+    def last(self) -> core.Sequence:
+        """The input of the last stack."""
+        return self.source if self.target is None else self.target
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """The id that the decoder writes at each step, as far as the text says it: no end token of a given target."""
+        is_given = self.num_given is not None and self.num_given > self.last.ids.shape[1]
+        return self.labels[:-1] if is_given else self.labels
 
 
 class ReadKwargs(TypedDict, total=False):
@@ -245,7 +256,7 @@ def read_translation(
         _check_texts(module, target, what="target")
         written = affixes(tokenizers.target.encode(target))
         _check_length(written[:-1], module, "target")
-        num_given = len(written) - 1
+        num_given = len(written)
     else:
         recorder = _recorder(target, tokenizers)
         found = search_translations(module, tokenizers, [text], target, special_tokens, config, recorder=recorder)

@@ -194,11 +194,18 @@ def record_run(module: Transformer, source: Read, target: Read | None) -> list[A
         source: what the first stack reads.
         target: what the decoder of a two-stack model reads.
     """
+    return record_states(module, source, target)[0]
+
+
+def record_states(
+    module: Transformer, source: Read, target: Read | None
+) -> tuple[list[AttentionRecord], Float[Tensor, "batch tokens width"]]:
+    """Run a model once and return its attentions and its last hidden states; arguments as for `record_run`."""
     # Without the head, whose logits for a long text would be larger than all the rest.
     module = replica(module)
     with torch.no_grad(), recording(module) as records:
-        module.states(source, target)
-    return records
+        hidden: Tensor = module.states(source, target).hidden
+    return records, hidden
 
 
 @contextmanager

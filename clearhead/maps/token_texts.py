@@ -15,8 +15,10 @@ from clearhead.text.token_bytes import part_of_character
 from clearhead.text.tokenizer import Tokenizer
 
 # As in the page's labels.js.
-SIGNS = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u200b": "⌷", "\u3000": "□"}
-_SIGNED = str.maketrans(SIGNS)
+SIGNS = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u202f": "⍽", "\u200b": "⌷", "\u3000": "□"}
+OTHER_BLANKS = "".join(filter(str.isspace, map(chr, range(0x1680, 0x3000))))
+"""The other blanks of Unicode, such as a thin one."""
+_SIGNED = str.maketrans(dict.fromkeys(OTHER_BLANKS, SIGNS[" "]) | SIGNS)
 _UNFINISHED = "\ufffd"
 
 
@@ -85,8 +87,8 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     return [writer.add(index).text for index in ids]
 
 
-def written_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return the texts of tokens with signs for blanks, as on the page: ␣dog.
+def label_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """Return the labels of tokens on pages and in pictures: their texts with signs for blanks, such as ␣dog.
 
     Args:
         tokenizer: of the tokens.
@@ -96,7 +98,7 @@ def written_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def read_token(tokenizer: Tokenizer, written: str) -> int | None:
-    """Return the first id whose token is written so by `written_tokens`; None: there is none.
+    """Return the first id whose token is written so by `label_tokens`; None: there is none.
 
     Args:
         tokenizer: of the token.

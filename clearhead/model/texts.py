@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any, Literal, Protocol, TypeVar
 
 from clearhead.errors import InputError, Reference, nth_text, renaming
+from clearhead.hooks import naming_texts
 
 Parts = Literal["a pair of texts", "a list of words"]
 PAIR: Parts = "a pair of texts"
@@ -85,7 +86,8 @@ def answer_each(
             if not window:
                 return
             # Errors count the texts of the window, and the caller counts all.
-            with renaming(partial(_counted_from, before)):
+            rows = range(before, before + len(window))
+            with renaming(partial(_counted_from, before)), naming_texts(rows, are_rows=False):
                 answers = answer(window)
             yield from answers
             before += len(window)

@@ -20,6 +20,7 @@ from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
 from clearhead.errors import InputError, RunFailure, nth_text
 from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import batches_by_cost, device_of, read_tokens
+from clearhead.hooks import naming_texts
 from clearhead.text.long_texts import encode_start, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer
 
@@ -112,7 +113,9 @@ def batch_outputs(
     batch_size: int | None = None,
     batch_tokens: int | None = None,
 ) -> Iterator[tuple[list[int], Float[Tensor, "batch *outputs"]]]:
-    """Yield the texts of each batch, as indices, with their logits, float32 on the CPU; longest texts first.
+    """Yield the texts of each batch, as indices, with their logits, float32 on the CPU.
+
+    The longest texts come first, or those given first while the calling context watches a model.
 
     Args:
         module: one in training runs as a replica in evaluation mode.
@@ -130,7 +133,7 @@ def batch_outputs(
     for rows in batches_by_cost(lengths, budget=batch_tokens or read_tokens(module), most_rows=batch_size):
         second_rows = None if seconds is None else [seconds[row] for row in rows]
         batch = collator.collate([firsts[row] for row in rows], second_rows)
-        with torch.inference_mode():
+        with torch.inference_mode(), naming_texts(rows):
             logits = run_batch(module, batch.to(device)).float().cpu()
         yield rows, logits
 

@@ -70,9 +70,8 @@ def long_sample(maps: AttentionMaps, label: str, check: Callable[[], None]) -> S
             score_bias=bias_name(record),
         )
         layers.setdefault(record.stack, []).append(layer)
-    return Sample(
-        label, token_rows(maps), tuple(stack_attention(name, layers[name]) for name in STACKS if name in layers)
-    )
+    rows = token_rows(maps)
+    return Sample(label, rows, tuple(stack_attention(name, layers[name], rows) for name in STACKS if name in layers))
 
 
 def _spans(record: AttentionRecord, check: Callable[[], None]) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ def view_attention(
             layer, which may have a batch axis of 1. A row sums to one, or to zero where a query sees nothing. Or the
             path of a .npz file of `AttentionMaps.save`, which has its tokens.
         tokens: what is looked at: the keys; also the queries, without `target_tokens`.
-        target_tokens: the queries of cross-attention.
+        target_tokens: the labels of the rows of cross-attention: the token that is written at each step.
         title: the heading.
 
     Returns:

@@ -32,7 +32,7 @@ MOST_TOKENS = 2000
 _CELL, _SMALLEST_CELL, _LARGEST_GRID, _LABEL = 0.25, 0.02, 24.0, 0.2  # inches
 _LONGEST_LABEL = 24  # characters
 _THUMBNAIL, _GAP = 0.8, 0.08  # inches
-_LEGEND = "attention weight: row = token that looks, column = token looked at"
+_LEGEND = "attention weight: row = {}, column = token looked at"
 
 
 def draw_matrix(
@@ -42,14 +42,16 @@ def draw_matrix(
     path: Path,
     *,
     title: str,
+    row: str = "token that looks",
 ) -> None:
     """Draw the attention of one head as a heat map with the tokens on both axes.
 
     Args:
         weights_TS: from 0 to 1.
-        queries, keys: the tokens that look, and those that are looked at.
+        queries, keys: the labels of rows and columns.
         path: the .png or .svg file.
         title: one line above.
+        row: the meaning of a row, for the legend.
 
     Raises:
         InputError: there are too many tokens for a picture, or the file cannot be written.
@@ -62,15 +64,15 @@ def draw_matrix(
     rotated = [text_width(name) > cell for name in columns]
     left = max(map(text_width, rows)) + 0.3
     top = 0.75 + max(0.16, *(text_width(name) for name in columns))
-    grid_width, grid_height = cell * len(keys), cell * len(queries)
-    width = max(left + grid_width + 0.3, text_width(title) * 1.4 + 0.5, text_width(_LEGEND) + 2.2)
+    grid_width, grid_height, legend = cell * len(keys), cell * len(queries), _LEGEND.format(row)
+    width = max(left + grid_width + 0.3, text_width(title) * 1.4 + 0.5, text_width(legend) + 2.2)
     height = top + grid_height + 0.85
     figure = new_figure(width, height, title)
     axes = figure.add_axes((left / width, 0.75 / height, grid_width / width, grid_height / height))
     draw_heat_map(axes, weights_TS, rows, columns, rotated=rotated)
     if cell < _LABEL / 2:
         axes.grid(visible=False, which="minor")
-    draw_color_scale(figure, _LEGEND)
+    draw_color_scale(figure, legend)
     save_figure(figure, path)
 
 
@@ -103,7 +105,8 @@ def draw_overview(stacks: Sequence[StackThumbnails], path: Path, *, title: str) 
     pitch = _THUMBNAIL + _GAP
     columns = max(len(heads) for stack in stacks for heads in stack.heads)
     heights = [0.55 + pitch * len(stack.layers) for stack in stacks]
-    width = max(0.95 + pitch * columns, text_width(title) * 1.4 + 0.5, text_width(_LEGEND) + 2.2)
+    legend = _LEGEND.format("token that looks")
+    width = max(0.95 + pitch * columns, text_width(title) * 1.4 + 0.5, text_width(legend) + 2.2)
     height = 0.65 + sum(heights) + 0.75
     figure = new_figure(width, height, title)
     top = height - 0.65
@@ -121,7 +124,7 @@ def draw_overview(stacks: Sequence[StackThumbnails], path: Path, *, title: str) 
                 if head == 0:
                     write_beside(axes, f"layer {layer}", (0.0, 0.5), (-38.0, 0.0), size=7.0, va="center")
         top -= stack_height
-    draw_color_scale(figure, _LEGEND)
+    draw_color_scale(figure, legend)
     save_figure(figure, path)
 
 

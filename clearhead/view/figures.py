@@ -160,14 +160,13 @@ def draw_color_scale(figure: Figure, legend: str, *, largest: float | None = Non
     axes.text(1.06, 0.5, legend, fontsize=8, color=FAINT, va="center", transform=axes.transAxes)
 
 
-def late_limits(curves: Iterable[Sequence[float]], *, always: Iterable[float] = ()) -> tuple[float, float]:
+def late_limits(curves: Iterable[Sequence[float]]) -> tuple[float, float]:
     """Return limits of a vertical axis that give its height to late training.
 
     Args:
         curves: the heights of each, in order; the first fifth of a curve may leave the picture.
-        always: heights that stay inside.
     """
-    seen = [value for curve in curves for value in curve[len(curve) // 5 :]] + [*always]
+    seen = [value for curve in curves for value in curve[len(curve) // 5 :]]
     low, high = min(seen), max(seen)
     margin = 0.06 * ((high - low) or abs(high) or 1.0)
     return low - margin, high + margin

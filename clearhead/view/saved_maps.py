@@ -6,7 +6,8 @@ Legend: L layers, H heads, T queries, S keys.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -19,10 +20,11 @@ from clearhead.files import open_model_file
 from clearhead.formats import Format
 from clearhead.view.explorer.data import LayerAttention, Page, RowName, Sample, StackAttention, StackName, TokenRow
 
-MAPS: Final = Format("saved attention maps", 1, "save them again")
+# Format 1 has no written tokens, and the page numbers the decoder's steps.
+MAPS: Final = Format("saved attention maps", 2, "save them again", {1: lambda arrays: arrays})
 _ROWS: Mapping[StackName, tuple[RowName, RowName]] = {
     "encoder.self": ("encoder", "encoder"), "decoder.self": ("decoder", "decoder"),
-    "decoder.memory": ("decoder", "encoder"),
+    "decoder.memory": ("written", "encoder"),
 }  # fmt: skip
 
 
@@ -41,11 +43,7 @@ def saved_page(path: Path, title: str) -> Page:
     arrays = MAPS.current(arrays, header, path)
     try:
         stacks = [stack for stack in _ROWS if stack in arrays]
-        # One stack alone has one text, whichever stack it is.
-        first: RowName = "encoder" if "target_tokens" in arrays or stacks == ["encoder.self"] else "decoder"
-        rows: dict[RowName, TokenRow] = {first: token_row(arrays["tokens"].tolist())}
-        if "target_tokens" in arrays:
-            rows["decoder"] = token_row(arrays["target_tokens"].tolist())
+        rows = _rows(arrays, stacks)
         return Page(title, (Sample("", rows, tuple(_stack(name, arrays, rows) for name in stacks)),))
     except (KeyError, ValueError, IndexError, TypeError) as error:
         raise InputError(f"{path}: expected the tokens and weights of attention maps, but {error}") from None
@@ -61,6 +59,24 @@ def _read(path: Path) -> dict[str, ndarray]:
                 return dict(found)
         except (ValueError, OSError, EOFError, zipfile.BadZipFile, MemoryError) as error:
             raise InputError(f"{path}: expected attention maps as .npz, but {error}") from None
+
+
+def _rows(arrays: Mapping[str, ndarray], stacks: Sequence[StackName]) -> dict[RowName, TokenRow]:
+    """Return the tokens of each row name."""
+    # One stack alone has one text, whichever stack it is.
+    first: RowName = "encoder" if "target_tokens" in arrays or stacks == ["encoder.self"] else "decoder"
+    rows: dict[RowName, TokenRow] = {first: token_row(arrays["tokens"].tolist())}
+    if "target_tokens" in arrays:
+        rows["decoder"] = token_row(arrays["target_tokens"].tolist())
+        rows["written"] = token_row([f"step {number}" for number in range(len(rows["decoder"].tokens))])
+    if "written_tokens" in arrays:
+        written = token_row(arrays["written_tokens"].tolist())
+        if len(written.tokens) != len(rows["decoder"].tokens):
+            raise ValueError(f"{len(written.tokens)} tokens are written at {len(rows['decoder'].tokens)} steps")
+        rows["decoder"] = replace(rows["decoder"], writes=written.texts)
+        if "written" in rows:
+            rows["written"] = written
+    return rows
 
 
 def token_row(tokens: list[Any]) -> TokenRow:

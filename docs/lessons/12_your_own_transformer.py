@@ -494,7 +494,7 @@ seen_as = write(reverser, digits)
 with torch.no_grad(), ch.capture(twin, "decoder.layers.*.steps.1.**.weights") as seen:
     twin(digits, seen_as[:, :-1])
 weights = torch.stack([records[0].tensor[0] for records in seen.values()])
-ch.view_attention(weights.numpy(), list("12345678"), ["start", *text(seen_as[0])])
+ch.view_attention(weights.numpy(), list("12345678"), [*text(seen_as[0]), "end"])
 
 # %% [markdown]
 # ## Break it

@@ -28,7 +28,8 @@ def test_a_page_of_what_the_model_writes(trained: Path, tmp_path: Path, capfd: p
     assert main(["view", str(trained / "run"), TEXT, "-o", str(page), "--json"]) == 0
     record = json.loads(capfd.readouterr().out.splitlines()[-1])
     maps = ch.load(str(trained / "run")).attention(TEXT)
-    assert record == {"path": str(page), "tokens": maps.tokens, "target_tokens": maps.target_tokens}
+    assert record == {"path": str(page), **maps.token_lists()}
+    assert record["written_tokens"][:-1] == record["target_tokens"][1:]
     assert main(["view", str(trained / "run"), TEXT, "-o", str(page), "--force", "--effects"]) == 0
     assert "effects: " in capfd.readouterr().err
 
@@ -76,7 +77,7 @@ def test_a_model_of_another_vocabulary_reads_the_same_text(
     assert main(["view", str(trained / "run"), TEXT, "--compare-with", str(runs("fill")), "-o", str(page)]) == 0
     samples = data_of(page)["samples"]
     assert isinstance(samples, list) and [list(sample["rows"]) for sample in samples] == [
-        ["encoder", "decoder"], ["encoder"],
+        ["encoder", "decoder", "written"], ["encoder"],
     ]  # fmt: skip
 
 

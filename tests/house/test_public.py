@@ -43,8 +43,8 @@ NAMES = {
 METHODS = {
     "AttentionMaps": """
         beams choose contributions effects heads key_effects key_tokens layers lens norm_weighted num_heads
-        outcome patch query_tokens record rollout save save_html save_picture stacks target_tokens to_json tokens
-        weights with_module
+        outcome patch query_tokens record rollout save save_html save_picture stacks target_tokens to_json token_lists
+        tokens weights with_module written_ids written_tokens
     """,
     "Cache": "extend select",
     "Model": """

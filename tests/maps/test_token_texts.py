@@ -12,8 +12,9 @@ from clearhead.core import Sequence
 from clearhead.maps.outcome import OutputNames, choose_outcome
 from clearhead.maps.page import SampleOptions, run_sample, token_row
 from clearhead.maps.streams import Streams
-from clearhead.maps.token_texts import SIGNS, read_token, token_texts, written_tokens
+from clearhead.maps.token_texts import OTHER_BLANKS, SIGNS, label_tokens, read_token, token_texts
 from clearhead.text.tokenizer_training import train_tokenizer
+from clearhead.view.figures import shown_label
 from tests.conftest import ROOT
 from tests.maps.cases import make
 from tests.maps.test_attention_maps import model_of
@@ -28,12 +29,12 @@ SIZES = {"bpe": 25, "byte-bpe": 266, "wordpiece": 30, "word": 12, "character": 2
 def test_a_token_is_written_alike_wherever_it_stands(kind: str) -> None:
     tokenizer = train_tokenizer(kind, [TEXT] * 9, vocab_size=SIZES[kind])
     ids = [tokenizer.bos_id, *tokenizer.encode(TEXT), tokenizer.eos_id]
-    written = written_tokens(tokenizer, ids)
+    written = label_tokens(tokenizer, ids)
     assert (written[0], written[-1]) == tuple(tokenizer.tokens([ids[0], ids[-1]]))
-    assert written == [written_tokens(tokenizer, [index])[0] for index in ids]
+    assert written == [label_tokens(tokenizer, [index])[0] for index in ids]
     assert "".join(written[1:-1]).lstrip("␣") == TEXT.replace(" ", "␣")
     for one in written[1:-1]:
-        assert written_tokens(tokenizer, [read_token(tokenizer, one)]) == [one]
+        assert label_tokens(tokenizer, [read_token(tokenizer, one)]) == [one]
     assert read_token(tokenizer, "never") is None
 
 
@@ -42,13 +43,25 @@ def test_parts_of_a_character_are_their_entries_and_the_last_has_it_whole() -> N
     ids = tokenizer.encode("a é\n")
     *parts, last = tokenizer.tokens(ids)[2:4]
     assert token_texts(tokenizer, ids) == ["a", " ", *parts, "é", "\n"]
-    assert written_tokens(tokenizer, ids) == ["a", "␣", *parts, "é", "↵"] and last != "é"
+    assert label_tokens(tokenizer, ids) == ["a", "␣", *parts, "é", "↵"] and last != "é"
 
 
 def test_the_page_has_the_same_signs() -> None:
     script = (ROOT / "clearhead" / "view" / "explorer" / "page" / "labels.js").read_text("utf-8")
     (table,) = re.findall(r"SIGNS = (\{.*?\});", script)
     assert json.loads(table) == SIGNS
+    (blanks,) = re.findall(r"OTHER_BLANKS = /(.*?)/;", script)
+    assert "".join(filter(re.compile(blanks).match, map(chr, range(0x3000)))) == OTHER_BLANKS
+
+
+def test_no_blank_is_invisible_or_a_code_in_a_label() -> None:
+    blanks = [
+        chr(code) for code in range(0x10000) if chr(code).isspace() and chr(code) not in "\v\f\x85" and code >= 32
+    ]
+    tokenizer = train_tokenizer("character", ["".join(blanks) + "ab"], vocab_size=60)
+    labels = label_tokens(tokenizer, [tokenizer.encode(f"a{blank}b")[1] for blank in blanks if blank != " "])
+    for label in labels:
+        assert shown_label(label, longest=12) == label and label in SIGNS.values()
 
 
 def test_the_page_writes_a_token_alike_in_every_view() -> None:
@@ -69,7 +82,7 @@ def test_the_page_writes_a_token_alike_in_every_view() -> None:
     assert {node.token for node in sample.beams} <= {
         *sample.lens.vocabulary, *token_texts(tokenizer, range(tokenizer.vocab_size))
     }  # fmt: skip
-    assert maps._written_tokens("decoder.self")[1][place] == written
+    assert maps._labels("decoder.self")[1][place] == written
 
 
 def test_an_outcome_is_chosen_as_it_is_written() -> None:
@@ -77,5 +90,5 @@ def test_an_outcome_is_chosen_as_it_is_written() -> None:
     streams = Streams.of(make("decoder, norms behind"), Sequence(torch.tensor([tokenizer.encode("a b c")])))
     names = OutputNames(tokenizer.entries(), tokenizer)
     (index,) = tokenizer.encode("d")
-    assert names.written(index) == written_tokens(tokenizer, [index])[0]
+    assert names.written(index) == label_tokens(tokenizer, [index])[0]
     assert choose_outcome(names.written(index), streams, names).id == choose_outcome("d", streams, names).id == index

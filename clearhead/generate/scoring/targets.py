@@ -19,6 +19,7 @@ from clearhead.fast.replica import in_evaluation
 from clearhead.fast.top import top_and_log_total
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, pad_ids
 from clearhead.generate.results import length_normalised
+from clearhead.hooks import naming_texts
 from clearhead.printing import Printed
 
 # fp32 logits of one batch: 64 MiB, for any vocabulary size.
@@ -96,7 +97,8 @@ def score_targets(
             ids_BS, mask_BS = padded(sources, batch)
             labels_BT, mask_BT = padded(labels, batch)
             target_BT, _ = padded(inputs, batch)
-            out = module(ids_BS, target_BT, mask=mask_BS, target_mask=mask_BT)
+            with naming_texts(batch):
+                out = module(ids_BS, target_BT, mask=mask_BS, target_mask=mask_BT)
             assert out.logits is not None, "the model has no head"
             for i, row in zip(batch, label_log_probabilities(out.logits, labels_BT, mask_BT), strict=True):
                 per_token[i] = [0.0] * forced + row[forced:]

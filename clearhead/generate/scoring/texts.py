@@ -26,6 +26,7 @@ from clearhead.fast.top import top_and_log_total
 from clearhead.generate.batching import batches_by_cost, device_of
 from clearhead.generate.prefill import check_model
 from clearhead.generate.scoring.targets import MOST_LOGITS, PairScore
+from clearhead.hooks import naming_texts
 from clearhead.text.long_texts import LONGEST_PROMPT
 
 TokenIds = Sequence[int] | Integer[ndarray, " _"]
@@ -120,7 +121,7 @@ def token_log_probabilities(
     budget = max(min(2**14, MOST_LOGITS // num_outputs), 1)
     for batch in batches_by_cost(costs, budget=budget, most_rows=batch_size):
         chosen = [spans[i] for i in batch]
-        with torch.inference_mode():
+        with torch.inference_mode(), naming_texts(span.sequence for span in chosen):
             log_probs = _score(module, sequences, chosen, pad_id, most_states=max(MOST_LOGITS // num_outputs, 1))
         yield from zip(chosen, log_probs, strict=True)
 

@@ -40,7 +40,7 @@ class ContrastiveSearch:
         self, module: Transformer, prefill: Prefill, chain: Sequence[Processor], *, count: int, alpha: float
     ) -> None:
         self._module, self._chain, self._alpha, self._cache = module, chain, alpha, prefill.cache
-        self._count = min(count, prefill.logits.shape[1])
+        self.count: int = min(count, prefill.logits.shape[1])
         self._ids_RT, self._logits_RV = prefill.ids, prefill.logits
         self._is_real_RT = prefill.ids != NO_ID
         self._past_RSD = functional.normalize(prefill.hidden.float(), dim=-1)
@@ -49,7 +49,7 @@ class ContrastiveSearch:
 
     def step(self) -> tuple[list[int], list[float]]:
         """Return the next token of each row and its log-probability: -inf where every token is banned."""
-        count = self._count
+        count = self.count
         changed_RV = apply(self._chain, self._logits_RV, self._ids_RT)
         best_RC, tokens_RC = changed_RV.topk(count, dim=1)
         self._cache.select(self._cached_R.repeat_interleave(count), memory_rows=self._sentences_R)

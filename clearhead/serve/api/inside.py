@@ -197,8 +197,7 @@ def _capture(served: Served, asked: CaptureRequest, work: Work) -> Response:
         for address, records in seen.items()
         for record in records
     ]
-    tokens = {"tokens": maps.tokens, "target_tokens": maps.target_tokens}
-    return JSONResponse({"model": served.name, **tokens, "activations": activations})
+    return JSONResponse({"model": served.name, **maps.token_lists(), "activations": activations})
 
 
 def _arrays(seen: Captured) -> dict[str, Any]:

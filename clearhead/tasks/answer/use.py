@@ -24,6 +24,7 @@ from clearhead.data.stores.store import Store
 from clearhead.errors import InputError, argument
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures
+from clearhead.hooks import naming_texts
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.printing import Printed
 from clearhead.progress import message
@@ -110,9 +111,9 @@ def answer(
     scores: dict[Span, float] = {}
     no_answer = 1.0
     texts = [ids[window.start : window.stop] for window in windows]
-    for row, starts, ends in window_scores(
-        module, collator, [question_ids] * len(windows), texts, batch_size=batch_size
-    ):
+    with naming_texts([0] * len(windows), are_rows=False):
+        scored = [*window_scores(module, collator, [question_ids] * len(windows), texts, batch_size=batch_size)]
+    for row, starts, ends in scored:
         starts, ends = starts.exp(), ends.exp()
         no_answer = min(no_answer, float(starts[0] * ends[0]))
         for first, last, score in best_spans(starts[1:], ends[1:], top_k, max_tokens):
@@ -241,7 +242,11 @@ def best_spans(
 
 def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> list[Answer]:
     """Return the best answer for each pair of a question and a context; see `Model.answer`."""
-    return [model.answer(question, context, batch_size=batch_size)[0] for question, context in texts]
+    answers = []
+    for number, (question, context) in enumerate(texts):
+        with naming_texts([number], are_rows=False):
+            answers.append(model.answer(question, context, batch_size=batch_size)[0])
+    return answers
 
 
 def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:

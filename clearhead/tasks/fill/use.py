@@ -25,6 +25,7 @@ from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures
 from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import batches_by_cost, device_of, pad_ids
+from clearhead.hooks import naming_texts
 from clearhead.predict.outputs import check_finite, max_input_length
 from clearhead.printing import Printed
 from clearhead.tasks.record import TaskRecord
@@ -125,7 +126,8 @@ def fill(
         for batch in batches_by_cost(lengths, budget=batch_tokens, most_rows=batch_size):
             of_batch = [masked_texts[index] for index in batch]
             sizes = [len(masked.places) for masked in of_batch]
-            best = _best(module, of_batch, tokenizer.pad_id, ordinary_V, top_k)
+            with naming_texts(batch):
+                best = _best(module, of_batch, tokenizer.pad_id, ordinary_V, top_k)
             of_texts = zip(*(tensor_NK.split(sizes) for tensor_NK in best), strict=True)
             for index, (probabilities_NK, ids_NK) in zip(batch, of_texts, strict=True):
                 of_text = probabilities_NK.tolist(), ids_NK.tolist()

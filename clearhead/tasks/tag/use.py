@@ -27,6 +27,7 @@ from clearhead.errors import InputError, nth_text
 from clearhead.evaluate.metrics import F1Counts
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures, f1_table, percent
+from clearhead.hooks import naming_texts
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.printing import Printed
 from clearhead.progress import message
@@ -145,11 +146,14 @@ def tag_words(
     chunks = chunk_sentences(sentences, tokenizer, room=room)
     tags_W = np.full(ends[-1], fallback, dtype=np.int64)
     probabilities_W = np.zeros(ends[-1])
-    for words_N, logits_NL in word_logits(
-        module, collator, chunks.ids, chunks.words, batch_size=batch_size, batch_tokens=batch_tokens
-    ):
-        best = logits_NL.double().softmax(1).max(1)
-        tags_W[words_N], probabilities_W[words_N] = best.indices.numpy(), best.values.numpy()
+    # The sentence of each chunk, by its last word.
+    numbers = [int(np.searchsorted(ends, max(words), side="right")) - 1 for words in chunks.words]
+    with naming_texts(numbers, are_rows=False):
+        for words_N, logits_NL in word_logits(
+            module, collator, chunks.ids, chunks.words, batch_size=batch_size, batch_tokens=batch_tokens
+        ):
+            best = logits_NL.double().softmax(1).max(1)
+            tags_W[words_N], probabilities_W[words_N] = best.indices.numpy(), best.values.numpy()
     return [WordTags(tags_W[start:end], probabilities_W[start:end]) for start, end in itertools.pairwise(ends)]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from clearhead.runs.metrics import Metrics
 from clearhead.view.figures import (
@@ -19,13 +19,14 @@ from clearhead.view.figures import (
     THICK,
     THIN,
     draw_legend,
-    late_limits,
     new_figure,
     save_figure,
     style_line_axes,
 )
 
 _TRAIN, _VALID, _BEST = COLOURS[:3]
+_MULTIPLES = ((0.4, ()), (0.7, tuple(range(1, 10))), (3.0, (1, 2, 5)))
+"""The multiples of powers of ten that have labels, for losses that span less than so many powers; (): linear steps."""
 
 
 def write_plots(folder: Path, rows: Sequence[Metrics], *, score_name: str = "score", note: str = "") -> list[Path]:
@@ -47,12 +48,12 @@ def write_plots(folder: Path, rows: Sequence[Metrics], *, score_name: str = "sco
     peak = max(rows, key=lambda row: row.learning_rate)
     highest = [f"at most {peak.learning_rate:.4g}, at step {peak.step:,}"]
     pictures = {
-        "loss.png": _Plot("Loss", [*best_loss, note, losses.cut_off()], "mean loss of a label, in nats", losses.draw),
+        "loss.png": _Plot("Loss", [*best_loss, note], "mean loss of a label, in nats", losses.draw),
         "learning_rate.png": _Plot("Learning rate", highest, "learning rate", partial(_draw_learning_rate, rows)),
     }
     if best_score:
         pictures["score.png"] = _Plot(f"Validation {score_name}", best_score, score_name, partial(_draw_score, rows))
-    return [_write(folder / name, plot) for name, plot in pictures.items()]
+    return [_write(folder / name, plot, rows[-1].step) for name, plot in pictures.items()]
 
 
 def smooth(values: Sequence[float], steps: Sequence[int], reach: float) -> list[float]:
@@ -76,13 +77,12 @@ def _running_sums(values: Sequence[float], steps: Sequence[int], reach: float) -
 
 @dataclass(frozen=True)
 class _Losses:
-    """The losses of a run, and the limits between which the later ones fill the height of a picture."""
+    """The losses of a run."""
 
     steps: Sequence[int]
     losses: Sequence[float]
     smoothed: Sequence[float]
     valid: Sequence[tuple[int, float]]
-    limits: tuple[float, float]
 
     @classmethod
     def of(cls, rows: Sequence[Metrics]) -> _Losses:
@@ -90,16 +90,7 @@ class _Losses:
         steps, losses = [row.step for row in rows], [row.loss for row in rows]
         smoothed = smooth(losses, steps, max(1.0, steps[-1] / 150))
         valid = [(row.step, row.valid_loss) for row in rows if row.valid_loss is not None]
-        heights = [loss for _, loss in valid]
-        limits = late_limits([smoothed, heights], always=[min(heights)] if heights else [])
-        return cls(steps, losses, smoothed, valid, limits)
-
-    def cut_off(self) -> str:
-        """Say which losses are above the picture; empty where none are."""
-        if self.smoothed[0] <= self.limits[1]:
-            return ""
-        first = next(step for step, loss in zip(self.steps, self.smoothed, strict=True) if loss <= self.limits[1])
-        return f"above the picture: the losses before step {first:,}, from {self.losses[0]:.3g} on"
+        return cls(steps, losses, smoothed, valid)
 
     def draw(self, axes: Axes) -> None:
         """Draw the curves and name them."""
@@ -108,8 +99,30 @@ class _Losses:
         if self.valid:
             best = min(self.valid, key=lambda point: point[1])
             lines.append(("validation", _draw_validations(axes, self.valid, best)))
-        axes.set_ylim(self.limits)
+        _scale([*self.losses, *(loss for _, loss in self.valid)], axes)
         draw_legend(axes, lines, corner="upper right")
+
+
+def _scale(losses: Sequence[float], axes: Axes) -> None:
+    """Give the axis of losses a logarithmic scale, which shows the whole run; not if one of them is negative."""
+    positive = [loss for loss in losses if loss > 0]
+    if not positive or min(losses) < 0:
+        return
+    low, high = min(positive), max(positive)
+    decades, margin = math.log10(high / low), max((high / low) ** 0.05, 1.02)
+    # As many labels as have room.
+    multiples = next((multiples for most, multiples in _MULTIPLES if decades < most), (1,))
+    locator = LogLocator(subs=multiples, numticks=12) if multiples else MaxNLocator(nbins=7)
+    axes.set_yscale("log")
+    axes.set_ylim(low / margin, high * margin)
+    axes.yaxis.set_major_locator(locator)
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(_written))
+
+
+def _written(loss: float, _: int | None) -> str:
+    """Return a loss in few letters: 0.05, 2e-3."""
+    return f"{loss:.4g}" if loss >= 0.01 else f"{loss:.0e}".replace("e-0", "e-")
 
 
 def _draw_learning_rate(rows: Sequence[Metrics], axes: Axes) -> None:
@@ -151,14 +164,15 @@ class _Plot:
     draw: Callable[[Axes], None]
 
 
-def _write(path: Path, plot: _Plot) -> Path:
+def _write(path: Path, plot: _Plot, last: int) -> Path:
     width, height, left = 7.6, 4.6, 0.095
     lines = [line for line in plot.lines if line]
     figure = new_figure(width, height, plot.title, lines, left=left * width)
     axes = figure.add_subplot()
     figure.subplots_adjust(left=left, right=0.985, bottom=0.55 / height, top=1 - (0.72 + 0.2 * len(lines)) / height)
     style_line_axes(axes, "training step")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+    ticks = MaxNLocator(nbins=7, integer=True).tick_values(0, last).tolist()
+    axes.set_xticks([*(tick for tick in ticks if tick <= last - 0.6 * (ticks[1] - ticks[0])), last])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
     axes.set_ylabel(plot.label, color=INK)
     plot.draw(axes)

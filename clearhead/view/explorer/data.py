@@ -14,12 +14,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 StackName = Literal["encoder.self", "decoder.self", "decoder.memory"]
-RowName = Literal["encoder", "decoder"]
+RowName = Literal["encoder", "decoder", "written"]
+"""The tokens that a stack reads, or those that the decoder writes: "written" has the rows of `decoder.memory`."""
 
 
 @dataclass(frozen=True)
 class TokenRow:
-    """The tokens that one stack reads.
+    """The tokens that one stack reads, or that the decoder writes.
 
     Args:
         tokens: entries of the vocabulary, as the tokenizer stores them.
@@ -28,6 +29,7 @@ class TokenRow:
             joined on demand.
         is_generated: whether the model chose the token itself; None: no token is marked.
         is_special: whether the token stands for no text, such as the end of one; None: none does.
+        writes: the text of the token that the model writes after each; empty: it writes none.
     """
 
     tokens: tuple[str, ...]
@@ -35,6 +37,7 @@ class TokenRow:
     words: Int[np.ndarray, " tokens"]
     is_generated: Bool[np.ndarray, " tokens"] | None = None
     is_special: Bool[np.ndarray, " tokens"] | None = None
+    writes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -193,7 +196,7 @@ class Sample:
 
     Args:
         label: what tells it from the page's other samples: a text, a model, a checkpoint.
-        rows: the tokens of each stack that reads any.
+        rows: the tokens of each stack that reads any, and those that the decoder of two stacks writes.
         attentions: at most one for each stack and measure.
         columns: of the heads' numbers.
         lens: None: not computed.

@@ -141,7 +141,7 @@ def _token_row(row: TokenRow) -> Json:
     )
     return {
         "tokens": list(row.tokens), "texts": list(row.texts), "words": row.words.tolist(), "generated": generated,
-        "special": special,
+        "special": special, "writes": list(row.writes),
     }  # fmt: skip
 
 

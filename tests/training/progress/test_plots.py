@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
@@ -71,7 +74,6 @@ def test_the_pictures_show_the_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path
     texts = {name: [text.get_text() for text in figure.texts] for name, figure in figures.items()}
     assert texts["loss"] == [
         "Loss", "star: the best validation, 0.2667 at step 300", "with dropout",
-        "above the picture: the losses before step 70, from 9 on",
     ]  # fmt: skip
     assert texts["score"] == ["Validation BLEU", "star: the best validation, 30 at step 300"]
     assert [text.get_text() for text in loss.get_legend().get_texts()] == ["training", "validation"]
@@ -90,35 +92,52 @@ def test_labels_of_small_learning_rates_have_room(
     assert axes.yaxis.label.get_window_extent().x0 > 0, "nothing is cut off"
 
 
-def test_the_start_does_not_flatten_the_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made = [Metrics(step, step, 1.0, 1000.0 if step < 4 else 2.0, 1e-3, 1.0) for step in range(1, 500)]
-    _, high = drawn(monkeypatch, tmp_path, made)["loss"].axes[0].get_ylim()
-    assert high < 10
+LOSSES: dict[str, Callable[[int], float]] = {
+    "of a language model": lambda step: 3.8 + 7 * math.exp(-step / 60) + 0.9 * (1 - step / 1237),
+    "of a demo that is solved": lambda step: 3.0 * math.exp(-step / 100),
+    "huge at the start": lambda step: 1000.0 if step < 4 else 2.0,
+    "hardly falling": lambda step: 2.31 - step / 1e5,
+    "zero at the end": lambda step: max(0.0, 1.0 - step / 1000),
+    "zero": lambda step: 0.0,
+    "below zero": lambda step: 1.0 - step / 500,
+}
 
 
-def test_late_training_has_the_height(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A loss that falls fast and then slowly, as of a language model."""
-    made = [
-        Metrics(step, step, 1.0, 3.8 + 4 * math.exp(-step / 60) + 0.9 * (1 - step / 1200), 1e-3, 1.0)
-        for step in range(10, 1210, 10)
-    ]
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("last", [2, 1000])
+def test_the_whole_run_is_in_the_picture_of_losses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, last: int
+) -> None:
+    steps = sorted({*range(1, last + 1, max(1, last // 60)), last})
+    made = [Metrics(step, step, 1.0, LOSSES[name](step * 1237 // last), 1e-3, 1.0) for step in steps]
+    made[-1] = replace(made[-1], valid_loss=0.3)
     figure = drawn(monkeypatch, tmp_path, made)["loss"]
-    low, high = figure.axes[0].get_ylim()
-    late = [row.loss for row in made if row.step >= 300]
-    assert (max(late) - min(late)) / (high - low) > 0.8 and high > max(late) and low < min(late)
-    said = next(text.get_text() for text in figure.texts if "above" in text.get_text())
-    first = int(said.split("step ")[1].split(",")[0])
-    assert 200 < first < 300 and said.endswith("from 8.08 on")
+    axes = figure.axes[0]
+    low, high = axes.get_ylim()
+    drawn_losses = [row.loss for row in made if row.loss > 0 or axes.get_yscale() == "linear"]
+    assert low <= min([*drawn_losses, 0.3]) and max([*drawn_losses, 0.3]) <= high
+    ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
+    assert len(ticks) >= 2 or name in ("zero", "hardly falling")
+    assert axes.get_yscale() == ("linear" if name == "below zero" else "log")
+    figure.canvas.draw()
+    shown = [label for label, tick in zip(axes.get_yticklabels(), axes.get_yticks(), strict=True) if tick in ticks]
+    assert all(one.get_window_extent().y1 < two.get_window_extent().y0 for one, two in pairwise(shown))
+    assert axes.yaxis.label.get_window_extent().x0 > 0, "nothing is cut off"
 
 
-def test_the_best_validation_is_never_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made = [
-        Metrics(step, step, 1.0, 1.0, 1e-3, 1.0, valid_loss=0.3 if step == 20 else 1.0 + step / 1000)
-        for step in range(10, 1010, 10)
-    ]
-    figure = drawn(monkeypatch, tmp_path, made)["loss"]
-    assert figure.axes[0].get_ylim()[0] < 0.3
-    assert not any("above" in text.get_text() for text in figure.texts), "nothing is above the picture"
+@pytest.mark.parametrize("last", [1, 2, 43, 1000, 1237, 60_000])
+def test_the_last_step_has_a_tick_that_touches_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, last: int
+) -> None:
+    figures = drawn(monkeypatch, tmp_path, [Metrics(step, 1, 1.0, 1.0, 1e-3, 1.0) for step in sorted({1, last})])
+    for figure in figures.values():
+        (axes,) = figure.axes
+        figure.canvas.draw()
+        shown = [label for label in axes.get_xticklabels() if label.get_text()]
+        assert shown[-1].get_text() == f"{last:,}"
+        boxes = [label.get_window_extent() for label in shown]
+        assert all(one.x1 < two.x0 for one, two in pairwise(boxes))
+        assert boxes[-1].x1 < figure.bbox.x1, "nothing is cut off"
 
 
 def test_smoothing_keeps_constants_and_does_not_lag() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from clearhead.view.explorer.data import (
     LayerAttention,
     Lens,
     Page,
+    RowName,
     Sample,
     StackAttention,
     TokenRow,
@@ -164,21 +166,23 @@ def translation_page() -> Page:
     rng = np.random.default_rng(1)
     source = token_row(["Monday", ",", " 5", " Jan", "uary", " 1998", "</s>"])
     target = token_row(["<s>", " Mon", "tag", ",", " der", " 5", ".", " Januar", " 1998"], generated=8)
-    sizes = {"encoder": len(source.texts), "decoder": len(target.texts)}
+    written = token_row([*target.texts[1:], "</s>"], generated=9)
+    target = replace(target, writes=written.texts)
     kinds: list[tuple[Literal["encoder.self", "decoder.self", "decoder.memory"], Literal["full", "causal"]]] = [
         ("encoder.self", "full"), ("decoder.self", "causal"), ("decoder.memory", "full"),
     ]  # fmt: skip
     stacks = []
     for name, mask in kinds:
-        queries: Literal["encoder", "decoder"] = "encoder" if name == "encoder.self" else "decoder"
-        keys: Literal["encoder", "decoder"] = "decoder" if name == "decoder.self" else "encoder"
-        size = (sizes[queries], sizes[keys])
+        queries: RowName = {"encoder.self": "encoder", "decoder.self": "decoder", "decoder.memory": "written"}[name]
+        keys: RowName = "decoder" if name == "decoder.self" else "encoder"
+        rows = {"encoder": source, "decoder": target, "written": written}
+        size = (len(rows[queries].texts), len(rows[keys].texts))
         layers = tuple(
             layer_attention(rng, layer, size, heads=4, kv_heads=2, mask=mask, exact=(1,)) for layer in range(2)
         )
         stacks.append(StackAttention(name, queries, keys, layers))
     sample = Sample(
-        "one pair", {"encoder": source, "decoder": target}, tuple(stacks), COLUMNS,
+        "one pair", rows, tuple(stacks), COLUMNS,
         lens=example_lens(rng, target, 2), beams=example_beams(rng, target.texts[1:]),
     )  # fmt: skip
     return Page("a small translator", (sample,))

@@ -200,11 +200,11 @@ def test_the_alignment_is_the_mean_of_the_heads(translator: Tab) -> None:
     tab = translator.go("view=alignment&layer=1")
     weights = layers_of(examples.translation_page(), "decoder.memory")[1].weights().mean(axis=0)
     rows = tab.locator(".panel tbody tr")
-    source = only(examples.translation_page()).rows["encoder"].texts
+    source, _, written = (row.texts for row in only(examples.translation_page()).rows.values())
     for query, best in enumerate(weights.argmax(axis=1)):
         cells = rows.nth(query).locator("td").all_inner_texts()
         assert float(cells[2]) == pytest.approx(weights[query, best], abs=1e-3)
-        assert cells[1].replace("␣", " ") == source[best]
+        assert [cell.replace("␣", " ") for cell in cells[:2]] == [written[query], source[best]]
 
 
 def test_the_lens_says_the_predictions_of_each_layer(decoder: Tab) -> None:

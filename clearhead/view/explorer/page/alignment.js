@@ -1,4 +1,4 @@
-/** Source by target: which source tokens each target token looks at, of one head, a layer, or all layers. */
+/** Source by target: where the decoder looks while it writes each token, by one head, a layer, or all layers. */
 
 import { el, fill, fixed, refill, segmented, stepper } from "./dom.js";
 import { headOf, layerOf, paneGrid, strongest } from "./grids.js";
@@ -47,7 +47,7 @@ class Alignment {
     const stage = el("div", { class: "stage" });
     root.append(el("div", { class: "split" }, stage, this.panel));
     this.heat = new HeatMap(stage, {
-      name: `alignment of ${pane.name}: rows are target tokens, columns source tokens; arrow keys walk`,
+      name: `alignment of ${pane.name}: rows are the tokens that are written, columns source tokens; arrow keys walk`,
       hover: (cell) => { if (cell && this.grid) fill(this.heat.tip, ...cellNodes(this.grid, cell, this.heat.value(cell))); },
       pick: (cell) => this.picked(cell),
       moved: (box) => app.store.set({ box }),

@@ -2,7 +2,7 @@
 
 import { ink, theme } from "./color.js";
 import { el } from "./dom.js";
-import { STRIP, TURN, paintLabels, paintLines, paintMarks, paintStrips } from "./heat_paint.js";
+import { STRIP, TURN, paintLabels, paintLines, paintMarks, paintStrips, writtenAfter } from "./heat_paint.js";
 import { heatImage } from "./image.js";
 import { parts } from "./labels.js";
 
@@ -126,10 +126,11 @@ export class HeatMap {
     const context = this.context();
     context.font = this.font();
     const room = Math.min(150, this.width * 0.3);
-    /** @param {Label[]} row */
-    const widest = (row) => Math.min(room, Math.max(...row.slice(0, 2000).map((label) => context.measureText(parts(label.text).join("")).width)));
+    /** @param {Label[]} row @param {boolean} [isQuery] */
+    const widest = (row, isQuery = false) => Math.min(room, Math.max(...row.slice(0, 2000).map((label) =>
+      context.measureText(parts(label.text).join("") + (isQuery ? writtenAfter(label) : "")).width)));
     this.hasSink = !Number.isNaN(grid.sink(0));
-    this.left = Math.ceil(widest(grid.queries)) + 14 + (this.hasSink ? STRIP : 0);
+    this.left = Math.ceil(widest(grid.queries, true)) + 14 + (this.hasSink ? STRIP : 0);
     const tall = widest(grid.keys);
     this.top = Math.ceil(tall * Math.sin(-TURN)) + 16 + (this.above ? STRIP : 0);
     this.right = Math.ceil(tall * Math.cos(TURN)) + 6;

@@ -1,7 +1,7 @@
 /** What a heat map draws around and over its cells: lines, marks, strips and labels. */
 
 import { css, ink } from "./color.js";
-import { parts } from "./labels.js";
+import { WRITES, parts } from "./labels.js";
 
 /** @typedef {import("./types.js").Grid} Grid */
 /** @typedef {import("./types.js").Label} Label */
@@ -19,6 +19,11 @@ function shortened(context, text, room) {
   let letters = [...text];
   while (letters.length > 1 && context.measureText(`${letters.join("")}…`).width > room) letters = letters.slice(0, -1);
   return `${letters.join("")}…`;
+}
+
+/** @param {Label} label what the model writes after a token that looks, or nothing */
+export function writtenAfter({ writes }) {
+  return writes ? ` ${WRITES} ${parts(writes).join("")}` : "";
 }
 
 /**
@@ -124,7 +129,15 @@ export function paintLabels(heat, context, grid, right, bottom) {
     const place = top + (query + 0.5 - y) * zoom;
     if (place < top || !isLabelled(heat, query, every, at?.query)) continue;
     const end = left - 8 - (heat.hasSink ? STRIP : 0);
-    paintLabel(context, grid.queries[query], end, place, end - 4, true, at?.query === query);
+    const label = grid.queries[query];
+    const rest = end - 4 - context.measureText(parts(label.text).join("")).width;
+    const written = shortened(context, writtenAfter(label), Math.max(rest, (end - 4) / 2));
+    const width = context.measureText(written).width;
+    context.textAlign = "left";
+    context.direction = "ltr";
+    context.fillStyle = ink("faint");
+    context.fillText(written, end - width, place);
+    paintLabel(context, label, end - width, place, end - width - 4, true, at?.query === query);
   }
   for (let key = Math.floor(x); key < grid.keys.length && left + (key + 0.5 - x) * zoom < right; key++) {
     const place = left + (key + 0.5 - x) * zoom;

@@ -4,8 +4,11 @@ import { el } from "./dom.js";
 
 const RTL = /^[^\p{L}]*[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/u;
 /** @type {Record<string, string>} */
-const SIGNS = { " ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u200b": "⌷", "\u3000": "□" };
-const BLANK = /^[ \n\r\t\u00a0\u200b\u3000]+/;
+const SIGNS = { " ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u202f": "⍽", "\u200b": "⌷", "\u3000": "□" };
+const OTHER_BLANKS = /[\u1680\u2000-\u200a\u2028\u2029\u202f\u205f]/;
+/** Stands between a token that is read and the one that the model writes after it. */
+export const WRITES = "▸";
+const BLANK = /^[ \n\r\t\u00a0\u200b\u3000\u1680\u2000-\u200a\u2028\u2029\u202f\u205f]+/;
 
 /** @param {string} text */
 export function isRightToLeft(text) {
@@ -14,7 +17,7 @@ export function isRightToLeft(text) {
 
 /** @param {string} text whitespace as signs */
 export function signs(text) {
-  return [...text].map((letter) => SIGNS[letter] ?? letter).join("");
+  return [...text].map((letter) => SIGNS[letter] ?? (OTHER_BLANKS.test(letter) ? SIGNS[" "] : letter)).join("");
 }
 
 /**
@@ -39,10 +42,12 @@ export function labels(row, isJoined) {
   row.texts.forEach((text, index) => {
     const before = found.at(-1);
     const generated = row.generated?.[index] === 1;
+    const writes = row.writes?.[index] ?? "";
     if (isJoined && before !== undefined && row.words[index] === row.words[index - 1]) {
       before.text += text;
+      before.writes = (before.writes ?? "") + writes;
       before.members.push(index);
-    } else found.push({ text, members: [index], generated, rtl: false });
+    } else found.push({ text, members: [index], generated, rtl: false, writes });
   });
   for (const label of found) {
     if (isJoined && label.text.trim() !== "") label.text = label.text.trim();
@@ -60,6 +65,14 @@ export function canJoin(row) {
 export function tokenNode(text) {
   const [blank, rest] = parts(text);
   return el("bdi", { class: "token-text" }, blank ? el("span", { class: "blank" }, blank) : null, rest);
+}
+
+/**
+ * A token that looks, and what the model writes after it.
+ * @param {import("./types.js").Label} label
+ */
+export function queryNodes({ text, writes }) {
+  return [tokenNode(text), writes ? el("small", { class: "writes" }, `${WRITES} `, tokenNode(writes)) : null];
 }
 
 /** @param {import("./types.js").Label[]} row the direction of a text: that of its first letters */

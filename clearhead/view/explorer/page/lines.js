@@ -4,7 +4,7 @@ import { css, ink, inkOn, theme } from "./color.js";
 import { el, fill, fixed, refill } from "./dom.js";
 import { maskWords } from "./facts.js";
 import { combined, headOf, lastOfText, layerOf, paneGrid, rowOf, stackOf, turned } from "./grids.js";
-import { labelOf, tokenNode } from "./labels.js";
+import { labelOf, queryNodes, tokenNode } from "./labels.js";
 import { keyTable } from "./matrix.js";
 
 /** @typedef {import("./types.js").Grid} Grid */
@@ -136,7 +136,7 @@ class Lines {
     const all = this.grids.length === 1 ? grid : combined(this.grids, "max");
     const asked = focus.side === "query" ? all : turned(all);
     fill(this.panel,
-      el("h3", {}, focus.side === "query" ? "Where " : "Who looks at ", tokenNode(label.text), focus.side === "query" ? " looks" : ""),
+      el("h3", {}, ...(focus.side === "query" ? ["Where ", ...queryNodes(label), " looks"] : ["Who looks at ", tokenNode(label.text)])),
       this.grids.length > 1 ? el("p", { class: "note" }, "the largest of the heads that are drawn") : null,
       keyTable(asked, focus.index, (index) => this.pick({ side: focus.side === "query" ? "key" : "query", index }), focus.side === "query" ? "looks at" : "who looks"),
       this.note,
@@ -176,7 +176,7 @@ class Lines {
       const share = isQuery ? grid.sink(index) : NaN;
       return el("li", { "data-index": index },
         el("button", { type: "button", class: label.generated ? "plain generated" : "plain" },
-          share >= 0.005 ? el("small", { class: "sink-share" }, `sink ${fixed(share, 2)}`) : null, tokenNode(label.text), el("small", { class: "share" })));
+          share >= 0.005 ? el("small", { class: "sink-share" }, `sink ${fixed(share, 2)}`) : null, ...(isQuery ? queryNodes(label) : [tokenNode(label.text)]), el("small", { class: "share" })));
     });
     fill(this.left, ...items(grid.queries, true));
     fill(this.right, ...items(grid.keys, false));

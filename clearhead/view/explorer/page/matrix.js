@@ -5,7 +5,7 @@ import { headFacts } from "./facts.js";
 import { el, fill, fixed, withSign } from "./dom.js";
 import { headOf, lastOfText, layerOf, paneGrid, rowOf, stackOf, strongest } from "./grids.js";
 import { HeatMap, zoomButtons } from "./heat.js";
-import { labelOf, tokenNode } from "./labels.js";
+import { labelOf, queryNodes, tokenNode } from "./labels.js";
 
 const LISTED = 12;
 
@@ -167,7 +167,7 @@ class Matrix {
       el("h3", {}, this.title ?? ""),
       this.pattern ? el("p", { class: "tag" }, this.pattern) : null,
       cell ? el("p", { class: "cell", "data-value": String(value) }, ...cellNodes(grid, cell, value)) : null,
-      el("h4", {}, "Query ", tokenNode(grid.queries[query].text), el("small", {}, ` position ${grid.queries[query].members[0]}`)),
+      el("h4", {}, "Query ", ...queryNodes(grid.queries[query]), el("small", {}, ` position ${grid.queries[query].members[0]}`)),
       keyTable(grid, query, (key) => this.app.store.set({ query: grid.queries[query].members[0], key: grid.keys[key].members[0] })),
       this.facts ?? null,
       this.heat.above ? el("p", { class: "note" }, "The strip above the columns: how much the output changes when this head's look at that token is switched off (blue: it gains, orange: it loses).") : null,

@@ -69,7 +69,8 @@ export class Pieces {
     const place = Object.values(where).join(" ");
     const known = this.grids.get(place) ?? this.made(where, place, queries, keys);
     this.grids.set(place, known);
-    return known;
+    // Only the whole run knows what is written last.
+    return known.then((grid) => Object.assign(grid, { queries, keys }));
   }
 
   /**

@@ -3,7 +3,7 @@
 import { el, fill, refill, select } from "./dom.js";
 import { headOf, lastOfText, layerOf, paneGrid, rowOf, stackOf } from "./grids.js";
 import { heatImage } from "./image.js";
-import { labelOf, labels, tokenNode } from "./labels.js";
+import { labelOf, labels, queryNodes, tokenNode } from "./labels.js";
 import { amount } from "./matrix.js";
 import { Ribbon } from "./ribbon.js";
 
@@ -57,7 +57,7 @@ class Side {
     this.rows = grids.map((grid) => (isQuery ? rowOfGrid(grid, chosen) : columnOfGrid(grid, chosen)));
     const { layers } = this.view;
     this.layer = Math.max(0, layers.indexOf(state.layer));
-    fill(this.heading, isQuery ? "Where " : "Who looks at ", tokenNode(own[chosen].text), isQuery ? " looks" : "");
+    fill(this.heading, ...(isQuery ? ["Where ", ...queryNodes(own[chosen]), " looks"] : ["Who looks at ", tokenNode(own[chosen].text)]));
     this.ribbon.setRow(others);
     const lines = this.rows.map((row, index) => this.line(row, index, grids[index], others));
     fill(this.lines, ...lines);

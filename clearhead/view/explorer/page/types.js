@@ -2,8 +2,8 @@
  * What the file stores (see encode.py) and what the views share. Types only.
  *
  * @typedef {"encoder.self" | "decoder.self" | "decoder.memory"} StackName
- * @typedef {"encoder" | "decoder"} RowName
- * @typedef {{ tokens: string[], texts: string[], words: number[], generated: number[] | null, special?: number[] | null }} TokenRow
+ * @typedef {"encoder" | "decoder" | "written"} RowName
+ * @typedef {{ tokens: string[], texts: string[], words: number[], generated: number[] | null, special?: number[] | null, writes?: string[] }} TokenRow
  * @typedef {{ name: string, title: string, description: string, kind: "statistic" | "effect" | "contribution" }} Column
  * @typedef {{ blob: number, size: number, scale: number, softCap: number | null, sink: number | null, bias: boolean }} ExactHead
  *
@@ -59,8 +59,8 @@
  *
  * @typedef {{ title: string, facts: [string, string][], timeline: boolean, samples: Sample[], spans: number[][] }} Page
  *
- * One token, or the joined tokens of a word.
- * @typedef {{ text: string, members: number[], generated: boolean, rtl: boolean }} Label
+ * One token, or the joined tokens of a word; and the text that the model writes after it, or nothing.
+ * @typedef {{ text: string, members: number[], generated: boolean, rtl: boolean, writes?: string }} Label
  *
  * A table of numbers with labels; NaN where the mask forbids.
  * @typedef {object} Grid

@@ -1,6 +1,7 @@
 /** What a view shows, in a sentence: what its rows and columns are, and who looks at what. */
 
 import { stackOf } from "./grids.js";
+import { WRITES } from "./labels.js";
 
 /** @typedef {import("./types.js").Sample} Sample */
 
@@ -14,7 +15,9 @@ export function inWords(view, sample, state) {
   if (view === "beams") return "Steps of the search from left to right: each box is a token that it considered, with its probability.";
   if (!sample.attentions.length) return "";
   const stack = view === "alignment" ? "decoder.memory" : stackOf(sample, state).stack;
-  const looks = lookWords(stack, sample.attentions.some((one) => one.stack !== "decoder.self"));
+  const looks = lookWords(sample, stack);
+  const next = stack === "decoder.self" && sample.rows.decoder?.writes?.length && ["overview", "matrix", "lines"].includes(view)
+    ? ` After ${WRITES} is the token that the model writes next.` : "";
   /** @type {Record<string, string>} */
   const starts = {
     overview: "Each square is a head; its rows are the tokens that look, its columns those that are looked at:",
@@ -24,15 +27,18 @@ export function inWords(view, sample, state) {
     token: "One token in every layer, where it looks and who looks at it:",
     neuron: "How one token comes to look at another:",
   };
-  return `${starts[view] ?? ""} ${looks}.`;
+  return `${starts[view] ?? ""} ${looks}.${next}`;
 }
 
 /**
+ * @param {Sample} sample
  * @param {string} stack
- * @param {boolean} hasTwo whether another stack reads another text
  */
-function lookWords(stack, hasTwo) {
+function lookWords(sample, stack) {
   if (stack === "encoder.self") return "each token of the text that is read looks at tokens of the same text";
-  if (stack === "decoder.memory") return "each token that is written looks at tokens of the text that is read";
-  return hasTwo ? "each token that is written looks at itself and those before it" : "each token of the text looks at itself and those before it";
+  const isSelf = stack === "decoder.self";
+  const query = !isSelf && sample.rows.written ? "each token that is written" : "each token that the decoder reads";
+  if (!isSelf) return `${query} looks at tokens of the text that is read`;
+  const hasTwo = sample.attentions.some((one) => one.stack !== "decoder.self");
+  return `${hasTwo ? query : "each token of the text"} looks at itself and those before it`;
 }
