@@ -1,4 +1,4 @@
-"""JSON schemas of requests: they are compiled in threads of their own, and no longer than a client waits."""
+"""JSON schemas of requests: they are compiled in threads of their own while the client waits and the server runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fastapi import Request
 
 from clearhead.generate.continuation import GenerateRequest
 from clearhead.generate.json_schema import MOST_AT_ONCE, with_schema
+from clearhead.serve.api.failures import Closing
 from clearhead.serve.api.served import Served
 from clearhead.serve.work import POLLED, Left
 
@@ -37,6 +38,7 @@ async def request_under_schema(
     Raises:
         InputError: the schema is refused, or exceeds its bounds.
         Left: the client has disconnected.
+        Closing: the server received a signal to end.
     """
     abandoned, outputs = Event(), served.model.module.spec.num_outputs
     future = asyncio.get_running_loop().run_in_executor(
@@ -46,8 +48,9 @@ async def request_under_schema(
         while not (await asyncio.wait([future], timeout=POLLED))[0]:
             if await request.is_disconnected():
                 raise Left
+            if request.app.state.traffic.is_closing:
+                raise Closing("the server ends: try again later")
         return future.result()
     finally:
-        # Also where the server ends: its threads are waited for.
         abandoned.set()
         future.cancel()
