@@ -21,6 +21,7 @@ import pytest
 
 from tests.hf_models import language_model
 
+pytestmark = pytest.mark.slow
 BODY = json.dumps({"prompt": "a m", "max_tokens": 5, "temperature": 0}).encode()
 
 
