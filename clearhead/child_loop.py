@@ -9,10 +9,11 @@ import contextlib
 import json
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
-MEGABYTES = 512
+MEGABYTES, ORPHAN_SECONDS = 512, 60
 
 
 def run(answer: Callable[[Any], dict[str, Any]]) -> None:
@@ -22,10 +23,10 @@ def run(answer: Callable[[Any], dict[str, Any]]) -> None:
         answer: returns the answer to one request.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this process ends
-    _limit_memory()
     # Answers go to the file descriptor itself: what `answer` prints is no answer.
     with open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False) as answers:
         for line in sys.stdin:
+            _set_limits()
             try:
                 result = answer(json.loads(line))
             except MemoryError:
@@ -34,9 +35,12 @@ def run(answer: Callable[[Any], dict[str, Any]]) -> None:
             answers.flush()
 
 
-def _limit_memory() -> None:
-    # Windows has no such limit: only the time is bounded there.
+def _set_limits() -> None:
+    # Windows has no such limits: only the parent bounds the time there.
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEGABYTES * 2**20, MEGABYTES * 2**20))
+        # For a child whose parent was killed, and which nothing else would end.
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + ORPHAN_SECONDS, hard))

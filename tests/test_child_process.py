@@ -15,7 +15,7 @@ from clearhead.child_process import ChildProcess
 from clearhead.errors import InputError
 
 MODULE = """
-import os, time
+import os, resource, time
 
 def answer(request):
     if request == "loop":
@@ -24,6 +24,8 @@ def answer(request):
         time.sleep(1000)
     if request == "memory":
         return {"answer": len(bytearray(10**9))}
+    if request == "seconds":
+        return {"answer": resource.getrlimit(resource.RLIMIT_CPU)[0] - time.process_time()}
     if request == "crash":
         os.abort()
     print("printed")
@@ -48,6 +50,17 @@ def test_answers_are_json_and_one_process_gives_all(child: ChildProcess) -> None
     with pytest.raises(InputError, match="the text needs more than the 512 MB"):
         child.ask("memory", "the text", 20.0)
     assert child.ask("again", "the text", 20.0) == {"answer": "again"} and child._process is process
+
+
+def test_a_child_without_a_parent_ends_by_itself(child: ChildProcess) -> None:
+    for _ in range(2):
+        assert 0 < child.ask("seconds", "the text", 20.0)["answer"] <= 60
+    process = child._process
+    assert process is not None and process.stdin is not None and process.stdout is not None
+    process.stdin.close()
+    assert process.wait(60) == 0
+    process.stdout.close()
+    child._process = None
 
 
 def test_a_child_that_crashes_or_uses_its_time_up_is_replaced(child: ChildProcess) -> None:

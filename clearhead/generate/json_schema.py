@@ -27,7 +27,7 @@ from clearhead.files import read_json_object
 from clearhead.generate.constraints import Constraint
 from clearhead.generate.continuation import GenerateRequest
 from clearhead.generate.options import METHODS
-from clearhead.generate.schema_worker import compile_grammar, make_tokenizer
+from clearhead.generate.schema_worker import compile_grammar, make_tokenizer, read_error
 from clearhead.text.token_bytes import token_bytes
 from clearhead.text.tokenizer import Tokenizer
 
@@ -120,8 +120,8 @@ class _Followed(Constraint):
     @property
     def failure(self) -> InputError | None:
         """Refusal of a schema that exceeds llguidance's limits while a text follows it."""
-        exceeds = self._matcher.is_error() and not self._matcher.stop_reason().startswith("NoExtension")
-        return _refusal(self._matcher.get_error()) if exceeds else None
+        error = read_error(self._matcher)
+        return _refusal(error) if error else None
 
 
 @lru_cache(maxsize=4)

@@ -69,6 +69,12 @@ def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
     return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
 
 
+def read_error(matcher: LLMatcher) -> str:
+    """Return why a grammar cannot be followed; empty where it can, or where no token of the vocabulary follows it."""
+    error = matcher.get_error()[:10_000]
+    return "" if error.startswith("NoExtension") else error
+
+
 @cache
 def _tokenizers() -> dict[str, LLTokenizer]:
     """Return the tokenizers of the child process by the name of their vocabulary."""
@@ -95,4 +101,4 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"is_known": name in tokenizers, "error": ""}
     matcher = compile_grammar(tokenizers[name], request["grammar"])
     matcher.compute_logit_bias()
-    return {"is_known": True, "error": matcher.get_error()[:10_000]}
+    return {"is_known": True, "error": read_error(matcher)}

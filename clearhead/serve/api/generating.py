@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from clearhead.errors import InputError
@@ -95,7 +95,7 @@ def generating_router(models: Models) -> APIRouter:
         return await _answered(served, asked, shape, requests)
 
     @router.post("/v1/chat/completions")
-    async def chat(asked: ChatRequest) -> Response:
+    async def chat(request: Request, asked: ChatRequest) -> Response:
         served = models.named(asked.model)
         options = _options(served, asked, asked.max_completion_tokens or asked.max_tokens)
         shape = _Chat(served, asked)
@@ -104,7 +104,7 @@ def generating_router(models: Models) -> APIRouter:
         made = await in_thread(partial(served.request, text, options, is_chat=True))
         schema = None if asked.response_format is None else asked.response_format.content
         if schema is not None:
-            made = await request_under_schema(served, made, schema)
+            made = await request_under_schema(request.app.state.traffic, served, made, schema)
         return await _answered(served, asked, shape, [made])
 
     return router

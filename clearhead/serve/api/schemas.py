@@ -1,4 +1,4 @@
-"""JSON schemas of requests: they are compiled in threads of their own, and no longer than a client waits."""
+"""JSON schemas of requests: they are compiled in threads of their own while the client waits and the server runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import Any
 
 from clearhead.generate.continuation import GenerateRequest
 from clearhead.generate.json_schema import MOST_AT_ONCE, with_schema
+from clearhead.serve.api.failures import Closing
 from clearhead.serve.api.served import Served
+from clearhead.serve.gate import Traffic
+from clearhead.serve.work import POLLED
 
 
 @cache
@@ -21,24 +24,28 @@ def _threads() -> ThreadPoolExecutor:
 
 
 async def request_under_schema(
-    served: Served, generate_request: GenerateRequest, schema: Mapping[str, Any]
+    traffic: Traffic, served: Served, generate_request: GenerateRequest, schema: Mapping[str, Any]
 ) -> GenerateRequest:
     """Return a request for text that follows a schema; the compilation ends when the client disconnects.
 
     Args:
+        traffic: requests of the server; they end when it received a signal.
         served: the model.
         generate_request: the request without the schema.
         schema: a JSON schema.
 
     Raises:
         InputError: the schema is refused, or exceeds its bounds.
+        Closing: the server received a signal to end.
     """
     abandoned, outputs = Event(), served.model.module.spec.num_outputs
     future = asyncio.get_running_loop().run_in_executor(
         _threads(), with_schema, generate_request, schema, served.tokenizer, outputs, abandoned
     )
     try:
-        return await future
+        while not (await asyncio.wait([future], timeout=POLLED))[0]:
+            if traffic.is_closing:
+                raise Closing("the server ends: try again later")
+        return future.result()
     finally:
-        # Also where the server ends: its threads are waited for.
         abandoned.set()

@@ -11,6 +11,7 @@ import pytest
 
 from clearhead.generate import json_schema
 
+pytestmark = pytest.mark.slow
 LONG = {"type": "integer", "multipleOf": 10_000_019}
 
 
