@@ -16,6 +16,7 @@ import typer
 
 from clearhead.cli.console import print_message, print_result
 from clearhead.cli.options import Device, Precision, Threads, located, set_threads_and_seed
+from clearhead.commands import make_install_command
 from clearhead.errors import InputError, RunFailure
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ def serve(
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise InputError(f"serve needs {' and '.join(missing)}: install them with pip install 'clearhead[serve]'")
+        raise InputError(
+            f"serve needs {' and '.join(missing)}: install them with {make_install_command(extra='serve')}"
+        )
     keys = () if api_key_file is None else _keys(api_key_file)
     if host not in ("127.0.0.1", "localhost", "::1") and not keys:
         print_message(f"clearhead: {host} may be reached by other machines, and no key is needed: give --api-key-file")

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from clearhead.commands import make_install_command
 from clearhead.errors import InputError, argument
 from clearhead.files import read_json_object
 from clearhead.generate.constraints import Constraint
@@ -65,7 +66,7 @@ def with_schema(
         import llguidance
     except ImportError:
         raise InputError(
-            argument("schema") + " needs llguidance: install it with pip install 'clearhead[schema]'"
+            argument("schema") + f" needs llguidance: install it with {make_install_command(extra='schema')}"
         ) from None
     try:
         written = json.dumps({**content, "x-guidance": _OPTIONS}, allow_nan=False)

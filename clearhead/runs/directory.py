@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from filelock import BaseFileLock, FileLock, Timeout
 
+from clearhead.commands import make_command, quote
 from clearhead.errors import InputError, nearest
 from clearhead.files import (
     MODEL,
@@ -328,7 +329,8 @@ def _at_step(run: Path, step: int) -> Path:
 def _averaged(run: Path) -> Path:
     folder = run / "checkpoints" / AVERAGED
     if not folder.is_dir():
-        raise InputError(f"{run} has no averaged weights yet: create them with 'clearhead average {run} --last N'.")
+        average = make_command(f"average {quote(str(run))} --last N")
+        raise InputError(f"{run} has no averaged weights yet: create them with: {average}")
     refuse_link_out(folder, run)
     return _undamaged(folder)
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import shlex
 from pathlib import Path
 from typing import Final
 
+from clearhead.commands import make_command, quote
 from clearhead.data.sources.run_file_tables import Form
 from clearhead.runs.checkpoint import checkpoint_folder
 from clearhead.runs.directory import RUN_FILE
@@ -30,11 +30,11 @@ def summary_lines(result: TrainResult, run_file: RunFile) -> list[str]:
     lines = []
     if result.best is not None and result.best_value is not None:
         step = int(result.best.removeprefix("step-"))
-        folder = shlex.quote(str(checkpoint_folder(result.run, step)))
+        folder = quote(str(checkpoint_folder(result.run, step)))
         lines.append(f"best      {result.best_by} {result.best_value:.4g} at step {step:,}: {folder}")
     if result.averaged is not None:
         score = "" if result.averaged.score is None else f", score {result.averaged.score:.4g}"
-        name = shlex.quote(f"{result.run}@averaged")
+        name = quote(f"{result.run}@averaged")
         lines.append(f"averaged  validation loss {result.averaged.loss:.4g}{score}: {name}")
     lines += _shorter(result, run_file)
     commands = next_commands(result.run, run_file)
@@ -50,9 +50,9 @@ def _shorter(result: TrainResult, run_file: RunFile) -> list[str]:
     if result.seconds >= MUCH_LESS * planned:
         return []
     more = math.floor(steps * planned / result.seconds)
-    words = ["clearhead", "train", str(result.run / RUN_FILE), f"train.steps={more}", f"train.run={result.run}-longer"]
+    words = ["train", str(result.run / RUN_FILE), f"train.steps={more}", f"train.run={result.run}-longer"]
     took = f"{number_of(steps, 'step')} took {duration(result.seconds)} of the {minutes:g} min planned"
-    return [f"shorter   {took}; for a run that takes all of it: {shlex.join(words)}"]
+    return [f"shorter   {took}; for a run that takes all of it: {make_command(' '.join(map(quote, words)))}"]
 
 
 def next_commands(run: Path, run_file: RunFile) -> list[str]:
@@ -62,9 +62,9 @@ def next_commands(run: Path, run_file: RunFile) -> list[str]:
         run: the run directory.
         run_file: that described it.
     """
-    name = shlex.quote(str(run))
-    evaluate = f"clearhead evaluate {name} {_evaluation_data(run_file)}"
-    return [evaluate, f"clearhead {find(run_file.task.kind).used_with.format(run=name)}"]
+    name = quote(str(run))
+    use = find(run_file.task.kind).used_with.format(run=name)
+    return [make_command(f"evaluate {name} {_evaluation_data(run_file)}"), make_command(use)]
 
 
 def _evaluation_data(run_file: RunFile) -> str:
@@ -78,5 +78,5 @@ def _evaluation_data(run_file: RunFile) -> str:
         given = {name: value for name, value in values.items() if name in names and value is not None}
     else:
         given = {name: "COLUMN" if name == "labels" else "FILE" for name in words.data}
-    options = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in given.items()]
+    options = [f"--{name.replace('_', '-')} {quote(str(value))}" for name, value in given.items()]
     return " ".join(options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from clearhead.check import trace
 from clearhead.check.parity import ParityReport, compare_with_transformers
 from clearhead.check.texts import compare_tokenizers
 from clearhead.cli.main import main
+from clearhead.commands import make_install_command
 from clearhead.errors import InputError
 from clearhead.hf.tokenizers import load_tokenizers
 from tests import hf_models as made
@@ -188,7 +190,7 @@ def test_what_cannot_be_compared_is_one_sentence(
         raise ImportError(name)
 
     monkeypatch.setattr(trace.importlib, "import_module", missing)
-    with pytest.raises(InputError, match="pip install transformers"):
+    with pytest.raises(InputError, match=re.escape(make_install_command("transformers"))):
         compare_with_transformers(folder)
 
 

@@ -19,6 +19,7 @@ ORDER = (
     (
         "arguments",
         "busy_waiting",
+        "commands",
         "errors",
         "files",
         "formats",

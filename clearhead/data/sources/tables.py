@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from clearhead.commands import make_install_command
 from clearhead.data.sources.alignment import misalignment
 from clearhead.data.sources.lines import content_key, empty_file, read_lines, stream_lines
 from clearhead.errors import InputError, Message, json_text, key, nearest
@@ -340,7 +341,8 @@ class Dataset:
             library = importlib.import_module("datasets")
         except ImportError:
             raise InputError(
-                f"dataset '{self.name}' needs the datasets library; install it with: pip install 'clearhead[datasets]'"
+                f"dataset '{self.name}' needs the datasets library; install it with: "
+                f"{make_install_command(extra='datasets')}"
             ) from None
         own = getattr(getattr(library, "exceptions", None), "DatasetsError", OSError)
         try:
