@@ -232,7 +232,8 @@ def model_files(reference: str) -> tuple[Path, Path]:
         weights = folder / WEIGHTS_FILE
     for needed in (folder / SPEC_FILE, weights):
         if not needed.is_file():
-            raise InputError(f"{folder} is neither a run directory nor a saved model: {needed.name} is missing")
+            lacks = needed.name if needed == weights else "spec.json, or config.json as in a Hugging Face checkpoint,"
+            raise InputError(f"{folder} is neither a run directory nor a saved model: {lacks} is missing")
     _refuse_size(weights)
     refuse_altered(folder)
     return folder, weights

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final
 
 from clearhead.commands import make_command, quote
-from clearhead.data.sources.run_file_tables import Form
 from clearhead.runs.checkpoint import checkpoint_folder
 from clearhead.runs.directory import RUN_FILE
 from clearhead.spec.describe import number_of
@@ -64,19 +63,4 @@ def next_commands(run: Path, run_file: RunFile) -> list[str]:
     """
     name = quote(str(run))
     use = find(run_file.task.kind).used_with.format(run=name)
-    return [make_command(f"evaluate {name} {_evaluation_data(run_file)}"), make_command(use)]
-
-
-def _evaluation_data(run_file: RunFile) -> str:
-    """Return the options of `clearhead evaluate` for the validation data, or for files that the user has."""
-    table, words = run_file.data.valid, find(run_file.task.kind).evaluate
-    if isinstance(table, Form) and table.marker() == words.data[0]:
-        values = dict(table)
-        values["text_column"] = values.pop("field", values.get("text_column"))
-        # What is no option of the command is read as in training, and so is a pattern.
-        names = {*words.names} - {"pattern"}
-        given = {name: value for name, value in values.items() if name in names and value is not None}
-    else:
-        given = {name: "COLUMN" if name == "labels" else "FILE" for name in words.data}
-    options = [f"--{name.replace('_', '-')} {quote(str(value))}" for name, value in given.items()]
-    return " ".join(options)
+    return [make_command(f"evaluate {name}"), make_command(use)]

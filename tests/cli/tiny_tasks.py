@@ -80,7 +80,7 @@ def task_tables(folder: Path, kind: str) -> tuple[str, str]:
     return f'kind = "classify"{labels}', data
 
 
-def train_task(folder: Path, kind: str) -> Path:
+def train_task(folder: Path, kind: str, *overrides: str) -> Path:
     """Train a tiny model of one kind, and return its run directory."""
     task, data = task_tables(folder, kind)
     tokenizer = "character" if kind in ("generate", "prefix") else "word"
@@ -105,5 +105,5 @@ warmup = 1
 """,
         encoding="utf-8",
     )
-    train(file)
+    train(file, *overrides)
     return folder / "run"
