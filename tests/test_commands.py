@@ -42,11 +42,11 @@ class CommandScale:
 
 @ch.register(CommandScale, role="norm")
 class CommandScaleLayer(nn.Module):
-    def __init__(self, spec: CommandScale, width: int) -> None:
+    def __init__(self, width: int, spec: CommandScale) -> None:
         super().__init__()
         self.by = spec.by
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, context: object = None) -> Tensor:
         return self.by * x
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -150,11 +151,9 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     if compute.batch_size is not None:
         given = {**given, "batch_size": compute.batch_size}
     ref = located(given["ref"])
-    names_of_data = {*DATA, *(name for task in every() for name in task.options)}
-    own = _own_data(ref) if names_of_data.isdisjoint(given) else None
-    task = _check_options(
-        ref, [name for name in given if name not in ("ref", "as_json", "force")], is_named=own is None
-    )
+    valid = _validation_data(ref, given)
+    named = [name for name in given if name not in ("ref", "as_json", "force")]
+    task = _check_options(ref, named, is_named=valid is None)
     plot, force = given.get("plot"), "force" in given
     if plot is not None and plot.suffix.lower() != ".png":
         raise InputError(f"the picture is a PNG, but --plot names {plot}: give a name that ends in .png")
@@ -167,9 +166,9 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     for path in written:
         refuse_unwritable(path, force=force)
     model = compute.load_model(ref)
-    if own is not None:
-        print_message(f"{ref} is measured on its own validation data: data.valid = {json.dumps(own)}")
-    if isinstance(own, float):
+    if valid is not None:
+        print_message(f"{ref} is measured on its own validation data: data.valid = {json.dumps(valid, default=str)}")
+    if isinstance(valid, float):
         _validate(model, ref, given)
         return
     if plot is not None and model.task.label_kind != "single_label":
@@ -178,7 +177,7 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     if "similarities" in task.evaluate.optional and "labels" in given:
         options["similarities"] = read_numbers(Path(given["labels"]))
     with counting("windows" if "window" in task.evaluate.optional else "texts"):
-        result = model.evaluate(own or _data(task, given), **options)
+        result = model.evaluate(valid or _data(task, given), **options)
     record = result.record()
     translations = record.pop("translations", None)
     if "output" in given:
@@ -196,14 +195,18 @@ def _flag(name: str) -> str:
     return "--" + name.removesuffix("_language").replace("_", "-")
 
 
-def _own_data(ref: str) -> Any:
-    """Return `data.valid` of the run file of a run; None: the reference is not that of a run."""
+def _validation_data(ref: str, given: Mapping[str, Any]) -> Any:
+    """Return `data.valid` of the run file of a run; None: options name data, or the model is not that of a run."""
     from clearhead.runs.directory import RUN_FILE, is_run_directory, read_configuration, split_reference
 
     run, _ = split_reference(ref)
-    if not is_run_directory(run) or not (run / RUN_FILE).is_file():
+    names_data = any(name in given for name in itertools.chain(DATA, *(task.options for task in every())))
+    if names_data or not is_run_directory(run) or not (run / RUN_FILE).is_file():
         return None
-    return read_configuration(run / RUN_FILE).get("data", {}).get("valid")
+    match read_configuration(run / RUN_FILE):
+        case {"data": {"valid": dict() | float() as valid}}:
+            return valid
+    return None
 
 
 def _validate(model: Model, ref: str, given: Mapping[str, Any]) -> None:

@@ -128,6 +128,17 @@ def test_a_saved_model_has_no_validation_data(runs: Runs, tmp_path: Path, capfd:
     assert "--text is missing" in refused(capfd, "evaluate", str(tmp_path / "saved"))
 
 
+@pytest.mark.parametrize(
+    "data", ["data = 3", "[data]\nvalid = 2026-11-27", "[data]\nvalid = { text = 2026-11-27 }", ""]
+)
+def test_a_run_file_without_usable_validation_data_is_refused(
+    data: str, runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    changed = shutil.copytree(runs("tag"), tmp_path / "changed")
+    (changed / "run.toml").write_text(data, encoding="utf-8")
+    assert "text" in refused(capfd, "evaluate", str(changed))
+
+
 def test_data_is_read_as_in_training(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
     found = runs("pair")
     text = f"{found.parent}/valid.tsv"
