@@ -22,6 +22,8 @@ from clearhead.commands import EXTENSIONS, list_requirements, make_command, make
 from clearhead.parts.files import load_parts
 from tests.house.source import ROOT, Source, package_sources
 
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="the commands are those of a POSIX shell")
+
 # A card and a run file are read on other machines, and reports of a check name the process that failed.
 FOR_ELSEWHERE = {
     "clearhead/model/card.py", "clearhead/recipes/run_file.py", "clearhead/demo/translate.py",
@@ -158,7 +160,6 @@ def test_every_extra_of_the_package_has_packages() -> None:
         assert direct <= names and "clearhead" not in names and not names & {"torch"}
 
 
-@pytest.mark.skipif(os.name == "nt", reason="the quotes are those of POSIX shells")
 @pytest.mark.parametrize("word", ["runs/de en", "it's", "$HOME", "a;b"])
 def test_a_word_is_quoted_for_the_shell(word: str) -> None:
     assert shlex.split(commands.quote(word)) == [word]

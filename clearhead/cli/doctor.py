@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from clearhead.cli.console import human_bytes, print_either
 from clearhead.cli.options import Json
-from clearhead.commands import list_requirements, make_install_command
+from clearhead.commands import list_requirements, make_install_command, quote
 from clearhead.errors import shortened
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
@@ -279,9 +279,7 @@ def _hub() -> _Found:
 
 
 def _emptying(folder: Path) -> str:
-    if os.name == "nt":
-        return f'rmdir /s "{folder}"'
-    return f"rm -r {shlex.quote(str(folder))}"
+    return f"{'rmdir /s' if os.name == 'nt' else 'rm -r'} {quote(str(folder))}"
 
 
 def _size(folder: Path) -> int:

@@ -213,25 +213,27 @@ def _validate(model: Model, ref: str, given: Mapping[str, Any]) -> None:
     """Measure a model on the share of the training data that its run held out, as the training did, and print it."""
     import torch
 
-    from clearhead.generate.batching import device_of
-    from clearhead.runs.directory import RUN_FILE, split_reference
+    from clearhead.runs.directory import RUN_FILE, read_configuration, split_reference
     from clearhead.training.init_from import initial_model_of_run
     from clearhead.training.progress.reports import Progress
-    from clearhead.training.runfile.read import load_run_file
+    from clearhead.training.runfile.read import parse_run_file, toml_text
     from clearhead.training.task_parts import TaskSetup, parts_of
 
     unused = [_flag(name) for name in given if name not in ("ref", "as_json")]
     if unused:
         raise InputError(f"{', '.join(unused)}: no effect on a share that training held out; name other data")
     run, _ = split_reference(ref)
-    run_file = load_run_file(run / RUN_FILE)
+    tables = read_configuration(run / RUN_FILE)
+    if isinstance(tables.get("model"), dict):
+        tables["model"].pop("parts", None)  # a run directory imports no code: --parts has imported what the model needs
+    run_file = parse_run_file(toml_text(tables), str(run / RUN_FILE))
     initial = initial_model_of_run(run) if run_file.task.init else None
-    parts = parts_of(TaskSetup(run_file, lambda _: model.tokenizers, initial, Progress(), device_of(model.module)))
+    device = next(model.module.parameters()).device
+    parts = parts_of(TaskSetup(run_file, lambda _: model.tokenizers, initial, Progress(), device))
     with torch.inference_mode():
         measured = parts.validate(model.exact.module)
-    lines = [f"loss   {measured.loss:.4f}"]
-    lines += [] if measured.score is None else [f"score  {measured.score:.2f} ({parts.score_name})"]
-    print_either("as_json" in given, asdict(measured), *lines)
+    score = "" if measured.score is None else f", {parts.score_name} {measured.score:.2f}"
+    print_either("as_json" in given, asdict(measured), f"loss {measured.loss:.4f}{score}")
 
 
 def _check_options(ref: str, options: Sequence[str], *, is_named: bool) -> Task:

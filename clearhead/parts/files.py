@@ -26,8 +26,7 @@ def load_parts(files: str | Path | Sequence[str | Path]) -> None:
     """
     for file in [files] if isinstance(files, str | Path) else files:
         _load(Path(file).expanduser())
-        loaded = EXTENSIONS.get()
-        if loaded is not None and str(file) not in loaded:
+        if (loaded := EXTENSIONS.get()) is not None and str(file) not in loaded:
             loaded.append(str(file))
 
 

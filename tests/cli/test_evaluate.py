@@ -107,9 +107,18 @@ def test_without_data_a_run_is_measured_on_its_own_validation_data(
 
 @pytest.mark.parametrize(("kind", "score"), [("tag", "entity F1"), ("generate", None)])
 def test_a_share_that_training_held_out_is_measured_as_the_training_did(
-    kind: str, score: str | None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    kind: str,
+    score: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     found = train_task(tmp_path, kind, "data.valid=0.3")
+    # A run directory of a stranger imports no code of the working directory.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "parts.py").write_text("raise SystemExit(99)", encoding="utf-8")
+    text = (found / "run.toml").read_text("utf-8")
+    (found / "run.toml").write_text(text.replace("[model]", '[model]\nparts = "parts.py"'), encoding="utf-8")
     capfd.readouterr()
     assert main(["evaluate", f"{found}@last", "--json"]) == 0
     captured = capfd.readouterr()
@@ -118,7 +127,7 @@ def test_a_share_that_training_held_out_is_measured_as_the_training_did(
     assert record["score"] == (None if score is None else pytest.approx(expected["valid_score"], rel=1e-5))
     assert "is measured on its own validation data: data.valid = 0.3\n" in captured.err
     out = run(capfd, "evaluate", str(found))
-    assert out.startswith("loss   ") and (score is None) != (f"({score})" in out)
+    assert out.startswith("loss ") and (score is None) != (f", {score} " in out)
     message = refused(capfd, "evaluate", str(found), "--batch-size", "2")
     assert "--batch-size: no effect on a share that training held out; name other data" in message
 

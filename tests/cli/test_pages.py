@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -23,7 +24,11 @@ from tests.house.source import ROOT
 from tests.test_commands import EXTENSION
 from tests.training import quick
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unmeasured")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("unmeasured"),
+    pytest.mark.skipif(os.name == "nt", reason="the commands are those of a POSIX shell"),
+]
 
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "clearhead " in path.read_text("utf-8"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -203,5 +203,5 @@ def test_a_live_page_names_missing_packages(
 ) -> None:
     monkeypatch.setattr("clearhead.cli.live.find_spec", lambda name: None)
     assert main(["view", "runs/any", "a text", "--serve"]) == 2
-    needs = "--serve needs fastapi and uvicorn: install them with "
+    needs = "--serve needs fastapi and uvicorn; install them: "
     assert needs + make_install_command(extra="serve") in capsys.readouterr().err
