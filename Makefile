@@ -20,7 +20,7 @@ help:
 	@echo "make check-types  every public name has a complete type (installs basedpyright, 90 MB)"
 	@echo "make fuzz   change files of tiny models and requests at random for MINUTES, and say what is not refused in one sentence"
 	@echo "make soak   ask a server at random for MINUTES, with cuts, slow readers and garbage: nothing leaks, no answer is wrong"
-	@echo "make wheel  build a wheel with kernels into dist/, and prove it in a fresh environment without a compiler"
+	@echo "make wheel  build a wheel with kernels into dist/, and prove it and the guide "Install" in fresh environments"
 	@echo "make docs   build the site into build/site, its lessons executed, without a network; open build/site/index.html"
 	@echo "make check-docs  build it, and look at every page in Chromium: faults, speed, accessibility"
 	@echo "make packages  install what the tests need and a bare Debian lacks (a browser, compilers)"
@@ -81,6 +81,7 @@ soak: $(VENV)/.installed-dev
 
 wheel: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.prove_wheel dist
+	$(BIN)/python -m tests.prove_install dist
 
 packages:
 	PYTHON=$(PYTHON) .ci/packages
@@ -96,7 +97,7 @@ release: $(BIN)/python
 
 docs: $(VENV)/.installed-docs
 	rm -rf build/site
-	$(BIN)/python -m sphinx --fail-on-warning --fresh-env --quiet -b html -d build/doctrees docs build/site
+	$(BIN)/python -m sphinx --fail-on-warning --fresh-env -b html -d build/doctrees docs build/site
 	@echo "built: open build/site/index.html"
 
 check-docs: $(VENV)/.installed-dev docs

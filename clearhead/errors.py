@@ -225,10 +225,15 @@ class LongTexts(UserWarning):
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for the closest valid name, or an empty string if none is close.
 
-    A prefix of exactly one valid name is close to it: "de" to "de_DE".
+    A prefix of exactly one valid name is close to it, such as "de" to "de_DE", and so are the initials of its words,
+    such as "lr" to "learning_rate".
     """
     found = nearest_name(name, valid)
     return "" if found is None else f" (did you mean '{found}'?)"
+
+
+def _initials(name: str) -> str:
+    return "".join(word[:1] for word in name.split("_"))
 
 
 def nearest_name(name: str, valid: Iterable[str], *, least: float = 0.6) -> str | None:
@@ -241,5 +246,5 @@ def nearest_name(name: str, valid: Iterable[str], *, least: float = 0.6) -> str 
     """
     names = list(valid)
     matches = difflib.get_close_matches(name, names, n=1, cutoff=least)
-    longer = [valid_name for valid_name in names if name and valid_name.startswith(name)]
+    longer = [valid for valid in names if name and (valid.startswith(name) or _initials(valid) == name)]
     return next(iter(matches or (longer if len(longer) == 1 else [])), None)

@@ -41,7 +41,7 @@ exclude_patterns = [
 # Pages are Markdown; a lesson is one Python file in jupytext's percent format, which is executed when it is read.
 nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}
 nb_execution_mode = "force"
-nb_execution_timeout = 300  # seconds of a cell; the first one that needs a model trains it, longer on a slow processor
+nb_execution_timeout = 3600  # seconds of a cell by the clock: some train models, and other programs may use the machine
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True

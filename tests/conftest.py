@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sysconfig
 
 # Set before torch, tokenizers and matplotlib are imported; subprocesses that tests start inherit them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["MPLBACKEND"] = "Agg"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# The commands of messages then begin with "clearhead", as in an activated environment.
+os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
 
 from tests import typechecker
 

@@ -50,6 +50,8 @@ def test_the_nearest_name_is_offered_only_where_one_is_near() -> None:
     assert nearest("quark", ["heads", "width", "layers"]) == ""
     assert nearest("width", []) == ""
     assert nearest("de", ["en_XX", "de_DE", "fr_XX"]) == " (did you mean 'de_DE'?)"
+    assert nearest("lr", ["learning_rate", "label_smoothing", "loss"]) == " (did you mean 'learning_rate'?)"
+    assert nearest("lr", ["learning_rate", "least_ratio"]) == ""
     assert nearest("e", ["en_XX", "es_XX", "de_DE"]) == nearest("", ["de_DE"]) == ""
 
 

@@ -77,8 +77,12 @@ class ParityReport(Printed):
         yield "largest difference over the largest value"
         for name, value in self.layers.items():
             yield f"  {name:24} {value:.1e}"
-        for name, other in (("outputs", self.logits), ("outputs, padded", self.padded), ("outputs, text", self.real)):
-            yield f"  {name:24} {'not compared' if other is None else f'{other:.1e}'}"
+        for name, other, reason in (
+            ("outputs", self.logits, "transformers returns none"),
+            ("outputs, padded", self.padded, "config.json names no padding token"),
+            ("outputs, text", self.real, "there is no tokenizer, or no text that it can read"),
+        ):
+            yield f"  {name:24} {f'not compared: {reason}' if other is None else f'{other:.1e}'}"
         if self.text is not None:
             yield from self.text.lines()
         if self.divergence is not None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.commands import make_install_command
 from clearhead.core import Transformer
 from clearhead.core.embedding import LearnedPosition, Table
 from clearhead.core.head import Linear
@@ -69,7 +70,10 @@ def import_transformers() -> Any:
     try:
         found = importlib.import_module("transformers")
     except ImportError:
-        raise InputError("--against transformers needs the transformers library: pip install transformers") from None
+        raise InputError(
+            "--against transformers needs the transformers library: install it with "
+            f"{make_install_command('transformers')}"
+        ) from None
     found.utils.logging.disable_progress_bar()
     found.utils.logging.set_verbosity_error()
     return found

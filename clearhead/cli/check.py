@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -155,6 +156,8 @@ def _check_checkpoint(
 
     with _folder(place) as folder:
         report = compare_with_transformers(folder, reference=reference, tolerance=tolerance)
+    # A run was saved in a temporary folder, whose name says nothing.
+    report = replace(report, folder=place, reference=place if reference is None else report.reference)
     print_either(as_json, report.record(), *report.lines())
     if not report.is_same:
         raise typer.Exit(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import shlex
 import shutil
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import typer
 
 from clearhead.cli.console import print_json
 from clearhead.cli.options import ComputeOptions, Json, set_threads_and_seed, takes_compute_options
+from clearhead.commands import make_command, quote
 from clearhead.errors import InputError, nearest
 from clearhead.tasks.registry import BUILT_IN
 
@@ -100,11 +100,11 @@ def _close(plan: DemoPlan, outcome: DemoOutcome, seconds: float) -> None:
     pictures = {"Loss": "plots/loss.png", **outcome.pictures}
     drawn = (f"{name}: {plan.run}/{file}" for name, file in pictures.items() if (plan.run / file).exists())
     console.print(f"\n{seconds:.0f} seconds. {'   '.join(drawn)}", markup=False)
-    again = shlex.quote(f"train.run={plan.run}-again")
+    run_file, again = quote(f"{plan.run}/run.toml"), quote(f"train.run={plan.run}-again")
     commands = {
         **outcome.commands,
-        "See what its heads do with a text of your own": f"clearhead view {shlex.quote(str(plan.run))} TEXT",
-        "Its run file, to read and change": f"clearhead train {shlex.quote(f'{plan.run}/run.toml')} {again}",
+        "See what its heads do with a text of your own": make_command(f"view {quote(str(plan.run))} TEXT"),
+        "Its run file, to read and change": make_command(f"train {run_file} {again}"),
     }
     for purpose, command in commands.items():
         console.print(f"{purpose}: {command}", markup=False)

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from clearhead.cli.console import human_bytes, print_either
 from clearhead.cli.options import Json
+from clearhead.commands import list_requirements, make_install_command, quote
 from clearhead.errors import shortened
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
@@ -84,7 +85,8 @@ def _reason(error: Exception) -> str:
 
 def _without_home(line: str) -> str:
     home = str(Path.home())
-    return line if len(home) < 2 else line.replace(home, "~")
+    # A shell does not expand ~ inside quotes.
+    return line if len(home) < 2 else line.replace(f"'{home}/", "~/'").replace(home, "~")
 
 
 def _clearhead() -> _Found:
@@ -103,32 +105,27 @@ def _python() -> _Found:
 
 def _packages() -> _Found:
     """Compare what is installed with what clearhead needs, without importing it."""
-    from packaging.requirements import Requirement
-
-    needed, extras = dict[str, str | None](), dict[str, list[str]]()
-    faults = []
-    for requirement in map(Requirement, metadata.requires("clearhead") or ()):
-        version = _version(requirement.name)
-        is_right = version is not None and requirement.specifier.contains(version, prereleases=True)
-        if requirement.marker is None:
-            needed[requirement.name] = version
-            if not is_right:
-                faults.append(f"{requirement}")
-        elif not requirement.marker.evaluate({"extra": ""}):
-            for extra in metadata.metadata("clearhead").get_all("Provides-Extra") or ():
-                if requirement.marker.evaluate({"extra": extra}):
-                    extras.setdefault(extra, [])
-                    extras[extra] += [] if is_right else [requirement.name]
-    lines = [", ".join(f"{name} {version or 'MISSING'}" for name, version in needed.items())]
+    needed = {requirement.name: _version(requirement.name) for requirement in list_requirements()}
+    faults = _unmet("")
+    extras = {extra: _unmet(extra) for extra in metadata.metadata("clearhead").get_all("Provides-Extra") or ()}
     complete = [extra for extra, lacking in extras.items() if not lacking]
+    lines = [", ".join(f"{name} {version or 'MISSING'}" for name, version in needed.items())]
     lines += [f"with the extras {', '.join(complete) or 'none'}"]
-    lines += [
-        f"without {extra}: {', '.join(lacking)}; pip install 'clearhead[{extra}]'"
-        for extra, lacking in extras.items()
-        if lacking
-    ]
-    advice = [f"install what clearhead needs: pip install {shlex.join(faults)}"] if faults else []
+    for extra, lacking in extras.items():
+        if lacking:
+            lines.append(f"without {extra}: {', '.join(lacking)}; {make_install_command(extra=extra)}")
+    advice = [f"install what clearhead needs: {make_install_command(*faults)}"] if faults else []
     return _Found({"needed": needed, "unmet": faults, "extras_without": extras}, lines, advice)
+
+
+def _unmet(extra: str) -> list[str]:
+    """Return the requirements of an extra that are missing or too old; "" means those of clearhead itself."""
+    versions = {requirement: _version(requirement.name) for requirement in list_requirements(extra)}
+    return [
+        str(requirement)
+        for requirement, version in versions.items()
+        if version is None or not requirement.specifier.contains(version, prereleases=True)
+    ]
 
 
 def _version(name: str) -> str | None:
@@ -282,9 +279,7 @@ def _hub() -> _Found:
 
 
 def _emptying(folder: Path) -> str:
-    if os.name == "nt":
-        return f'rmdir /s "{folder}"'
-    return f"rm -r {shlex.quote(str(folder))}"
+    return f"{'rmdir /s' if os.name == 'nt' else 'rm -r'} {quote(str(folder))}"
 
 
 def _size(folder: Path) -> int:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.console import print_json, print_message, print_result, shown
+from clearhead.cli.console import print_either, print_json, print_message, print_result, shown
 from clearhead.cli.lines import read_numbers
 from clearhead.cli.options import (
     BeamSize,
@@ -30,6 +33,9 @@ from clearhead.cli.progress import counting
 from clearhead.errors import InputError
 from clearhead.tasks.base import Task
 from clearhead.tasks.registry import every, find
+
+if TYPE_CHECKING:
+    from clearhead import Model
 
 Source = Annotated[Path | None, typer.Option("--source", help="Text on the source side, one sentence in a line.")]
 Target = Annotated[Path | None, typer.Option("--target", help="Its translation or partner, line by line.")]
@@ -99,9 +105,13 @@ def evaluate(
 
     \b
     Example:
+      clearhead evaluate runs/de-en
       clearhead evaluate runs/de-en --source test.de --target test.en
       clearhead evaluate runs/stories --text test.txt --stride 64
       clearhead evaluate runs/reviews --text test.tsv --labels label
+
+    \b
+    Without data it measures a run on the validation data of its run file.
 
     \b
     What is measured:
@@ -141,7 +151,9 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     if compute.batch_size is not None:
         given = {**given, "batch_size": compute.batch_size}
     ref = located(given["ref"])
-    task = _check_options(ref, [name for name in given if name not in ("ref", "as_json", "force", "compute")])
+    valid = _validation_data(ref, given)
+    named = [name for name in given if name not in ("ref", "as_json", "force")]
+    task = _check_options(ref, named, is_named=valid is None)
     plot, force = given.get("plot"), "force" in given
     if plot is not None and plot.suffix.lower() != ".png":
         raise InputError(f"the picture is a PNG, but --plot names {plot}: give a name that ends in .png")
@@ -154,13 +166,18 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     for path in written:
         refuse_unwritable(path, force=force)
     model = compute.load_model(ref)
+    if valid is not None:
+        print_message(f"{ref} is measured on its own validation data: data.valid = {json.dumps(valid, default=str)}")
+    if isinstance(valid, float):
+        _validate(model, ref, given)
+        return
     if plot is not None and model.task.label_kind != "single_label":
         raise InputError("--plot draws which class is taken for which, and this model gives no single class")
     options = {name: value for name, value in given.items() if name in EvaluateKwargs.__annotations__}
     if "similarities" in task.evaluate.optional and "labels" in given:
         options["similarities"] = read_numbers(Path(given["labels"]))
     with counting("windows" if "window" in task.evaluate.optional else "texts"):
-        result = model.evaluate(_data(task, given), **options)
+        result = model.evaluate(valid or _data(task, given), **options)
     record = result.record()
     translations = record.pop("translations", None)
     if "output" in given:
@@ -178,12 +195,54 @@ def _flag(name: str) -> str:
     return "--" + name.removesuffix("_language").replace("_", "-")
 
 
-def _check_options(ref: str, options: Sequence[str]) -> Task:
+def _validation_data(ref: str, given: Mapping[str, Any]) -> Any:
+    """Return `data.valid` of the run file of a run; None: options name data, or the model is not that of a run."""
+    from clearhead.runs.directory import RUN_FILE, is_run_directory, read_configuration, split_reference
+
+    run, _ = split_reference(ref)
+    names_data = any(name in given for name in itertools.chain(DATA, *(task.options for task in every())))
+    if names_data or not is_run_directory(run) or not (run / RUN_FILE).is_file():
+        return None
+    match read_configuration(run / RUN_FILE):
+        case {"data": {"valid": dict() | float() as valid}}:
+            return valid
+    return None
+
+
+def _validate(model: Model, ref: str, given: Mapping[str, Any]) -> None:
+    """Measure a model on the share of the training data that its run held out, as the training did, and print it."""
+    import torch
+
+    from clearhead.runs.directory import RUN_FILE, read_configuration, split_reference
+    from clearhead.training.init_from import initial_model_of_run
+    from clearhead.training.progress.reports import Progress
+    from clearhead.training.runfile.read import parse_run_file, toml_text
+    from clearhead.training.task_parts import TaskSetup, parts_of
+
+    unused = [_flag(name) for name in given if name not in ("ref", "as_json")]
+    if unused:
+        raise InputError(f"{', '.join(unused)}: no effect on a share that training held out; name other data")
+    run, _ = split_reference(ref)
+    tables = read_configuration(run / RUN_FILE)
+    if isinstance(tables.get("model"), dict):
+        tables["model"].pop("parts", None)  # a run directory imports no code: --parts has imported what the model needs
+    run_file = parse_run_file(toml_text(tables), str(run / RUN_FILE))
+    initial = initial_model_of_run(run) if run_file.task.init else None
+    device = next(model.module.parameters()).device
+    parts = parts_of(TaskSetup(run_file, lambda _: model.tokenizers, initial, Progress(), device))
+    with torch.inference_mode():
+        measured = parts.validate(model.exact.module)
+    score = "" if measured.score is None else f", {parts.score_name} {measured.score:.2f}"
+    print_either("as_json" in given, asdict(measured), f"loss {measured.loss:.4f}{score}")
+
+
+def _check_options(ref: str, options: Sequence[str], *, is_named: bool) -> Task:
     """Refuse options that have no effect on the model's task, and return the task.
 
     Args:
         ref: of the model.
         options: the names of their parameters.
+        is_named: whether options must name the data.
 
     Raises:
         InputError: one sentence that names all of them, or the reference leads nowhere.
@@ -209,7 +268,7 @@ def _check_options(ref: str, options: Sequence[str]) -> Task:
     values = {"labels": "COLUMN|F"}
     usage = " ".join(f"{_flag(name)} {values.get(name, 'F')}" for name in required)
     usage = f"a model trained to '{task.kind}' is evaluated with {usage}"
-    missing = [_flag(name) for name in required if name not in options]
+    missing = [_flag(name) for name in required if is_named and name not in options]
     unused = [_flag(name) for name in options if name not in (*required, *optional)]
     if unused:
         raise InputError(f"{', '.join(unused)} {'has' if len(unused) == 1 else 'have'} no effect here: {usage}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.console import print_json, print_message, print_text
+from clearhead.cli.console import print_json, print_message
 from clearhead.cli.lines import line_of, name_of, named_by_line, read_lines
 from clearhead.cli.options import (
     ComputeOptions,
@@ -138,9 +138,7 @@ def _print_table(rows: list[HeadStatistics]) -> None:
         spread = {} if is_narrow else row.spread
         numbers = [_number(getattr(row, name), spread.get(name)) for name in STATISTICS]
         table.add_row(row.stack, str(row.layer), str(row.head), *numbers, ", ".join(row.patterns))
-    with console.capture() as shown:
-        console.print(table)
-    print_text(shown.get().rstrip("\n"), end="\n")
+    console.print(table)
 
 
 def _number(mean: float | None, spread: float | None) -> str:

@@ -351,14 +351,18 @@ def _attention_kernels(module: nn.Module) -> list[dict[str, Any]]:
 
 def _served(found: _Found) -> tuple[list[Served], list[str]]:
     """Return which parts of a model kernels run on this processor; or a line that says why that is not known."""
-    from clearhead.fast.runner import Runner
+    from clearhead.fast.runner import Runner, multiplies_in_bf16
 
     if found.load is None:
         return [], []
     try:
-        runner = Runner(found.load())
+        module = found.load()
+        runner = Runner(module)
         depend = "do not depend" if runner.is_batch_invariant else "depend, in their last digits,"
-        return runner.report(), [f"batches     results {depend} on what shares a batch, with the weights as they are"]
+        lines = [f"batches     results {depend} on what shares a batch, with the weights as they are"]
+        if multiplies_in_bf16(module):
+            lines.append("precision   auto multiplies in bf16 here: last digits depend on what shares a batch")
+        return runner.report(), lines
     except InputError as error:
         return [], [f"kernels     not known, for the weights cannot be loaded: {error}"]
 

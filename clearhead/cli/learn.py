@@ -16,6 +16,7 @@ from typing import Annotated, Final
 import typer
 
 from clearhead.cli.console import print_message, print_text
+from clearhead.commands import make_command
 from clearhead.errors import InputError, RunFailure
 from clearhead.files import read_text_file
 
@@ -70,7 +71,7 @@ def learn(
     if number is None:
         for one, path in lessons.items():
             print_text(f"{one:>2}  {_title(path)}  {out / path.name}", end="\n")
-        print_text("Open one: clearhead learn 1", end="\n")
+        print_text(f"Open one: {make_command('learn 1')}", end="\n")
         return
     lesson = out / lessons[number].name
     if not plain and all(importlib.util.find_spec(name) for name in ("jupyterlab", "jupytext")):

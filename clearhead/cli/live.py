@@ -13,6 +13,7 @@ import typer
 
 from clearhead.cli.console import print_either, print_message
 from clearhead.cli.options import ComputeOptions
+from clearhead.commands import make_install_command
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _refuse(is_live: bool, without_effect: Sequence[str]) -> None:
         raise InputError("--port is that of a live page: give --serve as well")
     missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
     if missing:
-        raise InputError(f"--serve needs {' and '.join(missing)}: install them with pip install 'clearhead[serve]'")
+        raise InputError(f"--serve needs {' and '.join(missing)}; install them: {make_install_command(extra='serve')}")
     if without_effect:
         raise InputError(f"{', '.join(without_effect)} has no effect on a live page: leave it out")
 

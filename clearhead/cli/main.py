@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args
@@ -51,6 +52,7 @@ from clearhead.cli.train import train
 from clearhead.cli.translate import translate
 from clearhead.cli.view import view
 from clearhead.cli.waiting import signs_of_life
+from clearhead.commands import EXTENSIONS, make_command
 from clearhead.errors import InputError, Reference, RunFailure, nearest_name, renaming
 from clearhead.tasks.registry import every, kinds
 from clearhead.training.signals import Interrupted
@@ -180,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     adapt_streams()
     try:
         with StopOnSignal() as signals, signs_of_life(), library_messages(), long_texts_said_once():
-            return _run(words, parts, debug, signals)
+            return copy_context().run(_run, words, parts, debug, signals)
     except Stopped as stopped:
         print_message(f"{stopped}")
         return stopped.exit_code
@@ -202,6 +204,7 @@ def _without_parts(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _run(words: Sequence[str], parts: Sequence[str], debug: bool, signals: StopOnSignal) -> int:
     """Run a command and return its exit code; every error becomes one message."""
+    EXTENSIONS.set([])
     try:
         if parts:
             from clearhead.parts.files import load_parts
@@ -297,7 +300,8 @@ def _usage_sentence(error: Any, words: Sequence[str]) -> str:
         message += f"; it needs {' and '.join(needed)}"
     if not message[1:2].isupper():  # an argument is written in capitals, as in the help
         message = message[:1].lower() + message[1:]
-    return f"{name}: {message}; see {name} --help"
+    help_words = f"{name.partition(' ')[2]} --help".lstrip()
+    return f"{name}: {message}; see {make_command(help_words)}"
 
 
 def _missing_options(parameters: Sequence[Any], words: Sequence[str]) -> list[str]:

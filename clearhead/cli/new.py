@@ -13,6 +13,7 @@ import typer
 
 from clearhead.cli.console import print_either, print_message
 from clearhead.cli.options import Force, Json, Pattern
+from clearhead.commands import make_command, quote
 from clearhead.errors import InputError
 from clearhead.files import names_in, refuse_unwritable, write_output
 from clearhead.leftovers import TEMPORARY, is_running
@@ -157,7 +158,7 @@ def _write_run_file(
     record = {"file": str(output), "run": found.plan.run, "steps": written.steps, **found.counts}
     print_either(as_json, record, str(output))
     if not as_json:
-        print_message(f"next: clearhead train {output}")
+        print_message(f"next: {make_command(f'train {quote(str(output))}')}")
 
 
 def is_unfinished(folder: Path) -> bool:

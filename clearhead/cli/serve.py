@@ -19,6 +19,7 @@ import typer
 
 from clearhead.cli.console import print_message, print_result
 from clearhead.cli.options import Device, Precision, Threads, located, set_threads_and_seed
+from clearhead.commands import make_install_command
 from clearhead.errors import InputError, RunFailure
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def serve(
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise InputError(f"serve needs {' and '.join(missing)}: install them with pip install 'clearhead[serve]'")
+        raise InputError(f"serve needs {' and '.join(missing)}; install them: {make_install_command(extra='serve')}")
     keys = () if api_key_file is None else _keys(api_key_file)
     if host not in ("127.0.0.1", "localhost", "::1") and not keys:
         print_message(f"warning: other machines may reach {host}, and no key protects it: give --api-key-file")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from clearhead.commands import make_command, quote
 from clearhead.demo.common import DemoOutcome, DemoPlan, load_trained, train_recipe, write_heads_page, write_tables
 from clearhead.demo.data.names import LANGUAGES, NameSets, make_name_sets
 
@@ -120,13 +120,13 @@ def run_classify(plan: DemoPlan, sizes: ClassifySizes = FULL) -> DemoOutcome:
     _show_scores(console, sets, scores, labels)
     draw(sets, labels, plan)
     write_heads_page(model, SAMPLE, plan)
-    ref = shlex.quote(str(plan.run))
+    ref = quote(str(plan.run))
     return DemoOutcome(
         record=asdict(scores),
         pictures={"What is taken for what": "plots/confusion.png"},
         commands={
-            "Try a name of your own": f"echo '{SAMPLE}' | clearhead classify {ref}",
-            "Score it again": f"clearhead evaluate {ref} --text {shlex.quote(str(files['test']))} --labels language",
+            "Try a name of your own": f"echo '{SAMPLE}' | {make_command(f'classify {ref}')}",
+            "Score it again": make_command(f"evaluate {ref} --text {quote(str(files['test']))} --labels language"),
         },
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from clearhead.commands import make_command, quote
 from clearhead.demo.common import DemoOutcome, DemoPlan, load_trained, train_on_library, write_heads_page
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def run_fill(plan: DemoPlan, sizes: FillSizes = FULL) -> DemoOutcome:
     return DemoOutcome(
         record={"first": shares[0], "among_three": sum(shares), "always_one_word": share, "lines": lines},
         pictures={},
-        commands={"Ask it yourself": f"clearhead fill {shlex.quote(str(plan.run))} 'print({BLANK})'"},
+        commands={"Ask it yourself": make_command(f"fill {quote(str(plan.run))} 'print({BLANK})'")},
     )
 
 

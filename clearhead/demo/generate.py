@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from clearhead.commands import make_command, quote
 from clearhead.demo.common import DemoOutcome, DemoPlan, load_trained, train_on_library, write_heads_page
 from clearhead.errors import InputError
 
@@ -108,13 +108,13 @@ def run_generate(plan: DemoPlan, sizes: GenerateSizes = FULL) -> DemoOutcome:
     )
     functions = [write_function(console, model, plan, sizes, number) for number in range(sizes.num_functions)]
     write_heads_page(model, PROMPT, plan, generate=24)
-    ref = shlex.quote(str(plan.run))
+    ref = quote(str(plan.run))
     return DemoOutcome(
         record={"bits_per_byte": {"before": before, "after": after}, "prompt": PROMPT, "functions": functions},
         pictures={},
         commands={
-            "Write more": f"clearhead generate {ref} --prompt 'class Reader:' --temperature 0.8 --top-k 40",
-            "Score your own code": f"clearhead evaluate {ref} --text mine.py",
+            "Write more": make_command(f"generate {ref} --prompt 'class Reader:' --temperature 0.8 --top-k 40"),
+            "Score your own code": make_command(f"evaluate {ref} --text mine.py"),
         },
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from clearhead.commands import make_command, quote
 from clearhead.demo.common import DemoOutcome, DemoPlan, load_trained, train_recipe, write_heads_page, write_tables
 from clearhead.demo.data.cldr import language_name
 from clearhead.demo.data.dates import LOCALES, DatePair, DateSets, date_styles, make_date_sets
@@ -114,7 +114,7 @@ def run_translate(plan: DemoPlan, sizes: TranslateSizes = FULL) -> DemoOutcome:
     return DemoOutcome(
         record={"exact_match": sum(exact.values()) / len(exact), "per_locale": exact},
         pictures={"Attention": "plots/alignment.png"},
-        commands={"Try your own date": f"echo '{SAMPLE}' | clearhead translate {shlex.quote(str(plan.run))}"},
+        commands={"Try your own date": f"echo '{SAMPLE}' | {make_command(f'translate {quote(str(plan.run))}')}"},
     )
 
 

@@ -177,16 +177,6 @@ def warn_of_fp32() -> None:
         )
 
 
-def say_of_batches(runner: Runner) -> None:
-    """Say in one sentence where products are in bf16, so that results depend on the batch."""
-    dtypes = {parameter.dtype for parameter in runner.module.parameters()}
-    if (runner.in_bf16 or torch.bfloat16 in dtypes) and uses_kernels():
-        _LOGGER.info(
-            "products are in bf16, where the last digits of a result depend on what shares its batch; in fp32 and int8 "
-            "they do not"
-        )
-
-
 class ServedLinear(nn.Module):
     """A linear layer of a replica whose products are those of kernels."""
 

@@ -22,6 +22,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from clearhead.child_process import ChildProcess
+from clearhead.commands import make_install_command
 from clearhead.errors import InputError, argument
 from clearhead.files import read_json_object
 from clearhead.generate.constraints import Constraint
@@ -80,7 +81,7 @@ def with_schema(
         import llguidance  # noqa: F401 - only whether it is installed
     except ImportError:
         raise InputError(
-            argument("schema") + " needs llguidance: install it with pip install 'clearhead[schema]'"
+            argument("schema") + f" needs llguidance: install it with {make_install_command(extra='schema')}"
         ) from None
     guidance = content.get("x-guidance")
     is_flexible = isinstance(guidance, Mapping) and guidance.get("whitespace_flexible") is True

@@ -11,7 +11,7 @@ from clearhead.arguments import check_precision, checked
 from clearhead.busy_waiting import adapt_waiting
 from clearhead.errors import InputError
 from clearhead.fast.int8 import is_int8, to_int8
-from clearhead.fast.runner import Runner, multiplies_in_bf16, say_of_batches, warn_of_fp32
+from clearhead.fast.runner import Runner, multiplies_in_bf16, warn_of_fp32
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.files.hub import find_checkpoint, local
 from clearhead.hf.files.tensor_files import stored_dtype
@@ -61,8 +61,6 @@ def load(
         model.runner = Runner(model.module, in_bf16=multiplies_in_bf16(model.module))
     if is_int8(model.module):
         warn_of_fp32()
-    if all(parameter.is_cpu for parameter in model.module.parameters()):
-        say_of_batches(model.runner)
     return model
 
 

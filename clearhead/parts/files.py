@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+from clearhead.commands import EXTENSIONS
 from clearhead.errors import InputError, within
 from clearhead.files import absent
 from clearhead.spec.registry import kinds_of_file, restored_on_failure
@@ -25,6 +26,8 @@ def load_parts(files: str | Path | Sequence[str | Path]) -> None:
     """
     for file in [files] if isinstance(files, str | Path) else files:
         _load(Path(file).expanduser())
+        if (loaded := EXTENSIONS.get()) is not None and str(file) not in loaded:
+            loaded.append(str(file))
 
 
 def _load(path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from filelock import BaseFileLock, FileLock, Timeout
 
+from clearhead.commands import make_command, quote
 from clearhead.errors import InputError, nearest
 from clearhead.files import (
     MODEL,
@@ -231,7 +232,8 @@ def model_files(reference: str) -> tuple[Path, Path]:
         weights = folder / WEIGHTS_FILE
     for needed in (folder / SPEC_FILE, weights):
         if not needed.is_file():
-            raise InputError(f"{folder} is neither a run directory nor a saved model: {needed.name} is missing")
+            lacks = needed.name if needed == weights else "spec.json, or config.json as in a Hugging Face checkpoint,"
+            raise InputError(f"{folder} is neither a run directory nor a saved model: {lacks} is missing")
     _refuse_size(weights)
     refuse_altered(folder)
     return folder, weights
@@ -328,7 +330,8 @@ def _at_step(run: Path, step: int) -> Path:
 def _averaged(run: Path) -> Path:
     folder = run / "checkpoints" / AVERAGED
     if not folder.is_dir():
-        raise InputError(f"{run} has no averaged weights yet: create them with 'clearhead average {run} --last N'.")
+        average = make_command(f"average {quote(str(run))} --last N")
+        raise InputError(f"{run} has no averaged weights yet: create them with: {average}")
     refuse_link_out(folder, run)
     return _undamaged(folder)
 

@@ -160,13 +160,16 @@ def variation_of(words: Sequence[str]) -> tuple[Variation, Equal | None]:
     Raises:
         InputError: a word is neither, a key is named twice, or as for `values_of`.
     """
-    if len(words) == 1 and "=" not in words[0]:
+    if len(words) == 1 and "=" not in words[0] and (words[0].endswith(".toml") or Path(words[0]).exists()):
         return read_sweep_file(Path(words[0]))
     grid: dict[str, Sequence[Any]] = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals:
-            raise InputError(f"a sweep expects KEY=VALUES, such as train.seed=1..3, received '{word}'")
+            raise InputError(
+                f"a sweep expects KEY=VALUES, such as train.seed=1..3, or a sweep file; '{word}' has no values and is "
+                "no file"
+            )
         if key in grid:
             raise InputError(f"{key} is swept twice: name all its values at once, such as {key}=1,2")
         grid[key] = values_of(key, text)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from torch import nn
 
+from clearhead.commands import quote
 from clearhead.core import build
 from clearhead.errors import InputError
 from clearhead.generate.batching import device_of
@@ -235,8 +236,8 @@ def _more_positions(init: str, longest: int) -> str:
     saved = f"{Path(init.partition('@')[0]).name}-{longest}"
     code = f"import clearhead as ch; ch.surgery.resize_positions(ch.load({init!r}), {longest}).model.save({saved!r})"
     return (
-        f"give {init} more of them with: python -c {shlex.quote(code)} - and then train with "
-        f"{shlex.quote(f'task.init={saved}')}"
+        f"give {init} more of them with: {quote(sys.executable)} -c {quote(code)} - and then train with "
+        f"{quote(f'task.init={saved}')}"
     )
 
 

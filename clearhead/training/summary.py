@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import shlex
 from pathlib import Path
 from typing import Final
 
-from clearhead.data.sources.run_file_tables import Form
+from clearhead.commands import make_command, quote
 from clearhead.runs.checkpoint import checkpoint_folder
 from clearhead.runs.directory import RUN_FILE
 from clearhead.spec.describe import number_of
@@ -30,11 +29,11 @@ def summary_lines(result: TrainResult, run_file: RunFile) -> list[str]:
     lines = []
     if result.best is not None and result.best_value is not None:
         step = int(result.best.removeprefix("step-"))
-        folder = shlex.quote(str(checkpoint_folder(result.run, step)))
+        folder = quote(str(checkpoint_folder(result.run, step)))
         lines.append(f"best      {result.best_by} {result.best_value:.4g} at step {step:,}: {folder}")
     if result.averaged is not None:
         score = "" if result.averaged.score is None else f", score {result.averaged.score:.4g}"
-        name = shlex.quote(f"{result.run}@averaged")
+        name = quote(f"{result.run}@averaged")
         lines.append(f"averaged  validation loss {result.averaged.loss:.4g}{score}: {name}")
     lines += _shorter(result, run_file)
     commands = next_commands(result.run, run_file)
@@ -50,9 +49,9 @@ def _shorter(result: TrainResult, run_file: RunFile) -> list[str]:
     if result.seconds >= MUCH_LESS * planned:
         return []
     more = math.floor(steps * planned / result.seconds)
-    words = ["clearhead", "train", str(result.run / RUN_FILE), f"train.steps={more}", f"train.run={result.run}-longer"]
+    words = ["train", str(result.run / RUN_FILE), f"train.steps={more}", f"train.run={result.run}-longer"]
     took = f"{number_of(steps, 'step')} took {duration(result.seconds)} of the {minutes:g} min planned"
-    return [f"shorter   {took}; for a run that takes all of it: {shlex.join(words)}"]
+    return [f"shorter   {took}; for a run that takes all of it: {make_command(' '.join(map(quote, words)))}"]
 
 
 def next_commands(run: Path, run_file: RunFile) -> list[str]:
@@ -62,21 +61,6 @@ def next_commands(run: Path, run_file: RunFile) -> list[str]:
         run: the run directory.
         run_file: that described it.
     """
-    name = shlex.quote(str(run))
-    evaluate = f"clearhead evaluate {name} {_evaluation_data(run_file)}"
-    return [evaluate, f"clearhead {find(run_file.task.kind).used_with.format(run=name)}"]
-
-
-def _evaluation_data(run_file: RunFile) -> str:
-    """Return the options of `clearhead evaluate` for the validation data, or for files that the user has."""
-    table, words = run_file.data.valid, find(run_file.task.kind).evaluate
-    if isinstance(table, Form) and table.marker() == words.data[0]:
-        values = dict(table)
-        values["text_column"] = values.pop("field", values.get("text_column"))
-        # What is no option of the command is read as in training, and so is a pattern.
-        names = {*words.names} - {"pattern"}
-        given = {name: value for name, value in values.items() if name in names and value is not None}
-    else:
-        given = {name: "COLUMN" if name == "labels" else "FILE" for name in words.data}
-    options = [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in given.items()]
-    return " ".join(options)
+    name = quote(str(run))
+    use = find(run_file.task.kind).used_with.format(run=name)
+    return [make_command(f"evaluate {name}"), make_command(use)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from clearhead.check import trace
 from clearhead.check.parity import ParityReport, compare_with_transformers
 from clearhead.check.texts import compare_tokenizers
 from clearhead.cli.main import main
+from clearhead.commands import make_install_command
 from clearhead.errors import InputError
 from clearhead.hf.tokenizers import load_tokenizers
 from tests import hf_models as made
@@ -37,6 +40,15 @@ def test_a_healthy_checkpoint_agrees(name: str, tmp_path: Path) -> None:
     assert card.is_same and card.divergence is None and card.causes == ()
     assert len(card.layers) >= 2 and card.logits is not None and card.padded is not None
     assert card.real is None and card.text is None, "there is no tokenizer"
+    reasons = [line.partition("not compared")[2] for line in card.lines() if "not compared" in line]
+    assert reasons == [": there is no tokenizer, or no text that it can read"]
+
+
+def test_what_is_not_compared_has_a_reason(tmp_path: Path) -> None:
+    theirs_of(CASES["gptj"]).save_pretrained(tmp_path)
+    config_of(tmp_path, pad_token_id=None)
+    (line,) = [line for line in compare_with_transformers(tmp_path).lines() if "outputs, padded" in line]
+    assert line.endswith("not compared: config.json names no padding token")
 
 
 def pair(case: Case, root: Path) -> tuple[Path, Path]:
@@ -188,7 +200,7 @@ def test_what_cannot_be_compared_is_one_sentence(
         raise ImportError(name)
 
     monkeypatch.setattr(trace.importlib, "import_module", missing)
-    with pytest.raises(InputError, match="pip install transformers"):
+    with pytest.raises(InputError, match=re.escape(make_install_command("transformers"))):
         compare_with_transformers(folder)
 
 
@@ -199,4 +211,6 @@ def test_a_model_trained_here_is_written_and_compared(tmp_path: Path, capfd: pyt
     ch.load(made.language_model(tmp_path / "model"), device="cpu", precision="fp32").save(own)
     assert main(["check", str(own), "--against", "transformers"]) == 0
     captured = capfd.readouterr()
+    assert captured.out.startswith(f"{own} here, {own} in transformers ")
+    assert tempfile.gettempdir() not in captured.out.replace(str(own), "")
     assert "verdict           the same" in captured.out and "was saved as a Hugging Face checkpoint" in captured.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -148,7 +149,7 @@ def test_a_started_model_gets_more_positions_by_the_line_of_the_message(
     assert "model.max_positions" not in message
     words = shlex.split(message)
     at = words.index("-c")
-    assert words[at - 1] == "python" and words[at + 3 : -1] == ["and", "then", "train", "with"]
+    assert words[at - 1] == sys.executable and words[at + 3 : -1] == ["and", "then", "train", "with"]
     exec(compile(words[at + 1], "advice", "exec"), {})
     assert main(["train", "run.toml", words[-1].removesuffix(".")]) == 0
     assert main(["train", "run.toml", "data.max_length=7", "train.run=shorter"]) == 0

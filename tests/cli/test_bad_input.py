@@ -125,7 +125,7 @@ def test_resume_with_other_training_data(tmp_path: Path, capfd: pytest.CaptureFi
     assert main(["train", str(file), "train.steps=2"]) == 0
     said = capfd.readouterr().err
     assert "training ended after step 2" in said and "all 2 steps are done" in said
-    assert f"next      clearhead evaluate {tmp_path}/run --source" in said and "step-2" in said
+    assert f"next      clearhead evaluate {tmp_path}/run\n" in said and "step-2" in said
     source = next(path for path in tmp_path.glob("train*"))
     whole = source.read_text(encoding="utf-8")
     source.write_text(whole + whole.splitlines(keepends=True)[0], encoding="utf-8")
@@ -252,8 +252,10 @@ def test_wrong_words(arguments: list[str], expected: str, trained: Path, capfd: 
 def test_a_file_that_must_not_be_read(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(os, "access", lambda *arguments, **options: False)
-    file = f"{trained}/valid.source"
+    access, file = os.access, f"{trained}/valid.source"
+    monkeypatch.setattr(
+        os, "access", lambda path, *mode, **rest: os.fsdecode(path) != file and access(path, *mode, **rest)
+    )
     message = refused(capfd, "translate", f"{trained}/run", file)
     assert f"clearhead translate: FILE is not valid: path '{file}' is not readable; see clearhead" in message
 

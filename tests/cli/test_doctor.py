@@ -78,7 +78,7 @@ def test_the_cache_is_counted_and_no_home_folder_is_told(
     (tmp_path / "a cache" / "corpora").mkdir(parents=True)
     (tmp_path / "a cache" / "corpora" / "tokens").write_bytes(bytes(4100))
     out = said(capfd)
-    assert "corpora 4.1 kB" in out and "rm -r '~/a cache'" in out
+    assert "corpora 4.1 kB" in out and "rm -r ~/'a cache'" in out
     assert str(tmp_path) not in out and "hf_secret" not in out
 
 

@@ -21,6 +21,7 @@ from clearhead.errors import InputError, RunFailure
 from clearhead.progress import shown_by
 from tests.cli.test_commands import last_json, run
 from tests.cli.test_generate import refused
+from tests.cli.tiny_tasks import train_task
 from tests.told import Told
 
 Runs = Callable[[str], Path]
@@ -90,6 +91,61 @@ def test_hidden_tokens_are_those_of_the_validation(kind: str, runs: Runs, capfd:
         assert math.isclose(100 * record["accuracy"], expected["valid_score"], rel_tol=1e-6)
     whole = evaluated(kind, runs, capfd, "--document", "file")
     assert whole["loss"] != record["loss"], "an option wins over the run"
+
+
+@pytest.mark.parametrize("kind", ["generate", "fill", "number", "tag", "answer", "embed"])
+def test_without_data_a_run_is_measured_on_its_own_validation_data(
+    kind: str, runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    expected = without_times(evaluated(kind, runs, capfd))
+    assert main(["evaluate", f"{runs(kind)}@last", "--json"]) == 0
+    captured = capfd.readouterr()
+    assert without_times(json.loads(captured.out)) == expected
+    assert f"{runs(kind)}@last is measured on its own validation data: data.valid = " in captured.err
+    assert "valid" in captured.err.partition("data.valid = ")[2] or "held-out" in captured.err
+
+
+@pytest.mark.parametrize(("kind", "score"), [("tag", "entity F1"), ("generate", None)])
+def test_a_share_that_training_held_out_is_measured_as_the_training_did(
+    kind: str,
+    score: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    found = train_task(tmp_path, kind, "data.valid=0.3")
+    # A run directory of a stranger imports no code of the working directory.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "parts.py").write_text("raise SystemExit(99)", encoding="utf-8")
+    text = (found / "run.toml").read_text("utf-8")
+    (found / "run.toml").write_text(text.replace("[model]", '[model]\nparts = "parts.py"'), encoding="utf-8")
+    capfd.readouterr()
+    assert main(["evaluate", f"{found}@last", "--json"]) == 0
+    captured = capfd.readouterr()
+    record, expected = json.loads(captured.out), validated(found)
+    assert record["loss"] == pytest.approx(expected["valid_loss"], rel=1e-5)
+    assert record["score"] == (None if score is None else pytest.approx(expected["valid_score"], rel=1e-5))
+    assert "is measured on its own validation data: data.valid = 0.3\n" in captured.err
+    out = run(capfd, "evaluate", str(found))
+    assert out.startswith("loss ") and (score is None) != (f", {score} " in out)
+    message = refused(capfd, "evaluate", str(found), "--batch-size", "2")
+    assert "--batch-size: no effect on a share that training held out; name other data" in message
+
+
+def test_a_saved_model_has_no_validation_data(runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    clearhead.load(runs("tag")).save(tmp_path / "saved")
+    assert "--text is missing" in refused(capfd, "evaluate", str(tmp_path / "saved"))
+
+
+@pytest.mark.parametrize(
+    "data", ["data = 3", "[data]\nvalid = 2026-11-27", "[data]\nvalid = { text = 2026-11-27 }", ""]
+)
+def test_a_run_file_without_usable_validation_data_is_refused(
+    data: str, runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    changed = shutil.copytree(runs("tag"), tmp_path / "changed")
+    (changed / "run.toml").write_text(data, encoding="utf-8")
+    assert "text" in refused(capfd, "evaluate", str(changed))
 
 
 def test_data_is_read_as_in_training(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
@@ -254,7 +310,8 @@ def test_similarities_follow_scores(
     ("kind", "arguments", "expected"),
     [
         ("several", ["--labels", "l"], "--text is missing: a model trained to 'classify' is evaluated with --text F"),
-        ("embed", [], "--source and --target are missing"),
+        ("embed", ["--source", "s"], "--target is missing"),
+        ("tag", ["--window", "3"], "--window has no effect here"),
         ("embed", ["--text", "t"], "--text has no effect here: a model trained to 'embed'"),
         (
             "tag",

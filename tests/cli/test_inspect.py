@@ -47,6 +47,18 @@ def test_what_a_model_costs_comes_first_and_its_weights_last(runs: Runs, capfd: 
     assert "bias=True" not in "".join(lines[tree:weights]), "what is at its default is left out"
 
 
+def test_products_in_bf16_are_said_by_inspect_alone(
+    runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("clearhead.model.loading", "clearhead.fast.runner"):
+        monkeypatch.setattr(f"{module}.multiplies_in_bf16", lambda model: True)
+    assert run(capfd, "inspect", str(runs("embed"))).count("auto multiplies in bf16 here") == 1
+    (tmp_path / "text.txt").write_text("a m u\n", encoding="utf-8")
+    capfd.readouterr()
+    assert main(["embed", str(runs("embed")), str(tmp_path / "text.txt"), "--json"]) == 0
+    assert "bf16" not in capfd.readouterr().err
+
+
 def test_parts_that_kernels_run_are_named_and_whether_results_depend_on_the_batch(
     runs: Runs, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,6 +68,7 @@ def test_parts_that_kernels_run_are_named_and_whether_results_depend_on_the_batc
     encoder = json.loads(run(capfd, "inspect", str(runs("classify")), "--json"))["served"]
     assert {(one["by"], one["why"]) for one in encoder} == {("kernels", "float32")}
     assert "results do not depend on what shares a batch" in run(capfd, "inspect", str(runs("generate")))
+    assert "auto multiplies in bf16" not in run(capfd, "inspect", str(runs("generate")))
     monkeypatch.setenv("CLEARHEAD_KERNELS", "plain")
     assert "results depend, in their last digits, on" in run(capfd, "inspect", str(runs("generate")))
     assert "kernels     model: plain: CLEARHEAD_KERNELS=plain" in run(capfd, "inspect", str(runs("generate")))

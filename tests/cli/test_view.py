@@ -12,6 +12,7 @@ import pytest
 
 import clearhead as ch
 from clearhead.cli.main import main
+from clearhead.commands import make_install_command
 
 TEXT = "a m u"
 
@@ -203,5 +204,5 @@ def test_a_live_page_names_missing_packages(
 ) -> None:
     monkeypatch.setattr("clearhead.cli.live.find_spec", lambda name: None)
     assert main(["view", "runs/any", "a text", "--serve"]) == 2
-    needs = "--serve needs fastapi and uvicorn: install them with pip install 'clearhead[serve]'"
-    assert needs in capsys.readouterr().err
+    needs = "--serve needs fastapi and uvicorn; install them: "
+    assert needs + make_install_command(extra="serve") in capsys.readouterr().err

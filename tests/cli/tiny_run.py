@@ -52,8 +52,8 @@ batch_tokens = 101
     return file
 
 
-def train(file: Path) -> None:
+def train(file: Path, *overrides: str) -> None:
     """Train from a run file; a failure shows what the command said, which pytest keeps from a fixture's report."""
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        code = main(["train", str(file)])
+        code = main(["train", str(file), *overrides])
     assert code == 0, said.getvalue()

@@ -108,7 +108,7 @@ warmup = 1
     return file
 
 
-def train_task(folder: Path, kind: str) -> Path:
+def train_task(folder: Path, kind: str, *overrides: str) -> Path:
     """Train a tiny model of one kind, and return its run directory."""
-    train(write_task(folder, kind))
+    train(write_task(folder, kind), *overrides)
     return folder / "run"

@@ -73,6 +73,29 @@ def test_commands_exist(path: Path) -> None:
     assert named <= known, f"{path.name} names commands that do not exist"
 
 
+def installs_from_an_index(text: str) -> list[str]:
+    """Return the commands that would look for clearhead in a package index, which does not have it."""
+    commands = re.findall(r"pip3? install [^\n`]*", text)
+    return [command for command in commands if re.search(r"(?<!/)\bclearhead\b", command) and "dist/" not in command]
+
+
+def test_no_text_installs_clearhead_from_an_index() -> None:
+    texts = [path for path in repository_files() if path.suffix in {".md", ".toml"} and path.parts[-2] != "clearhead"]
+    assert [path.name for path in texts if installs_from_an_index(path.read_text("utf-8"))] == []
+    assert installs_from_an_index("sudo pip install 'clearhead[serve]'") and installs_from_an_index(
+        "pip install clearhead"
+    )
+
+
+def test_every_line_of_the_guide_that_installs_is_proved() -> None:
+    from tests.prove_install import blocks
+
+    proved = [line for lines in blocks() for line in lines]
+    guide = (ROOT / "docs" / "guides" / "install.md").read_text("utf-8")
+    assert len(blocks()) == 4 and sum(" pip install " in line for line in proved) == 12
+    assert [line for line in guide.splitlines() if " pip install " in line and line not in proved] == []
+
+
 def test_the_architecture_page_names_every_part() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     parts = {source.package for source in package_sources()} - {"__init__", "__main__"}

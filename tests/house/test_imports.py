@@ -21,6 +21,7 @@ ORDER = (
         "busy_waiting",
         "child_loop",
         "child_process",
+        "commands",
         "errors",
         "files",
         "formats",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,3 +68,27 @@ def test_a_release_needs_everything_and_a_tag() -> None:
     assert release[True] == {"push": {"tags": ["v*"]}}  # type: ignore[index]
     assert set(release["jobs"]["publish"]["needs"]) == {*release["jobs"]} - {"publish"}
     assert "make docs" in [step.get("run") for step in steps("site.yml")]
+
+
+def test_a_plugin_that_warns_of_another_plugin_is_left_out(tmp_path: Path) -> None:
+    """Earlier releases of pytest-benchmark warn of pytest-xdist when they are loaded."""
+    (tmp_path / "warning_plugin.py").write_text("import warnings\nwarnings.warn('of another plugin')\n", "utf-8")
+    (tmp_path / "warning_plugin-1.dist-info").mkdir()
+    (tmp_path / "warning_plugin-1.dist-info" / "METADATA").write_text("Name: warning_plugin\nVersion: 1\n", "utf-8")
+    points = tmp_path / "warning_plugin-1.dist-info" / "entry_points.txt"
+    for name, code in (("benchmark", 0), ("another", 1)):
+        points.write_text(f"[pytest11]\n{name} = warning_plugin\n", "utf-8")
+        words = [sys.executable, "-W", "error", "-m", "pytest", "-q", "--noconftest", "tests/test_progress.py"]
+        environment = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode != 0) == bool(code), done.stdout + done.stderr
+
+
+def test_the_build_of_the_site_shows_progress_and_gives_a_cell_time() -> None:
+    """It takes many minutes, and a cell may train a model beside other programs."""
+    (line,) = [line for line in (ROOT / "Makefile").read_text("utf-8").splitlines() if "-m sphinx" in line]
+    assert not {"--quiet", "-q", "-Q"} & set(line.split())
+    (limit,) = re.findall(
+        r"^nb_execution_timeout = (\d+)", (ROOT / "docs" / "conf.py").read_text("utf-8"), re.MULTILINE
+    )
+    assert int(limit) >= 3600

@@ -18,6 +18,7 @@ from clearhead.runs import checkpoint as files
 from clearhead.runs.directory import (
     differing_keys,
     is_run_directory,
+    model_files,
     open_run,
     refuse_altered,
     resolve_reference,
@@ -120,6 +121,11 @@ def test_resuming_nothing_is_refused_and_leaves_nothing(tmp_path: Path, folder: 
     with pytest.raises(InputError, match="without --resume"):
         open_run(path, configuration=CONFIGURATION, resume=True)
     assert not path.exists()
+
+
+def test_an_empty_folder_lacks_the_files_of_every_kind_of_model(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"spec\.json, or config\.json as in a Hugging Face checkpoint, is missing"):
+        model_files(str(tmp_path))
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:

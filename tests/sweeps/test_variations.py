@@ -74,6 +74,7 @@ GRID = [f"--sweep={key}=1..100" for key in ("train.seed", "train.steps")]
         (["--sweep", "train.seed=1", "--sweep", "train.seed=2"], "train.seed is swept twice"),
         (["--sweep", "train.seed=1..2", "--seed", "3"], "train.seed is swept and set for all runs at once"),
         (["--sweep", "model.layers=[1,"], "is not a list of TOML"),
+        (["--sweep", "model.positions"], "such as train.seed=1..3, or a sweep file; 'model.positions' has no values"),
         (["--sweep", "none.toml"], "none.toml: there is no such sweep file"),
         (["--sweep", "model.layers=1,2", "--sweep", "x"], "a sweep expects KEY=VALUES, such as train.seed=1..3"),
         (["--sweep", "model.heads=2,3"], "heads must divide the width: 14 is not a multiple of 3"),

@@ -33,6 +33,7 @@ def test_every_task_is_measured_and_used_by_commands_that_exist(kind: str) -> No
         assert words[0] == "clearhead" and words[-1 if words[1] == "new" else 2] == "my run"
         options = {name for one in known[words[1]].params for name in one.opts}
         assert {word for word in words if word.startswith("--")} <= options
+        assert words[1] != "evaluate" or words[3:] == []
         needed = {one.opts[0] for one in known[words[1]].params if one.required and one.param_type_name == "option"}
         assert needed <= set(words)
 

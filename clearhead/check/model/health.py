@@ -17,6 +17,7 @@ from torch import Tensor
 from clearhead.check.handwritten.report import Finding
 from clearhead.check.model.flow import Draw
 from clearhead.check.model.report import Outcome
+from clearhead.commands import make_command
 from clearhead.core import Attention, Sequence, Transformer
 from clearhead.core.embedding import Embedding
 from clearhead.core.head import Linear as HeadLinear
@@ -210,7 +211,7 @@ def _untrained(module: Transformer) -> Iterator[_Found]:
             "the head is untrained: its biases are zero and its weights are those of a normal distribution, while the "
             "norms of the model were trained; likely cause: a checkpoint without a head was saved with a new one",
             "wrong",
-            "train it: clearhead new ... --init REF",
+            f"train it: {make_command('new ... --init REF')}",
         )
 
 

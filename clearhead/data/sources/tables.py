@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
+from clearhead.commands import make_install_command
 from clearhead.data.sources.alignment import misalignment
 from clearhead.data.sources.held_out import Keys, Labels, draw_rows
 from clearhead.data.sources.lines import content_key, empty_file, read_lines, stream_lines
@@ -383,7 +384,8 @@ class Dataset:
             library = importlib.import_module("datasets")
         except ImportError:
             raise InputError(
-                f"dataset '{self.name}' needs the datasets library; install it with: pip install 'clearhead[datasets]'"
+                f"dataset '{self.name}' needs the datasets library; install it with: "
+                f"{make_install_command(extra='datasets')}"
             ) from None
         own = getattr(getattr(library, "exceptions", None), "DatasetsError", OSError)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from typing import TYPE_CHECKING
 
+from clearhead.commands import make_install_command
 from clearhead.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ def read_locale(name: str) -> Locale:
         from babel import Locale, UnknownLocaleError
     except ImportError:
         raise InputError(
-            "dates and names are written with Babel, which is not installed: pip install 'clearhead[demo]'"
+            "dates and names are written with Babel, which is not installed: install it with "
+            f"{make_install_command(extra='demo')}"
         ) from None
     try:
         return Locale.parse(name)

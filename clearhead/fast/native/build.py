@@ -18,7 +18,7 @@ from typing import Final
 import torch
 
 from clearhead.fast.native.cache import fault_of, keep, kernel_folder, locked, workplace
-from clearhead.fast.native.options import INFERENCE, LEVELS, PACKAGED, command, library_name
+from clearhead.fast.native.options import INFERENCE, LEVELS, PACKAGED, TRAINING, command, library_name
 from clearhead.fast.probe import processor
 
 FOLDER: Final = Path(__file__).parent
@@ -42,7 +42,7 @@ def compiled(options: Sequence[str], kernels: str = INFERENCE) -> Path:
     if fault_of(file) is not None:
         with locked(file.parent):
             if (fault := fault_of(file)) is not None:
-                _compile(call, sources, file, fault)
+                _compile(call, sources, file, fault, "training" if kernels == TRAINING else "inference")
     return file
 
 
@@ -105,14 +105,14 @@ def _key(compiler: str, command: Sequence[str], sources: Sequence[Path]) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def _compile(command: Sequence[str], sources: Sequence[Path], file: Path, fault: str) -> None:
-    """Compile the sources side by side."""
+def _compile(command: Sequence[str], sources: Sequence[Path], file: Path, fault: str, use: str) -> None:
+    """Compile the sources side by side, for a use that messages name, such as "inference"."""
     if os.path.lexists(file):
-        _LOGGER.warning("kernels are compiled anew, in about 10 s: the library in %s %s", file.parent, fault)
+        text = "kernels for %s are compiled anew, in about 10 s: the library in %s %s"
+        _LOGGER.warning(text, use, file.parent, fault)
     else:
-        _LOGGER.info(
-            "compiling kernels for this processor, once, which takes about 10 s; they are kept in %s", file.parent
-        )
+        text = "compiling kernels for %s on this processor, once, which takes about 10 s; they are kept in %s"
+        _LOGGER.info(text, use, file.parent)
     began = time.monotonic()
     with workplace(file.parent) as folder:
         linked = folder / file.name
@@ -120,7 +120,7 @@ def _compile(command: Sequence[str], sources: Sequence[Path], file: Path, fault:
         _run([[*command, "-c", str(source), "-o", str(result)] for source, result in objects.items()])
         _run([[*command, "-shared", *map(str, objects.values()), *_threads_of_torch(), "-o", str(linked)]])
         keep(linked, file)
-    _LOGGER.info("kernels compiled in %.1f s", time.monotonic() - began)
+    _LOGGER.info("kernels for %s compiled in %.1f s", use, time.monotonic() - began)
 
 
 def _run(commands: Sequence[Sequence[str]]) -> None:

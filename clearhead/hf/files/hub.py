@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from clearhead.commands import make_command, quote
 from clearhead.errors import InputError
 from clearhead.files import absent, names_in, runs_nearby
 from clearhead.hf.files.folder import check_links, is_checkpoint
@@ -140,5 +141,5 @@ def _refuse_bin(name: str, revision: str | None, reference: str) -> None:
     if any(file.endswith(".bin") for file in files):
         raise InputError(
             f"{reference} has its weights as .bin only, a pickle format that is not loaded; "
-            f"write them as safetensors with: clearhead convert {reference} OUT --from-bin"
+            f"write them as safetensors with: {make_command(f'convert {quote(reference)} OUT --from-bin')}"
         )

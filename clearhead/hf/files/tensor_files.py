@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from clearhead.commands import make_command, quote
 from clearhead.errors import InputError
 from clearhead.files import LARGEST_VOCABULARY, parse_json, read_json_object, typed
 from clearhead.hf.files.folder import CONFIG, inside
@@ -172,7 +173,8 @@ class TensorFiles(Mapping[str, Tensor]):
             if any((self.directory / name).exists() for name in PICKLED):
                 raise InputError(
                     f"{self.directory} has its weights as .bin only, a pickle format that is not loaded; "
-                    f"write them as safetensors with: clearhead convert {self.directory} OUT --from-bin"
+                    "write them as safetensors with: "
+                    f"{make_command(f'convert {quote(str(self.directory))} OUT --from-bin')}"
                 )
             raise InputError(f"{self.directory} has no weights: expected {SINGLE} or {INDEX}")
         table = read_json_object(inside(self.directory, INDEX), what="an index", largest=LARGEST_VOCABULARY).get(

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from clearhead.commands import make_install_command
 from clearhead.errors import InputError
 from clearhead.files import read_json_object, write_json
 from clearhead.training.progress.reports import Progress, RunPlan, StepReport, ValidationReport
@@ -53,7 +54,7 @@ class TrackedProgress(Progress):
         except ImportError:
             raise InputError(
                 f'train.tracker = "{tracker}" needs the package {tracker}: install it with '
-                f"pip install 'clearhead[{tracker}]', or leave train.tracker out"
+                f"{make_install_command(extra=tracker)}, or leave train.tracker out"
             ) from None
         self.shown = shown
         self._tracker, self._run, self._config, self._is_resumed = tracker, run, config, is_resumed

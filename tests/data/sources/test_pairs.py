@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from clearhead.commands import make_install_command
 from clearhead.data.sources.pairs import PAIR_FORMS, parallel_files
 from clearhead.data.sources.pairs import read_pairs as read_table
 from clearhead.data.sources.run_file_tables import parse_table
@@ -192,7 +193,7 @@ def test_a_data_set_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_data_set_without_the_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(InputError, match=r"pip install 'clearhead\[datasets\]'"):
+    with pytest.raises(InputError, match=re.escape(make_install_command(extra="datasets"))):
         read_pairs(dataset("wmt", "train", "de", "en"))
 
 

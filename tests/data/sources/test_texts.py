@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clearhead.data.sources.lines as lines_module
+from clearhead.commands import make_install_command
 from clearhead.data.sources.named import text_table
 from clearhead.data.sources.run_file_tables import parse_table
 from clearhead.data.sources.tables import Dataset, JsonLinesFile
@@ -126,7 +127,7 @@ def test_a_data_set_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"poems\[train\] row 0: there is no field 'txt'.*did you mean 'text'"):
         documents(dataset("poems", "train", "txt"))
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(InputError, match=r"pip install 'clearhead\[datasets\]'"):
+    with pytest.raises(InputError, match=re.escape(make_install_command(extra="datasets"))):
         documents(dataset("poems", "train"))
 
 

@@ -39,8 +39,8 @@ def test_a_command_says_once_that_it_compiles_and_how_long_it_took(capfd: pytest
             kernels = loaded(build.compiled([]))
         assert (kernels.one(), kernels.two()) == (1, 1)
     first, second = capfd.readouterr().err.splitlines()
-    assert first.startswith("clearhead: compiling kernels for this processor, once, which takes about ")
-    assert re.fullmatch(r"clearhead: kernels compiled in \d+\.\d s", second)
+    assert first.startswith("clearhead: compiling kernels for inference on this processor, once, which takes about ")
+    assert re.fullmatch(r"clearhead: kernels for inference compiled in \d+\.\d s", second)
 
 
 def test_python_is_told_by_the_logger_alone(capfd: pytest.CaptureFixture[str]) -> None:

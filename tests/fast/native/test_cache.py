@@ -88,7 +88,9 @@ def test_a_planted_library_is_compiled_anew(
     assert loaded(build.compiled([])).one() == 1
     assert not mark.exists() and mode_of(library.parent) == 0o700
     (message,) = warnings()
-    assert message == f"kernels are compiled anew, in about 10 s: the library in {library.parent} is damaged"
+    assert (
+        message == f"kernels for inference are compiled anew, in about 10 s: the library in {library.parent} is damaged"
+    )
 
 
 @pytest.mark.parametrize("size", [0, 1000, 4096, 9000])

@@ -102,6 +102,7 @@ def ran(environment: dict[str, str], folder: Path) -> dict[str, Ran]:
         "resumed": [*train, "train.run=resumed", "--resume"],
         "train": [*train, "train.run=whole"],
         "evaluate": ["evaluate", "whole", "--text", "test.tsv", "--number", "stars"],
+        "own data": ["evaluate", "whole"],
         "as json": ["evaluate", "whole", "--text", "test.tsv", "--number", "stars", "--json"],
         "as trained": ["evaluate", "whole", "--text", "test.tsv"],
         "inspect": ["inspect", "whole"],
@@ -141,7 +142,9 @@ def test_new_writes_a_run_file_from_the_words_of_the_task(ran: dict[str, Ran], f
 
 def test_it_is_trained_and_measured(ran: dict[str, Ran], folder: Path) -> None:
     assert ran["train"].code == 0, ran["train"].said
-    assert "next      clearhead evaluate whole --text run-data/valid.jsonl --number number" in ran["train"].said
+    assert "next      clearhead evaluate whole\n" in ran["train"].said
+    assert 'data.valid = {"text": "run-data/valid.jsonl"' in ran["own data"].said and ran["own data"].code == 0
+    assert "correlation  0." in ran["own data"].out
     assert "clearhead predict whole FILE" in ran["train"].said
     assert float(ran["train"].said.partition("best      correlation ")[2].split()[0]) > 80
     assert ran["evaluate"].code == 0, ran["evaluate"].said

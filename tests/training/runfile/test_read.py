@@ -153,6 +153,7 @@ def test_seconds_beside_steps_end_them_early_and_leave_schedule_and_shares_their
         ("train.steps", "expected table.key=value"),
         ("trian.steps=3", "did you mean 'train'?"),
         ("train.stepz=3", "did you mean 'steps'?"),
+        ("train.lr=3", "unknown key 'lr' in [train] (did you mean 'learning_rate'?)"),
         ("train.betas=[0.9", "not valid TOML"),
         ("train.steps=many", "must be a whole number, received the text 'many'"),
         ("train.steps.more=1", "'train.steps' is not a table"),
