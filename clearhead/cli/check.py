@@ -80,23 +80,22 @@ def check(
       clearhead check bert-base-uncased-folder --against transformers
       clearhead check mine.py:MyAttention mask='block' --hint 1
       clearhead check run.toml --json > certificate.json
-      clearhead check certificate.json
 
     A model is run in double precision. What each output reads is measured and compared with its masks; batches,
     padding, caches, packing, kernels and files must not change results, where a difference that stays in double
     precision is a defect; kernels may be 4 times as far from it as plain layers; weights, heads, norms and rows are
     looked at. Against transformers both models read random, padded and real texts; the first submodule that differs is
-    named with the cause. FILE.py, or a notebook, is run in another process with one thread, and the mistake with the
-    same numbers is named. name=value is an argument of the comparison, as in Python (clearhead.check.attention).
-    The first steps of a run file are killed and resumed, every bit must be the same, and a certificate tells of it.
+    named with the cause. FILE.py, or a notebook, runs in another process, and the mistake with the same numbers is
+    named; name=value is an argument of the comparison, as in Python. The first steps of a run file are killed and
+    resumed, every bit must be the same, and a certificate tells of it.
 
     The exit code is 1 if something is wrong, differs or is not written yet, and 2 if it cannot be compared. --json ends
     with {"ok", "findings"} and more, with {"same", "divergence", "causes"}, or with {"ok", "reports"}.
     """
     from clearhead.check.handwritten.files import python_file
 
-    file, machine = python_file(ref), _given(compute) | {"--html": html, "--force": force or None}
-    library = {"--against": against, "--reference": reference, "--tolerance": tolerance}
+    file, library = python_file(ref), {"--against": against, "--reference": reference, "--tolerance": tolerance}
+    machine = _given(compute) | {"--html": html, "--force": force or None}
     own: dict[str, Any] = {"--hint": hint, "--width": width, "--heads": heads, "--as": kind, "--time-limit": time_limit}
     own["name=value"] = settings or None
     job = {"--steps": steps, "--kills": kills}
@@ -110,8 +109,7 @@ def check(
         check_certificate(ref, machine | library | own | job, as_json=as_json)
     elif any(value is not None for value in library.values()):
         _refuse(f"{ref} is compared on the CPU in fp32", {**machine, "--threads": None}, own, job)
-        compared = reference, 1e-4 if tolerance is None else tolerance, compute.threads
-        _check_checkpoint(ref, against, *compared, as_json=as_json)
+        _check_checkpoint(ref, against, reference, tolerance, compute.threads, as_json=as_json)
     else:
         _refuse(f"{ref} is a checkpoint or a run", own, job)
         check_model(ref, compute, html=html, force=force, as_json=as_json)
@@ -144,7 +142,13 @@ def _refuse(reason: str, *options: Mapping[str, object]) -> None:
 
 
 def _check_checkpoint(
-    ref: str, against: str | None, reference: Path | None, tolerance: float, threads: int | None, *, as_json: bool
+    ref: str,
+    against: str | None,
+    reference: Path | None,
+    tolerance: float | None,
+    threads: int | None,
+    *,
+    as_json: bool,
 ) -> None:
     from clearhead.files import absent
 
@@ -161,7 +165,9 @@ def _check_checkpoint(
     from clearhead.check.parity import compare_with_transformers
 
     with _folder(place) as folder:
-        report = compare_with_transformers(folder, reference=reference, tolerance=tolerance)
+        report = compare_with_transformers(
+            folder, reference=reference, tolerance=tolerance if tolerance is not None else 1e-4
+        )
     print_either(as_json, report.record(), *report.lines())
     if not report.is_same:
         raise typer.Exit(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -142,6 +143,25 @@ def test_an_error_is_named_with_its_line(cls: type[nn.Module]) -> None:
     says = "\n".join(report.lines())
     assert f"forward raised TypeError at transformers.py:{number}: scores @ self.cause: unsupported" in says
     assert "the mode of the module" not in says
+
+
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_a_mask_that_raises_is_no_other_mistake(is_scaled: bool) -> None:
+    """Without a mask the attention is compared; the error that each mask raises is named, and nothing else."""
+
+    class Raising(whole_models.Attention):
+        def forward(self, query: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            if mask is not None:
+                query = query + mask.no_such_name
+            return super().forward(query, query, query)
+
+    part = Raising(None if is_scaled else "no_scaling")
+    report = ch.check.attention(part, width=whole_models.WIDTH, heads=whole_models.HEADS)
+    if is_scaled:
+        assert report.verdict == "cannot compare" and not report.findings, report
+        assert re.search(r"with a mask of any form, forward raised AttributeError at \S+:\d+: mask\.no", report.reason)
+    else:
+        assert named(report) == {"no_scaling"}, report
 
 
 def test_no_report_contradicts_itself() -> None:

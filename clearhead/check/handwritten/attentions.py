@@ -192,6 +192,10 @@ class _Comparison:
                         return match
             if not self.ran and (outputs := self._outputs(plain := replace(self.ways[0], argument=None))):
                 self.ran.append((plain, outputs))  # no mask of any form can be passed
+                match, error = self._right(plain, outputs), self.session.runner.error
+                if match is not None and error is not None:
+                    raise CannotCompare(f"with a mask of any form, {raised(self.session.runner.part, error)}")
+                return match
         return None
 
     def _outputs(self, way: Way) -> Outputs:

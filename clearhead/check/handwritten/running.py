@@ -144,6 +144,7 @@ class Runner:
     is_random: bool = False
     changes_weights: bool = False
     error: Exception | None = None
+    num_before_error: int = 0
     watch: _Operations = field(default_factory=_Operations)
     notes: list[str] = field(default_factory=list)
 
@@ -173,13 +174,14 @@ class Runner:
         return first
 
     def attempt(self, *args: Any, named: Mapping[str, Any] | None = None) -> Any:
-        """Return the output, or None where the part raises an error, which is kept."""
+        """Return the output, or None where the part raises an error; the one that comes latest in it is kept."""
         try:
             return self(*args, **(named or {}))
         except (CannotCompare, NotImplementedError):
             raise
         except Exception as error:  # noqa: BLE001 a stranger's code raises anything
-            self.error = error
+            if self.error is None or self.watch.num_operations > self.num_before_error:
+                self.error, self.num_before_error = error, self.watch.num_operations
             return None
 
     def _put_back(self, kept: Sequence[Tensor]) -> None:
