@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,19 @@ def test_warmup_and_validation_are_given_in_steps_or_as_shares(tmp_path: Path) -
         run = ch.train(run_file, data={"train": TEXTS}).run
         rows.append([(row.step, row.learning_rate, row.valid_loss) for row in read_metrics(run / "metrics.jsonl")])
     assert rows[0] == rows[1] and [step for step, _, loss in rows[0] if loss is not None] == [3, 6]
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_resuming_without_a_sound_checkpoint_does_not_blame_the_precision(tmp_path: Path, is_damaged: bool) -> None:
+    """The run file keeps the precision that "auto" turned out to be, which the checkpoints hold as well."""
+    content = tables("generate", tmp_path / "run")
+    ch.train(content, data={"train": TEXTS})
+    for checkpoint in (tmp_path / "run" / "checkpoints").glob("step-*"):
+        if is_damaged:
+            (checkpoint / "weights.safetensors").write_bytes(b"")
+        else:
+            shutil.rmtree(checkpoint)
+    files = {split: {"text": str(tmp_path / "run" / "data" / f"{split}.jsonl")} for split in ("train", "valid")}
+    with pytest.raises(InputError, match="checkpoint") as caught:
+        ch.train({**content, "data": {**content["data"], **files}}, resume=True)
+    assert "precision" not in f"{caught.value}" and ("no checkpoint yet" in f"{caught.value}") != is_damaged
