@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Literal
 
 # Of a message: faults, characters of a line, and of a word in it, which may be a name from a file or a path.
@@ -38,6 +39,12 @@ def json_text(value: object) -> str:
 def shortened(text: str, most: int = 40) -> str:
     """Return a text as a message shows it, cut off if it has more than `most` characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def program_name(command: str) -> str:
+    """Return the program of a command without its folder and arguments, which may hold passwords."""
+    words = (PurePath(word).name for word in command.split() if "=" not in word)
+    return next(words, "(a command without a name)")
 
 
 def _line(text: str) -> str:

@@ -15,6 +15,8 @@ import torch
 from clearhead.arguments import no_device
 from clearhead.errors import InputError
 
+SAFE_PATH: Final = {"PYTHONSAFEPATH": "1"}
+"""Environment of a child process that finds no modules in the working directory, such as a user's random.py."""
 MOST_THREADS: Final = 4
 """For each processor; so many threads only wait for each other."""
 

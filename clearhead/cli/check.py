@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from clearhead.cli.check_job import Kills, Steps, check_certificate, check_run_file, is_certificate, is_run_file
 from clearhead.cli.check_model import Html, check_model
-from clearhead.cli.console import print_either, print_message
+from clearhead.cli.console import print_either, print_json, print_message, print_result
 from clearhead.cli.options import ComputeOptions, Force, Json, located, set_threads_and_seed, takes_compute_options
-from clearhead.errors import InputError
+from clearhead.errors import InputError, RunFailure
 
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="name=value", help="Of FILE.py: arguments of its comparison, such as mask='block'."),
+]
 Against = Annotated[
     str | None, typer.Option("--against", metavar="LIBRARY", help="What to compare with: transformers.")
 ]
@@ -51,6 +56,7 @@ TimeLimit = Annotated[
 @takes_compute_options
 def check(
     ref: Annotated[str, typer.Argument(metavar="REF", help="A checkpoint, a run, a run file, FILE.py[:NAME].")],
+    settings: Settings = None,
     against: Against = None,
     reference: Reference = None,
     tolerance: Tolerance = None,
@@ -73,30 +79,30 @@ def check(
     Example:
       clearhead check runs/de-en --html report.html
       clearhead check bert-base-uncased-folder --against transformers
-      clearhead check mine.py:MyAttention --hint 1
+      clearhead check mine.py:MyAttention mask='block' --hint 1
       clearhead check run.toml --json > certificate.json
-      clearhead check certificate.json
 
     A model is run in double precision. What each output reads is measured and compared with its masks; batches,
     padding, caches, packing, kernels and files must not change results, where a difference that stays in double
     precision is a defect; kernels may be 4 times as far from it as plain layers; weights, heads, norms and rows are
     looked at. Against transformers both models read random, padded and real texts; the first submodule that differs is
-    named with the cause. FILE.py is run in a process of its own, and the mistake that gives the same numbers is named.
-    The first steps of a run file are killed and resumed, every bit must be the same, and a certificate tells of it.
+    named with the cause. FILE.py, or a notebook, runs in another process, and the mistake with the same numbers is
+    named; name=value is an argument of the comparison, as in Python. The first steps of a run file are killed and
+    resumed, every bit must be the same, and a certificate tells of it.
 
     The exit code is 1 if something is wrong, differs or is not written yet, and 2 if it cannot be compared. --json ends
     with {"ok", "findings"} and more, with {"same", "divergence", "causes"}, or with {"ok", "reports"}.
     """
     from clearhead.check.handwritten.files import python_file
 
-    file = python_file(ref)
+    file, library = python_file(ref), {"--against": against, "--reference": reference, "--tolerance": tolerance}
     machine = _given(compute) | {"--html": html, "--force": force or None}
-    library = {"--against": against, "--reference": reference, "--tolerance": tolerance}
-    own = {"--hint": hint, "--width": width, "--heads": heads, "--as": kind, "--time-limit": time_limit}
+    own: dict[str, Any] = {"--hint": hint, "--width": width, "--heads": heads, "--as": kind, "--time-limit": time_limit}
+    own["name=value"] = settings or None
     job = {"--steps": steps, "--kills": kills}
     if file is not None:
-        _refuse(f"{file[0]} is a Python file", machine, library, job)
-        _check_file(*file, hint or 3, kind, (width or 24, heads or 3), time_limit or 120.0, as_json)
+        _refuse(f"{file[0]} is a Python file", {**machine, "--threads": None}, library, job)
+        _check_file(*file, own, compute.threads or 1, as_json=as_json)
     elif is_run_file(ref):
         _refuse(f"{ref} is a run file (.toml)", {**machine, "--seed": None}, library, own)
         check_run_file(ref, steps=steps, kills=kills, seed=compute.seed, as_json=as_json)
@@ -104,8 +110,7 @@ def check(
         check_certificate(ref, machine | library | own | job, as_json=as_json)
     elif any(value is not None for value in library.values()):
         _refuse(f"{ref} is compared on the CPU in fp32", {**machine, "--threads": None}, own, job)
-        compared = reference, 1e-4 if tolerance is None else tolerance, compute.threads
-        _check_checkpoint(ref, against, *compared, as_json=as_json)
+        _check_checkpoint(ref, against, reference, tolerance, compute.threads, as_json=as_json)
     else:
         _refuse(f"{ref} is a checkpoint or a run", own, job)
         check_model(ref, compute, html=html, force=force, as_json=as_json)
@@ -138,7 +143,13 @@ def _refuse(reason: str, *options: Mapping[str, object]) -> None:
 
 
 def _check_checkpoint(
-    ref: str, against: str | None, reference: Path | None, tolerance: float, threads: int | None, *, as_json: bool
+    ref: str,
+    against: str | None,
+    reference: Path | None,
+    tolerance: float | None,
+    threads: int | None,
+    *,
+    as_json: bool,
 ) -> None:
     from clearhead.files import absent
 
@@ -155,7 +166,9 @@ def _check_checkpoint(
     from clearhead.check.parity import compare_with_transformers
 
     with _folder(place) as folder:
-        report = compare_with_transformers(folder, reference=reference, tolerance=tolerance)
+        report = compare_with_transformers(
+            folder, reference=reference, tolerance=tolerance if tolerance is not None else 1e-4
+        )
     # A run was saved in a temporary folder, whose name says nothing.
     report = replace(report, folder=place, reference=place if reference is None else report.reference)
     print_either(as_json, report.record(), *report.lines())
@@ -163,18 +176,45 @@ def _check_checkpoint(
         raise typer.Exit(1)
 
 
-def _check_file(
-    path: Path, name: str, hint: int, kind: str | None, sizes: tuple[int, int], seconds: float, as_json: bool
-) -> None:
+def _settings(words: list[str]) -> dict[str, object]:
+    """Return arguments of a comparison, which are written as in Python; a shell removes quotation marks."""
+    settings: dict[str, object] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise InputError(f"'{word}' is no argument of a comparison: expected name=value, such as mask='block'")
+        try:
+            settings[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            settings[name] = value
+    return settings
+
+
+def _check_file(path: Path, name: str, own: Mapping[str, Any], threads: int, *, as_json: bool) -> None:
     from clearhead.check.handwritten.files import KINDS, compare_file
 
+    hint, kind, seconds = own["--hint"] or 3, own["--as"], own["--time-limit"] or 120.0
+    settings = {"width": own["--width"] or 24, "heads": own["--heads"] or 3} | _settings(own["name=value"] or [])
     if kind is not None and (kind not in KINDS or not name):
         raise InputError(f"--as takes one of {', '.join(KINDS)}, with FILE.py:NAME; got {kind}")
-    if sizes[0] % sizes[1]:
-        raise InputError(f"--width must be a multiple of --heads; got {sizes[0]} and {sizes[1]}")
-    reports = compare_file(path, name, kind=kind, width=sizes[0], heads=sizes[1], seconds=seconds)
-    record = {"ok": all(report.ok for report in reports), "reports": [report.record(hint) for report in reports]}
-    print_either(as_json, record, *(line for report in reports for line in report.lines(hint)))
+    width, heads = settings["width"], settings["heads"]
+    if not isinstance(width, int) or not isinstance(heads, int) or heads < 1 or width < 1 or width % heads:
+        raise InputError(f"--width must be a multiple of --heads; got {width} and {heads}")
+    if threads > 1:  # the check of the number loads torch
+        set_threads_and_seed(threads, None)
+    reports, failure = [], None
+    try:
+        for report in compare_file(path, name, kind=kind, settings=settings, seconds=seconds, threads=threads):
+            reports.append(report)
+            for line in () if as_json else report.lines(hint):
+                print_result(line)
+    except RunFailure as error:  # the reports until then are printed
+        failure = error
+    if as_json:
+        is_ok = failure is None and all(report.ok for report in reports)
+        print_json({"ok": is_ok, "reports": [report.record(hint) for report in reports]})
+    if failure is not None:
+        raise failure
     verdicts = {report.verdict for report in reports}
     if verdicts & {"wrong", "not written yet"}:
         raise typer.Exit(1)

@@ -17,7 +17,7 @@ from typing import Any, Final
 from clearhead.cli.console import human_bytes, print_either
 from clearhead.cli.options import Json
 from clearhead.commands import list_requirements, make_install_command, quote
-from clearhead.errors import shortened
+from clearhead.errors import program_name, shortened
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _NAMES: Final = "model name", "Model", "Hardware"
@@ -25,7 +25,7 @@ _SETTINGS: Final = """
     CLEARHEAD_CACHE CLEARHEAD_KERNELS CLEARHEAD_HIDE_ISA CXX OMP_NUM_THREADS MKL_NUM_THREADS OMP_WAIT_POLICY
     ONEDNN_MAX_CPU_ISA CUDA_VISIBLE_DEVICES HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE NO_COLOR PYTHONUTF8 PYTHONIOENCODING
 """.split()
-"""The variables of the environment that change what clearhead does; none of them is secret."""
+"""Environment variables that change what clearhead does; none of them is secret, but arguments in CXX may be."""
 _LONGEST: Final = 300
 
 
@@ -300,6 +300,8 @@ def _console() -> _Found:
 
 def _settings() -> _Found:
     found = {name: os.environ[name] for name in _SETTINGS if name in os.environ}
+    if "CXX" in found:
+        found["CXX"] = program_name(found["CXX"])
     return _Found(found, [" ".join(f"{name}={shlex.quote(value)}" for name, value in found.items()) or "none"])
 
 

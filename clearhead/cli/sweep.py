@@ -48,6 +48,7 @@ def train_sweep(
     from clearhead.files import read_text_file
     from clearhead.sweeps.variations import BASE_FILE, SWEEP_FILE, equal_of, variation_of
 
+    folder = None if path.is_dir() else path.parent
     if path.is_dir():
         if swept or not (path / SWEEP_FILE).is_file():
             raise InputError(f"{path} is a directory: begin a sweep with a run file, or continue one by its directory")
@@ -61,7 +62,7 @@ def train_sweep(
     # Only now: it loads torch, for which a fault in the words need not wait.
     from clearhead.sweeps.api import run_sweep
 
-    result = run_sweep(text, str(path), words, variation, budget, resume=resume)
+    result = run_sweep(text, str(path), words, variation, budget, resume=resume, folder=folder)
     print_either(as_json, result.record(), *result.comparison.lines(table_columns()))
     if result.failed:
         raise RunFailure(f"not in the table, for they failed: {', '.join(result.failed)}; --resume tries them again")

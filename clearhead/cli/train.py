@@ -45,7 +45,8 @@ def train(
 
     torchrun starts several processes, also on several machines: torchrun --nproc-per-node 2 -m clearhead train run.toml
 
-    Relative paths in the run file are relative to the current directory. Ctrl-C and SIGTERM finish the step, save, and
+    Relative paths in the run file are relative to the current directory, that of its parts to its own folder. The parts
+    of a run directory are code and need --parts FILE. Ctrl-C and SIGTERM finish the step, save, and
     say how to resume. With early_stop = { metric, patience } training stops once that many validations in a row have
     not improved the metric. --json ends with {"run", "step", "best", "seconds"}.
 
@@ -73,13 +74,14 @@ def _train(path: Path, words: list[str], *, resume: bool, as_json: bool) -> None
     """Train, and tell the result; of several processes the first one does."""
     from clearhead.training.runfile.read import load_run_file
 
-    if path.is_dir():
+    is_of_run = path.is_dir()
+    if is_of_run:
         resume = True
         # The folder that was named is the run: a copied or moved one goes on in its own place.
         words.insert(0, f"train.run={json.dumps(str(path))}")
         path = path / "run.toml"
     with _told_once():
-        run_file = load_run_file(path, words)
+        run_file = load_run_file(path, words, is_of_run=is_of_run)
     # Only now: the libraries for training take seconds to load, and a fault in the run file should not wait for them.
     from clearhead.training.assemble import train_run
     from clearhead.training.parallel.processes import Process, Quiet

@@ -99,10 +99,19 @@ def what_is_known(weights: Path | None) -> Known | None:
         return None
     try:
         if (weights.parent / KNOWN_FILE).is_file():
-            return read_typed(weights.parent / KNOWN_FILE, Known, what="what is known of a model")
+            known = read_typed(weights.parent / KNOWN_FILE, Known, what="what is known of a model")
+            tables = tomllib.loads(known.recipe)
+            return known if isinstance(tables["data"], dict) and isinstance(tables["task"], dict) else None
         run = next(folder for folder in weights.parents if folder.name == "checkpoints").parent
         return _of_run(run, weights.parent.name) if is_run_directory(run) else None
-    except (InputError, StopIteration, OSError, ValueError):  # a card is no reason to refuse to save a model
+    except (
+        InputError,
+        StopIteration,
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+    ):  # a card is no reason to refuse to save a model
         return None
 
 
@@ -188,12 +197,13 @@ def _training(known: Known | None, *, is_int8: bool) -> dict[str, str]:
         return {"data": unknown, "recipe": unknown, "metrics": unknown}
     data, rows = tomllib.loads(known.recipe)["data"], known.measured
     tables = [f"{part}: {json.dumps(data[part], ensure_ascii=False)}" for part in ("train", "valid") if part in data]
-    table = [f"| {one.name} | {one.value:.4g} | `{one.command}` |" for one in rows]
+    table = [f"| {_escaped(one.name)} | {one.value:.4g} | {_code(one.command)} |" for one in rows]
     if is_int8 and table:
         table.append("\nThese are of the weights before they were rounded to 8 bits.")
     return {
         "data": _fenced("\n".join(tables)),
-        "recipe": f"`clearhead train run.toml`, with this `run.toml`; {known.step}:\n\n{_fenced(known.recipe, 'toml')}",
+        "recipe": "`clearhead train run.toml`, with this `run.toml`; "
+        f"{_escaped(known.step)}:\n\n{_fenced(known.recipe, 'toml')}",
         "metrics": "\n".join(["| measure | value | command |", "|---|---|---|", *table]) if table else "None was kept.",
     }
 
@@ -241,6 +251,16 @@ def _loading(folder: Path, name: str, *, is_own: bool) -> tuple[str, str]:
             f'tokenizer = AutoTokenizer.from_pretrained("{name}")\nmodel = {kind}.from_pretrained("{name}")'
         )
     return library, f"{here}\n\nThe same in {library}:\n\n{_fenced(lines, 'python')}"
+
+
+def _escaped(text: str) -> str:
+    """Return text of a file as one line that Markdown shows as it is: no HTML, no links, no cells of a table."""
+    return re.sub(r"([^\w\s,'()%/])", r"\\\1", " ".join(text.split()))
+
+
+def _code(text: str) -> str:
+    """Return text of a file as code inside a line or a cell."""
+    return f"`{' '.join(re.sub('[`|]', ' ', text).split())}`"
 
 
 def _fenced(text: str, language: str = "") -> str:

@@ -8,11 +8,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Final
 
 from clearhead.commands import EXTENSIONS
 from clearhead.errors import InputError, within
 from clearhead.files import absent
 from clearhead.spec.registry import kinds_of_file, restored_on_failure
+
+_MODULE: Final = "clearhead_parts_"
 
 
 def load_parts(files: str | Path | Sequence[str | Path]) -> None:
@@ -30,6 +33,12 @@ def load_parts(files: str | Path | Sequence[str | Path]) -> None:
             loaded.append(str(file))
 
 
+def parts_options() -> list[str]:
+    """Return the options of a command that imports the same files of parts as this process has imported."""
+    modules = [module for name, module in sys.modules.items() if name.startswith(_MODULE)]
+    return [word for module in modules for word in ("--parts", str(module.__file__))]
+
+
 def _load(path: Path) -> None:
     if not path.is_file():
         raise InputError(f"{path}: {absent(path, 'file of parts')}")
@@ -40,7 +49,7 @@ def _load(path: Path) -> None:
     if any(kind.source.sha256 == digest for kind in kinds_of_file(str(resolved))):
         return
     with within(str(path)), restored_on_failure():
-        _import(path, f"clearhead_parts_{digest[:16]}")
+        _import(path, f"{_MODULE}{digest[:16]}")
         if not kinds_of_file(str(resolved)):
             raise InputError("it registers no part; put @clearhead.register(...) over the class of its module")
 

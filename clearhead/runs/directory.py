@@ -128,6 +128,10 @@ def open_run(
         raise InputError(f"The run directory {path} cannot be written: {error.strerror}.") from error
     run = RunDirectory(path, lock, is_new=is_new)
     try:
+        if resume and not checkpoint_steps(path):
+            raise InputError(
+                f"{path} has no checkpoint yet: the run ended before it saved one; start it without --resume"
+            )
         if configuration is not None and (resume or _has_trained(path)):
             _refuse_other_configuration(path, configuration, may_differ)
         _refuse_wrong_start(path, resume=resume)
@@ -418,8 +422,6 @@ def _refuse_wrong_start(path: Path, *, resume: bool) -> None:
             f"{path} already holds a run that reached step {steps[-1]}: add --resume to continue it, "
             "or name another run directory."
         )
-    if resume and not steps:
-        raise InputError(f"{path} has no checkpoint to resume from: start the run without --resume.")
 
 
 def _refuse_other_configuration(path: Path, configuration: str, may_differ: Sequence[str]) -> None:

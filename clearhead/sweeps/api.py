@@ -13,6 +13,7 @@ from clearhead.compare.report import Comparison, compare_runs
 from clearhead.compare.runs import read_run
 from clearhead.errors import InputError, RunFailure
 from clearhead.files import read_text_file, refuse_unwritable_place
+from clearhead.parts.files import parts_options
 from clearhead.printing import Printed
 from clearhead.progress import message
 from clearhead.runs.directory import RunDirectory, acquire_lock, differing_keys, read_configuration
@@ -20,7 +21,7 @@ from clearhead.sweeps.budgets import Planned, budget_of, check_budget
 from clearhead.sweeps.processes import Job, places, train_all
 from clearhead.sweeps.variations import BASE_FILE, SWEEP_FILE, Equal, Variation, names_of
 from clearhead.training.parallel.processes import Process
-from clearhead.training.runfile.read import parse_run_file, parse_tables, toml_text, toml_value
+from clearhead.training.runfile.read import parse_run_file, parse_tables, parts_folder, toml_text, toml_value
 
 PICTURE: Final = "compare.png"
 
@@ -83,19 +84,19 @@ def sweep(
         RunFailure: every run failed.
     """
     if isinstance(run_file, Mapping):
-        text, name = toml_text(run_file), "the run file"
+        text, name, folder = toml_text(run_file), "the run file", parts_folder(Path("run.toml"))
     else:
-        text, name = read_text_file(Path(run_file), "run file"), str(run_file)
+        text, name, folder = read_text_file(Path(run_file), "run file"), str(run_file), parts_folder(Path(run_file))
     words = [f"{key}={toml_value(value)}" for key, value in (overrides or {}).items()]
     if isinstance(vary, Mapping):
-        return run_sweep(text, name, words, Variation(vary), equal, resume=resume)
+        return run_sweep(text, name, words, Variation(vary), equal, resume=resume, folder=folder)
     if not all(isinstance(run, Mapping) for run in vary):
         raise InputError("a list of runs holds a dictionary of keys and values for each of them")
-    return run_sweep(text, name, words, Variation({}, vary), equal, resume=resume)
+    return run_sweep(text, name, words, Variation({}, vary), equal, resume=resume, folder=folder)
 
 
 def run_sweep(
-    text: str, name: str, words: Sequence[str], variation: Variation, equal: Equal, *, resume: bool
+    text: str, name: str, words: Sequence[str], variation: Variation, equal: Equal, *, resume: bool, folder: Path | None
 ) -> SweepResult:
     """Train and compare the runs of a sweep.
 
@@ -105,6 +106,7 @@ def run_sweep(
         variation: what is varied.
         equal: what all runs have in common.
         resume: whether to continue a sweep.
+        folder: as for `parse_run_file`.
 
     Raises:
         InputError: the sweep, a run file or the data cannot be used; nothing was trained.
@@ -112,10 +114,12 @@ def run_sweep(
     """
     if Process.here().size > 1:
         raise InputError("a sweep starts its runs by itself: call it without torchrun")
-    runs = planned(text, name, words, variation)
+    runs = planned(text, name, words, variation, folder)
     check_budget(variation.keys, runs, equal)
-    base, sweep_file = toml_text(parse_tables(text, name, words)), variation.to_toml(equal)
-    folder = Path(str(parse_tables(text, name, words)["train"]["run"]))
+    tables = parse_tables(text, name, words)
+    # The runs get the files of parts that were imported here: the directory of a sweep names no code.
+    tables.get("model", {}).pop("parts", None)
+    base, sweep_file, folder = toml_text(tables), variation.to_toml(equal), Path(str(tables["train"]["run"]))
     _refuse_other(folder, base, sweep_file, resume=resume)
     changes = budget_of(variation.keys, runs, equal)
     for run, texts in zip(runs, changes, strict=True):
@@ -124,9 +128,10 @@ def run_sweep(
     with RunDirectory(folder, acquire_lock(folder), is_new=False) as directory:
         directory.write_text(BASE_FILE, base)
         directory.write_text(SWEEP_FILE, sweep_file)
+        words_before = [*parts_options(), str(folder / BASE_FILE)]
         names = names_of([run.varied for run in runs])
         jobs = [
-            Job(each, folder / each, [str(folder / BASE_FILE), *_assigned(_placed(run, folder / each)), *texts])
+            Job(each, folder / each, [*words_before, *_assigned(_placed(run, folder / each)), *texts])
             for each, run, texts in zip(names, runs, changes, strict=True)
         ]
         waiting = [job for job in jobs if not _is_finished(job.run)]
@@ -137,18 +142,20 @@ def run_sweep(
         return _compared(folder, jobs, failed, equal, beside=min(len(slots), len(jobs)) > 1)
 
 
-def planned(text: str, name: str, words: Sequence[str], variation: Variation) -> list[Planned]:
+def planned(
+    text: str, name: str, words: Sequence[str], variation: Variation, folder: Path | None = Path()
+) -> list[Planned]:
     """Read the run file with the changes of each run.
 
     Args:
-        text, name, words: as of `run_sweep`.
+        text, name, words, folder: as for `run_sweep`.
         variation: what is varied.
 
     Raises:
         InputError: the first fault of the sweep, of the run file, or of the run file with the changes of a run.
     """
     varied = variation.configurations()
-    parse_run_file(text, name, words)
+    parse_run_file(text, name, words, folder=folder)
     twice = [key for key in variation.keys if any(word.partition("=")[0].strip() == key for word in words)]
     if twice:
         raise InputError(f"{twice[0]} is swept and set for all runs at once: do one of both")
@@ -156,7 +163,7 @@ def planned(text: str, name: str, words: Sequence[str], variation: Variation) ->
     for configuration in varied:
 
         def reread(changes: Sequence[str], configuration: Mapping[str, Any] = configuration) -> Any:
-            return parse_run_file(text, name, [*words, *_assigned(configuration), *changes])
+            return parse_run_file(text, name, [*words, *_assigned(configuration), *changes], folder=folder)
 
         runs.append(Planned(configuration, reread([]), reread))
     return runs

@@ -20,7 +20,7 @@ import psutil
 import torch
 
 from clearhead.errors import shortened
-from clearhead.machine import choose_device, free_memory
+from clearhead.machine import SAFE_PATH, choose_device, free_memory
 from clearhead.progress import message
 from clearhead.runs.checkpoint import checkpoint_steps
 from clearhead.sweeps.variations import Equal
@@ -151,7 +151,7 @@ def train_all(jobs: Sequence[Job], folder: Path, slots: Sequence[dict[str, str]]
                     job = waiting.popleft()
                     message(f"run {before + len(jobs) - len(waiting)} of {total}: {job.name}")
                     prefix = f"{job.name}: " if len(slots) > 1 else ""
-                    running.append(Process(job, slot, prefix, {**os.environ, **slots[slot]}))
+                    running.append(Process(job, slot, prefix, {**os.environ, **slots[slot], **SAFE_PATH}))
                 time.sleep(POLL_SECONDS)
         finally:
             _stop(running)

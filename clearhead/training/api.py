@@ -22,7 +22,7 @@ from clearhead.training.assemble import train_run
 from clearhead.training.parallel.processes import Process
 from clearhead.training.progress.console import progress_for
 from clearhead.training.progress.reports import Progress
-from clearhead.training.runfile.read import parse_run_file, parse_tables, toml_text, toml_value
+from clearhead.training.runfile.read import parse_run_file, parse_tables, parts_folder, toml_text, toml_value
 from clearhead.training.runfile.sections import RunFile
 from clearhead.training.settings import TrainResult
 
@@ -62,12 +62,12 @@ def train(
                 raise InputError(
                     f"the run file: expected a dictionary of keys for the table '{table}', got {values!r:.80}"
                 )
-        text, name = toml_text(run_file), "the run file"
+        text, name, where = toml_text(run_file), "the run file", parts_folder(Path("run.toml"))
     else:
-        text, name = read_text_file(Path(run_file), "run file"), str(run_file)
+        text, name, where = read_text_file(Path(run_file), "run file"), str(run_file), parts_folder(Path(run_file))
     changes = [f"{key}={toml_value(value)}" for key, value in (overrides or {}).items()]
     if data is None:
-        return train_run(parse_run_file(text, name, changes), resume=resume)
+        return train_run(parse_run_file(text, name, changes, folder=where), resume=resume)
     if Process.here().size > 1:
         raise InputError("each of several processes would write the lists of data; write them to files and name those")
     if resume:
@@ -80,7 +80,7 @@ def train(
         parts = _hold_out({split: _examples(split, examples, kind) for split, examples in data.items()}, kind, tables)
     files = {folder / f"{split}.jsonl": examples for split, examples in parts.items()}
     entries = [f"data.{path.stem}={toml_value(json_lines_entry(rows, path, form))}" for path, rows in files.items()]
-    return _train_on(parse_run_file(text, name, [*changes, *entries]), files, progress)
+    return _train_on(parse_run_file(text, name, [*changes, *entries], folder=where), files, progress)
 
 
 def _hold_out(parts: dict[str, Examples], kind: str, tables: Mapping[str, Any]) -> dict[str, Examples]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,12 +103,13 @@ def transformer(part: nn.Module) -> ch.check.Report:
     return ch.check.transformer(part, width=whole_models.WIDTH, heads=whole_models.HEADS)
 
 
-@pytest.mark.parametrize("cls", whole_models.RIGHT)
-def test_right_transformers(cls: type[nn.Module]) -> None:
+@pytest.mark.parametrize(("cls", "variant"), whole_models.RIGHT)
+def test_right_transformers(cls: type[nn.Module], variant: str | None) -> None:
     torch.manual_seed(0)
-    report = transformer(cls())
+    report = transformer(cls(variant))
     assert report.ok, report
-    assert not {one.cause for one in report.findings} - {"padding_side"}, report
+    warnings = {"padding_side", "masked_rows_uniform"}
+    assert not {one.cause for one in report.findings} - warnings, report
     assert "joined layers" in report.compared
 
 
@@ -120,11 +123,56 @@ def test_wrong_transformers() -> None:
             "memory_of_first_layer": "layer_unread",
             "layer_never_run": "layer_unread",
             "norm_unread": "weights_unread",
-        }.get(cause, cause)
+        }.get(cause, cause.split(" in ")[0])
         assert first.cause == expected, f"{cls.__name__} {cause}: {report}"
         assert report.ok == (cause in ("norm_unread", "layers_shared"))
+        if expected == "mask_polarity":  # whatever follows from it is not accused as well
+            assert {one.cause for one in report.findings} == {"mask_polarity"}, report
+            assert "attn" in first.where and first.where.endswith(": the mask")
         if cause == "memory_of_first_layer":
             assert [one.where for one in report.findings] == ["encoder.1"]
+
+
+@pytest.mark.parametrize("cls", whole_models.RAISING)
+def test_an_error_is_named_with_its_line(cls: type[nn.Module]) -> None:
+    """The line that raised it is the user's last one, whatever library it was called from."""
+    report = transformer(cls("raises"))
+    assert not report.ok
+    lines = Path(whole_models.__file__).read_text().splitlines()
+    number = 1 + next(number for number, line in enumerate(lines) if "scores = scores @ self.cause" in line)
+    says = "\n".join(report.lines())
+    assert f"forward raised TypeError at transformers.py:{number}: scores @ self.cause: unsupported" in says
+    assert "the mode of the module" not in says
+
+
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_a_mask_that_raises_is_no_other_mistake(is_scaled: bool) -> None:
+    """Without a mask the attention is compared; the error that each mask raises is named, and nothing else."""
+
+    class Raising(whole_models.Attention):
+        def forward(self, query: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            if mask is not None:
+                query = query + mask.no_such_name
+            return super().forward(query, query, query)
+
+    part = Raising(None if is_scaled else "no_scaling")
+    report = ch.check.attention(part, width=whole_models.WIDTH, heads=whole_models.HEADS)
+    if is_scaled:
+        assert report.verdict == "cannot compare" and not report.findings, report
+        assert re.search(r"with a mask of any form, forward raised AttributeError at \S+:\d+: mask\.no", report.reason)
+    else:
+        assert named(report) == {"no_scaling"}, report
+
+
+def test_no_report_contradicts_itself() -> None:
+    """A part that is wrong by its numbers is not called equal up to rounding."""
+    for entry in (*attention_correct.CORRECT, *attention_wrong.WRONG, *attention_masks.WRONG):
+        report = ch.check.attention(entry.make(WIDTH, HEADS), width=WIDTH, heads=HEADS)
+        if report.verdict == "wrong" and report.largest is not None and report.largest <= report.bound:
+            assert "apart from the findings" in f"{report}", report
+            assert not any(one.difference for one in report.findings), report
+        if "mask_polarity" in named(report):
+            assert report.largest > report.bound and report.findings[0].difference > report.bound, report
 
 
 def test_more_positions_than_ids() -> None:

@@ -104,3 +104,15 @@ def test_a_broken_installation_is_survived(tmp_path: Path) -> None:
     assert "libtorch_cpu.so" in lines["torch"] and "cannot be found out" in lines["kernels"]
     assert "processors are for this process" in lines["processor"] and "to empty it" in lines["cache"]
     assert "install it anew" in lines["advice"]
+
+
+@pytest.mark.parametrize("value", ["private/g++ -DKEY=hunter2 --password hunter2", "hunter2=hunter2 ccache g++"])
+def test_arguments_of_the_compiler_are_not_shown(
+    value: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CXX", value)
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path))
+    for words in ((), ("--json",)):
+        report = said(capfd, *words)
+        assert "hunter2" not in report and "private" not in report
+    assert json.loads(report)["settings"]["CXX"] in ("g++", "ccache")

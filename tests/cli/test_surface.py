@@ -179,7 +179,7 @@ ARGUMENTS = {
     "compare": ["runs"],
     "average": ["run"],
     "convert": ["ref", "out"],
-    "check": ["ref"],
+    "check": ["ref", "settings"],
     "bench": ["ref"],
     "inspect": ["ref"],
     "heads": ["ref", "file"],

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import markdown_it
 import pytest
 from huggingface_hub import ModelCard
 
@@ -80,3 +82,39 @@ def test_a_model_made_in_memory_has_a_card_that_says_so(model: ch.Model, tmp_pat
 def test_nothing_is_written_where_the_hub_is_switched_off(model: ch.Model) -> None:
     with pytest.raises(InputError, match=r"^a/b: the Hugging Face hub is switched off by HF_HUB_OFFLINE: unset that$"):
         model.push_to_hub("a/b")
+
+
+TRICKS = """<script>alert(1)</script> <img src=x onerror=y> ![](http://evil.example/x.png) [a](javascript:b) | cell |
+# title
+http://evil.example www.evil.example ` ``` {{ title }} <!-- &lt; **b** ~~~
+"""
+
+
+def test_what_a_stranger_wrote_into_a_card_is_shown_as_it_is(model: ch.Model, tmp_path: Path) -> None:
+    """Every text of card.json is text in README.md: no HTML, no link, no cell, no heading, no end of a code block."""
+    model.save(tmp_path / "saved")
+    known = json.loads((tmp_path / "saved" / "card.json").read_text())
+    known["step"] = TRICKS
+    known["measured"] = [{"name": TRICKS, "value": 3.0, "command": TRICKS}]
+    known["recipe"] += f"\n# {TRICKS.splitlines()[0]}\n# ```\n# ````\n"
+    (tmp_path / "saved" / "card.json").write_text(json.dumps(known))
+    (tmp_path / "saved" / "manifest.json").unlink()
+    ch.load(tmp_path / "saved", device="cpu").save(tmp_path / "again")
+    card = (tmp_path / "again" / "README.md").read_text()
+    page = markdown_it.MarkdownIt("gfm-like", {"html": True, "linkify": False}).render(card.split("---", 2)[2])
+    plain = (tmp_path / "saved" / "README.md").read_text()
+    usual = markdown_it.MarkdownIt("gfm-like", {"html": True, "linkify": False}).render(plain.split("---", 2)[2])
+    for tag in ("<script", "<img", "<a ", "<h1", "<h2", "<strong", "<!--", "<td", "<table"):
+        assert page.count(tag) <= usual.count(tag), tag
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "{{ title }}" in page
+    assert not re.search(r"(?<!\\)(http:|www\.)", card.split("## Metrics")[1].split("`")[0])
+
+
+@pytest.mark.parametrize("recipe", ["", "x = [", "task = 3\ndata = 4", "[task]\nkind = 'x'", "data = []\n[task]"])
+def test_a_recipe_that_is_no_run_file_is_left_out(model: ch.Model, tmp_path: Path, recipe: str) -> None:
+    model.save(tmp_path / "saved")
+    known = json.loads((tmp_path / "saved" / "card.json").read_text())
+    (tmp_path / "saved" / "card.json").write_text(json.dumps({**known, "recipe": recipe}))
+    (tmp_path / "saved" / "manifest.json").unlink()
+    ch.load(tmp_path / "saved", device="cpu").save(tmp_path / "again")
+    assert "saved without a run that knows it" in (tmp_path / "again" / "README.md").read_text()

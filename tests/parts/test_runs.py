@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,12 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.cli.main import main
 from clearhead.errors import InputError
 from clearhead.parts.files import load_parts
 from clearhead.progress import Display, shown_by
+from clearhead.spec.registry import _registry
+from clearhead.training.runfile.read import toml_text
 from tests.training import quick
 
 OWN = Path(__file__).parent / "own.py"
@@ -78,3 +83,58 @@ def test_it_trains_resumes_exactly_loads_and_generates(tmp_path: Path, monkeypat
     for use in (lambda: ch.load(whole.run), lambda: ch.train(tables(tmp_path, "whole", steps=6), resume=True)):
         with pytest.raises(InputError, match=r"was made with another version of mine\.py: .*; restore the file"):
             use()
+
+
+def forget_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget all files of parts, as a new process has not imported any."""
+    monkeypatch.setattr(_registry(), "kinds", {})
+    for name in [name for name in sys.modules if name.startswith("clearhead_parts_")]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.parametrize("equal", [None, "steps"])
+def test_parts_of_a_run_directory_are_imported_only_where_they_are_named(
+    equal: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A relative name belongs to the folder of the run file; a folder that was downloaded names no code to run.
+
+    A module of the working directory shadows none of the standard library in the runs of a sweep.
+    """
+    quick.leave_out(monkeypatch)
+    project, elsewhere, marker = tmp_path / "project", tmp_path / "elsewhere", tmp_path / "marker"
+    project.mkdir()
+    elsewhere.mkdir()
+    content = tables(project, "run", steps=2)
+    content["model"]["parts"] = "mine.py"
+    (project / "run.toml").write_text(toml_text(content))
+    trap = f"open({str(marker)!r}, 'w')\nraise RuntimeError('shadowed')\n"
+    for name in ("mine.py", "random.py"):
+        (elsewhere / name).write_text(trap)
+    monkeypatch.chdir(elsewhere)
+    forget_parts(monkeypatch)
+    swept = [] if equal is None else ["--sweep", "train.seed=3", "--equal", equal]
+    assert main(["train", str(project / "run.toml"), *swept]) == 0, capfd.readouterr().err
+
+    downloaded = tmp_path / "downloaded"
+    shutil.move(project / "run", downloaded)
+    for file in downloaded.rglob("*.toml"):
+        text = file.read_text()
+        line = next((line for line in text.splitlines() if line.startswith("parts = ")), None)
+        assert line is None or file.name != "base.toml"
+        file.write_text(text.replace(line or "\0", "").replace("[model]", '[model]\nparts = "mine.py"'))
+        (file.parent / "mine.py").write_text(trap)
+    commands = [["train", str(downloaded)]]
+    if equal is None:
+        commands.append(["train", str(downloaded / "run.toml"), "--resume"])
+        shutil.copytree(downloaded, tmp_path / "bare", ignore=lambda *_: ["checkpoints"])
+        commands.append(["train", str(tmp_path / "bare")])
+    for command in commands:
+        forget_parts(monkeypatch)
+        assert main(command) == 2
+        assert "name it with --parts FILE" in capfd.readouterr().err
+    forget_parts(monkeypatch)
+    if equal is not None:  # the directory of a sweep names no parts
+        base = downloaded / "base.toml"
+        base.write_text(base.read_text().replace('parts = "mine.py"', ""))
+    assert main(["train", str(downloaded), "--parts", str(project / "mine.py")]) == 0, capfd.readouterr().err
+    assert not marker.exists()

@@ -87,6 +87,14 @@ def test_a_run_that_took_no_step_blocks_nothing(tmp_path: Path, steps: list[int]
         assert (path / "run.toml").read_text() == other
 
 
+def test_resuming_without_a_checkpoint_says_so_before_it_blames_the_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with open_run(path, configuration=CONFIGURATION):
+        (path / "checkpoints").mkdir()
+    with pytest.raises(InputError, match=r"has no checkpoint yet: .*without --resume"):
+        open_run(path, configuration=CONFIGURATION.replace("steps = 100", "steps = 200"), resume=True)
+
+
 def test_some_keys_may_change(tmp_path: Path) -> None:
     path = tmp_path / "run"
     with open_run(path, configuration=CONFIGURATION):

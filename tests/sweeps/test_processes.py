@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from clearhead.check.job.processes import training
 from clearhead.progress import Display, shown_by
 from clearhead.sweeps import processes
 from clearhead.sweeps.processes import Job, places, train_all
@@ -81,3 +82,13 @@ def test_how_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     gpus: Any = [load_run_file(file, [f"train.device={device}"]) for device in ("cuda", "cuda:1")]
     assert places(gpus[:1], "steps") == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
     assert places(gpus[1:], "steps") == [{}]
+
+
+def test_children_find_no_modules_in_the_working_directory(command: Path) -> None:
+    """Those of a sweep and of a checked job: a random.py of the user would stop them."""
+    program = Path(sys.executable)
+    program.write_text('#!/bin/sh\necho "$PYTHONSAFEPATH" >> "$0.safe"\n')
+    assert train_all([Job("one", command / "one", [])], command, [{}], 1) == {}
+    with training(command / "run.toml", command / "run", [], limit=60.0) as job:
+        job.process.wait()
+    assert Path(f"{program}.safe").read_text() == "1\n1\n"

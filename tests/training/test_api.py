@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +173,19 @@ def _records(path: Path) -> list[dict[str, Any]]:
 
 def _first(example: Any, kind: str) -> str:
     return {"classify": example[1], "tag": example[1][0], "translate": example[0]}[kind]
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_resuming_without_a_sound_checkpoint_does_not_blame_the_precision(tmp_path: Path, is_damaged: bool) -> None:
+    """The run file keeps the precision that "auto" turned out to be, which the checkpoints hold as well."""
+    content = tables("generate", tmp_path / "run")
+    ch.train(content, data={"train": TEXTS})
+    for checkpoint in (tmp_path / "run" / "checkpoints").glob("step-*"):
+        if is_damaged:
+            (checkpoint / "weights.safetensors").write_bytes(b"")
+        else:
+            shutil.rmtree(checkpoint)
+    files = {split: {"text": str(tmp_path / "run" / "data" / f"{split}.jsonl")} for split in ("train", "valid")}
+    with pytest.raises(InputError, match="checkpoint") as caught:
+        ch.train({**content, "data": {**content["data"], **files}}, resume=True)
+    assert "precision" not in f"{caught.value}" and ("no checkpoint yet" in f"{caught.value}") != is_damaged

@@ -19,6 +19,7 @@ from clearhead.check.handwritten.report import CannotCompare, Finding, Report, j
 from clearhead.check.handwritten.running import (
     ROUNDED,
     Runner,
+    raised,
     relative,
     shown_error,
     tensors_of,
@@ -26,7 +27,7 @@ from clearhead.check.handwritten.running import (
 from clearhead.check.handwritten.weights import Projection, Reading, read_weights, said_weights
 from clearhead.errors import InputError
 
-MaskMeaning = Literal["attend", "block", "additive", "ones"]
+MaskMeaning = Literal["attend", "block", "additive", "ones", "any"]
 
 
 @checked
@@ -48,8 +49,8 @@ def attention(
         heads: how many.
         parameters: its projections by role: query, key, value, out, or qkv for one weight [q|k|v]; linear layers, or
             tensors [out, in] or [in, out]; None: by names and shapes.
-        mask: what its mask means: True = may attend, True = blocked, 0 and -inf that are added, or 1 = may attend;
-            None: True = may attend, or what PyTorch's names of arguments say.
+        mask: the meaning of its mask: True = may attend, True = blocked, 0 and -inf that are added, 1 = may attend, or
+            any of these; None: True = may attend, or the meaning that PyTorch's names of arguments have.
         causal: whether it hides the future by itself; None: either is right.
         batch_first: False where it reads [tokens, batch, width]; None: as its attribute of that name says, or True.
 
@@ -121,9 +122,9 @@ def _handed(roles: Sequence[str], numbers: dict[str, Any], width: int) -> list[R
 
 def _meanings(session: Session, name: str, mask: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what a mask may mean, and what it could mean by mistake."""
-    if mask is not None:
+    if mask not in (None, "any"):
         return (("ones", "float ones") if mask == "ones" else (mask,)), ()
-    if session.is_library:
+    if session.is_library or mask == "any":
         return ("attend", "block", "additive", "ones"), ()
     return MASK_NAMES.get(name, ("attend", "ones")), ("block", "additive")
 
@@ -170,11 +171,11 @@ class _Comparison:
                 if isinstance(value, Tensor):
                     session.numbers[name] = value.float()
             match = self._search()
-            raised = runner.error
-            if not self.ran and isinstance(raised, TypeError) and "it returns" in str(raised):
-                raise CannotCompare(f"{raised}")
+            error = runner.error
+            if not self.ran and isinstance(error, TypeError) and "it returns" in str(error):
+                raise CannotCompare(f"{error}")
             if not self.ran:
-                says = "it raises an error" if raised is None else shown_error(raised)
+                says = "it raised an error" if error is None else raised(runner.part, error)
                 return judged(self.subject, (Finding.of("raises", says=says),))
             session.notes.append("it does not run in float64 and was compared in float32")
         with runner.borrow():
@@ -191,6 +192,10 @@ class _Comparison:
                         return match
             if not self.ran and (outputs := self._outputs(plain := replace(self.ways[0], argument=None))):
                 self.ran.append((plain, outputs))  # no mask of any form can be passed
+                match, error = self._right(plain, outputs), self.session.runner.error
+                if match is not None and error is not None:
+                    raise CannotCompare(f"with a mask of any form, {raised(self.session.runner.part, error)}")
+                return match
         return None
 
     def _outputs(self, way: Way) -> Outputs:
@@ -208,7 +213,10 @@ class _Comparison:
             way, reading, steps, largest = match
             self._note(way, reading, steps)
             if not way.is_expected:
-                session.findings.append(self._convention(way))
+                # The numbers are right for another convention: how far they are from right for the expected one?
+                expected = [outputs for other, outputs in self.ran if other.is_expected]
+                largest = self._largest(reading, expected[0]) if expected else None
+                session.findings.append(replace(self._convention(way), difference=largest))
             self._special(way, reading, steps)
             compared = tuple(dict(self.ran)[way])
         else:
@@ -257,15 +265,19 @@ class _Comparison:
                 return largest
         return largest if compared else float("inf")
 
+    def _largest(self, reading: Reading, outputs: Outputs) -> float:
+        """Return the largest difference of the outputs from the right ones."""
+        return max(
+            min(self._error(base, reading, {name: one}, limit=float("inf")) for base in self._bases(reading))
+            for name, one in outputs.items()
+        )
+
     def _wrong(self) -> tuple[float, tuple[str, ...]]:
         """Add the finding of the mistake that explains the output, or of where it differs."""
         session = self.session
         outputs = self.ran[0][1]
         reading = session.readings[0]
-        error = max(
-            min(self._error(base, reading, {name: one}, limit=float("inf")) for base in self._bases(reading))
-            for name, one in outputs.items()
-        )
+        error = self._largest(reading, outputs)
         if reading.extra:
             raise CannotCompare(f"it has weights that an attention does not have: {', '.join(reading.extra[:4])}")
         causes = self._explained()

@@ -1,17 +1,18 @@
-"""The process that imports a user's file and compares what is in it: python -m ...child FILE NAME KIND WIDTH HEADS OUT.
+"""Child process that imports a user's file and compares its parts: python -m ...child FILE NAME KIND SETTINGS.
 
-Its answer is a file, because what the user's code prints is not an answer. NAME and KIND may be empty.
+It answers on its standard output with one JSON object in each line: an empty one before the import, the names of the
+parts, then one report for each part; or a fault. NAME and KIND may be empty; SETTINGS are arguments as JSON.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import inspect
 import json
+import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -20,6 +21,7 @@ from torch import nn
 
 from clearhead.check.handwritten.adapters import ADAPTERS
 from clearhead.check.handwritten.attentions import attention
+from clearhead.check.handwritten.importing import import_file
 from clearhead.check.handwritten.layers import layer
 from clearhead.check.handwritten.modules import module
 from clearhead.check.handwritten.report import CannotCompare, Report
@@ -28,19 +30,16 @@ from clearhead.check.handwritten.small_parts import loss, norm, positions, rope
 from clearhead.check.handwritten.transformers import transformer
 from clearhead.errors import InputError, nearest
 
-Check = Callable[[Any, int, int], Report]
+Check = Callable[..., Report]
 CHECKS: Final[Mapping[str, tuple[str, Check]]] = {
-    "rope": ("rope|rotary", lambda part, width, heads: rope(part, head_size=width // heads)),
-    "positions": ("pos(?!t)|sinus", lambda part, width, heads: positions(part, width=width)),
-    "attention": ("att|mha|multi_?head", lambda part, width, heads: attention(part, width=width, heads=heads)),
-    "norm": ("norm", lambda part, width, heads: norm(part, width=width)),
-    "loss": ("loss|entropy", lambda part, width, heads: loss(part)),
-    "layer": ("layer|block", lambda part, width, heads: layer(part, width=width, heads=heads)),
-    "transformer": (
-        "transformer|lm$|language|model|decoder|encoder",
-        lambda part, width, heads: transformer(part, width=width, heads=heads),
-    ),
-    "module": ("$^", lambda part, width, heads: module(part)),
+    "rope": ("rope|rotary", rope),
+    "positions": ("pos(?!t)|sinus", positions),
+    "attention": ("att|mha|multi_?head", attention),
+    "norm": ("norm", norm),
+    "loss": ("loss|entropy", loss),
+    "layer": ("layer|block", layer),
+    "transformer": ("transformer|lm$|language|model|decoder|encoder", transformer),
+    "module": ("$^", module),
 }
 """The kinds of parts: the names that say so, and their comparison."""
 _SIZES: Mapping[str, str] = {
@@ -83,18 +82,6 @@ def kind_of(name: str) -> str | None:
     return next((kind for kind, (names, _) in CHECKS.items() if re.search(names, low)), None)
 
 
-def imported(path: Path) -> ModuleType:
-    """Import a file that a user names."""
-    sys.path.insert(0, str(Path.cwd()))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{path} cannot be imported")
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = found
-    spec.loader.exec_module(found)
-    return found
-
-
 def _parts(found: ModuleType, name: str, kind: str) -> dict[str, str]:
     """Return the parts to compare by their names, each with its kind.
 
@@ -127,7 +114,24 @@ def _parts(found: ModuleType, name: str, kind: str) -> dict[str, str]:
     return usual
 
 
-def _compared(part: Any, name: str, kind: str, width: int, heads: int) -> Report:
+def _arguments(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those settings that a comparison takes as arguments, and the sizes that it needs."""
+    sizes = {**settings, "head_size": settings["width"] // settings["heads"]}
+    return {name: sizes[name] for name in inspect.signature(CHECKS[kind][1]).parameters if name in sizes}
+
+
+def _refuse_unused(settings: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
+    """Refuse a setting that no comparison of the parts takes."""
+    taken = {
+        name for kind in kinds.values() if kind in CHECKS for name in inspect.signature(CHECKS[kind][1]).parameters
+    }
+    for name in settings.keys() - taken - {"width", "heads"}:
+        known = ", ".join(sorted(taken - {"part", "width", "heads", "head_size", "parameters"})) or "no setting"
+        raise InputError(f"no part in it is compared with '{name}'{nearest(name, taken)}; they take {known}")
+
+
+def _compared(part: Any, name: str, kind: str, settings: Mapping[str, Any]) -> Report:
+    width, heads = settings["width"], settings["heads"]
     try:
         if kind == "adapter":
             return ADAPTERS[name](part, width, heads)
@@ -135,7 +139,7 @@ def _compared(part: Any, name: str, kind: str, width: int, heads: int) -> Report
             if not issubclass(part, nn.Module):
                 raise CannotCompare("it is a class, but not an nn.Module")
             part = build(part, width, heads)
-        return CHECKS[kind][1](part, width, heads)
+        return CHECKS[kind][1](part, **_arguments(kind, settings))
     except NotImplementedError:
         return Report(name, "not written yet")
     except (CannotCompare, InputError) as reason:
@@ -144,24 +148,34 @@ def _compared(part: Any, name: str, kind: str, width: int, heads: int) -> Report
         return Report(name, "cannot compare", reason=f"it raises {shown_error(error)}")
 
 
-def main(words: list[str]) -> None:
-    """Compare, and write the reports, or why there are none, as JSON."""
-    path, name, kind, width, heads, out = words
-    answer: dict[str, Any] = {}
+def answers(path: Path, name: str, kind: str, settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Import a file, and yield the names of its parts, then the report of each; or the fault that prevents that."""
     try:
-        found = imported(Path(path))
+        found = import_file(path)
         parts = _parts(found, name, kind)
-        answer["reports"] = [
-            _compared(getattr(found, each), each, known, int(width), int(heads)).record()
-            for each, known in parts.items()
-        ]
+        _refuse_unused(settings, parts)
     except InputError as error:
-        answer["fault"] = f"{error}"
+        yield {"fault": f"{error}"}
+        return
     except Exception as error:  # noqa: BLE001 a stranger's code raises anything
-        answer["fault"] = f"importing it raises {shown_error(error)}"
-    Path(out).write_text(json.dumps(answer), encoding="utf-8")
+        yield {"fault": f"importing it raises {shown_error(error)}"}
+        return
+    yield {"parts": list(parts)}
+    for each, known in parts.items():
+        yield {"report": _compared(getattr(found, each), each, known, settings).record()}
+
+
+def main(path: str, name: str, kind: str, settings: str) -> None:
+    """Write the answers to what is the standard output now; the user's code writes to standard error."""
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as pipe:
+        os.dup2(2, 1)
+        pipe.write("{}\n")
+        pipe.flush()
+        for answer in answers(Path(path), name, kind, json.loads(settings)):
+            pipe.write(json.dumps(answer) + "\n")
+            pipe.flush()
 
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        main(sys.argv[1:])
+        main(*sys.argv[1:])

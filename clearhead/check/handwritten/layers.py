@@ -24,7 +24,7 @@ from clearhead.check.handwritten.experiments import Settings, compared, largest_
 from clearhead.check.handwritten.libraries import spares_libraries
 from clearhead.check.handwritten.mistakes import MISTAKES
 from clearhead.check.handwritten.report import CannotCompare, Finding, Report
-from clearhead.check.handwritten.running import Runner, described, relative, shown_error, tensors_of
+from clearhead.check.handwritten.running import Runner, described, raised, relative, tensors_of
 from clearhead.check.handwritten.small_parts import norm
 from clearhead.check.handwritten.weights import Projection, Projections, read_weights
 from clearhead.errors import InputError
@@ -181,7 +181,7 @@ def layer(
         activation: of the feed-forward; None: any usual one.
         causal: whether its self-attention hides the future by itself; None: it does where there is a memory and no
             mask of its own tokens, and either is right elsewhere.
-        mask: what its mask means, as for an attention; None: any meaning.
+        mask: the meaning of its mask, as for an attention; None: any meaning.
 
     Returns:
         The report.
@@ -313,7 +313,7 @@ def _run(
         if outputs:
             return outputs, "self", None
     if runner.error is not None:
-        raise CannotCompare(f"it raises {shown_error(runner.error)}")
+        raise CannotCompare(raised(runner.part, runner.error))
     raise CannotCompare(f"it does not return a tensor [batch, tokens, {width}]")
 
 
@@ -341,7 +341,7 @@ def _masked(
 ) -> Iterator[tuple[Tensor, str, bool]]:  # fmt: skip
     """Yield outputs with a mask in each form that runs, its meaning, and whether it hides what it should."""
     mask, is_memory = kind
-    meanings = ("attend", "block", "additive", "ones") if mask is None else (mask,)
+    meanings = ("attend", "block", "additive", "ones") if mask in (None, "any") else (mask,)
     for meaning, shape in itertools.product(meanings, ("row", "broadcast", "square")):
         allowed = real[:, 0, 0] if shape == "row" else real
         if shape == "square":
@@ -398,6 +398,6 @@ def part_reports(part: nn.Module, attentions: Sequence[str], width: int, heads: 
     """Yield the paths of attentions and norms of one's own, each with its report."""
     for path, one in part.named_modules():
         if path in attentions:
-            yield path, attention(one, width=width, heads=heads)
+            yield path, attention(one, width=width, heads=heads, mask="any")
         elif path and _is_norm(one, width) and not isinstance(one, nn.LayerNorm | nn.RMSNorm):
             yield path, norm(one, width=width)

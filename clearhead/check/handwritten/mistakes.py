@@ -141,8 +141,8 @@ _MODE = _table(
         "half precision becomes float32 inside",
         "scale by a Python number, math.sqrt(head_size), not by a float32 tensor",
     ),
-    raises=("it raises an error", "read the last line of the error"),
 )
+_CALL = _table("forward", "", raises=("it raised an error", ""))
 _POSITIONS = _table(
     "the table of positions",
     "PE[pos, 2i] = sin(pos / 10000^(2i/width)), PE[pos, 2i+1] = cos(pos / 10000^(2i/width))",
@@ -225,11 +225,11 @@ _LAYER = _table(
     "x = norm1(x + attention(x)); x = norm2(x + feedforward(x)): every sub-layer has its residual and its norm",
     norm_before=(
         "the norm is applied before the sub-layer",
-        "norm(x + sublayer(x)); for pre-norm check norm_place='pre'",
+        "norm(x + sublayer(x)); if pre-norm is meant, check it with norm_place='pre'",
     ),
     norm_after=(
         "the norm is applied after the sub-layer",
-        "x + sublayer(norm(x)); for post-norm check norm_place='post'",
+        "x + sublayer(norm(x)); if post-norm is meant, check it with norm_place='post'",
     ),
     residual_missing=("a residual is not added", "x + dropout(sublayer(x))"),
     norm_used_twice=("one norm serves two sub-layers", "each sub-layer has a norm of its own"),
@@ -283,6 +283,6 @@ _WIRING = _table(
     ),
 )
 MISTAKES: Final[Mapping[str, Mistake]] = {
-    **_SCALE, **_SOFTMAX, **_HEADS, **_WEIGHTS, **_MASK, **_MODE, **_POSITIONS, **_NORM, **_RMS, **_LOSS,
+    **_SCALE, **_SOFTMAX, **_HEADS, **_WEIGHTS, **_MASK, **_MODE, **_CALL, **_POSITIONS, **_NORM, **_RMS, **_LOSS,
     **_HANDED_LOSS, **_ROPE, **_LAYER, **_FLOW, **_WIRING,
 }  # fmt: skip

@@ -14,13 +14,13 @@ from clearhead.arguments import checked
 from clearhead.check.handwritten.libraries import spares_libraries
 from clearhead.check.handwritten.mistakes import MISTAKES
 from clearhead.check.handwritten.model_calls import Inputs, MaskForm, mask_forms, model_inputs
+from clearhead.check.handwritten.polarity import TOUCHED, reversed_masks
 from clearhead.check.handwritten.report import CannotCompare, Finding, Report, judged
-from clearhead.check.handwritten.running import ROUNDED, NoDropout, Runner, described, relative, shown_error, tensors_of
+from clearhead.check.handwritten.running import ROUNDED, NoDropout, Runner, described, raised, relative, tensors_of
 from clearhead.errors import InputError
 
 Flow = Literal["causal", "full"]
 _BATCH, _LENGTH, _SOURCE_LENGTH, _PADDED = 2, 6, 7, 2
-TOUCHED = 1e-10
 
 
 @dataclass
@@ -145,6 +145,25 @@ def module(
         return Report.refused(subject, reason)
 
 
+def _reversed(model: Model, ids: Tensor, flow: Flow | None) -> list[Finding]:
+    """Return a finding of the submodules whose mask hides what it should show, or none."""
+    part = model.runner.part
+    assert isinstance(part, nn.Module)
+    is_causal = flow == "causal" or (flow is None and _is_decoder(model))
+    lengths = [one.shape[1] for one in (ids, model.source) if one is not None]
+    paths = reversed_masks(part, lambda: model(ids), lengths, is_causal=is_causal)
+    says = "the mask has the wrong polarity: it hides what should be seen, and shows what should be hidden"
+    mend = "pass ~mask, or read the mask so in the attention; nn.MultiheadAttention hides where its mask is True"
+    more = f" and {len(paths) - 4} more" if len(paths) > 4 else ""
+    where = f"{', '.join(paths[:4])}{more}: the mask"
+    return [Finding.of("mask_polarity", where=where, says=says, mend=mend)] if paths else []
+
+
+def _is_decoder(model: Model) -> bool:
+    """Whether the name of a module says that it is a decoder."""
+    return re.search("decoder|lm$", type(model.runner.part).__name__.lower()) is not None
+
+
 def expected_flow(model: Model, flow: Flow | None) -> Flow | None:
     """Return the flow that the caller, the two stacks or the name of a module say; None: nothing says it."""
     name = type(model.runner.part).__name__.lower()
@@ -158,8 +177,10 @@ def _judged(model: Model, subject: str, flow: Flow | None, length: int) -> Repor
         with runner.borrow(draw=draw):
             model, error = with_masks(model, ids, flow)
             if error is not None:
-                return judged(subject, (_raised(error, length),))
+                return judged(subject, (_raised(model, error, length),))
             outputs = model(ids)
+            if found := _reversed(model, ids, flow):
+                return judged(subject, found, compared=("masks",))
             reads, mates = _dependencies(model, model, ids, outputs)
             if not reads.any() and not draw:
                 continue  # weights of zero, such as those of a fresh head, hide what depends on what
@@ -186,9 +207,8 @@ def with_masks(model: Model, ids: Tensor, flow: Flow | None) -> tuple[Model, Exc
     """
     inputs = model.inputs
     is_simple = inputs.source is None and not any(inputs.masks.values())
-    name = type(model.runner.part).__name__.lower()
-    is_causal = flow == "causal" or (flow is None and re.search("decoder|lm$", name) is not None)
-    first: Exception | None = None
+    is_causal = flow == "causal" or (flow is None and _is_decoder(model))
+    latest: tuple[int, Exception] | None = None
     best: tuple[int, Model] | None = None
     for form in mask_forms(is_causal) if inputs.masks else (None,):
         trial = replace(model, masks=form)
@@ -200,16 +220,19 @@ def with_masks(model: Model, ids: Tensor, flow: Flow | None) -> tuple[Model, Exc
         except (CannotCompare, NotImplementedError):
             raise
         except Exception as error:  # noqa: BLE001 a stranger's code raises anything
-            first = first or error
+            # The model computes furthest with masks of the right form.
+            num_operations = model.runner.watch.num_operations
+            if latest is None or num_operations > latest[0]:
+                latest = num_operations, error
             continue
         if best is None or score > best[0]:
             best = (score, trial)
     if best is not None:
         return best[1], None
-    assert first is not None
-    if not is_simple and _raised(first, ids.shape[1]).cause != "mask_one_short":
-        raise CannotCompare(f"it raises {shown_error(first)}")
-    return model, first
+    assert latest is not None
+    if not is_simple and _raised(model, latest[1], ids.shape[1]).cause != "mask_one_short":
+        raise CannotCompare(raised(model.runner.part, latest[1]))
+    return model, latest[1]
 
 
 def _hidden(model: Model, ids: Tensor, output: Tensor, is_causal: bool) -> int:
@@ -225,11 +248,11 @@ def _hidden(model: Model, ids: Tensor, output: Tensor, is_causal: bool) -> int:
     return score
 
 
-def _raised(error: Exception, length: int) -> Finding:
+def _raised(model: Model, error: Exception, length: int) -> Finding:
     """Return the finding of an error, which may be about a mask of one token less than the input."""
     sizes = {int(number) for number in re.findall(r"\d+", str(error))}
     short = {length - 1, (length - 1) ** 2} & sizes and {length, length**2} & sizes
-    says = shown_error(error)
+    says = raised(model.runner.part, error)
     if short:
         return Finding.of("mask_one_short", says=f"mask and input differ by a token: {length - 1} and {length}: {says}")
     return Finding.of("raises", says=says)
@@ -329,7 +352,7 @@ def _invariances(
     except (CannotCompare, NotImplementedError):
         raise
     except Exception as error:  # noqa: BLE001 a stranger's code raises anything
-        yield _raised(error, ids.shape[1])
+        yield _raised(model, error, ids.shape[1])
 
 
 def _padding(model: Model, ids: Tensor, bound: float, of_source: bool, *, sides: bool) -> Iterator[Finding]:

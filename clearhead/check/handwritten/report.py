@@ -129,7 +129,10 @@ class Report:
         """
         yield f"{self.subject}: {self.verdict}{f': {self.reason}' if self.reason else ''}"
         if self.compared:
-            amount = "" if self.largest is None else f"; largest difference {_amount(self.largest)}"
+            # Some mistakes, such as dropout in evaluation, are no matter of numbers.
+            is_equal = self.verdict == "wrong" and (self.largest or 0.0) <= (self.bound or 0.0)
+            apart = "apart from the findings, the " if is_equal else ""
+            amount = "" if self.largest is None else f"; {apart}largest difference {_amount(self.largest)}"
             bound = "" if self.bound is None else f" (rounding: up to {self.bound:.0e})"
             yield f"  compared    {', '.join(self.compared)}{amount}{bound}"
         for note in self.notes:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
 import math
+import os
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from clearhead.check.handwritten.report import CannotCompare, NotSteady
 
 EXACT, ROUNDED, HALF_ROUNDED = 1e-9, 3e-5, 3e-2
+# Frames of libraries, of this package, and of code that is in no file.
+_LIBRARIES = Path(__file__).parents[2], sysconfig.get_path("stdlib"), sysconfig.get_path("platlib")
+_NOT_OF_USERS = "<", *(f"{folder}{os.sep}" for folder in _LIBRARIES)
 _DROPOUTS = (
     torch.nn.functional.dropout, torch.dropout, torch.nn.functional.alpha_dropout, torch.nn.functional.dropout1d,
     torch.nn.functional.dropout2d, torch.nn.functional.feature_alpha_dropout,
@@ -50,15 +58,17 @@ class NoDropout(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _Float32Seen(TorchDispatchMode):
+class _Operations(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen = False
+        self.has_float32 = False
+        self.num_operations = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.num_operations += 1
         for one in result if isinstance(result, tuple | list) else (result,):
-            self.seen |= isinstance(one, Tensor) and one.dtype in (torch.float32, torch.float16, torch.bfloat16)
+            self.has_float32 |= isinstance(one, Tensor) and one.dtype in (torch.float32, torch.float16, torch.bfloat16)
         return result
 
 
@@ -134,6 +144,8 @@ class Runner:
     is_random: bool = False
     changes_weights: bool = False
     error: Exception | None = None
+    num_before_error: int = 0
+    watch: _Operations = field(default_factory=_Operations)
     notes: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -144,7 +156,7 @@ class Runner:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the part; where dropout or drawing makes two runs differ, dropout is switched off."""
-        watch = _Float32Seen()
+        watch = self.watch = _Operations()
         kept = [one.detach().clone() for one in self._state()]
         with watch if self.dtype == torch.float64 else contextlib.nullcontext():
             first = self._once(args, kwargs)
@@ -156,19 +168,20 @@ class Runner:
                     first, second = self._once(args, kwargs), self._once(args, kwargs)
                 if not _same(first, second):
                     raise NotSteady("two runs on the same input differ in evaluation, and not by dropout alone")
-        if watch.seen:
+        if watch.has_float32:
             self.bound = max(self.bound, ROUNDED)
         self._put_back(kept)
         return first
 
     def attempt(self, *args: Any, named: Mapping[str, Any] | None = None) -> Any:
-        """Return the output, or None where the part raises an error, which is kept."""
+        """Return the output, or None where the part raises an error; the one that comes latest in it is kept."""
         try:
             return self(*args, **(named or {}))
         except (CannotCompare, NotImplementedError):
             raise
         except Exception as error:  # noqa: BLE001 a stranger's code raises anything
-            self.error = error
+            if self.error is None or self.watch.num_operations > self.num_before_error:
+                self.error, self.num_before_error = error, self.watch.num_operations
             return None
 
     def _put_back(self, kept: Sequence[Tensor]) -> None:
@@ -218,6 +231,20 @@ def described(result: Any) -> str:
     return " and ".join(f"a tensor {list(one.shape)}" for one in found[:2])
 
 
+def raised(part: Any, error: BaseException) -> str:
+    """Return the sentence that calling a part raised an error, in one line."""
+    name = "forward" if isinstance(part, nn.Module) else getattr(part, "__name__", "it")
+    return f"{name} raised {shown_error(error)}"
+
+
 def shown_error(error: BaseException) -> str:
-    """Return an error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    """Return an error in one line: its type, the user's line and expression that raised it, and its message."""
+    message = " ".join(str(error).split())[:200]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(_NOT_OF_USERS):
+            line = linecache.getline(frame.filename, frame.lineno or 0).encode()
+            end = frame.end_colno if frame.end_lineno == frame.lineno else None
+            expression = line[frame.colno : end].decode("utf-8", "replace").strip()
+            shown = "" if expression.startswith("raise ") else f"{expression}: "
+            return f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}: {shown}{message}"
+    return f"{type(error).__name__}: {message}"

@@ -18,7 +18,7 @@ from clearhead.check.handwritten.experiments import Changes, Settings, compared,
 from clearhead.check.handwritten.libraries import spares_libraries
 from clearhead.check.handwritten.mistakes import MISTAKES
 from clearhead.check.handwritten.report import CannotCompare, Finding, Report
-from clearhead.check.handwritten.running import ROUNDED, Runner, described, shown_error, tensors_of
+from clearhead.check.handwritten.running import ROUNDED, Runner, described, raised, tensors_of
 from clearhead.errors import InputError
 
 _LENGTH, _BATCH, _HEADS = 7, 2, 3
@@ -48,7 +48,7 @@ def _first(runner: Runner, calls: Sequence[tuple[Any, ...]], shapes: Sequence[tu
                 return one.detach().double()
     wanted = " or ".join(str(list(shape)) for shape in shapes)
     if result is None and runner.error is not None:
-        raise CannotCompare(f"it raises {shown_error(runner.error)}")
+        raise CannotCompare(raised(runner.part, runner.error))
     raise CannotCompare(f"it returns {described(result)}, not a tensor {wanted}")
 
 

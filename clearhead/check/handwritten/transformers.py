@@ -13,7 +13,6 @@ from clearhead.arguments import checked
 from clearhead.check.handwritten.layers import attentions_of, is_layer, layer, part_reports
 from clearhead.check.handwritten.libraries import spares_libraries
 from clearhead.check.handwritten.modules import (
-    TOUCHED,
     Model,
     drawn_ids,
     expected_flow,
@@ -21,6 +20,7 @@ from clearhead.check.handwritten.modules import (
     read_model,
     with_masks,
 )  # fmt: skip
+from clearhead.check.handwritten.polarity import TOUCHED
 from clearhead.check.handwritten.report import CannotCompare, Finding, Report, judged
 from clearhead.check.handwritten.running import Runner, relative
 
@@ -69,7 +69,7 @@ def transformer(
             break
         if report.ok:
             compared.append(path)
-    if not {one.cause for one in findings} & {"raises", "source_not_read"}:
+    if not {one.cause for one in findings} & {"raises", "source_not_read", "mask_polarity"}:
         findings += _wiring(part, layers, vocab_size, flow)
     if wrong or any(one.severity == "wrong" for one in findings):  # weights that nothing reads may follow from it
         findings = [one for one in findings if one.cause != "weights_unread"]

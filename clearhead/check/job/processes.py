@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from typing import Final
 import psutil
 
 from clearhead.errors import RunFailure, shortened
+from clearhead.machine import SAFE_PATH
+from clearhead.parts.files import parts_options
 from clearhead.runs.checkpoint import checkpoint_folder, checkpoint_steps
 from clearhead.runs.metrics import FILE_NAME, read_metrics
 
@@ -130,13 +133,14 @@ def training(
     """
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"] if processes > 1 else []
     resume = ["--resume"] if checkpoint_steps(run) else []
-    command = [sys.executable, "-m", *launcher, "clearhead", "train", str(file), f"train.run={run}", *overrides]
+    command = [sys.executable, "-m", *launcher, "clearhead", "train", *parts_options(), str(file),
+               f"train.run={run}", *overrides]  # fmt: skip
     said, before = run.with_name(f"{run.name}.messages"), _identity(run / FILE_NAME)
     with said.open("wb") as messages:
         # A group of its own: Ctrl-C is for the check, which ends it.
         process = psutil.Popen(
             [*command, *resume], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=messages,
-            start_new_session=True,
+            start_new_session=True, env={**os.environ, **SAFE_PATH},
         )  # fmt: skip
     started = TrainProcess(process, run, said, before, limit)
     try:

@@ -17,6 +17,7 @@ from typing import Final
 
 import torch
 
+from clearhead.errors import program_name
 from clearhead.fast.native.cache import fault_of, keep, kernel_folder, locked, workplace
 from clearhead.fast.native.options import INFERENCE, LEVELS, PACKAGED, TRAINING, command, library_name
 from clearhead.fast.probe import processor
@@ -85,7 +86,9 @@ def _compiler() -> str:
     if sys.platform != "linux":
         raise OSError("they are for Linux")
     if found is None:
-        raise OSError(f"there is no compiler {named}" if named else "there is no C++ compiler; install g++")
+        raise OSError(
+            f"there is no compiler {program_name(named)}" if named else "there is no C++ compiler; install g++"
+        )
     return found
 
 

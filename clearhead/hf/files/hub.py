@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from clearhead.commands import make_command, quote
-from clearhead.errors import InputError
+from clearhead.errors import InputError, shortened
 from clearhead.files import absent, names_in, runs_nearby
 from clearhead.hf.files.folder import check_links, is_checkpoint
 
@@ -116,9 +116,17 @@ def fetch(reference: str, *, with_bin: bool = False) -> Path:
         ) from None
     except (errors.HFValidationError, errors.HfHubHTTPError, OSError) as error:
         raise InputError(f"{neither} cannot deliver it: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # noqa: BLE001 what the client raises depends on what a server answers
+        raise InputError(f"{neither} {strange_answer(error)}") from None
     if not with_bin and not any(Path(found).glob("*.safetensors")):
         _refuse_bin(name, revision or None, reference)
     return Path(found)
+
+
+def strange_answer(error: Exception) -> str:
+    """Return the end of a sentence about an error that the client raises on an answer that no hub gives."""
+    reason = shortened(" ".join(f"{type(error).__name__}: {error}".split()), 200)
+    return f"answers as no hub does ({reason}): check HF_ENDPOINT and the network's proxies"
 
 
 def _cached_names() -> list[str]:
@@ -132,11 +140,10 @@ def _cached_names() -> list[str]:
 def _refuse_bin(name: str, revision: str | None, reference: str) -> None:
     """Refuse a repository that has pickled weights only, which were not downloaded."""
     import huggingface_hub
-    from huggingface_hub import errors
 
     try:
         files = huggingface_hub.list_repo_files(name, revision=revision)
-    except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled, OSError):
+    except Exception:  # noqa: BLE001 as above; the files are there without this question
         return
     if any(file.endswith(".bin") for file in files):
         raise InputError(

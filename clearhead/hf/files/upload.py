@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clearhead.errors import InputError
-from clearhead.hf.files.hub import looks_like_hub_name
+from clearhead.hf.files.hub import looks_like_hub_name, strange_answer
 
 
 def refuse_no_repository(name: str) -> None:
@@ -58,6 +58,8 @@ def upload(folder: Path, name: str, *, private: bool = False) -> str:
     except OSError as error:
         reason = _without_token(str(error).splitlines()[0] if str(error) else type(error).__name__)
         raise InputError(f"{name}: the Hugging Face hub cannot be reached: {reason}") from None
+    except Exception as error:  # noqa: BLE001 what the client raises depends on what a server answers
+        raise InputError(f"{name}: the Hugging Face hub {_without_token(strange_answer(error))}") from None
 
 
 def _without_token(text: str) -> str:

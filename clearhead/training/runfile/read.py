@@ -1,6 +1,7 @@
 """Read a run file (TOML), apply overrides, validate it, and write it back with all defaults.
 
-Relative paths in a run file are relative to the current directory.
+Relative paths in a run file are relative to the current directory, but that of `[model] parts`, which is code: it is
+relative to the folder of the run file, and is not imported from the run file of a run directory.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ _PLACEHOLDERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 _REQUIRED = ("kind", "train", "valid", "rank", "run", "steps")
 
 
-def load_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:
+def load_run_file(path: Path, overrides: Sequence[str] = (), *, is_of_run: bool = False) -> RunFile:
     """Read and validate a run file.
 
     Args:
         path: the TOML file.
         overrides: `table.key=value` texts; a value is TOML, and a bare word is text.
+        is_of_run: whether a run directory was named, whose parts are not imported; one with checkpoints is known.
 
     Returns:
         The run file with every default filled in.
@@ -50,13 +52,33 @@ def load_run_file(path: Path, overrides: Sequence[str] = ()) -> RunFile:
     Raises:
         InputError: every fault with file and line, in one report.
     """
-    return parse_run_file(read_text_file(path, "run file"), str(path), overrides)
+    folder = None if is_of_run else parts_folder(path)
+    return parse_run_file(read_text_file(path, "run file"), str(path), overrides, folder=folder)
 
 
-def parse_run_file(text: str, name: str, overrides: Sequence[str] = ()) -> RunFile:
-    """Validate the text of a run file, which messages call `name`; otherwise like `load_run_file`."""
+def parts_folder(path: Path) -> Path | None:
+    """Return the folder to which [model] parts of a run file are relative; None: it is a run directory."""
+    return None if (path.parent / "checkpoints").is_dir() else path.parent
+
+
+def parse_run_file(text: str, name: str, overrides: Sequence[str] = (), *, folder: Path | None = Path()) -> RunFile:
+    """Validate the text of a run file.
+
+    Args:
+        text: the text.
+        name: the name of the run file in messages.
+        overrides: as for `load_run_file`; their [model] parts are relative to the current directory.
+        folder: the folder to which [model] parts in the text are relative; None: they are not imported.
+
+    Raises:
+        InputError: every fault with file and line, in one report.
+    """
     raw = _parse_toml(text, name)
+    model = raw.get("model")
+    if folder is not None and isinstance(model, dict) and isinstance(model.get("parts"), str):
+        model["parts"] = str(folder / Path(model["parts"]).expanduser())
     origins, faults = _apply_overrides(raw, overrides)
+    imports_parts = folder is not None or ("model", "parts") in origins
     places = Places(name, find_lines(text), origins)
     run, faults_here = _validate(raw, places)
     faults += faults_here
@@ -64,7 +86,7 @@ def parse_run_file(text: str, name: str, overrides: Sequence[str] = ()) -> RunFi
     faults += [Fault(fault.address, places.of(fault.address) + fault.sentence) for fault in check_rules(run, faulty)]
     run = fill_defaults(run)
     if not any(fault.address[:1] == ("model",) for fault in faults) and not has_fault(faulty, "task", "kind"):
-        faults += _model_faults(run, places)
+        faults += _model_faults(run, places, imports_parts=imports_parts)
     if faults:
         # By line, overrides last
         ordered = sorted(
@@ -187,18 +209,20 @@ def _placeholders(kind: str | None) -> dict[str, Mapping[str, Any]]:
     return {**_PLACEHOLDERS, "data": {"train": named, "valid": named}}
 
 
-def _model_faults(run: RunFile, places: Places) -> list[Fault]:
+def _model_faults(run: RunFile, places: Places, *, imports_parts: bool) -> list[Fault]:
     """Check the sizes of the model with those of its preset; the vocabulary is not known yet, so it has any size."""
     from clearhead.training.runfile.model_table import resolve_spec
 
     try:
-        if run.model.parts is not None:
+        if run.model.parts is not None and imports_parts:
             load_parts(run.model.parts)
         if not run.task.init:
             joint = run.tokenizer.joint is not False
             resolve_spec(run.model, kind=run.task.kind, source_vocab=1009, target_vocab=1009, joint=joint)
     except InputError as error:
-        return [Fault(("model",), f"{places.of(('model',))}{error.as_fault}")]
+        hint = f"; it may need {run.model.parts}, which is code: read that file, and name it with --parts FILE"
+        reason = error.as_fault + ("" if run.model.parts is None or imports_parts else hint)
+        return [Fault(("model",), f"{places.of(('model',))}{reason}")]
     return []
 
 

@@ -104,7 +104,7 @@ class ModelSection(Section):
     tie: Literal["all", "decoder", "none"] | None = None
     #: How fresh weights are drawn.
     initialization: Literal["xavier", "normal"] | None = None
-    #: A Python file with own parts, which the keys below name.
+    #: A Python file with own parts, which the keys below name; a relative path begins in the folder of the run file.
     parts: str | None = None
     #: An own part in place of each self-attention.
     mixer: OwnPart = None

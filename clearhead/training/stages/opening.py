@@ -83,8 +83,10 @@ def opened(run_file: RunFile, *, resume: bool, progress: Progress) -> Iterator[O
             saved = saved_choices(run) or {}
             if run_file.train.precision == "auto" and "precision" in saved:
                 run_file = with_precision(run_file, saved["precision"])
+            # Without a sound checkpoint, which is refused later, the precision of the run is not known.
+            may_differ = MAY_DIFFER if saved else [*MAY_DIFFER, "train.precision"]
             directory = stack.enter_context(
-                open_run(run, configuration=to_toml(run_file), resume=resume, may_differ=MAY_DIFFER)
+                open_run(run, configuration=to_toml(run_file), resume=resume, may_differ=may_differ)
             )
             if run_file.train.tracker != "none":
                 config = _tracked(run_file)

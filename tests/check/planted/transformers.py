@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 WIDTH, HEADS, LAYERS, VOCAB = 8, 2, 2, 19
+IN_ATTENTION = ("hides what is True", "mask_polarity in attentions", "raises")
 
 
 class Attention(nn.Module):
@@ -16,6 +17,7 @@ class Attention(nn.Module):
     def __init__(self, cause=None):
         super().__init__()
         self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.cause = cause
         self.scale = 1.0 if cause == "no_scaling" else math.sqrt(WIDTH // HEADS)
 
     def forward(self, query, key, value, mask=None):
@@ -25,7 +27,10 @@ class Attention(nn.Module):
         )
         scores = q @ k.transpose(-2, -1) / self.scale
         if mask is not None:
-            scores = scores.masked_fill(mask == 0, -1e9)
+            hidden = mask if self.cause in ("hides what is True", "mask_polarity in attentions") else ~mask
+            scores = scores.masked_fill(hidden, -1e9)
+        if self.cause == "raises":
+            scores = scores @ self.cause
         mixed = scores.softmax(-1) @ v
         return self.o(mixed.transpose(1, 2).reshape(query.shape))
 
@@ -54,7 +59,8 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     def __init__(self, cause=None):
         super().__init__()
-        self.self_attn, self.cross_attn, self.feed_forward, self.cause = Attention(), Attention(), FeedForward(), cause
+        self.self_attn, self.cross_attn = (Attention(cause if cause in IN_ATTENTION else None) for _ in range(2))
+        self.feed_forward, self.cause = FeedForward(), cause
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(WIDTH) for _ in range(3))
 
     def forward(self, x, memory, src_mask, tgt_mask):
@@ -101,7 +107,10 @@ class Inside(Translator):
         length = tgt.shape[1]
         causal = torch.ones(length, length, dtype=torch.bool).tril()
         padding = (tgt != 1)[:, None, None]
-        return super().forward(src, tgt, (src != 1)[:, None, None], padding & causal)
+        if self.cause == "hides what is True":
+            return super().forward(src, tgt, (src == 1)[:, None, None], ~(padding & causal))
+        visible = torch.ones_like(causal).triu(1) if self.cause == "mask_polarity in decoder" else padding & causal
+        return super().forward(src, tgt, (src != 1)[:, None, None], visible)
 
 
 class Wrapped(nn.Module):
@@ -120,6 +129,8 @@ class Wrapped(nn.Module):
             for table, ids in ((self.src, source_ids), (self.tgt, target_ids))
         )
         mask = nn.Transformer.generate_square_subsequent_mask(y.shape[1], dtype=x.dtype)
+        if self.cause == "mask_polarity":  # PyTorch hides where a boolean mask is True
+            mask = torch.ones_like(mask, dtype=torch.bool).tril()
         hidden = None if self.cause == "padding_read" else src_key_padding_mask
         return self.out(self.stacks(x, y, tgt_mask=mask, src_key_padding_mask=hidden, memory_key_padding_mask=hidden))
 
@@ -142,13 +153,28 @@ class Decoder(nn.Module):
 
 class Causal(Decoder):
     def forward(self, x):
-        return super().forward(x, torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril())
+        causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        return super().forward(x, ~causal if self.cause in ("hides what is True", "mask_polarity") else causal)
 
 
-RIGHT = [Translator, Inside, Wrapped, Decoder, Causal]
+class Backward(Decoder):
+    """Reads from the end to the beginning on purpose: forward(x)."""
+
+    def forward(self, x):
+        return super().forward(x, torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu())
+
+
+RIGHT = [
+    (Translator, None), (Inside, None), (Wrapped, None), (Decoder, None), (Causal, None), (Backward, None),
+    (Translator, "hides what is True"), (Inside, "hides what is True"), (Causal, "hides what is True"),
+    (Decoder, "hides what is True"),
+]  # fmt: skip
 WRONG = [
     (Translator, "no_scaling"), (Translator, "residual_missing"), (Inside, "source_not_read"),
     (Translator, "positions_missing"), (Inside, "layer_unread"), (Translator, "memory_of_first_layer"),
     (Translator, "no_causal_mask"), (Translator, "padding_read"), (Wrapped, "padding_read"),
     (Inside, "norm_unread"), (Inside, "layers_shared"), (Causal, "layer_never_run"), (Decoder, "residual_missing"),
+    (Inside, "mask_polarity in decoder"), (Inside, "mask_polarity in attentions"), (Wrapped, "mask_polarity"),
+    (Causal, "mask_polarity"), (Causal, "mask_polarity in attentions"),
 ]  # fmt: skip
+RAISING = [Translator, Inside, Decoder, Causal]

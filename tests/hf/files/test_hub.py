@@ -97,3 +97,25 @@ def test_what_the_hub_has_is_found_and_what_it_refuses_is_said(hub: tuple[Hub, s
 def test_a_name_that_no_file_can_have_is_refused(reference: str) -> None:
     with pytest.raises(InputError, match="more than 255 bytes" if reference else "the reference is empty: name a run"):
         find_checkpoint(reference)
+
+
+class Strange(Hub):
+    """Answers as no hub does."""
+
+    def reply(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        if "someone/circling" in path:
+            return 302, {"Location": path}, b""
+        answers = {"list": [1, 2], "keys": {"sha": "1" * 40, "siblings": [{}]}, "number": 3, "commit": {"id": "x"}}
+        name = next((name for name in answers if f"someone/{name}" in path), None)
+        if name is None or "/api/" not in path:
+            return 200, {"Content-Type": "text/html"}, b"<html>sign in</html>"
+        return 200, {"Content-Type": "application/json"}, json.dumps(answers[name]).encode()
+
+
+def test_answers_that_no_hub_gives_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    names = [f"someone/{name}" for name in ("circling", "list", "keys", "number", "commit", "page")]
+    with serving(Strange({}, {})) as (_, endpoint):
+        found = run(endpoint, tmp_path, *names)
+    for name in names:
+        assert "the Hugging Face hub answers as no hub does" in found[name]["error"], found[name]
+        assert "\n" not in found[name]["error"] and len(found[name]["error"]) < 600
