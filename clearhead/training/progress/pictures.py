@@ -171,7 +171,7 @@ def _write(path: Path, plot: _Plot, last: int) -> Path:
     axes = figure.add_subplot()
     figure.subplots_adjust(left=left, right=0.985, bottom=0.55 / height, top=1 - (0.72 + 0.2 * len(lines)) / height)
     style_line_axes(axes, "training step")
-    ticks = MaxNLocator(nbins=7, integer=True).tick_values(0, last).tolist()
+    ticks = list(MaxNLocator(nbins=7, integer=True).tick_values(0, last))
     axes.set_xticks([*(tick for tick in ticks if tick <= last - 0.6 * (ticks[1] - ticks[0])), last])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
     axes.set_ylabel(plot.label, color=INK)
