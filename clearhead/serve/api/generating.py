@@ -17,7 +17,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from clearhead.errors import InputError
-from clearhead.generate.continuation import GenerateRequest
+from clearhead.generate.continuation import GenerateRequest, checked_limits
 from clearhead.generate.json_schema import with_schema
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.results import Continuation
@@ -25,6 +25,7 @@ from clearhead.serve.api.bodies import BodyRoute, in_thread
 from clearhead.serve.api.engine import Job, Step, events
 from clearhead.serve.api.openai_types import ChatRequest, CompletionRequest, _Generating
 from clearhead.serve.api.served import Models, Scored, Served, given
+from clearhead.text.long_texts import refuse_enormous
 
 EVENT_STREAM = "text/event-stream"
 DEFAULT_TOKENS = 16
@@ -77,7 +78,7 @@ def generating_router(models: Models) -> APIRouter:
         options = _options(served, asked, max(limit, 1))
         shape = _Completion(served, asked, limit)
         # One at a time, so that others have their turn, and a client that disconnects ends it.
-        requests = [await in_thread(served.request, prompt, options) for prompt in asked.prompts]
+        requests = [await in_thread(_request, served, prompt, options) for prompt in asked.prompts]
         return await _answered(served, asked, shape, requests)
 
     @router.post("/v1/chat/completions")
@@ -96,6 +97,13 @@ def generating_router(models: Models) -> APIRouter:
         return await _answered(served, asked, shape, [made])
 
     return router
+
+
+def _request(served: Served, prompt: str | list[int], options: GenerateOptions) -> GenerateRequest:
+    """Return the request of one prompt; its length is checked before any further prompt is tokenized."""
+    request = served.request(prompt, options)
+    checked_limits(served.engine.tree, request)
+    return request
 
 
 def _options(served: Served, asked: _Generating, limit: int | None) -> GenerateOptions:
@@ -122,7 +130,7 @@ def _chat_text(served: Served, asked: ChatRequest) -> str:
         if message.content is None:
             raise InputError(f"message {number} has no content")
         messages.append({"role": message.role, "content": message.content})
-    served.refuse_enormous("".join(message["content"] for message in messages), "chat")
+    refuse_enormous(["".join(message["content"] for message in messages)], served.model.tree.max_positions, "chat")
     return template.render(messages)
 
 
@@ -324,8 +332,7 @@ async def _sent(
             begun.add(choice.index)
             piece = partial(shape.piece, choice, steps, text, is_first=is_first)
             # The first one may hold a whole prompt.
-            is_large = is_first and shape.echoes
-            yield await in_thread(_event_of, head, piece) if is_large else _event_of(head, piece)
+            yield await in_thread(_event_of, head, piece) if is_first and shape.echoes else _event_of(head, piece)
             one = await anext(running, None)
     except Exception as error:  # noqa: BLE001 - the status is sent already, so that the error is an event
         yield _event({"error": {"message": f"{error}", "type": "server_error", "param": None, "code": None}})

@@ -82,14 +82,6 @@ class Served:
         """Return the text of each token."""
         return token_texts(self.tokenizer, ids)
 
-    def refuse_enormous(self, text: str, what: str) -> None:
-        """Refuse a text that has far more characters than the model reads tokens, before it is tokenized.
-
-        Raises:
-            InputError: it has.
-        """
-        refuse_enormous([text], self.model.tree.max_positions, what)
-
     def request(self, prompt: Prompt, options: GenerateOptions, *, is_chat: bool = False) -> GenerateRequest:
         """Return a request for one prompt.
 
@@ -114,7 +106,7 @@ class Served:
         if isinstance(prompt, str) and not is_chat:
             return request
         if isinstance(prompt, str):
-            self.refuse_enormous(prompt, "chat")
+            refuse_enormous([prompt], model.tree.max_positions, "chat")
         reader = model.tokenizers.source if model.module.encoder is not None else model.tokenizers.target
         ids = reader.encode_with_special(prompt) if isinstance(prompt, str) else prompt
         if request.sources is not None:
