@@ -162,7 +162,7 @@ def each_row(cache: IndexedCache, lengths: Sequence[int], of_memory: Sequence[in
 
 
 def copy_row(cache: IndexedCache, row: int) -> IndexedCache:
-    """Return a copy of one row, without padding.
+    """Return a cache with a copy of the keys and values of one row, without padding.
 
     Args:
         cache: separable, with a row for each sentence.
@@ -174,8 +174,6 @@ def copy_row(cache: IndexedCache, row: int) -> IndexedCache:
     for entry in (*copy.self_attention.values(), *copy.scales.values()):
         assert entry.buffer is not None
         entry.buffer = entry.buffer.clone()
-    for place, (key, value) in copy.memory_attention.items():
-        copy.memory_attention[place] = (key.clone(), value.clone())
     return copy
 
 

@@ -299,8 +299,6 @@ class _Lane:
         if not isinstance(cache, IndexedCache) or cache.length < self._most_tokens or cache.length % CHECKED_TOKENS:
             return []
         is_long = [length >= self._most_tokens for length in cache.row_lengths]
-        if not any(is_long) and cache.is_separable:
-            self._cache = joined([cache])
         leaving, first = list[Generated](), 0
         for member in self.members:
             if len(member.sequences) == len(member.tokens):

@@ -106,10 +106,8 @@ def _in_time(app: ASGIApp) -> ASGIApp:
         except TimeoutError:
             if not limit.expired():
                 raise
-            missing = "end of this stream" if is_stream else "answer"
-            answer = refused(
-                503, f"no {missing} within {SECONDS_TO_ANSWER:g} seconds: ask for less, or try again later"
-            )
+            missing = f"no {'end of this stream' if is_stream else 'answer'} within {SECONDS_TO_ANSWER:g} seconds"
+            answer = refused(503, f"{missing}: ask for less, or try again later")
             if is_stream:
                 await send({"type": "http.response.body", "body": b"data: " + bytes(answer.body) + b"\n\n"})
             else:

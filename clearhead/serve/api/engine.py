@@ -213,11 +213,11 @@ class _Abandoned(Exception):
     """The clients of all calls that are computed have disconnected."""
 
 
+@dataclass(frozen=True)
 class _Watch(Display):
     """Ends the computation of calls between two batches when all their clients have disconnected."""
 
-    def __init__(self, calls: Sequence[Call]) -> None:
-        self._calls = calls
+    calls: Sequence[Call]
 
     def update(self, done: int, total: int, what: Counted) -> None:
         """Check with each count.
@@ -225,7 +225,7 @@ class _Watch(Display):
         Raises:
             _Abandoned: nobody waits for the calls.
         """
-        if all(call.result.cancelled() for call in self._calls):
+        if all(call.result.cancelled() for call in self.calls):
             raise _Abandoned
 
 
@@ -345,10 +345,13 @@ class Engine:
             starting = self._take_jobs()
         if chunk:
             _answer(chunk)
-            self._put_back(chunk)
+            with self._changed:
+                # Those that are not done have their next turn after the others.
+                self._calls += [call for call, _ in chunk if not call.result.done()]
         for job in starting:
             self._guarded(job, partial(self._begin, job))
-        self._share_growth()
+        with torch.inference_mode():
+            self._share_growth()
         self._read_piece()
         self._step()
         self._hand_over()
@@ -393,15 +396,9 @@ class Engine:
         self._calls = deque(call for call in self._calls if id(call) not in taken)
         return chunk
 
-    def _put_back(self, chunk: list[tuple[Call, list[Any]]]) -> None:
-        """Let calls that are not done wait for their next turn, after the others."""
-        with self._changed:
-            self._calls += [call for call, _ in chunk if not call.result.done()]
-
     def _take_jobs(self) -> list[Job]:
         """Return the jobs that begin: one of each request in turn, while they fit into their budget."""
-        taken, is_full = list[Job](), False
-        skipped = deque[deque[Job]]()
+        taken, skipped, is_full = list[Job](), deque[deque[Job]](), False
         while self._waiting and not is_full:
             request = self._waiting.popleft()
             if self._fits(request[0]):

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from clearhead.errors import InputError
-from clearhead.generate.continuation import GenerateRequest
+from clearhead.generate.continuation import GenerateRequest, checked_limits
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.results import Continuation
 from clearhead.maps.token_texts import TokenWriter, WrittenToken
@@ -25,6 +25,7 @@ from clearhead.serve.api.engine import Job, Step, events
 from clearhead.serve.api.openai_types import ChatRequest, CompletionRequest, _Generating
 from clearhead.serve.api.schemas import request_under_schema
 from clearhead.serve.api.served import Models, Scored, Served, given
+from clearhead.text.long_texts import refuse_enormous
 
 EVENT_STREAM = "text/event-stream"
 DEFAULT_TOKENS = 16
@@ -91,7 +92,7 @@ def generating_router(models: Models) -> APIRouter:
         options = replace(options, must_fit=asked.max_tokens is not None and limit > 0)
         shape = _Completion(served, asked, limit)
         # One at a time, so that others have their turn, and a client that disconnects ends it.
-        requests = [await in_thread(served.request, prompt, options) for prompt in asked.prompts]
+        requests = [await in_thread(_request, served, prompt, options) for prompt in asked.prompts]
         return await _answered(served, asked, shape, requests)
 
     @router.post("/v1/chat/completions")
@@ -108,6 +109,13 @@ def generating_router(models: Models) -> APIRouter:
         return await _answered(served, asked, shape, [made])
 
     return router
+
+
+def _request(served: Served, prompt: str | list[int], options: GenerateOptions) -> GenerateRequest:
+    """Return the request of one prompt; its length is checked before any further prompt is tokenized."""
+    request = served.request(prompt, options)
+    checked_limits(served.engine.tree, request)
+    return request
 
 
 def _options(served: Served, asked: _Generating, limit: int | None) -> GenerateOptions:
@@ -136,7 +144,7 @@ def _chat_text(served: Served, asked: ChatRequest) -> str:
             raise InputError(f"message {number} has no content")
         name = {} if message.name is None else {"name": message.name}
         messages.append({"role": message.role, "content": message.content, **name})
-    served.refuse_enormous("".join(message["content"] for message in messages), "chat")
+    refuse_enormous(["".join(message["content"] for message in messages)], served.position_limit, "chat")
     return template.render(messages)
 
 
@@ -346,8 +354,7 @@ async def _sent(
             begun.add(choice.index)
             piece = partial(shape.piece, choice, steps, text, is_first=is_first)
             # The first one may hold a whole prompt.
-            is_large = is_first and shape.echoes
-            yield await in_thread(_event_of, head, piece) if is_large else _event_of(head, piece)
+            yield await in_thread(_event_of, head, piece) if is_first and shape.echoes else _event_of(head, piece)
             one = await anext(running, None)
     except Exception as error:  # noqa: BLE001 - the status is sent already, so that the error is an event
         yield _event({"error": {"message": f"{error}", "type": "server_error", "param": None, "code": None}})

@@ -76,6 +76,12 @@ class Served:
         return self.model.module.decoder is not None and find(self.model.task.kind).writes
 
     @property
+    def position_limit(self) -> int | None:
+        """Longest sequence in tokens that the model may read and write; None means no limit."""
+        module = self.model.module
+        return module.max_positions if self.beyond_positions else module.spec.position_limit
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """Of the text that it generates."""
         return self.model.tokenizers.target
@@ -115,14 +121,6 @@ class Served:
         places += [end] * (len(ids) - len(places))
         return [replace(token, offset=place) for token, place in zip(tokens, places, strict=True)]
 
-    def refuse_enormous(self, text: str, what: str) -> None:
-        """Refuse a text that has far more characters than the model reads tokens, before it is tokenized.
-
-        Raises:
-            InputError: it has.
-        """
-        refuse_enormous([text], self.model.tree.max_positions, what)
-
     def request(self, prompt: Prompt, options: GenerateOptions, *, is_chat: bool = False) -> GenerateRequest:
         """Return a request for one prompt.
 
@@ -149,7 +147,7 @@ class Served:
         if isinstance(prompt, str) and not is_chat:
             return request
         if isinstance(prompt, str):
-            self.refuse_enormous(prompt, "chat")
+            refuse_enormous([prompt], self.position_limit, "chat")
         reader = model.tokenizers.source if model.module.encoder is not None else model.tokenizers.target
         if isinstance(prompt, list):
             is_source = request.sources is not None
@@ -203,7 +201,7 @@ class Served:
         module = self.model.tree
         if module.encoder is not None:
             raise InputError("echo with logprobs scores a text under a decoder-only model; this one has an encoder")
-        most = module.max_positions if self.beyond_positions else module.spec.position_limit
+        most = self.position_limit
         longest = max(map(len, prompts))
         if most is not None and longest > most:
             raise ContextTooLong(f"a prompt has {longest} tokens, but the model has {most} positions: shorten it")

@@ -7,7 +7,6 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
-from fastapi.encoders import jsonable_encoder
 from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 
@@ -74,11 +73,7 @@ async def _answered(served: Served, asked: TaskRequest, schema: str | None) -> R
         served.engine.call(key, lambda some: pipeline.run(served.model, some, parameters), inputs)
     )
     is_nested = getattr(pipeline, "IS_NESTED", False)  # the schema has a list around the answer to one text, too
-    return await in_thread(_json, found if is_many or is_nested else found[0])
-
-
-def _json(answer: Any) -> Response:
-    return JSONResponse(jsonable_encoder(answer))
+    return await in_thread(JSONResponse, found if is_many or is_nested else found[0])
 
 
 def pipeline_of(served: Served) -> Any:

@@ -197,3 +197,29 @@ def test_what_looks_inside_for_too_long_is_refused(address: str, monkeypatch: py
     for path, body in (("attention", {"text": "a m"}), ("edit", {"inputs": "a m", "edits": edits})):
         answer = httpx.post(f"{address}/{path}", json={"model": "rope", **body}, timeout=60)
         assert answer.status_code == 400 and "took more than 0 seconds" in answer.json()["error"]["message"]
+
+
+def test_a_long_prompt_delays_no_short_one(models: Models) -> None:
+    served = models.named("rope")
+    options = served.model.generate_options(max_new_tokens=3, temperature=0)
+    prompts: list[list[int]] = [[5] * 8000, [5, 6]]
+
+    async def first_to_end() -> int:
+        jobs = [Job.of_request(served.engine, served.request(prompt, options)) for prompt in prompts]
+        ended = [number async for number, event in events(served.engine, jobs) if isinstance(event, Ended)]
+        return ended[0]
+
+    assert asyncio.run(first_to_end()) == 1
+
+
+def test_prompts_after_one_that_is_too_long_are_not_tokenized(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenized, request = [], Served.request
+
+    def counted(self: Served, prompt: Any, *rest: Any, **options: Any) -> Any:
+        tokenized.append(prompt)
+        return request(self, prompt, *rest, **options)
+
+    monkeypatch.setattr(Served, "request", counted)
+    body = {"model": "lm", "prompt": ["a m", "a m u e " * 100, "a", "a"]}
+    assert httpx.post(f"{address}/v1/completions", json=body, timeout=60).status_code == 400
+    assert len(tokenized) == 2
