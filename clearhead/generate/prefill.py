@@ -26,6 +26,7 @@ from clearhead.generate.prefixes import Prefixes
 from clearhead.generate.processors import NO_ID
 from clearhead.text.long_texts import LONGEST_PROMPT
 
+_READERS = {True: "contrastive search", False: "an answer"}
 PIECE_TOKENS = 512
 """Of a prompt that are read between two steps of a running batch; kernels cut prompts at multiples of it."""
 
@@ -207,9 +208,9 @@ def token_limits(
     """
     positions = position_limit(module, options)
     is_table, is_contrastive = positions == module.max_positions, options.method == "contrastive"
-    unread = 1 if is_table and not is_contrastive else 0
-    needs = "" if unread else f" and {'contrastive search' if is_contrastive else 'an answer'} needs one more"
-    lift = "" if is_table else Message(", or set ", argument("beyond_positions"))
+    unread = int(is_table and not is_contrastive)
+    needs = "" if unread else f" and {_READERS[is_contrastive]} needs one more"
+    lift = "." if is_table else Message(", or set ", argument("beyond_positions"), ".")
     faults, limits, kind = [], [], InputError
     for number, prompt in enumerate(prompts, start=1):
         room = options.max_new_tokens if positions is None else positions - len(prompt) + unread
@@ -222,7 +223,7 @@ def token_limits(
             kind = ContextTooLong
             faults.append(
                 f"prompt {number} has {len(prompt)} tokens, the start token included, but the model has {positions} "
-                f"positions{needs}: shorten it" + lift + "."
+                f"positions{needs}: shorten it" + lift
             )
         elif module.max_positions is None and len(prompt) > LONGEST_PROMPT:
             faults.append(
@@ -230,12 +231,12 @@ def token_limits(
                 "shorten it."
             )
         elif options.must_fit and positions is not None and len(prompt) + options.max_new_tokens > positions:
-            kind, left = ContextTooLong, positions - len(prompt)
+            kind = ContextTooLong
             faults.append(
                 f"prompt {number} has {len(prompt)} tokens and "
                 + argument("max_new_tokens")
                 + f" is {options.max_new_tokens}, together {len(prompt) + options.max_new_tokens}, but the model has "
-                f"{positions} positions: {f'ask for at most {left}, ' if left else ''}shorten the prompt" + lift + "."
+                f"{positions} positions ({positions - len(prompt)} left): ask for fewer, shorten the prompt" + lift
             )
         elif wanted < 1:
             faults.append(

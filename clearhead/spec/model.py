@@ -75,6 +75,8 @@ class Model(Node):
     def to_json(self) -> str:
         """Write the tree as JSON; each distinct layer of a stack is written once."""
         tree = self.model_dump(mode="json")
+        if self.declared_length is None:
+            del tree["declared_length"]
         if needed := needs(self):
             tree["needs"] = needed
         for name in ("encoder", "decoder"):

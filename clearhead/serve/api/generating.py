@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -63,6 +64,11 @@ class Choice:
             self.writer = TokenWriter(served.tokenizer, self.request.context(0), self.request.end_ids)
         token = self.writer.add(step.token)
         return replace(token, offset=len(self.prefix) + token.offset)
+
+    def offsets(self, tokens: Sequence[WrittenToken]) -> list[int]:
+        """Return where tokens begin in the text; those of a stop text, which is cut off, at its end."""
+        most = sys.maxsize if self.continuation is None else len(self.text)
+        return [min(token.offset, most) for token in tokens]
 
     @property
     def text(self) -> str:
@@ -185,14 +191,12 @@ class _Completion:
             tokens = [*choice.written_prompt, *tokens]
             values = [*scored.log_probabilities, *values]
             alternatives = [*scored.alternatives, *alternatives]
-        # The tokens of a stop text end after the text, which is known once the sequence has ended.
-        most = None if choice.continuation is None else len(choice.text)
-        offsets = [token.offset if most is None else min(token.offset, most) for token in tokens]
-        top = [None if some is None else self._named(some) for some in alternatives]
-        texts = [token.text for token in tokens]
-        return {"tokens": texts, "token_logprobs": values, "top_logprobs": top, "text_offset": offsets}
+        top, texts = [self._named(some) for some in alternatives], [token.text for token in tokens]
+        return {"tokens": texts, "token_logprobs": values, "top_logprobs": top, "text_offset": choice.offsets(tokens)}
 
-    def _named(self, alternatives: Sequence[tuple[int, float]]) -> dict[str, float]:
+    def _named(self, alternatives: Sequence[tuple[int, float]] | None) -> dict[str, float] | None:
+        if alternatives is None:
+            return None
         return {token.text: value for token, value in self.served.known_tokens(alternatives)}
 
 

@@ -28,13 +28,18 @@ def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
         parameters: of the call.
     """
     answers = []
-    loaded = None if model.hf_checkpoint is None else model.hf_checkpoint.loaded
-    only = ((loaded.config.get("id2label") if loaded else None) or {}).get("0", "LABEL_0")
     for predicted in model.classify([_text(given) for given in inputs]):
-        named = {only: predicted.value} if predicted.value is not None else predicted.probabilities
+        named = {_only_label(model): predicted.value} if predicted.value is not None else predicted.probabilities
         scores = [{"label": label, "score": score} for label, score in named.items()]
         answers.append(sorted(scores, key=lambda score: -score["score"])[: parameters.top_k])
     return answers
+
+
+def _only_label(model: Any) -> str:
+    """Return the name of the only output of a model."""
+    loaded = None if model.hf_checkpoint is None else model.hf_checkpoint.loaded
+    names = {} if loaded is None else loaded.config.get("id2label") or {}
+    return str(names.get("0", "LABEL_0"))
 
 
 def _text(given: Any) -> str | tuple[str, str]:
