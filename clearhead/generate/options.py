@@ -299,8 +299,9 @@ class GenerateOptions(DecodingOptions):
 
     @property
     def divisor(self) -> float:
-        """What sampling divides the logits by; far below every temperature that matters, quotients would overflow."""
-        return 1.0 if self.temperature is None else max(float(self.temperature), 1e-20)
+        """What sampling divides the logits by: the temperature, but no number so small that quotients overflow."""
+        temperature = 1.0 if self.temperature is None else float(self.temperature)
+        return max(temperature, 1e-20) if temperature else 0.0
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -340,7 +340,10 @@ class Recomputed:
                     x = x * node.scale @ own.T + self.weights.get(f"{address}.bias", 0.0)
                     yield "linear", x
                 case spec.Pool():
-                    x = {"mean": x.mean(0), "first": x[0], "last": x[-1], "max": x.max(0)}[node.by][None]
+                    weights = np.arange(1, len(x) + 1)[:, None]
+                    kinds = {"mean": x.mean(0), "first": x[0], "last": x[-1], "max": x.max(0)}
+                    kinds["weighted"] = (x * weights).sum(0) / weights.sum()
+                    x = np.concatenate([kinds[mode] for mode in node.modes])[None]
                     yield "pool", x
                 case spec.Activation():
                     x = ACTIVATIONS[node.function](x)

@@ -37,7 +37,7 @@ def test_an_id_outside_the_vocabulary_is_refused(
     assert f"{key} = 99999 is outside the vocabulary, which has" in message and message.count("\n") == 1
 
 
-@pytest.mark.parametrize(("key", "value"), [("top_p", 0), ("length_penalty", -0.5), ("num_beams", 1024)])
+@pytest.mark.parametrize(("key", "value"), [("top_p", 0), ("length_penalty", -10.5), ("num_beams", 1024)])
 def test_an_option_out_of_range_is_refused_where_it_stands(
     key: str, value: float, original: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
