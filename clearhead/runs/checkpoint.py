@@ -71,7 +71,6 @@ class Tally:
         seconds: wall-clock seconds, over all resumptions.
         best_step: the step of the best validation, None before the first.
         best_value: its loss or score.
-        scheduled_best: the best step, leaving out a validation that only the end of the run made due.
         misses: validations since the best one.
         validated_step: the last step that was validated.
         logged_step: the last step that has a line of metrics.
@@ -88,7 +87,6 @@ class Tally:
     seconds: float = 0.0
     best_step: int | None = None
     best_value: float | None = None
-    scheduled_best: int | None = None
     misses: int = 0
     validated_step: int = 0
     logged_step: int = 0
@@ -289,9 +287,7 @@ def saved_choices(run: Path) -> dict[str, Any] | None:
     return choices
 
 
-def prune_checkpoints(
-    run: Path, *, newest: int, keep: int, best: int | None, scheduled_best: int | None = None
-) -> None:
+def prune_checkpoints(run: Path, *, newest: int, keep: int, best: int | None, resumed_best: int | None = None) -> None:
     """Delete the checkpoints up to `newest`, except the last `keep` and the best ones.
 
     Args:
@@ -299,11 +295,11 @@ def prune_checkpoints(
         newest: the step just saved; later (damaged) checkpoints are neither counted nor deleted.
         keep: number of checkpoints to keep, at least 1.
         best: the step of the best checkpoint.
-        scheduled_best: as in `Tally`, for a run that goes on.
+        resumed_best: the step that is the best one for a run that goes on.
     """
     past = [step for step in checkpoint_steps(run) if step <= newest]
     for step in past[:-keep]:
-        if step not in (best, scheduled_best):
+        if step not in (best, resumed_best):
             remove_folder(checkpoint_folder(run, step))
 
 

@@ -158,6 +158,8 @@ class _Training(Generic[BatchT]):
         saved = files.load_checkpoint(folder, load=self.engine.load)
         with files.refusing_others(folder):
             self._restore(saved)
+        self.clock = time.monotonic() - self.tally.seconds
+        self.agreed = Agreed(seconds=self.tally.seconds)
         self.saved_step = self.tally.step
         self.record.go_back(self.tally)
         # Last: nothing above may draw random numbers after the generators are restored.
@@ -179,19 +181,7 @@ class _Training(Generic[BatchT]):
         parts.schedule.load_state(state["schedule"])
         parts.batches.load_state(state["batches"])
         self.tally = files.Tally(**state["tally"])
-        self.clock = time.monotonic() - self.tally.seconds
-        self.agreed = Agreed(seconds=self.tally.seconds)
-        if state["before_extra"] is not None:
-            self._forget_extra_validation(**state["before_extra"])
         self._restore_random_state(state)
-
-    def _forget_extra_validation(self, tally: dict[str, Any], schedule: dict[str, Any]) -> None:
-        """Go back before a validation that only the end of the run made due, unless the run ends here again."""
-        validated, self.tally = self.tally, files.Tally(**tally)
-        if self._reason_to_stop() is None:
-            self.parts.schedule.load_state(schedule)
-        else:
-            self.tally = validated
 
     def _restore_random_state(self, state: Mapping[str, Any]) -> None:
         """Restore the generators of this process, or seed them where the checkpoint is of fewer processes."""
@@ -366,10 +356,9 @@ class _Training(Generic[BatchT]):
             raise self._not_finite(f"validation loss became {validation.loss}", f"step {step}")
         before = None
         if step % self.settings.validate_every:
-            before = copy.deepcopy({"tally": asdict(self.tally), "schedule": self.parts.schedule.state()})
+            # Only the end of the run makes it due: a run that goes on takes the way of one that did not end here.
+            before = copy.deepcopy((self.tally, self.parts.schedule.state()))
         is_best = self._judge(validation)
-        if before is None:
-            self.tally.scheduled_best = self.tally.best_step
         self._write_line(validation)
         self.parts.schedule.observe(validation.loss)
         self.tally.validation_seconds = time.monotonic() - began
@@ -443,17 +432,20 @@ class _Training(Generic[BatchT]):
         tally.logged_step = tally.step
         tally.loss_sum, tally.loss_count, tally.window_tokens, tally.window_seconds = 0.0, 0, 0, 0.0
 
-    def _save(self, before_extra: dict[str, Any] | None = None) -> None:
-        """Save a checkpoint; with tally and schedule before a validation that only the end of the run made due."""
+    def _save(self, resumed: tuple[files.Tally, dict[str, Any]] | None = None) -> None:
+        """Save a checkpoint.
+
+        Args:
+            resumed: tally and schedule for a run that goes on from it; None: the present ones.
+        """
         tally = self.tally
         tally.seconds = self._seconds()
-        if before_extra is not None:
-            before_extra["tally"] |= {"seconds": tally.seconds, "validation_seconds": tally.validation_seconds}
+        saved, schedule = resumed or (tally, self.parts.schedule.state())
+        saved.seconds, saved.validation_seconds = tally.seconds, tally.validation_seconds
         first, *others = self.processes.all_of(random_state())
         state: dict[str, Any] = {
-            "tally": asdict(tally),
-            "schedule": self.parts.schedule.state(),
-            "before_extra": before_extra,
+            "tally": asdict(saved),
+            "schedule": schedule,
             "batches": self.parts.batches.state(),
             "random": first,
             OTHERS: others,

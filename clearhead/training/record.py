@@ -114,9 +114,9 @@ class RunRecord:
             files.write_best(self.run, tally.best_step)
         if tally.recent and tally.recent[-1] == tally.step:
             keep_recent(self.run, tally.step)
-        self._prune(tally)
+        self._prune(tally, checkpoint.state["tally"]["best_step"])
 
-    def _prune(self, tally: files.Tally) -> None:
+    def _prune(self, tally: files.Tally, resumed_best: int | None = None) -> None:
         """Delete old checkpoints and snapshots, and recent weights that no kept checkpoint needs."""
         settings = self._settings
         files.prune_checkpoints(
@@ -124,7 +124,7 @@ class RunRecord:
             newest=tally.step,
             keep=settings.keep,
             best=tally.best_step,
-            scheduled_best=tally.scheduled_best,
+            resumed_best=resumed_best,
         )
         prune_recent(self.run, keep=(settings.average or 0) + settings.keep)
         prune_snapshots(self.run, newest=tally.step, keep=self._num_snapshots)

@@ -523,7 +523,13 @@ def test_the_validation_at_an_end_changes_nothing_for_a_run_that_goes_on(
     def trainer(run: Path, **changes: Any) -> Trainer[Tokens]:
         made = small_trainer(run, **{"steps": 26, **options, **changes})
         made.schedule = Decaying()
-        made.validate = lambda module: Validation(losses[recorder(made).steps[-1].step], score=1.0)
+
+        def validate(module: nn.Module) -> Validation:
+            reports = recorder(made)
+            step = reports.steps[-1].step if reports.steps else reports.plans[-1].first_step
+            return Validation(losses[step], score=1.0)
+
+        made.validate = validate
         return made
 
     whole, parted = tmp_path / "whole", tmp_path / "parted"

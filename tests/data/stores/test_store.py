@@ -94,7 +94,7 @@ def test_lengths_follow_from_what_each_stack_reads() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["{", "[]", '{"format": 4, "identity": "x"}', '{"format": 4, "identity": "x", "arrays": {"a": ["<i8", [9]]}}'],
+    ["{", "[]", '{"format": 5, "identity": "x"}', '{"format": 5, "identity": "x", "arrays": {"a": ["<i8", [9]]}}'],
 )
 def test_a_folder_without_a_whole_store(tmp_path: Path, content: str) -> None:
     (tmp_path / "store.json").write_text(content)
