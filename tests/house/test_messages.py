@@ -55,6 +55,19 @@ def arguments_with_an_option() -> set[str]:
     return {one.name for command in commands().values() for one in command.params if "_" in one.name}
 
 
+def unfilled(source: Source) -> list[str]:
+    """Texts that show a call in braces, since the `f` in front of them is missing."""
+    return [
+        f"{source.path}:{node.lineno}"
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.search(r"\{[a-z_][\w.]*\(", node.value)
+    ]
+
+
+def test_no_message_shows_its_code() -> None:
+    assert [where for source in package_sources() for where in unfilled(source)] == []
+
+
 def test_a_reference_is_not_lost_in_a_text() -> None:
     assert [where for source in package_sources() for where in lost(source)] == []
 
@@ -68,6 +81,8 @@ def test_an_argument_with_an_option_is_a_reference() -> None:
 
 
 def test_the_rules_can_fail() -> None:
+    assert unfilled(Source.of("fail(f'{count} labels ' '({listed(names)}); check')"))
+    assert not unfilled(Source.of("fail(f'{count} labels ({listed(names)}); check {{x}}')"))
     text = "from clearhead.errors import key\nraise InputError(f'check {key(name)}')"
     assert lost(Source.of(text)) == ["clearhead/core/example.py:2"]
     assert written_out(Source.of("fail(f'top_k is {x}')"), {"top_k"}) == {"top_k is "}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -118,15 +119,14 @@ def learn_labels(data: Table, kind: LabelKind) -> LabelSet:
         numbers = ", or for numbers set " + key("task.labels", "regression") if all(map(_is_number, names)) else ""
         raise InputError(
             f"{location}: each of the {len(data)} texts from here on has a label of its own "
-            "({_listed(sorted(names))}); check " + key("labels") + numbers
+            f"({_listed(sorted(names))}); check " + key("labels") + numbers
         )
     return LabelSet(kind, names=tuple(sorted(names, key=_order)))
 
 
 def _order(name: str) -> tuple[int, float, str]:
     """Sort whole numbers by size, in front of words by their letters."""
-    is_number = name.lstrip("-").isdecimal() and name.isascii()
-    return (0, float(name), name) if is_number else (1, 0.0, name)
+    return (0, float(name), name) if re.fullmatch("-?[0-9]+", name) else (1, 0.0, name)
 
 
 def _is_number(name: str) -> bool:

@@ -47,3 +47,17 @@ def test_json_labels_of_other_types(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", lines([json.dumps({"text": "a", "label": label}) for label in labels]))
     data = read_labelled(DATA.source({"text": path, "labels": "label"}))
     assert learn_labels(data, "single_label").names == ("1", "2", "true", "x")
+
+
+def test_labels_that_only_look_like_numbers_are_names(tmp_path: Path) -> None:
+    labels = ["--5", "10", "-7", "2", "-", "5-", "+3", "\u0665", "9" * 400]
+    path = write(tmp_path / "a.jsonl", lines([json.dumps({"text": "a", "label": label}) for label in labels]))
+    names = learn_labels(read_labelled(DATA.source({"text": path, "labels": "label"})), "single_label").names
+    assert names == ("-7", "2", "10", "9" * 400, *sorted({"--5", "-", "5-", "+3", "\u0665"}))
+
+
+def test_a_label_of_its_own_for_each_text_is_refused_with_the_names(tmp_path: Path) -> None:
+    labels = [f"name{number:02}" for number in range(30)]
+    path = write(tmp_path / "a.jsonl", lines([json.dumps({"text": "a", "label": label}) for label in labels]))
+    with pytest.raises(InputError, match=r"label of its own \(name00, name01, .* and 18 more\); check"):
+        learn_labels(read_labelled(DATA.source({"text": path, "labels": "label"})), "single_label")
