@@ -3,7 +3,8 @@
     python -m tests.golden record FILE
     python -m tests.golden compare FILE
 
-A change that should change nothing (a move, a renaming, a merge) leaves every entry equal.
+A change that should change nothing (a move, a renaming, a merge) leaves every entry equal. `tests/golden/record.json`
+is the record of the code before its files moved; its first line names the machine.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ PACKAGE = ROOT / "clearhead"
 RECORD = Path(__file__).with_suffix(".json")
 WALKS = ("load", "translate", "generate", "train", "serve")
 NOT_COUNTED = (
-    "arguments.py", "errors.py", "files.py", "formats.py", "hooks.py", "leftovers.py", "machine.py", "printing.py",
-    "progress.py", "version.py", "__init__.py",
+    "arguments.py", "child_loop.py", "child_process.py", "commands.py", "errors.py", "files.py", "formats.py",
+    "hooks.py", "leftovers.py", "machine.py", "printing.py", "progress.py", "version.py", "__init__.py",
     "spec/", "presets/", "tasks/base.py", "tasks/record.py", "tasks/registry.py",
     "core/", "kernels/", "parts/", "busy_waiting.py",
 )  # fmt: skip
