@@ -45,7 +45,7 @@ NOT_RUN = {
     r"clearhead translate path/to/nllb": "needs a multilingual checkpoint; tests/hf/families run them",
     r"clearhead convert path/to/old": "needs a checkpoint with pickled weights; tests/cli/test_convert.py runs it",
     r"clearhead serve|.*--serve": "runs until it is stopped; tests/serve run them",
-    r"clearhead check (mine|model|tests/adapters)\.py": "checks a module of the reader; tests/check run them",
+    r"clearhead check [\w/]+\.(py|ipynb)": "checks a module of the reader; tests/check run them",
     r"clearhead check [\w-]+\.toml": "kills a training several times; tests/check/job run it",
     r"clearhead bench": "measures for half a minute; tests/cli/test_bench.py runs it",
     r"clearhead --install-completion": "changes the start of the reader's shell",
