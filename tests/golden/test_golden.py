@@ -11,6 +11,7 @@ import pytest
 from tests.golden import entries
 from tests.golden.records import Entry, Golden, describe_machine
 
+pytestmark = pytest.mark.slow
 RNG = np.random.default_rng(3)
 WEIGHTS = RNG.normal(size=(5, 7)).astype(np.float32)
 
