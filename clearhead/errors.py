@@ -33,7 +33,7 @@ def visible(text: str, *, kept: str = "") -> str:
 def json_text(value: object) -> str:
     """Return a value as a message shows it: as JSON, with Unicode spaces escaped, and shortened if it is long."""
     text = json.dumps(value, ensure_ascii=False, default=repr)
-    return shortened(_SPACES.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+    return shortened(_SPACES.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def shortened(text: str, most: int = 40) -> str:
@@ -42,7 +42,7 @@ def shortened(text: str, most: int = 40) -> str:
 
 
 def program_name(command: str) -> str:
-    """Return the program of a command without its folder and arguments, which may hold passwords."""
+    """Return the program name of a command, without its folder and its arguments, which may hold passwords."""
     words = (PurePath(word).name for word in command.split() if "=" not in word)
     return next(words, "(a command without a name)")
 
@@ -198,7 +198,7 @@ def renaming(rename: Callable[[Reference], str | Reference]) -> AbstractContextM
 
 
 class ContextTooLong(InputError):
-    """More tokens than a model has positions for, in a prompt alone or with the tokens that a call asks for."""
+    """Error: a prompt, or a prompt and the requested new tokens, exceed the positions of the model."""
 
 
 class RunFailure(RuntimeError):

@@ -97,22 +97,22 @@ def check(
 
     file, library = python_file(ref), {"--against": against, "--reference": reference, "--tolerance": tolerance}
     machine = _given(compute) | {"--html": html, "--force": force or None}
-    own: dict[str, Any] = {"--hint": hint, "--width": width, "--heads": heads, "--as": kind, "--time-limit": time_limit}
-    own["name=value"] = settings or None
+    file_options: dict[str, Any] = {"--hint": hint, "--width": width, "--heads": heads, "--as": kind}
+    file_options |= {"--time-limit": time_limit, "name=value": settings or None}
     job = {"--steps": steps, "--kills": kills}
     if file is not None:
         _refuse(f"{file[0]} is a Python file", {**machine, "--threads": None}, library, job)
-        _check_file(*file, own, compute.threads or 1, as_json=as_json)
+        _check_file(*file, file_options, compute.threads or 1, as_json=as_json)
     elif is_run_file(ref):
-        _refuse(f"{ref} is a run file (.toml)", {**machine, "--seed": None}, library, own)
+        _refuse(f"{ref} is a run file (.toml)", {**machine, "--seed": None}, library, file_options)
         check_run_file(ref, steps=steps, kills=kills, seed=compute.seed, as_json=as_json)
     elif is_certificate(ref):
-        check_certificate(ref, machine | library | own | job, as_json=as_json)
+        check_certificate(ref, machine | library | file_options | job, as_json=as_json)
     elif any(value is not None for value in library.values()):
-        _refuse(f"{ref} is compared on the CPU in fp32", {**machine, "--threads": None}, own, job)
+        _refuse(f"{ref} is compared on the CPU in fp32", {**machine, "--threads": None}, file_options, job)
         _check_checkpoint(ref, against, reference, tolerance, compute.threads, as_json=as_json)
     else:
-        _refuse(f"{ref} is a checkpoint or a run", own, job)
+        _refuse(f"{ref} is a checkpoint or a run", file_options, job)
         check_model(ref, compute, html=html, force=force, as_json=as_json)
 
 
@@ -177,7 +177,7 @@ def _check_checkpoint(
 
 
 def _settings(words: list[str]) -> dict[str, object]:
-    """Return arguments of a comparison, which are written as in Python; a shell removes quotation marks."""
+    """Return keyword arguments from words name=value, with values as in Python, or as text without quotation marks."""
     settings: dict[str, object] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -190,11 +190,12 @@ def _settings(words: list[str]) -> dict[str, object]:
     return settings
 
 
-def _check_file(path: Path, name: str, own: Mapping[str, Any], threads: int, *, as_json: bool) -> None:
+def _check_file(path: Path, name: str, options: Mapping[str, Any], threads: int, *, as_json: bool) -> None:
     from clearhead.check.handwritten.files import KINDS, compare_file
 
-    hint, kind, seconds = own["--hint"] or 3, own["--as"], own["--time-limit"] or 120.0
-    settings = {"width": own["--width"] or 24, "heads": own["--heads"] or 3} | _settings(own["name=value"] or [])
+    hint, kind, seconds = options["--hint"] or 3, options["--as"], options["--time-limit"] or 120.0
+    settings = {"width": options["--width"] or 24, "heads": options["--heads"] or 3}
+    settings |= _settings(options["name=value"] or [])
     if kind is not None and (kind not in KINDS or not name):
         raise InputError(f"--as takes one of {', '.join(KINDS)}, with FILE.py:NAME; got {kind}")
     width, heads = settings["width"], settings["heads"]

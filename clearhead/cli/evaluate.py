@@ -195,12 +195,12 @@ def _flag(name: str) -> str:
     return "--" + name.removesuffix("_language").replace("_", "-")
 
 
-def _validation_data(ref: str, given: Mapping[str, Any]) -> Any:
-    """Return `data.valid` of the run file of a run; None: options name data, or the model is not that of a run."""
+def _validation_data(ref: str, options: Mapping[str, Any]) -> Any:
+    """Return `data.valid` of the run file; None if options name data, or the model has no run file."""
     from clearhead.runs.directory import RUN_FILE, is_run_directory, read_configuration, split_reference
 
     run, _ = split_reference(ref)
-    names_data = any(name in given for name in itertools.chain(DATA, *(task.options for task in every())))
+    names_data = any(name in options for name in itertools.chain(DATA, *(task.options for task in every())))
     if names_data or not is_run_directory(run) or not (run / RUN_FILE).is_file():
         return None
     match read_configuration(run / RUN_FILE):
@@ -209,8 +209,8 @@ def _validation_data(ref: str, given: Mapping[str, Any]) -> Any:
     return None
 
 
-def _validate(model: Model, ref: str, given: Mapping[str, Any]) -> None:
-    """Measure a model on the share of the training data that its run held out, as the training did, and print it."""
+def _validate(model: Model, ref: str, options: Mapping[str, Any]) -> None:
+    """Print the loss and score of a model on the share of the training data that its run held out."""
     import torch
 
     from clearhead.runs.directory import RUN_FILE, read_configuration, split_reference
@@ -219,7 +219,7 @@ def _validate(model: Model, ref: str, given: Mapping[str, Any]) -> None:
     from clearhead.training.runfile.read import parse_run_file, toml_text
     from clearhead.training.task_parts import TaskSetup, parts_of
 
-    unused = [_flag(name) for name in given if name not in ("ref", "as_json")]
+    unused = [_flag(name) for name in options if name not in ("ref", "as_json")]
     if unused:
         raise InputError(f"{', '.join(unused)}: no effect on a share that training held out; name other data")
     run, _ = split_reference(ref)
@@ -233,7 +233,7 @@ def _validate(model: Model, ref: str, given: Mapping[str, Any]) -> None:
     with torch.inference_mode():
         measured = parts.validate(model.exact.module)
     score = "" if measured.score is None else f", {parts.score_name} {measured.score:.2f}"
-    print_either("as_json" in given, asdict(measured), f"loss {measured.loss:.4f}{score}")
+    print_either("as_json" in options, asdict(measured), f"loss {measured.loss:.4f}{score}")
 
 
 def _check_options(ref: str, options: Sequence[str], *, is_named: bool) -> Task:
@@ -242,7 +242,7 @@ def _check_options(ref: str, options: Sequence[str], *, is_named: bool) -> Task:
     Args:
         ref: of the model.
         options: the names of their parameters.
-        is_named: whether options must name the data.
+        is_named: True if options must name the data.
 
     Raises:
         InputError: one sentence that names all of them, or the reference leads nowhere.

@@ -147,22 +147,22 @@ def _in_own_thread(work: Callable[[], Result]) -> Result:
 
 
 def _named(refs: list[str]) -> dict[str, str]:
-    """Return the references by the names of their models."""
+    """Return the references of the models by their names, or refuse a name that is invalid or taken."""
     from clearhead.hf.files.hub import is_local, repository_of
 
     named: dict[str, str] = {}
     for ref in refs:
-        name, equals, place = ref.partition("=")
+        name, equals, path = ref.partition("=")
         if not equals or is_local(ref):
-            folder, place = Path(ref.partition("@")[0]), ref
+            folder, path = Path(ref.partition("@")[0]), ref
             name = (repository_of(folder) or folder.name).rpartition("/")[2] or ref
         elif not _NAME.fullmatch(name):
             raise InputError(
                 f"'{name}' in {ref} cannot name a model: use letters, digits, '.', '_' and '-', as in small=runs/de-en"
             )
         if name in named:
-            raise InputError(f"two models are named '{name}', by which clients ask for them: name one, as b={place}")
-        named[name] = place
+            raise InputError(f"two models are named '{name}', by which clients ask for them: name one, as b={path}")
+        named[name] = path
     return named
 
 
@@ -187,7 +187,7 @@ def _loaded(
             print_message(f"clearhead: {name} is not served: {error}")
     if not served:
         raise RunFailure("no model could be loaded")
-    if beyond_positions and not any(one.beyond_positions for one in served):
+    if beyond_positions and not any(model.beyond_positions for model in served):
         raise InputError(
             "--beyond-positions has no effect: no model computes its positions and has max_position_embeddings"
         )
@@ -211,7 +211,7 @@ def _warm(models: Models) -> None:
 def _lines(models: Models, host: str, port: int, key_file: Path | None) -> list[str]:
     """Return a line for each model, and a first request that can be copied."""
     lines = []
-    # A wildcard is no address to connect to.
+    # Clients cannot connect to a wildcard address.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     for served in models:

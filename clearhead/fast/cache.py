@@ -132,12 +132,12 @@ class IndexedCache(Cache):
 
     @property
     def is_separable(self) -> bool:
-        """Whether rows can be taken out of it: it has keys, and custom modules keep nothing in it."""
+        """True if rows can be taken out of the cache: it has keys, and custom modules keep nothing in it."""
         return not self.kept and bool(self.self_attention)
 
     @property
     def row_lengths(self) -> list[int]:
-        """The number of real tokens of each row."""
+        """Number of tokens of each row, without padding."""
         return [self.length] * self.buffer_rows(0) if self.mask is None else self.mask.sum(1).tolist()
 
     def buffer_rows(self, rows: int) -> int:
@@ -165,7 +165,7 @@ def copy_row(cache: IndexedCache, row: int) -> IndexedCache:
     """Return a cache with a copy of the keys and values of one row, without padding.
 
     Args:
-        cache: separable, with a row for each sentence.
+        cache: a separable cache with a row for each sentence.
         row: the index of the row.
     """
     cache.gather()
@@ -178,18 +178,18 @@ def copy_row(cache: IndexedCache, row: int) -> IndexedCache:
 
 
 def _view_row(cache: IndexedCache, row: int, length: int, of_memory: int | None) -> IndexedCache:
-    """Return a cache with the last keys of one row of a cache in order, and with the first ones of its memory."""
+    """Return a cache of views: the last `length` keys of one row, and its first `of_memory` keys of the source."""
     row_slice, total = slice(row, row + 1), cache.total_length
     view = IndexedCache(total[row_slice] if isinstance(total, Tensor) else total)
     view.length = length
     for name in ("self_attention", "scales"):
-        for place, entry in getattr(cache, name).items():
-            copied = getattr(view, name)[place]
+        for address, entry in getattr(cache, name).items():
+            copied = getattr(view, name)[address]
             copied.length, copied.buffer = length, entry.buffer[:, row_slice, :, entry.length - length : entry.length]
     if of_memory is not None:
         view.memory_mask = cache.memory_masks[row_slice, :of_memory]
-        for place, (key, value) in cache.memory_attention.items():
-            view.memory_attention[place] = (key[row_slice, :, :of_memory], value[row_slice, :, :of_memory])
+        for address, (key, value) in cache.memory_attention.items():
+            view.memory_attention[address] = (key[row_slice, :, :of_memory], value[row_slice, :, :of_memory])
     return view
 
 

@@ -22,7 +22,7 @@ from clearhead.text.long_texts import LONGEST_PROMPT
 def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None) -> Iterator[list[int]]:
     """Yield lists of indices, costliest first, so that rows * greatest cost stays within the budget.
 
-    They are in the order of the sentences while the calling context watches a model: see `batch_costs`.
+    While the calling context watches a model, the indices keep the order of the sentences: see `batch_costs`.
 
     Args:
         costs: of each sentence, without padding.
@@ -42,10 +42,10 @@ def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None)
 
 
 def batch_costs(costs: Sequence[int]) -> Sequence[int]:
-    """Return the costs that order the sentences of batches.
+    """Return the costs by which sentences are ordered in batches.
 
-    While the calling context watches a model, every sentence has the greatest cost: rows then keep the order of the
-    sentences, so that row 0 is the first one.
+    While the calling context watches a model, every sentence has the greatest cost. Rows then keep the order of the
+    sentences: row 0 is the first sentence.
     """
     return [max(costs, default=0)] * len(costs) if is_watching() else costs
 
@@ -81,11 +81,11 @@ def check_lengths(sequences: Sequence[Sequence[int]], max_positions: int | None,
 
 
 def position_limit(module: Transformer, options: GenerateOptions) -> int | None:
-    """Return the longest sequence that a call may read and write, in tokens; None means no limit.
+    """Return the maximum number of tokens that a call may read and write; None means no limit.
 
     Args:
         module: the model.
-        options: of generation.
+        options: the options of the generation.
 
     Raises:
         InputError: `beyond_positions` has no effect on this model.

@@ -136,7 +136,7 @@ class DecodingOptions:
 
     @property
     def tokens_before_end(self) -> int:
-        """The fewest tokens before the end token."""
+        """Minimum number of tokens before the end token."""
         raise NotImplementedError
 
     def _conflicts(self) -> list[str]:
@@ -191,7 +191,7 @@ class SearchOptions(DecodingOptions):
 
     @property
     def tokens_before_end(self) -> int:
-        """The fewest tokens before the end token, which `min_length` counts."""
+        """Minimum number of tokens before the end token, which `min_length` includes."""
         return max(self.min_length - 1, 0)
 
     def target_limit(self, source_length: int, max_positions: int | None) -> int:
@@ -263,7 +263,7 @@ class GenerateOptions(DecodingOptions):
         False, Option("Go on beyond the max_position_embeddings of a checkpoint that computes its positions")
     )
     must_fit: bool = False
-    """Refuse prompts with too few positions after them for `max_new_tokens`, which the caller chose."""
+    """Refuse a prompt that leaves fewer positions than the `max_new_tokens` that the caller chose."""
 
     @classmethod
     def settled(cls, merged: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -289,7 +289,7 @@ class GenerateOptions(DecodingOptions):
 
     @property
     def tokens_before_end(self) -> int:
-        """The fewest tokens before the end token."""
+        """Minimum number of tokens before the end token."""
         return self.min_new_tokens
 
     @property
@@ -299,7 +299,7 @@ class GenerateOptions(DecodingOptions):
 
     @property
     def divisor(self) -> float:
-        """What sampling divides the logits by: the temperature, but no number so small that quotients overflow."""
+        """Divisor of the logits in sampling: the temperature, with a minimum against overflow; 0 in greedy search."""
         temperature = 1.0 if self.temperature is None else float(self.temperature)
         return max(temperature, 1e-20) if temperature else 0.0
 

@@ -161,7 +161,7 @@ def _starts_word(before: str, piece: str) -> bool:
 
 
 def token_rows(run: AttentionRun) -> dict[RowName, TokenRow]:
-    """Return the tokens that each stack of a run reads, and those that a decoder with a memory writes."""
+    """Return the tokens that each stack of a run reads, and the tokens that a decoder with a memory writes."""
     reading, tokenizers = run.reading, run.tokenizers
     sequences = {"encoder" if run.module.decoder is None else "decoder": reading.source}
     if reading.target is not None:
@@ -174,9 +174,9 @@ def token_rows(run: AttentionRun) -> dict[RowName, TokenRow]:
         else:
             rows["encoder"] = token_row(tokenizers.source, ids, None)
     if run.written_ids is not None:
-        # A step writes the token after the one that it reads.
-        given = None if reading.num_given is None else reading.num_given - 1
-        written = token_row(tokenizers.target, run.written_ids, given)
+        # A step writes the token after the token that it reads.
+        num_given = None if reading.num_given is None else reading.num_given - 1
+        written = token_row(tokenizers.target, run.written_ids, num_given)
         rows["decoder"] = replace(rows["decoder"], writes=written.texts)
         if reading.target is not None:
             rows["written"] = written

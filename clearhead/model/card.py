@@ -197,7 +197,7 @@ def _training(known: Known | None, *, is_int8: bool) -> dict[str, str]:
         return {"data": unknown, "recipe": unknown, "metrics": unknown}
     data, rows = tomllib.loads(known.recipe)["data"], known.measured
     tables = [f"{part}: {json.dumps(data[part], ensure_ascii=False)}" for part in ("train", "valid") if part in data]
-    table = [f"| {_escaped(one.name)} | {one.value:.4g} | {_code(one.command)} |" for one in rows]
+    table = [f"| {_escaped(row.name)} | {row.value:.4g} | {_code(row.command)} |" for row in rows]
     if is_int8 and table:
         table.append("\nThese are of the weights before they were rounded to 8 bits.")
     return {
@@ -254,12 +254,12 @@ def _loading(folder: Path, name: str, *, is_own: bool) -> tuple[str, str]:
 
 
 def _escaped(text: str) -> str:
-    """Return text of a file as one line that Markdown shows as it is: no HTML, no links, no cells of a table."""
+    """Escape a text for Markdown, in one line: HTML, links and table cells in it have no effect."""
     return re.sub(r"([^\w\s,'()%/])", r"\\\1", " ".join(text.split()))
 
 
 def _code(text: str) -> str:
-    """Return text of a file as code inside a line or a cell."""
+    """Return a text as Markdown code for a line or a table cell."""
     return f"`{' '.join(re.sub('[`|]', ' ', text).split())}`"
 
 

@@ -115,7 +115,7 @@ def batch_outputs(
 ) -> Iterator[tuple[list[int], Float[Tensor, "batch *outputs"]]]:
     """Yield the texts of each batch, as indices, with their logits, float32 on the CPU.
 
-    The longest texts come first, or those given first while the calling context watches a model.
+    The longest texts come first. While the calling context watches a model, the texts keep their order.
 
     Args:
         module: one in training runs as a replica in evaluation mode.

@@ -141,7 +141,7 @@ def _check_axis(one: Intervention, x: Tensor, at: Place) -> None:
 def editing(
     module: Transformer, edits: Sequence[Intervention], others: Sequence[Tensor | None]
 ) -> AbstractContextManager[object]:
-    """Return a context manager in which a model runs with edits; numbers that become infinite raise `InputError`.
+    """Return a context manager in which a model runs with edits; infinite activations raise `InputError`.
 
     Args:
         module: the model.
@@ -155,17 +155,18 @@ def editing(
         return change(x, at)
 
     def check_finite(x: Tensor, at: Place) -> Tensor:
-        # -inf alone may be a score of a token that is ruled out.
+        # The maximum ignores -inf, the score of a token that is ruled out.
         if not bool(x.amax(-1).isfinite().all()):
-            one = edits[newest[0]]
+            last_edit = edits[newest[0]]
             raise InputError(
-                f"edits[{newest[0]}] ('{one.address}', factor {one.factor:g}) makes numbers infinite or NaN at "
-                f"'{at.address}': choose another factor"
+                f"edits[{newest[0]}] ('{last_edit.address}', factor {last_edit.factor:g}) makes numbers infinite or "
+                f"NaN at '{at.address}': choose another factor"
             )
         return x
 
-    for number, (one, other) in enumerate(zip(edits, others, strict=True)):
-        blocks.enter_context(edit(module, {one.address: partial(apply, number, action(one, other))}))
+    for number, (intervention, other) in enumerate(zip(edits, others, strict=True)):
+        change = partial(apply, number, action(intervention, other))
+        blocks.enter_context(edit(module, {intervention.address: change}))
     watched = [name for name in addresses(module) if name in OUTPUTS or name.split(".")[1::2] == ["layers", "after"]]
     if edits:
         blocks.enter_context(edit(module, dict.fromkeys(watched, check_finite)))

@@ -27,9 +27,9 @@ ResultT = TypeVar("ResultT")
 GRACE = 1.0  # seconds in which a thread may end
 POLLED = 0.1  # seconds between two looks at whether the browser is still there
 MOST_SECONDS = 60.0
-"""Seconds that one request may compute, pauses left out; its thread serves all others."""
+"""Seconds that one request may compute, without its pauses; one thread computes all requests."""
 LONG_SCORES = 2**24
-"""Queries times keys that an attention computes between two checks."""
+"""Maximum of queries times keys that attention computes between two checks."""
 
 
 class Left(Exception):
@@ -37,7 +37,7 @@ class Left(Exception):
 
 
 class Work(Display):
-    """One computation: it ends at its next check after `end`, or after `MOST_SECONDS`.
+    """Computation for one request: it ends at its next check after `end`, or after `MOST_SECONDS`.
 
     Args:
         is_quick: other computations wait for it.
@@ -54,11 +54,11 @@ class Work(Display):
         self._ended.set()
 
     def check(self) -> None:
-        """Pause for quick computations, and end where nobody waits for the result or it takes too long.
+        """Pause for quick computations, and end if the client has disconnected or the time is up.
 
         Raises:
-            Left: it was ended.
-            InputError: it has computed for `MOST_SECONDS`.
+            Left: `end` was called.
+            InputError: the computation has taken `MOST_SECONDS`.
         """
         begun = time.monotonic()
         while not self.is_quick and not self._workers.are_idle.wait(POLLED) and not self._ended.is_set():
@@ -89,10 +89,10 @@ class Work(Display):
 
 
 class _CheckedOperations(TorchFunctionMode):
-    """Calls a function before each operation of PyTorch; attention over a long text takes several.
+    """Mode that calls a function before each PyTorch operation, and splits attention over a long text.
 
     Args:
-        check: the function.
+        check: the function to call.
     """
 
     def __init__(self, check: Callable[[], None]) -> None:

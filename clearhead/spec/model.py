@@ -55,11 +55,11 @@ class Model(Node):
 
     @property
     def position_limit(self) -> int | None:
-        """Longest sequence in tokens, by position tables or the declared length; None: no limit."""
-        places = [stack.embedding.position for stack in self.stacks.values()]
-        limits = [place.rows - place.offset for place in places if isinstance(place, Learned)]
+        """Maximum sequence length in tokens, from position tables and the declared length; None means no limit."""
+        positions = [stack.embedding.position for stack in self.stacks.values()]
+        limits = [position.rows - position.offset for position in positions if isinstance(position, Learned)]
         if self.declared_length is not None:
-            # A window's rotation may be scaled otherwise: every layer must reach the limit.
+            # Layers with a window may scale their rotation otherwise, but every layer must reach the limit.
             rotations = [node for _, node in walk(self) if isinstance(node, Rotary)]
             reached = [rotation.extended(self.declared_length) for rotation in rotations]
             limits.append(min(reached, default=self.declared_length))

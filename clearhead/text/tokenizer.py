@@ -186,13 +186,13 @@ class Tokenizer(Printed):
         return _JOINED.sub("", text) if self.kind == "split" else text
 
     def _without_unknown_words(self, ids: Sequence[int]) -> list[int]:
-        """Leave out the marker of a word of unknown characters alone: its blank would be the second before the next."""
+        """Drop the marker of each word that has only unknown characters, so that no double space remains."""
         entries = [self._backend.entry(index) or "?" for index in ids]
         names = {_MARKER: "m", self._token(self.roles.unk or 0): "u"}
         # One sign for each id: "s" for an entry that begins with the marker.
         signs = "".join(names.get(entry) or "so"[entry[0] != _MARKER] for entry in entries)
         dropped = {match.start() for match in _UNKNOWN_WORD.finditer(signs)}
-        return [index for place, index in enumerate(ids) if place not in dropped]
+        return [index for number, index in enumerate(ids) if number not in dropped]
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
         """Return the vocabulary entry of each id, special ones included.

@@ -213,7 +213,7 @@ class _Comparison:
             way, reading, steps, largest = match
             self._note(way, reading, steps)
             if not way.is_expected:
-                # The numbers are right for another convention: how far they are from right for the expected one?
+                # The numbers are right for another convention: report their error under the expected one.
                 expected = [outputs for other, outputs in self.ran if other.is_expected]
                 largest = self._largest(reading, expected[0]) if expected else None
                 session.findings.append(replace(self._convention(way), difference=largest))
@@ -266,10 +266,10 @@ class _Comparison:
         return largest if compared else float("inf")
 
     def _largest(self, reading: Reading, outputs: Outputs) -> float:
-        """Return the largest difference of the outputs from the right ones."""
+        """Return the largest relative error of the outputs."""
         return max(
-            min(self._error(base, reading, {name: one}, limit=float("inf")) for base in self._bases(reading))
-            for name, one in outputs.items()
+            min(self._error(base, reading, {name: output}, limit=float("inf")) for base in self._bases(reading))
+            for name, output in outputs.items()
         )
 
     def _wrong(self) -> tuple[float, tuple[str, ...]]:

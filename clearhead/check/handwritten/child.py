@@ -1,7 +1,8 @@
 """Child process that imports a user's file and compares its parts: python -m ...child FILE NAME KIND SETTINGS.
 
-It answers on its standard output with one JSON object in each line: an empty one before the import, the names of the
-parts, then one report for each part; or a fault. NAME and KIND may be empty; SETTINGS are arguments as JSON.
+It writes one JSON object per line to its standard output. The first object is empty and precedes the import. The names
+of the parts follow, then one report for each part. A fault ends the output. NAME and KIND may be empty. SETTINGS are
+arguments as JSON.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def _parts(found: ModuleType, name: str, kind: str) -> dict[str, str]:
 
 
 def _arguments(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those settings that a comparison takes as arguments, and the sizes that it needs."""
+    """Return the keyword arguments of a comparison: the settings and sizes that its signature names."""
     sizes = {**settings, "head_size": settings["width"] // settings["heads"]}
     return {name: sizes[name] for name in inspect.signature(CHECKS[kind][1]).parameters if name in sizes}
 
@@ -130,16 +131,16 @@ def _refuse_unused(settings: Mapping[str, Any], kinds: Mapping[str, str]) -> Non
         raise InputError(f"no part in it is compared with '{name}'{nearest(name, taken)}; they take {known}")
 
 
-def _compared(part: Any, name: str, kind: str, settings: Mapping[str, Any]) -> Report:
+def _compared(candidate: Any, name: str, kind: str, settings: Mapping[str, Any]) -> Report:
     width, heads = settings["width"], settings["heads"]
     try:
         if kind == "adapter":
-            return ADAPTERS[name](part, width, heads)
-        if inspect.isclass(part):
-            if not issubclass(part, nn.Module):
+            return ADAPTERS[name](candidate, width, heads)
+        if inspect.isclass(candidate):
+            if not issubclass(candidate, nn.Module):
                 raise CannotCompare("it is a class, but not an nn.Module")
-            part = build(part, width, heads)
-        return CHECKS[kind][1](part, **_arguments(kind, settings))
+            candidate = build(candidate, width, heads)
+        return CHECKS[kind][1](candidate, **_arguments(kind, settings))
     except NotImplementedError:
         return Report(name, "not written yet")
     except (CannotCompare, InputError) as reason:
@@ -149,10 +150,10 @@ def _compared(part: Any, name: str, kind: str, settings: Mapping[str, Any]) -> R
 
 
 def answers(path: Path, name: str, kind: str, settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Import a file, and yield the names of its parts, then the report of each; or the fault that prevents that."""
+    """Import a file, yield the names of its parts, then one report for each part; yield only a fault if this fails."""
     try:
-        found = import_file(path)
-        parts = _parts(found, name, kind)
+        user_module = import_file(path)
+        parts = _parts(user_module, name, kind)
         _refuse_unused(settings, parts)
     except InputError as error:
         yield {"fault": f"{error}"}
@@ -162,11 +163,11 @@ def answers(path: Path, name: str, kind: str, settings: Mapping[str, Any]) -> It
         return
     yield {"parts": list(parts)}
     for each, known in parts.items():
-        yield {"report": _compared(getattr(found, each), each, known, settings).record()}
+        yield {"report": _compared(getattr(user_module, each), each, known, settings).record()}
 
 
 def main(path: str, name: str, kind: str, settings: str) -> None:
-    """Write the answers to what is the standard output now; the user's code writes to standard error."""
+    """Write the answers to standard output, and redirect the output of the user's code to standard error."""
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as pipe:
         os.dup2(2, 1)
         pipe.write("{}\n")

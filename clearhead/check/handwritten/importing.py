@@ -1,4 +1,4 @@
-"""Import a user's Python file or notebook, with its neighbours but without their shadowing the standard library."""
+"""Import of a Python file or notebook: modules in its folder can be imported, but shadow no standard library."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _OTHER_LANGUAGE = re.compile(r"\s*%%(?!time\b|timeit\b|capture\b|prun\b)")
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a Python file or a notebook, whose folder comes after the standard library on the path.
+    """Import a Python file or a notebook; its folder comes after the standard library on the module path.
 
     Raises:
-        InputError: it is no notebook, or a cell of it does not parse.
+        InputError: the file is no notebook although its name says so, or a code cell does not parse.
     """
     packages = [number for number, entry in enumerate(sys.path) if entry.endswith("-packages")]
     sys.path.insert(min(packages, default=len(sys.path)), str(path.parent.resolve()))
@@ -41,7 +41,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 class _Cell(ExecutionLoader):
-    """A code cell of a notebook, which Python names by its label in error messages."""
+    """Loader of one code cell of a notebook; error messages of Python show its label."""
 
     def __init__(self, label: str, source: str) -> None:
         self.label = label
@@ -49,11 +49,11 @@ class _Cell(ExecutionLoader):
         linecache.cache[label] = len(source), None, source.splitlines(keepends=True), label
 
     def get_filename(self, fullname: str) -> str:
-        """Return the label."""
+        """Return the label of the cell."""
         return self.label
 
     def get_source(self, fullname: str) -> str:
-        """Return the source."""
+        """Return the source code of the cell."""
         return self.source
 
 
@@ -61,14 +61,14 @@ def _cells(path: Path) -> list[_Cell]:
     """Return the code cells of a notebook, without cells in other languages.
 
     Raises:
-        InputError: it is no notebook, or a cell does not parse.
+        InputError: the file is no notebook, or a cell does not parse.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         sources = ["".join(cell["source"]) for cell in content["cells"] if cell["cell_type"] == "code"]
     except (OSError, ValueError, RecursionError, LookupError, TypeError):
         raise InputError("it is no notebook: expected JSON with a list of cells, as Jupyter writes it") from None
-    numbered = [(number, one) for number, one in enumerate(sources, start=1) if not _OTHER_LANGUAGE.match(one)]
+    numbered = [(number, text) for number, text in enumerate(sources, start=1) if not _OTHER_LANGUAGE.match(text)]
     return [_Cell(f"{path.name}, code cell {number}", _without_magic(source, number)) for number, source in numbered]
 
 

@@ -146,12 +146,12 @@ def module(
 
 
 def _reversed(model: Model, ids: Tensor, flow: Flow | None) -> list[Finding]:
-    """Return a finding of the submodules whose mask hides what it should show, or none."""
-    part = model.runner.part
-    assert isinstance(part, nn.Module)
+    """Return a list with a finding about submodules whose mask has the wrong polarity, or an empty list."""
+    network = model.runner.part
+    assert isinstance(network, nn.Module)
     is_causal = flow == "causal" or (flow is None and _is_decoder(model))
-    lengths = [one.shape[1] for one in (ids, model.source) if one is not None]
-    paths = reversed_masks(part, lambda: model(ids), lengths, is_causal=is_causal)
+    lengths = [sequences.shape[1] for sequences in (ids, model.source) if sequences is not None]
+    paths = reversed_masks(network, lambda: model(ids), lengths, is_causal=is_causal)
     says = "the mask has the wrong polarity: it hides what should be seen, and shows what should be hidden"
     mend = "pass ~mask, or read the mask so in the attention; nn.MultiheadAttention hides where its mask is True"
     more = f" and {len(paths) - 4} more" if len(paths) > 4 else ""
@@ -160,7 +160,7 @@ def _reversed(model: Model, ids: Tensor, flow: Flow | None) -> list[Finding]:
 
 
 def _is_decoder(model: Model) -> bool:
-    """Whether the name of a module says that it is a decoder."""
+    """Return True if the class name of the model contains "decoder" or ends in "lm"."""
     return re.search("decoder|lm$", type(model.runner.part).__name__.lower()) is not None
 
 
@@ -179,8 +179,8 @@ def _judged(model: Model, subject: str, flow: Flow | None, length: int) -> Repor
             if error is not None:
                 return judged(subject, (_raised(model, error, length),))
             outputs = model(ids)
-            if found := _reversed(model, ids, flow):
-                return judged(subject, found, compared=("masks",))
+            if mask_findings := _reversed(model, ids, flow):
+                return judged(subject, mask_findings, compared=("masks",))
             reads, mates = _dependencies(model, model, ids, outputs)
             if not reads.any() and not draw:
                 continue  # weights of zero, such as those of a fresh head, hide what depends on what
@@ -220,7 +220,7 @@ def with_masks(model: Model, ids: Tensor, flow: Flow | None) -> tuple[Model, Exc
         except (CannotCompare, NotImplementedError):
             raise
         except Exception as error:  # noqa: BLE001 a stranger's code raises anything
-            # The model computes furthest with masks of the right form.
+            # Keep the error of the mask form with which the model computed the most operations: that form is right.
             num_operations = model.runner.watch.num_operations
             if latest is None or num_operations > latest[0]:
                 latest = num_operations, error

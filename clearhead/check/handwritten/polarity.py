@@ -1,4 +1,4 @@
-"""Find masks that a model reads the other way round, by calls of its submodules.
+"""Detection of masks that a model reads with the wrong polarity, by calls of its submodules.
 
 Legend: B batch, T tokens, D features.
 """
@@ -15,28 +15,32 @@ from clearhead.check.handwritten.report import CannotCompare
 from clearhead.check.handwritten.running import ROUNDED, NoDropout, relative, shown_error, tensors_of
 
 TOUCHED = 1e-10
+"""Least relative change of an output that counts as a dependency."""
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def reversed_masks(part: nn.Module, run: Callable[[], object], lengths: Sequence[int], *, is_causal: bool) -> list[str]:
+def reversed_masks(
+    model: nn.Module, run: Callable[[], object], lengths: Sequence[int], *, is_causal: bool
+) -> list[str]:
     """Return the paths of the innermost submodules whose mask hides what it should show.
 
-    Such a mask hides everything where nothing is padding; or each token sees what follows it and nothing before it.
+    Such a mask hides everything although nothing is padding; or each token sees the tokens after it and none before.
 
     Args:
-        part: the model.
+        model: the model.
         run: runs the model on texts without padding.
-        lengths: the number of tokens in each text, T, then perhaps that in each source, another one.
-        is_causal: whether no token of a text may see what follows it. Otherwise a model may read backwards on purpose,
-            and its mask is reversed only if the last token sees nothing, or everything alike.
+        lengths: the number T of tokens in each text. For a model with two stacks a second number follows: the tokens
+            in each source.
+        is_causal: True if no token of a text may see later tokens. Otherwise a model may read backwards on purpose.
+            Its mask is then reversed only if the last token sees nothing, or sees all tokens alike.
     """
     calls: dict[str, Call] = {}
 
     def watch(path: str) -> Callable[..., None]:
         return lambda _, args, kwargs: calls.update({path: (args, kwargs)})
 
-    modules = dict(part.named_modules())
-    handles = [one.register_forward_pre_hook(watch(path), with_kwargs=True) for path, one in modules.items()]
+    modules = dict(model.named_modules())
+    handles = [module.register_forward_pre_hook(watch(path), with_kwargs=True) for path, module in modules.items()]
     try:
         run()
     finally:
@@ -48,7 +52,7 @@ def reversed_masks(part: nn.Module, run: Callable[[], object], lengths: Sequence
         if not path or path not in calls or any(inner.startswith(f"{path}.") for inner in mixing):
             continue
         leaves = [*calls[path][0], *calls[path][1].values()]
-        length = next((length for length in lengths if any(_is_vectors(one, length) for one in leaves)), None)
+        length = next((length for length in lengths if any(_is_vectors(leaf, length) for leaf in leaves)), None)
         if length is None:
             continue
         try:
@@ -65,15 +69,16 @@ def reversed_masks(part: nn.Module, run: Callable[[], object], lengths: Sequence
 
 
 def _seen_tokens(module: nn.Module, call: Call, length: int) -> tuple[Tensor, Tensor]:
-    """Return which other tokens [T, T] each output of a module depends on, and which outputs [T] are of no token.
+    """Return a table [T, T] of the other tokens that each output depends on, and a mask [T] of blind outputs.
 
-    Its vectors are drawn anew, so that what went wrong before this module does not matter; its masks are kept.
+    A blind output depends on no token. The input vectors are drawn anew, so that earlier faults do not matter. The
+    masks stay the same.
 
     Raises:
-        CannotCompare: it does not return vectors of the tokens, or raises an error.
+        CannotCompare: the module does not return vectors of the tokens, or raises an error.
     """
     args, kwargs = call
-    vectors = next(one for one in (*args, *kwargs.values()) if _is_vectors(one, length))
+    vectors = next(value for value in (*args, *kwargs.values()) if _is_vectors(value, length))
     axis = vectors.shape.index(length)
 
     def output(changed: int | None = None, *, is_inverted: bool = False) -> Tensor:
@@ -90,9 +95,9 @@ def _seen_tokens(module: nn.Module, call: Call, length: int) -> tuple[Tensor, Te
                 result = module(*map(pass_on, args), **{name: pass_on(value) for name, value in kwargs.items()})
         except Exception as error:  # a stranger's code raises anything
             raise CannotCompare(shown_error(error)) from error
-        for one in tensors_of(result):
-            if one.dim() == 3 and one.shape[:2] == vectors.shape[:2]:
-                return one.detach().movedim(axis, 1)[0].double()
+        for tensor in tensors_of(result):
+            if tensor.dim() == 3 and tensor.shape[:2] == vectors.shape[:2]:
+                return tensor.detach().movedim(axis, 1)[0].double()
         raise CannotCompare("it returns no vectors of the tokens")
 
     out = output()
@@ -106,7 +111,7 @@ def _seen_tokens(module: nn.Module, call: Call, length: int) -> tuple[Tensor, Te
 
 
 def _is_vectors(value: object, length: int) -> bool:
-    """Whether an argument holds vectors of the tokens, [B, T, D] or [T, B, D], and is no mask."""
+    """Return True if an argument holds vectors of the tokens, [B, T, D] or [T, B, D], and is no mask."""
     if not isinstance(value, Tensor) or value.is_nested or not value.is_floating_point() or value.dim() != 3:
         return False
     return length in value.shape[:2] and value.shape[2] != length
@@ -117,7 +122,7 @@ def _is_uniform(out: Tensor) -> bool:
 
 
 def _inverted(value: Any) -> Any:
-    """Return a mask with hidden and visible exchanged; anything else as it is."""
+    """Return a mask with hidden and visible exchanged; return any other value unchanged."""
     if not isinstance(value, Tensor) or not ((value == 0) | (value == 1)).all():
         return value
     return value.logical_not().to(value.dtype)

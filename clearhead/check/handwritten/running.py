@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from clearhead.check.handwritten.report import CannotCompare, NotSteady
 
 EXACT, ROUNDED, HALF_ROUNDED = 1e-9, 3e-5, 3e-2
-# Frames of libraries, of this package, and of code that is in no file.
+# Prefixes of file names that are not the user's: libraries, this package, and code without a file.
 _LIBRARIES = Path(__file__).parents[2], sysconfig.get_path("stdlib"), sysconfig.get_path("platlib")
 _NOT_OF_USERS = "<", *(f"{folder}{os.sep}" for folder in _LIBRARIES)
 _DROPOUTS = (
@@ -174,7 +174,7 @@ class Runner:
         return first
 
     def attempt(self, *args: Any, named: Mapping[str, Any] | None = None) -> Any:
-        """Return the output, or None where the part raises an error; the one that comes latest in it is kept."""
+        """Return the output, or None if the part raises an error; `error` keeps the error after most operations."""
         try:
             return self(*args, **(named or {}))
         except (CannotCompare, NotImplementedError):
@@ -231,9 +231,9 @@ def described(result: Any) -> str:
     return " and ".join(f"a tensor {list(one.shape)}" for one in found[:2])
 
 
-def raised(part: Any, error: BaseException) -> str:
-    """Return the sentence that calling a part raised an error, in one line."""
-    name = "forward" if isinstance(part, nn.Module) else getattr(part, "__name__", "it")
+def raised(function: Any, error: BaseException) -> str:
+    """Return one line with the name of a called function (`forward` for a module) and the error that it raised."""
+    name = "forward" if isinstance(function, nn.Module) else getattr(function, "__name__", "it")
     return f"{name} raised {shown_error(error)}"
 
 

@@ -69,7 +69,7 @@ def transformer(
             break
         if report.ok:
             compared.append(path)
-    if not {one.cause for one in findings} & {"raises", "source_not_read", "mask_polarity"}:
+    if not {finding.cause for finding in findings} & {"raises", "source_not_read", "mask_polarity"}:
         findings += _wiring(part, layers, vocab_size, flow)
     if wrong or any(one.severity == "wrong" for one in findings):  # weights that nothing reads may follow from it
         findings = [one for one in findings if one.cause != "weights_unread"]

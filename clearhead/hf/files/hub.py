@@ -27,13 +27,14 @@ def looks_like_hub_name(reference: str) -> bool:
 
 
 def is_local(reference: str) -> bool:
-    """Return whether a reference names files of this machine, with or without a label such as @best."""
+    """Return True if a reference names files on this machine, with or without a label such as @best."""
     return Path(reference).exists() or Path(reference.rpartition("@")[0] or reference).exists()
 
 
 def repository_of(folder: Path) -> str | None:
-    """Return the repository of a folder in the hub's cache, models--OWNER--NAME/snapshots/COMMIT; None: another one."""
-    names = [part.removeprefix("models--").replace("--", "/") for part in folder.parts if part.startswith("models--")]
+    """Return OWNER/NAME for a folder models--OWNER--NAME/snapshots/COMMIT in the hub's cache, or None."""
+    prefix = "models--"
+    names = [name.removeprefix(prefix).replace("--", "/") for name in folder.parts if name.startswith(prefix)]
     return names[-1] if names else None
 
 
@@ -124,7 +125,7 @@ def fetch(reference: str, *, with_bin: bool = False) -> Path:
 
 
 def strange_answer(error: Exception) -> str:
-    """Return the end of a sentence about an error that the client raises on an answer that no hub gives."""
+    """Return the end of a message about an error that the hub's client raises on a foreign answer."""
     reason = shortened(" ".join(f"{type(error).__name__}: {error}".split()), 200)
     return f"answers as no hub does ({reason}): check HF_ENDPOINT and the network's proxies"
 

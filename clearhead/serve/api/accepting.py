@@ -1,4 +1,4 @@
-"""Connections of the server: accepted while there is room, which those make that wait longest without a request."""
+"""Acceptance of connections by the server: at the limit, it closes the connection that is idle longest."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from clearhead.serve.api.protocol import Protocol
 
 MOST_CONNECTIONS: Final = 960
 SPARE_FILES: Final = 32
-"""Files that the process may still open when all connections are."""
+"""Files that the process may still open when the maximum number of connections is open."""
 RETRY_SECONDS: Final = 0.05
 IDLE_SECONDS: Final = 1.0
-"""Seconds that every connection has for its next request, however many others come."""
+"""Seconds for which an idle connection is never closed."""
 _LOGGER: Final = logging.getLogger("clearhead.serve")
 
 
 async def accept_connections(
     listener: socket.socket, make_protocol: Callable[[], Protocol], connections: Collection[Any]
 ) -> None:
-    """Accept connections until the task is cancelled; where there are too many, close idle ones or wait.
+    """Accept connections until the task is cancelled; at the limit, close an idle connection or wait.
 
     Args:
         listener: a socket that listens.
@@ -46,18 +46,19 @@ async def accept_connections(
         except OSError:  # too many files are open
             pass
         if not is_full:
-            # One line for all connections that come until half of them have ended.
+            # Log one line, until half of the connections have ended.
             message = "%d connections are open: idle ones are closed, and while all are busy no other is accepted"
             _LOGGER.warning(message, len(connections))
         is_full = True
-        idle = [one for one in connections if one.is_idle and loop.time() - one.idle_since >= IDLE_SECONDS]
+        now = loop.time()
+        idle = [protocol for protocol in connections if protocol.is_idle and now - protocol.idle_since >= IDLE_SECONDS]
         if idle:
-            min(idle, key=lambda one: one.idle_since).transport.abort()
+            min(idle, key=lambda protocol: protocol.idle_since).transport.abort()
         await asyncio.sleep(0 if idle else RETRY_SECONDS)
 
 
 def most_connections() -> int:
-    """Return how many connections may be open: fewer than the default where the process may open fewer files."""
+    """Return the maximum number of open connections; the limit of open files may lower it."""
     with contextlib.suppress(ImportError, AttributeError):  # Windows has no such limit
         import resource
 

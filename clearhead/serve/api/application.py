@@ -53,7 +53,7 @@ def make_application(models: Models, access: Access, *, openapi: bool = False) -
     Args:
         models: that answer.
         access: who may ask.
-        openapi: whether /openapi.json is served although requests need a key, which it then needs, too.
+        openapi: True if /openapi.json is served although requests need a key. It then needs the key, too.
     """
     workers, metrics = Workers(), Metrics(models)
 
@@ -139,7 +139,7 @@ def _answer(status: int) -> Any:
 
 
 def _as_client(reference: Reference) -> str | Reference:
-    """Name an argument of Python by the field of OpenAI's protocol, or the option of the server, that stands for it."""
+    """Return the name of an argument in OpenAI's protocol, or the server option that sets it."""
     return _CLIENT_NAMES.get(reference.name, reference)
 
 
@@ -158,21 +158,21 @@ async def _misread(_: Request, error: Exception) -> Response:
 
 
 def _name_fault(error: Exception) -> Response:
-    """Name the first field that cannot be read; one that is not known is not honoured."""
+    """Return a refusal that names the first field with a fault."""
     assert isinstance(error, RequestValidationError)
     fault = error.errors()[0]
-    place = [str(part) for part in fault["loc"] if part != "body"]
-    # A union tries each of its types; the first part is the field.
-    field = place[0] if place else None
+    path = [str(name) for name in fault["loc"] if name != "body"]
+    # A union tries each of its types; the first name is the field.
+    field = path[0] if path else None
     if fault["type"] == "json_invalid":
         return refused(400, "the body is not JSON")
     if isinstance(fault.get("input"), bytes):
         return refused(400, "the body is not declared as JSON: send the header Content-Type: application/json")
     if fault["type"] == "extra_forbidden":
-        name = ".".join(part for part in place if not part.startswith(("list[", "function-")))
+        name = ".".join(name for name in path if not name.startswith(("list[", "function-")))
         return refused(400, f"{name} is not supported: leave it out", name)
     if fault["type"] == "missing":
-        return refused(400, f"{'.'.join(place) or 'the body'} is missing", field)
+        return refused(400, f"{'.'.join(path) or 'the body'} is missing", field)
     sentence = fault["msg"][:1].lower() + fault["msg"][1:]
     return refused(400, f"{field or 'the body'}: {sentence}, received {_shown(fault.get('input'))}", field)
 
@@ -209,7 +209,7 @@ class Server(uvicorn.Server):
         self.received: signal.Signals | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept connections; uvicorn itself would accept more than there are files."""
+        """Begin to accept connections; uvicorn itself would exceed the limit of open files."""
         await super().startup(sockets=[])
         self._accepting = [
             asyncio.create_task(accept_connections(listener, self._make_protocol, self.server_state.connections))

@@ -1,6 +1,6 @@
 """Requests with a body: parsed in a thread, and cancelled when their client disconnects.
 
-The event loop serves all clients, so that nothing that grows with the size of a request runs in it.
+The event loop serves all clients. So no work that grows with the size of a request runs in it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Args = TypeVarTuple("Args")
 ResultT = TypeVar("ResultT")
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 LARGE_BODY: Final = 2**16
-"""Bytes from which on a request uses the threads of large requests, so that small ones never wait for it."""
+"""Bytes from which a request uses the threads for large requests, so that small requests never wait for it."""
 _SMALL: Final = ThreadPoolExecutor(4, "requests")
 _LARGE: Final = ThreadPoolExecutor(2, "large requests")
 _THREADS: Final = contextvars.ContextVar("threads", default=_SMALL)
 
 
 async def in_thread(function: Callable[[*Args], ResultT], *args: *Args) -> ResultT:
-    """Return the result of a function, computed in a thread for requests of this size."""
+    """Return the result of a function that runs in a thread for requests of the current size."""
     run = contextvars.copy_context().run
     return await asyncio.get_running_loop().run_in_executor(_THREADS.get(), run, function, *args)
 
@@ -55,7 +55,7 @@ class BodyRoute(APIRoute):
 
 
 def _validate(field: Any, body: bytes) -> Any:
-    """Return the body as the type of its field.
+    """Parse and validate a body, and return it as the type of its field.
 
     Raises:
         RequestValidationError: the body is not JSON, or not of this type.
@@ -71,10 +71,10 @@ def _validate(field: Any, body: bytes) -> Any:
 
 
 async def _unless_left(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """Return the answer of a request whose body has been read.
+    """Return the answer to a request, or cancel the work when the client disconnects.
 
     Raises:
-        Left: the client disconnected first; the work is cancelled.
+        Left: the client disconnected before the answer was ready.
     """
     task, message = asyncio.create_task(work), asyncio.ensure_future(request.receive())
     try:

@@ -1,12 +1,12 @@
-"""The engine of one model, in which requests of all clients share one running batch; engines take turns in one thread.
+"""Engine of one model: requests of all clients share one running batch. Engines take turns in one thread.
 
 Between two steps of the batch it drops jobs whose client has disconnected, admits new ones, and reads a chunk of a
 prompt. Inputs that need no generation (vectors, labels, scores of given texts) are computed a chunk at a time.
 
-Memory is shared by two budgets of cached tokens. A job enters the first one with its prompt and the first
-`RESERVED_TOKENS` tokens of its answer. A job that outgrows this needs room in the second one, which is for long jobs:
-the oldest ones run, the others pause with their keys and values. So new jobs wait for the beginnings of others alone,
-however long those go on; and an ordinary job has all its memory when it starts.
+Memory is shared by two budgets of cached tokens. A job enters the first budget with its prompt and the first
+`RESERVED_TOKENS` tokens of its answer. A job that outgrows this needs room in the second budget, for long jobs: the
+oldest of them run, the others pause with their keys and values. So a new job waits only until other jobs have begun,
+not until long ones end; and an ordinary job has all its memory when it starts.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ MOST_WAITING: Final = 256
 MOST_ROWS, MOST_TOKENS = 64, 2**16
 """Budget of jobs that begin, and budget of long jobs: rows, and tokens in the cache."""
 RESERVED_TOKENS: Final = 1024
-"""Generated tokens of each row for which a job reserves memory at once, and in steps of which a long job grows."""
+"""Generated tokens of each row for which a job reserves memory; a long job grows by the same number."""
 MOST_PROMPT_TOKENS: Final = 2**13
 """Tokens of the prompts of all rows; a job that reads more is long from its start."""
 MOST_JOB_TOKENS, MOST_SEARCH_TOKENS = 2**17, 2**15
-"""Tokens in the cache after which a job ends as at its limit; a beam search cannot pause, so that it has fewer."""
+"""Tokens in the cache at which a job ends. A beam search cannot pause, so it has fewer."""
 CHUNK_CHARACTERS: Final = 2**13
-"""Characters of inputs that are computed between two steps of the batch, unless one input has more."""
+"""Characters of inputs that are computed between two steps of the batch; a single input may have more."""
 MOST_SHARED_BYTES: Final = 2**30
 """Of kept beginnings of prompts; never more than an eighth of the memory that is free at the start."""
 
@@ -110,9 +110,9 @@ class Job:
 
     Args:
         begin: starts to read it, in the thread of the engines.
-        num_sequences: number of sequences, and of ends.
+        num_sequences: number of sequences; each delivers one end.
         num_rows: number of rows in the batch.
-        num_read: tokens of each row that are read.
+        num_read: number of prompt tokens in each row.
         limit: maximum number of tokens generated in each row.
         alternatives: number of the most probable ids that come with each token.
         is_search: its sequences come from one search.
@@ -134,18 +134,18 @@ class Job:
 
     @property
     def num_generated(self) -> int:
-        """Tokens in its longest row."""
+        """Number of tokens generated in the longest row of the job."""
         return max((len(row.ids) for row in self.sequences if isinstance(row, Row)), default=0)
 
     @property
     def cost(self) -> int:
-        """Tokens in the cache until it grows again."""
+        """Tokens in the cache that the job needs until it grows again."""
         growth = RESERVED_TOKENS * (self.num_generated // RESERVED_TOKENS + 1)
         return self.num_rows * (self.num_read + (self.limit if self.is_search else min(self.limit, growth)))
 
     @property
     def needs_growth(self) -> bool:
-        """Whether it has outgrown the budget of jobs that begin."""
+        """True if the job has outgrown the budget of jobs that begin."""
         is_large = self.num_rows * self.num_read > MOST_PROMPT_TOKENS
         return not self.is_search and (is_large or self.num_generated >= RESERVED_TOKENS)
 
@@ -195,13 +195,13 @@ class Call:
     results: list[Any] = field(default_factory=list)
 
     def next_inputs(self, room: int) -> list[Any]:
-        """Return the next inputs: the first one, and those that fit into a number of characters with it."""
+        """Return the next inputs of the call that fit into `room` characters, but at least one."""
         missing = self.inputs[len(self.results) :]
         sizes = itertools.accumulate(map(_num_characters, missing))
         return missing[: max(1, sum(1 for _ in itertools.takewhile(lambda size: size <= room, sizes)))]
 
     def finish(self, error: Exception | None = None) -> None:
-        """Set the result, unless nobody waits for it any more."""
+        """Set the result of the call, unless its client has disconnected."""
         if not self.result.done() and self.result.set_running_or_notify_cancel():
             if error is None:
                 self.result.set_result(self.results)
@@ -215,15 +215,15 @@ class _Abandoned(Exception):
 
 @dataclass(frozen=True)
 class _Watch(Display):
-    """Ends the computation of calls between two batches when all their clients have disconnected."""
+    """End the computation of calls between two batches when all their clients have disconnected."""
 
     calls: Sequence[Call]
 
     def update(self, done: int, total: int, what: Counted) -> None:
-        """Check with each count.
+        """Check at each count whether any client still waits.
 
         Raises:
-            _Abandoned: nobody waits for the calls.
+            _Abandoned: all clients of the calls have disconnected.
         """
         if all(call.result.cancelled() for call in self.calls):
             raise _Abandoned
@@ -250,7 +250,7 @@ class Engine:
         self._waiting: deque[deque[Job]] = deque()  # the jobs of each request that have not begun
         self._calls: deque[Call] = deque()
         self._left: list[Job] = []
-        self._present: dict[int, Job] = {}  # those that have begun, the oldest first, by their identity
+        self._present: dict[int, Job] = {}  # the jobs that have begun, the oldest first, by their identity
         self._reading: deque[tuple[Job, Piecewise]] = deque()
         self._jobs: dict[int, Job] = {}  # by the identity of a sequence
         self._is_closing = False
@@ -263,7 +263,7 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests that wait, in whole or in part."""
+        """Number of requests with at least one waiting job, and of waiting calls."""
         return len(self._waiting) + sum(not call.result.cancelled() for call in self._calls)
 
     @property
@@ -272,10 +272,10 @@ class Engine:
         return len(self._jobs) + len(self._reading)
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Let the jobs of one request wait; requests take turns, so that one with many jobs delays no other.
+        """Queue the jobs of one request; requests take turns, so that a request with many jobs delays no other.
 
         Raises:
-            Busy: too many requests wait; none of the jobs does.
+            Busy: too many requests wait; none of the jobs is queued.
             Closing: the server ends.
         """
         with self._changed:
@@ -284,12 +284,12 @@ class Engine:
             self._changed.notify_all()
 
     def call(self, key: Hashable, function: Callable[[list[Any]], Sequence[Any]], inputs: list[Any]) -> Future[Any]:
-        """Return the results of a function for some inputs; it computes them a chunk at a time.
+        """Return the future results of a function for inputs, which are computed a chunk at a time.
 
         Args:
             key: calls of an equal key are computed together.
             function: returns one result for each input that it receives.
-            inputs: of this call; a future that is cancelled has no further ones computed.
+            inputs: the inputs of this call. After the future is cancelled, no further inputs are computed.
 
         Raises:
             Busy: too many wait.
@@ -303,11 +303,11 @@ class Engine:
         return call.result
 
     def post(self, loop: asyncio.AbstractEventLoop, receive: Callable[[Any], None], event: Any) -> None:
-        """Let a function of an event loop receive an event; those of a turn go at once. In the engines' thread."""
+        """Queue an event for a function of an event loop until the turn ends. Call it in the thread of the engines."""
         self._posted.setdefault(loop, []).append((receive, event))
 
     def leave(self, jobs: Sequence[Job]) -> None:
-        """Let jobs end, wherever they are; those that wait no longer do when this returns."""
+        """End jobs: drop waiting ones before this returns, and others at the next turn."""
         leaving = {id(job) for job in jobs}
         with self._changed:
             waiting = [deque(job for job in request if id(job) not in leaving) for request in self._waiting]
@@ -346,7 +346,7 @@ class Engine:
         if chunk:
             _answer(chunk)
             with self._changed:
-                # Those that are not done have their next turn after the others.
+                # Calls that are not done have their next turn after the other calls.
                 self._calls += [call for call, _ in chunk if not call.result.done()]
         for job in starting:
             self._guarded(job, partial(self._begin, job))
@@ -370,7 +370,7 @@ class Engine:
             self._end(job, named_failure(error))
 
     def _end(self, job: Job, error: Exception) -> None:
-        """Deliver the failure of a job, and forget it."""
+        """Deliver the failure of a job, and remove the job."""
         job.has_left = True
         job.paused.clear()
         self._present.pop(id(job), None)
@@ -384,7 +384,7 @@ class Engine:
                 loop.call_soon_threadsafe(_received, events)
 
     def _take_chunk(self) -> list[tuple[Call, list[Any]]]:
-        """Return the next inputs of the call that waits longest, and those of others of its key."""
+        """Return the next inputs of the call that waits longest, and of other calls with the same key."""
         self._calls = deque(call for call in self._calls if not call.result.cancelled())
         chunk, room = list[tuple[Call, list[Any]]](), CHUNK_CHARACTERS
         for call in list(self._calls):
@@ -397,7 +397,7 @@ class Engine:
         return chunk
 
     def _take_jobs(self) -> list[Job]:
-        """Return the jobs that begin: one of each request in turn, while they fit into their budget."""
+        """Remove and return the jobs that begin now: one of each request in turn, while the budget has room."""
         taken, skipped, is_full = list[Job](), deque[deque[Job]](), False
         while self._waiting and not is_full:
             request = self._waiting.popleft()
@@ -407,20 +407,20 @@ class Engine:
                 self._present[id(job)] = job
                 self._waiting += [request] if request else []
             else:
-                # The next short one begins first, whatever comes later; a long one delays no short one.
+                # A short job that has no room stops the queue, so that no later job overtakes it. A long job does not.
                 is_full = not request[0].needs_growth
                 skipped.append(request)
         self._waiting.extendleft(reversed(skipped))
         return taken
 
     def _fits(self, job: Job) -> bool:
-        """Return whether a job that waits has room in its budget; the first one has, however large it is."""
-        others = [one for one in self._present.values() if one.is_long == job.needs_growth]
-        rows, tokens = sum(one.num_rows for one in others), sum(one.cost for one in others)
+        """Return True if a waiting job has room in its budget. The first job always has room."""
+        others = [other for other in self._present.values() if other.is_long == job.needs_growth]
+        rows, tokens = sum(other.num_rows for other in others), sum(other.cost for other in others)
         return not others or (rows + job.num_rows <= MOST_ROWS and tokens + job.cost <= MOST_TOKENS)
 
     def _share_growth(self) -> None:
-        """Let the oldest long jobs run that fit into their budget; pause the others, with their keys and values."""
+        """Run the oldest long jobs that fit into their budget; pause the others, and keep their keys and values."""
         rows = tokens = 0
         for job in [job for job in self._present.values() if job.needs_growth]:
             is_first = not rows
@@ -431,7 +431,7 @@ class Engine:
                 self._batch.resume(paused)
             elif not job.paused and job.sequences:
                 running = [row for row in job.sequences if id(row) in self._jobs]
-                job.paused = [one for one in map(self._batch.pause, running) if one is not None]
+                job.paused = [row for row in map(self._batch.pause, running) if row is not None]
 
     def _begin(self, job: Job) -> None:
         self._reading.append((job, job.begin()))
@@ -443,7 +443,7 @@ class Engine:
             return
         started = self._read(some)
         if started is None:
-            # Its next chunk comes after those of the others.
+            # The next chunk of this prompt comes after the chunks of the other prompts.
             self._reading.rotate(-1)
             return
         self._reading = deque(one for one in self._reading if one not in some)
@@ -558,7 +558,7 @@ def _of_sentence(sentence: Sentence) -> Iterator[Event]:
 
 
 def _num_characters(value: Any) -> int:
-    """Return the size of an input: characters of a text or of all texts of a pair, or tokens."""
+    """Return the size of an input: characters of a text, items of a tuple, or characters of any other value's `str`."""
     return len(value) if isinstance(value, str | tuple) else len(f"{value}")
 
 
@@ -567,13 +567,13 @@ def _answer(chunk: list[tuple[Call, list[Any]]]) -> None:
     calls = [call for call, _ in chunk]
     try:
         with shown_by(_Watch(calls)):
-            results = list(calls[0].function([one for _, inputs in chunk for one in inputs]))
+            results = list(calls[0].function([value for _, inputs in chunk for value in inputs]))
     except _Abandoned:
         return
     except Exception as error:  # noqa: BLE001 - it is the failure of a request, not of the thread
         if len(chunk) > 1:
-            for one in chunk:
-                _answer([one])
+            for entry in chunk:
+                _answer([entry])
         else:
             calls[0].finish(error)
         return
@@ -592,7 +592,7 @@ async def events(engine: Engine, jobs: Sequence[Job]) -> AsyncGenerator[tuple[in
 
     Args:
         engine: runs the jobs.
-        jobs: of one request.
+        jobs: the jobs of one request.
 
     Raises:
         InputError, RunFailure, Busy, Closing: a job cannot be begun or ended.

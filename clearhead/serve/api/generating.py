@@ -44,7 +44,7 @@ class Choice:
         scored: the prompt, where it is echoed with log-probabilities.
         prefix: the text of the prompt, where it is echoed.
         written_prompt: the tokens of the prompt, where it is echoed with log-probabilities.
-        writer: of its tokens; None before the first one.
+        writer: the writer of the generated tokens; None before the first token.
     """
 
     index: int
@@ -58,7 +58,7 @@ class Choice:
     writer: TokenWriter | None = None
 
     def write(self, served: Served, step: Step) -> WrittenToken:
-        """Return the token of the next step; end tokens write nothing."""
+        """Return the token of the next step with its text and offset; an end token has an empty text."""
         assert self.request is not None
         if self.writer is None:
             self.writer = TokenWriter(served.tokenizer, self.request.context(0), self.request.end_ids)
@@ -66,7 +66,7 @@ class Choice:
         return replace(token, offset=len(self.prefix) + token.offset)
 
     def offsets(self, tokens: Sequence[WrittenToken]) -> list[int]:
-        """Return where tokens begin in the text; those of a stop text, which is cut off, at its end."""
+        """Return the character offset of each token; tokens of a stop text, which is cut off, begin at the end."""
         most = sys.maxsize if self.continuation is None else len(self.text)
         return [min(token.offset, most) for token in tokens]
 
@@ -97,7 +97,7 @@ def generating_router(models: Models) -> APIRouter:
         # Without max_tokens an answer ends at the last position.
         options = replace(options, must_fit=asked.max_tokens is not None and limit > 0)
         shape = _Completion(served, asked, limit)
-        # One at a time, so that others have their turn, and a client that disconnects ends it.
+        # Read one prompt at a time: other requests take turns, and the loop ends when the client disconnects.
         requests = [await in_thread(_request, served, prompt, options) for prompt in asked.prompts]
         return await _answered(served, asked, shape, requests)
 
@@ -108,17 +108,18 @@ def generating_router(models: Models) -> APIRouter:
         shape = _Chat(served, asked)
         # A template runs for up to some seconds, in which other requests go on.
         text = await asyncio.to_thread(_chat_text, served, asked)
-        made = await in_thread(partial(served.request, text, options, is_chat=True))
+        generate_request = await in_thread(partial(served.request, text, options, is_chat=True))
         schema = None if asked.response_format is None else asked.response_format.content
         if schema is not None:
-            made = await request_under_schema(request.app.state.traffic, served, made, schema)
-        return await _answered(served, asked, shape, [made])
+            traffic = request.app.state.traffic
+            generate_request = await request_under_schema(traffic, served, generate_request, schema)
+        return await _answered(served, asked, shape, [generate_request])
 
     return router
 
 
 def _request(served: Served, prompt: str | list[int], options: GenerateOptions) -> GenerateRequest:
-    """Return the request of one prompt; its length is checked before any further prompt is tokenized."""
+    """Return the request of one prompt, and check its length before the next prompt is tokenized."""
     request = served.request(prompt, options)
     checked_limits(served.engine.tree, request)
     return request
@@ -237,8 +238,8 @@ class _Chat:
         content = []
         for step in steps:
             top = [_named(*known) for known in self.served.known_tokens(step.alternatives)]
-            own = _named(choice.write(self.served, step), step.log_probability)
-            content.append({**own, "top_logprobs": top})
+            token = _named(choice.write(self.served, step), step.log_probability)
+            content.append({**token, "top_logprobs": top})
         return {"content": content, "refusal": None}
 
 
@@ -276,7 +277,7 @@ async def _answered(
 def _choices_of(
     served: Served, requests: list[GenerateRequest], count: int
 ) -> tuple[list[Choice], list[tuple[GenerateRequest, list[Choice]]]]:
-    """Return all choices, and each request with its own ones."""
+    """Return all choices, and each request with its choices."""
     choices: list[Choice] = []
     jobs: list[tuple[GenerateRequest, list[Choice]]] = []
     for request in requests:
@@ -302,12 +303,12 @@ async def _echo(
         k = shape.alternatives
         scored = await asyncio.wrap_future(served.engine.call(("score", k), lambda some: served.score(some, k), ids))
     assert isinstance(asked, CompletionRequest)
-    for (made, choices), found, prompt in zip(jobs, scored, asked.prompts, strict=True):
-        read = served.prompt_ids(made)
+    for (request, choices), prompt_scores, prompt in zip(jobs, scored, asked.prompts, strict=True):
+        read = served.prompt_ids(request)
         text = prompt if isinstance(prompt, str) else await in_thread(served.model.tokenizers.source.decode, read)
         written = await in_thread(served.written_prompt, prompt, read) if is_scored else ()
         for choice in choices:
-            choice.prefix, choice.scored, choice.written_prompt = text, found, written
+            choice.prefix, choice.scored, choice.written_prompt = text, prompt_scores, written
 
 
 async def _echoed(choices: list[Choice]) -> AsyncIterator[tuple[Choice, Step | None]]:
@@ -357,7 +358,7 @@ async def _sent(
             is_first = choice.index not in begun
             begun.add(choice.index)
             piece = partial(shape.piece, choice, steps, text, is_first=is_first)
-            # The first one may hold a whole prompt.
+            # The first event may hold a whole prompt.
             yield await in_thread(_event_of, head, piece) if is_first and shape.echoes else _event_of(head, piece)
             one = await anext(running, None)
     except Exception as error:  # noqa: BLE001 - the status is sent already, so that the error is an event

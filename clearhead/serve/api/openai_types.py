@@ -22,7 +22,7 @@ Prompts = Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROM
 
 Neutral = Mapping[str, tuple[object, ...]]
 ANY = object()
-"""Every value of a field is neutral."""
+"""Marks a field in which every value is neutral."""
 
 
 class Body(BaseModel):
@@ -34,21 +34,21 @@ class Body(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_neutral(cls, given: Any) -> Any:
-        """Drop neutral values, and unknown fields but the first: errors about all would take much memory."""
-        if not isinstance(given, dict):
-            return given
+    def _without_neutral(cls, body: Any) -> Any:
+        """Drop neutral values, and all unknown fields except the first: errors about all would take much memory."""
+        if not isinstance(body, dict):
+            return body
         known = {field.alias or name for name, field in cls.model_fields.items()} | cls.NEUTRAL.keys()
-        unknown = itertools.islice((name for name in given if name not in known and given[name] is not None), 1)
-        kept = {name: given[name] for name in (*known, *unknown) if name in given}
-        return {name: value for name, value in kept.items() if not cls._is_neutral(name, value)}
+        unknown = itertools.islice((name for name in body if name not in known and body[name] is not None), 1)
+        fields = {name: body[name] for name in (*known, *unknown) if name in body}
+        return {name: value for name, value in fields.items() if not cls._is_neutral(name, value)}
 
     @classmethod
     def _is_neutral(cls, name: str, value: Any) -> bool:
         if value is None:
             return name not in cls.model_fields or not cls.model_fields[name].is_required()
         neutral = cls.NEUTRAL.get(name, ())
-        # In Python False equals 0.
+        # False equals 0 in Python, but not in JSON.
         is_listed = any(value == known and isinstance(value, bool) == isinstance(known, bool) for known in neutral)
         return ANY in neutral or is_listed
 
@@ -59,7 +59,7 @@ class _Request(Body):
 
 
 class StreamOptions(Body):
-    """Additions to a stream."""
+    """Options of a stream, such as usage in its last event."""
 
     NEUTRAL: ClassVar[Neutral] = {"include_obfuscation": (False,)}
     include_usage: bool = False
@@ -78,7 +78,7 @@ class _Generating(_Request):
     @field_validator("temperature", "top_p", mode="before")
     @classmethod
     def _number(cls, value: Any) -> Any:
-        # An integer that no float can hold is outside of every range; pydantic says so.
+        # An integer that no float can hold is outside every range, and pydantic refuses it.
         return float(value) if type(value) is int and abs(value) < 2**53 else value
 
 
@@ -93,7 +93,7 @@ class CompletionRequest(_Generating):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, each a text or ids; null stands for the start of a text."""
+        """Prompts of the request, each a text or ids; null stands for an empty text."""
         if self.prompt is None or isinstance(self.prompt, str):
             return [self.prompt or ""]
         if all(isinstance(one, int) for one in self.prompt):
@@ -118,8 +118,8 @@ class ChatMessage(Body):
 
 
 def _is_text_part(part: Any) -> bool:
-    given = {name for name, value in part.items() if value is not None} if isinstance(part, dict) else set()
-    return given == {"type", "text"} and part["type"] == "text" and isinstance(part["text"], str)
+    fields = {name for name, value in part.items() if value is not None} if isinstance(part, dict) else set()
+    return fields == {"type", "text"} and part["type"] == "text" and isinstance(part["text"], str)
 
 
 class TextFormat(Body):
@@ -174,7 +174,7 @@ class ChatRequest(_Generating):
         "functions": ([],),
         "metadata": ({},),
         "modalities": (["text"],),
-        # Caches and names of users change no answer, nor do parallel calls where there are no tools.
+        # Caches and user names change no answer. Neither do parallel calls without tools.
         **dict.fromkeys(
             ("parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "safety_identifier"), (ANY,)
         ),

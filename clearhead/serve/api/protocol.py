@@ -1,4 +1,4 @@
-"""HTTP by uvicorn and h11, with bounds on heads, and on clients that send or read nothing."""
+"""HTTP connections by uvicorn and h11, with bounds on request heads and on clients that send or read nothing."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SECONDS_TO_HEAR: Final = 2.0
 
 
 class Protocol(H11Protocol):
-    """One connection.
+    """HTTP connection of one client.
 
     Attributes:
-        idle_since: when it was opened, or its newest answer was complete, in seconds of the event loop.
+        idle_since: when the connection was opened or its last answer ended, in seconds of the event loop's clock.
     """
 
     idle_since = 0.0
@@ -36,7 +36,7 @@ class Protocol(H11Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it can be closed without loss: no request is being read or answered."""
+        """True if the connection can be closed without loss: no request is being read or answered."""
         is_used = self.flow.write_paused or self.transport.is_closing()
         return not is_used and (self._is_refused or self.conn.our_state is h11.IDLE)
 

@@ -55,32 +55,32 @@ def reading_router(models: Models) -> APIRouter:
     return router
 
 
-def _embeddings(served: Served, asked: EmbeddingRequest, found: list[Any], tokens: int) -> Response:
-    """Return the answer with vectors, of fewer dimensions where the client wants it."""
-    vectors = np.stack(found)
+def _embeddings(served: Served, body: EmbeddingRequest, outputs: list[Any], tokens: int) -> Response:
+    """Return the answer with one vector for each text, shortened to the dimensions that the client requests."""
+    vectors = np.stack(outputs)
     width = vectors.shape[1]
-    if asked.dimensions is not None:
-        if asked.dimensions > width:
-            raise InputError(f"dimensions is {asked.dimensions}, but the vectors have {width}: ask for fewer")
-        vectors = vectors[:, : asked.dimensions]
+    if body.dimensions is not None:
+        if body.dimensions > width:
+            raise InputError(f"dimensions is {body.dimensions}, but the vectors have {width}: ask for fewer")
+        vectors = vectors[:, : body.dimensions]
         vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
     data = [
-        {"object": "embedding", "index": index, "embedding": _encoded(vector, asked.encoding_format)}
+        {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
         for index, vector in enumerate(vectors)
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return JSONResponse({"object": "list", "data": data, "model": served.name, "usage": usage})
 
 
-def _tokenize(served: Served, asked: TokenizeRequest) -> Response:
-    refuse_enormous([asked.text], None)
+def _tokenize(served: Served, body: TokenizeRequest) -> Response:
+    refuse_enormous([body.text], None)
     tokenizer = served.model.tokenizers.source
-    if not asked.add_special_tokens:
-        ids = tokenizer.encode(asked.text)
+    if not body.add_special_tokens:
+        ids = tokenizer.encode(body.text)
     elif served.writes:
-        ids = list(served.prompt_ids(served.request(asked.text, served.model.generate_options())))
+        ids = list(served.prompt_ids(served.request(body.text, served.model.generate_options())))
     else:
-        ids = tokenizer.special_tokens.for_text(tokenizer.encode(asked.text))
+        ids = tokenizer.special_tokens.for_text(tokenizer.encode(body.text))
     return JSONResponse({"tokens": ids, "pieces": tokenizer.tokens(ids), "count": len(ids)})
 
 
@@ -104,11 +104,11 @@ def _num_tokens(model: Model, texts: list[str]) -> int:
     return sum(len(one) + extra for one in ids)
 
 
-def _texts(served: Served, asked: EmbeddingRequest) -> tuple[list[str], int]:
-    """Return the texts of a request, and how many tokens they have, special ones included.
+def _texts(served: Served, body: EmbeddingRequest) -> tuple[list[str], int]:
+    """Return the texts of a request, and their number of tokens with special tokens.
 
     Raises:
-        InputError: the model gives no vectors, or a text has more tokens than it reads.
+        InputError: the model gives no vectors, or a text has more tokens than the model reads.
     """
     if find(served.model.task.kind).outputs != "vector":
         raise InputError(f"the model '{served.name}' was trained to '{served.model.task.kind}' and gives no vectors")
@@ -118,12 +118,12 @@ def _texts(served: Served, asked: EmbeddingRequest) -> tuple[list[str], int]:
         check_ids(ids, tokenizer.vocab_size)
         return tokenizer.decode(ids)
 
-    if isinstance(asked.input, str):
-        texts = [asked.input]
-    elif ids := [one for one in asked.input if isinstance(one, int)]:
+    if isinstance(body.input, str):
+        texts = [body.input]
+    elif ids := [token for token in body.input if isinstance(token, int)]:
         texts = [decode(ids)]
     else:
-        texts = [one if isinstance(one, str) else decode(one) for one in asked.input if not isinstance(one, int)]
+        texts = [text if isinstance(text, str) else decode(text) for text in body.input if not isinstance(text, int)]
     return texts, _num_tokens(served.model, texts)
 
 

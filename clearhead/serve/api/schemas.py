@@ -1,4 +1,4 @@
-"""JSON schemas of requests: they are compiled in threads of their own while the client waits and the server runs."""
+"""Compilation of the JSON schemas of requests in separate threads, until it ends or the client disconnects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from clearhead.serve.work import POLLED
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """Return the threads of all models: a schema that takes long must not keep those of chat templates."""
+    """Return the threads that compile schemas for all models; slow schemas must not delay chat templates."""
     return ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="schemas")
 
 
@@ -29,7 +29,7 @@ async def request_under_schema(
     """Return a request for text that follows a schema; the compilation ends when the client disconnects.
 
     Args:
-        traffic: requests of the server; they end when it received a signal.
+        traffic: the requests of the server, which end after a signal.
         served: the model.
         generate_request: the request without the schema.
         schema: a JSON schema.

@@ -50,7 +50,7 @@ class Served:
         name: by which clients ask for it.
         model: the model.
         shares_prefixes: as of its engine.
-        beyond_positions: whether requests may go beyond the checkpoint's max_position_embeddings.
+        beyond_positions: True if requests may exceed the checkpoint's max_position_embeddings.
         created: when it was loaded, in seconds since 1970.
     """
 
@@ -77,7 +77,7 @@ class Served:
 
     @property
     def position_limit(self) -> int | None:
-        """Longest sequence in tokens that the model may read and write; None means no limit."""
+        """Maximum number of tokens that the model may read and write in one sequence; None means no limit."""
         module = self.model.module
         return module.max_positions if self.beyond_positions else module.spec.position_limit
 
@@ -87,10 +87,10 @@ class Served:
         return self.model.tokenizers.target
 
     def known_tokens(self, scored: Sequence[tuple[int, float]]) -> list[tuple[WrittenToken, float]]:
-        """Return tokens with their log-probabilities, without ids that the tokenizer has no entry for.
+        """Return written tokens with their log-probabilities; drop ids for which the tokenizer has no entry.
 
         Args:
-            scored: ids with log-probabilities.
+            scored: token ids with their log-probabilities.
         """
         writer, entries = TokenWriter(self.tokenizer), self._entries
         return [(writer.alone(index), value) for index, value in scored if index < len(entries) and entries[index]]
@@ -100,26 +100,26 @@ class Served:
         return self.tokenizer.entries()
 
     def written_prompt(self, prompt: Prompt, ids: Sequence[int]) -> list[WrittenToken]:
-        """Return the tokens of a prompt, with their places in the text that echoes it.
+        """Return the tokens of a prompt, with their character offsets in the echoed text.
 
         Args:
-            prompt: as the client sent it.
-            ids: of the prompt, with special tokens.
+            prompt: the prompt as the client sent it.
+            ids: the token ids of the prompt, with special tokens.
         """
         writer = TokenWriter(self.tokenizer)
         tokens = [writer.add(index) for index in ids]
         if not isinstance(prompt, str) or self.tokenizer.decode(ids) == prompt:
             return tokens
-        # Unknown words and normalized text are written otherwise: the places are those of the text itself.
+        # Decoding changes unknown words and normalized text. So the offsets refer to the text that the client sent.
         inner, spans = self.tokenizer.encode_with_spans(prompt)
         first = next((n for n in range(len(ids)) if list(ids[n : n + len(inner)]) == inner), 0)
-        places, end = [0] * first, 0
+        offsets, end = [0] * first, 0
         for start, stop in spans:
-            # White space before a word belongs to its token; parts of a character begin where it does.
-            places.append(min(start, end))
+            # White space before a word belongs to its token. Tokens of one character begin where it begins.
+            offsets.append(min(start, end))
             end = stop
-        places += [end] * (len(ids) - len(places))
-        return [replace(token, offset=place) for token, place in zip(tokens, places, strict=True)]
+        offsets += [end] * (len(ids) - len(offsets))
+        return [replace(token, offset=offset) for token, offset in zip(tokens, offsets, strict=True)]
 
     def request(self, prompt: Prompt, options: GenerateOptions, *, is_chat: bool = False) -> GenerateRequest:
         """Return a request for one prompt.
@@ -272,14 +272,14 @@ class Models:
 
 
 def check_ids(ids: Sequence[int], num_entries: int) -> None:
-    """Refuse ids that a vocabulary does not have.
+    """Refuse token ids that are outside the vocabulary.
 
     Args:
-        ids: from a client, none negative.
-        num_entries: of the vocabulary.
+        ids: token ids from a client, none negative.
+        num_entries: the size of the vocabulary.
 
     Raises:
-        InputError: the largest id is outside of the vocabulary.
+        InputError: the largest id is outside the vocabulary.
     """
     if max(ids, default=0) >= num_entries:
         raise InputError(f"there is no token {max(ids)}: the vocabulary has {num_entries} entries, from 0 on")

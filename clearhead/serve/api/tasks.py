@@ -122,10 +122,10 @@ def translation_json(found: Hypothesis) -> dict[str, Any]:
 
 async def _translated(served: Served, texts: list[Any], parameters: Any) -> list[dict[str, Any]]:
     """Return the translations of texts, which are searched for in the running batch."""
-    found: list[Hypothesis] = [Hypothesis("", [], 0.0, 0.0)] * len(texts)
+    translations: list[Hypothesis] = [Hypothesis("", [], 0.0, 0.0)] * len(texts)
     jobs: dict[int, Job] = {}
     for number, text in enumerate(texts):
-        # One at a time, so that others have their turn, and a client that disconnects ends it.
+        # Read one text at a time: other requests take turns, and the loop ends when the client disconnects.
         job = await in_thread(_translation_job, served, text, parameters)
         jobs |= {} if job is None else {number: job}
     numbers = [*jobs]
@@ -133,7 +133,7 @@ async def _translated(served: Served, texts: list[Any], parameters: Any) -> list
         async for number, event in running:
             if isinstance(event, Ended) and event.number == 0:
                 end, target = event.continuation, served.tokenizer
-                found[numbers[number]] = Hypothesis(
+                translations[numbers[number]] = Hypothesis(
                     target.decode(end.ids), target.tokens(end.ids), end.score, end.log_probability, end.ids
                 )
     if parameters.alignments:
@@ -141,14 +141,14 @@ async def _translated(served: Served, texts: list[Any], parameters: Any) -> list
         aligner = served.model.word_aligner(True, parameters.src_lang, parameters.tgt_lang)
 
         def align(some: list[Any]) -> list[Any]:
-            return [[one for (one,) in aligner.add_to(texts, [[one] for one in found])] for _ in some]
+            return [[best for (best,) in aligner.add_to(texts, [[best] for best in translations])] for _ in some]
 
-        (found,) = await asyncio.wrap_future(served.engine.call(aligner, align, [None]))
-    return [translation_json(one) for one in found]
+        (translations,) = await asyncio.wrap_future(served.engine.call(aligner, align, [None]))
+    return [translation_json(best) for best in translations]
 
 
 def _translation_job(served: Served, text: Any, parameters: Any) -> Job | None:
-    """Return the job of one translation; None: the text is empty.
+    """Return the job of one translation, or None for an empty text.
 
     Raises:
         InputError: the input is no text, or an option or a language is wrong.
