@@ -102,8 +102,9 @@ def naming_texts(numbers: Iterable[int], *, are_rows: bool = True) -> Iterator[N
         numbers: for each row the number of its text, among the texts of the enclosing block.
         are_rows: False: these are not the rows of a batch yet, but the texts that inner blocks number anew from 0.
     """
-    outer = _NUMBERS.get()
-    named = tuple(number if outer is None else outer[number] for number in numbers) if is_watching() else None
+    outer, named = _NUMBERS.get(), None
+    if is_watching():
+        named = tuple(numbers) if outer is None else tuple(outer[number] for number in numbers)
     variable = _ROWS if are_rows else _NUMBERS
     token = variable.set(named)
     try:

@@ -98,19 +98,19 @@ def serve(
     named = _named(refs)
     listener = listen(port, host)
     port = listener.getsockname()[1]
-    models = _in_own_thread(
-        lambda: _loaded(named, device, precision, shares_prefixes=share_prefixes, beyond_positions=beyond_positions)
-    )
-    try:
-        _in_own_thread(lambda: _warm(models))
-        for line in _lines(models, host, port, api_key_file):
-            print_result(line)
-        logging.getLogger("clearhead.serve").setLevel(logging.INFO)  # the log of requests
-        server = Server(make_application(models, Access(hosts_of(host, port), keys=keys), openapi=openapi))
-        server.run(sockets=[listener])
-    finally:
-        models.join()
-        listener.close()
+    with listener:
+        models = _in_own_thread(
+            lambda: _loaded(named, device, precision, shares_prefixes=share_prefixes, beyond_positions=beyond_positions)
+        )
+        try:
+            _in_own_thread(lambda: _warm(models))
+            for line in _lines(models, host, port, api_key_file):
+                print_result(line)
+            logging.getLogger("clearhead.serve").setLevel(logging.INFO)  # the log of requests
+            server = Server(make_application(models, Access(hosts_of(host, port), keys=keys), openapi=openapi))
+            server.run(sockets=[listener])
+        finally:
+            models.join()
     if server.received == signal.SIGINT:
         raise KeyboardInterrupt
 

@@ -73,7 +73,7 @@ class Pool(PrintedModule, nn.Module):
 
     def __init__(self, pool: spec.Pool) -> None:
         super().__init__()
-        self.modes = pool.modes
+        self.modes: tuple[spec.PoolMode, ...] = pool.modes
 
     def forward(self, x_BTD: States, mask_BT: Real | None) -> Float[Tensor, "batch pooled"]:
         mask_BT = x_BTD.new_ones(x_BTD.shape[:2], dtype=torch.bool) if mask_BT is None else mask_BT

@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any, Literal, Protocol, TypeVar
 
 from clearhead.errors import InputError, Reference, nth_text, renaming
-from clearhead.hooks import naming_texts
 
 Parts = Literal["a pair of texts", "a list of words"]
 PAIR: Parts = "a pair of texts"
@@ -80,6 +79,8 @@ def answer_each(
         return answer(checked(list(given)))
 
     def answered(texts: Iterator[Any]) -> Iterator[Any]:
+        from clearhead.hooks import naming_texts  # it imports torch, which commands need only once texts are read
+
         before = 0
         for size in window_sizes(batch_size):
             window = checked(list(islice(texts, size)), before + 1)

@@ -181,6 +181,9 @@ class _Training(Generic[BatchT]):
         parts.schedule.load_state(state["schedule"])
         parts.batches.load_state(state["batches"])
         self.tally = files.Tally(**state["tally"])
+        if self.tally.step:
+            # A run that has ended takes no further step, and may save once more.
+            self._set_learning_rate(self.tally.step)
         self._restore_random_state(state)
 
     def _restore_random_state(self, state: Mapping[str, Any]) -> None:
@@ -277,9 +280,7 @@ class _Training(Generic[BatchT]):
     def _step(self) -> None:
         began = time.monotonic()
         step, parts = self.tally.step + 1, self.parts
-        learning_rate = parts.schedule(step)
-        for group in parts.optimizer.param_groups:
-            group["lr"] = learning_rate
+        learning_rate = self._set_learning_rate(step)
         sums = self._agree(self._accumulate_gradients(step))
         if not math.isfinite(sums.loss):
             where = f" in batch {sums.not_finite} of {self.settings.accumulate}" if self.settings.accumulate > 1 else ""
@@ -302,6 +303,13 @@ class _Training(Generic[BatchT]):
         tally.window_seconds += spent
         mean = sums.loss / max(1, sums.num_labels)
         parts.progress.step(StepReport(step, mean, learning_rate, sums.num_tokens, spent, self._seconds()))
+
+    def _set_learning_rate(self, step: int) -> float:
+        """Give the optimizer the learning rate of a step, and return it."""
+        learning_rate = self.parts.schedule(step)
+        for group in self.parts.optimizer.param_groups:
+            group["lr"] = learning_rate
+        return learning_rate
 
     def _accumulate_gradients(self, step: int) -> Sums:
         """Accumulate the gradients of the summed loss over the batches of one step, as far as it is finite."""

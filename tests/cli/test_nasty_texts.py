@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,8 +47,9 @@ class Nasty:
     def generate_options(self, **_: Any) -> GenerateOptions:
         return GenerateOptions()
 
-    def stream(self, prompt: str, **_: Any) -> list[str]:
-        return [*NASTY]
+    def stream(self, prompt: str, **_: Any) -> Iterator[str]:
+        yield from NASTY
+        return Generation(NASTY, [NASTY], -1.0, "end", None)
 
     def generate(self, prompts: Sequence[str], **_: Any) -> list[list[Generation]]:
         return [[Generation(NASTY, [NASTY], -1.0, "end", None)] for _ in prompts]

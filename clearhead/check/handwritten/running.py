@@ -61,8 +61,8 @@ class NoDropout(TorchFunctionMode):
 class _Operations(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.has_float32 = False
-        self.num_operations = 0
+        self.has_float32: bool = False
+        self.num_operations: int = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

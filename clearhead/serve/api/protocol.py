@@ -30,7 +30,7 @@ class Protocol(H11Protocol):
         idle_since: when the connection was opened or its last answer ended, in seconds of the event loop's clock.
     """
 
-    idle_since = 0.0
+    idle_since: float = 0.0
     _waits: asyncio.TimerHandle | None = None
     _is_refused = False
 

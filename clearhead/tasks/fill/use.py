@@ -119,7 +119,6 @@ def fill(
         num_cut += is_cut
     warn_of_long_texts(num_cut, limit)
     lengths = [len(masked.ids) for masked in masked_texts]
-    ordinary_V = torch.from_numpy(words.ordinary)
     candidates: list[list[list[Filled]]] = [[] for _ in texts]
     module = in_evaluation(module)
     with torch.inference_mode():
@@ -127,7 +126,7 @@ def fill(
             of_batch = [masked_texts[index] for index in batch]
             sizes = [len(masked.places) for masked in of_batch]
             with naming_texts(batch):
-                best = _best(module, of_batch, tokenizer.pad_id, ordinary_V, top_k)
+                best = _best(module, of_batch, tokenizer.pad_id, torch.from_numpy(words.ordinary), top_k)
             of_texts = zip(*(tensor_NK.split(sizes) for tensor_NK in best), strict=True)
             for index, (probabilities_NK, ids_NK) in zip(batch, of_texts, strict=True):
                 of_text = probabilities_NK.tolist(), ids_NK.tolist()
