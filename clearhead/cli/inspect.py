@@ -229,8 +229,10 @@ def read_reference(ref: str) -> _Found:
     checkpoint = find_checkpoint(ref)
     if checkpoint is not None:
         return _read_checkpoint(checkpoint)
+    from clearhead.formats import FORMAT_FILE
     from clearhead.runs.directory import (
         TASK_FILE,
+        lack_of,
         read_task,
         refuse_altered,
         resolve_reference,
@@ -243,6 +245,8 @@ def read_reference(ref: str) -> _Found:
         resolve_reference(ref)
     folder, file = (path, path / "spec.json") if path.is_dir() else (path.parent, path)
     if path.is_dir():
+        if not file.is_file() and not (folder / FORMAT_FILE).is_file():
+            raise lack_of(folder)
         refuse_altered(folder)
     spec = Model.from_file(file, what="a run directory or a spec file")
     task = read_task(folder) if (folder / TASK_FILE).is_file() else None

@@ -236,11 +236,16 @@ def model_files(reference: str) -> tuple[Path, Path]:
         weights = folder / WEIGHTS_FILE
     for needed in (folder / SPEC_FILE, weights):
         if not needed.is_file():
-            lacks = needed.name if needed == weights else "spec.json, or config.json as in a Hugging Face checkpoint,"
-            raise InputError(f"{folder} is neither a run directory nor a saved model: {lacks} is missing")
+            raise lack_of(folder, needed.name)
     _refuse_size(weights)
     refuse_altered(folder)
     return folder, weights
+
+
+def lack_of(folder: Path, name: str = SPEC_FILE) -> InputError:
+    """Return the error of a folder without a file that runs and saved models have."""
+    lacks = f"{name}, or config.json as in a Hugging Face checkpoint," if name == SPEC_FILE else name
+    return InputError(f"{folder} is neither a run directory nor a saved model: {lacks} is missing")
 
 
 def described_files(folder: Path) -> list[Path]:

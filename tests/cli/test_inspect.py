@@ -194,3 +194,10 @@ def test_a_picture_that_cannot_be_written(
     captured = capfd.readouterr()
     assert expected in captured.err.splitlines()[-1] and "Traceback" not in captured.err and not captured.out
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_empty_folder_lacks_the_files_of_runs_and_checkpoints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "spec.json, or config.json as in a Hugging Face checkpoint, is missing" in capsys.readouterr().err

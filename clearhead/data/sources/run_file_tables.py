@@ -166,5 +166,5 @@ def user_path(text: str | Path) -> Path:
 
 
 def has_ending(path: Path | str, *endings: str) -> bool:
-    """Tell whether a file name, without .gz, has one of some endings."""
-    return str(path).removesuffix(".gz").endswith(endings)
+    """Tell whether a file name, without .gz, has one of some endings in lower-case letters or in capitals."""
+    return str(path).lower().removesuffix(".gz").endswith(endings)

@@ -69,9 +69,11 @@ class TextFiles:
         """Return the files to read.
 
         Raises:
-            InputError: no file of the folder matches the pattern, none has fields, or a folder cannot be read.
+            InputError: no file of the folder matches the pattern, none has fields, one is a table of another format,
+                or a folder cannot be read.
         """
         if not self.path.is_dir():
+            self._refuse_table(self.path)
             return [self.path]
         every = list(_visible_files(self.path))
         found = [path for path in every if path.match(self.pattern)]
@@ -83,7 +85,17 @@ class TextFiles:
             raise InputError(f"{self.path}: no file in this folder matches '{self.pattern}'; {there}")
         if self.field is not None and not any(has_ending(path.name, _JSON_LINES) for path in found):
             raise InputError(key("field") + f" belongs to JSON lines, but no file in {self.path} ends in .jsonl")
-        return [self.path / path for path in sorted(found, key=PurePath.as_posix)]
+        files = [self.path / path for path in sorted(found, key=PurePath.as_posix)]
+        for path in files:
+            self._refuse_table(path)
+        return files
+
+    def _refuse_table(self, path: Path) -> None:
+        """Refuse a table of another format than JSON lines, also where its texts are in the cache."""
+        if has_ending(path, *TABLE_FORMATS):
+            advice = f' (in a run file beside dataset = "{path}", split = "train")'
+            other = "" if path == self.path else "; or read other files of the folder with " + key("pattern")
+            raise InputError(f"{path} is a table: name the column of its texts with " + key("field") + advice + other)
 
     def chunks(self) -> Iterator[TextChunk]:
         """Go through the documents, chunk by chunk."""
@@ -94,17 +106,13 @@ class TextFiles:
         """Go through the documents of one of the files, chunk by chunk.
 
         Raises:
-            InputError: the file is unusable, or a table of another format.
+            InputError: the file is unusable.
         """
         if has_ending(path, _JSON_LINES):
             if any(stream_text(path)):
                 table = JsonLinesFile(path, {"text": self.field or "text"}, keys=_KEYS)
                 yield from TextRows(table, self.document).chunks()
             return
-        if has_ending(path, *TABLE_FORMATS):
-            advice = f' (in a run file beside dataset = "{path}", split = "train")'
-            other = "" if path == self.path else "; or read other files of the folder with " + key("pattern")
-            raise InputError(f"{path} is a table: name the column of its texts with " + key("field") + advice + other)
         texts = stream_text(path) if path == self.path else self._member(path)
         is_empty = True
         for chunk in _documents(texts, self.document, str(path), first_line=1):

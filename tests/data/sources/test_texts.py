@@ -294,8 +294,14 @@ def test_json_lines_in_a_folder_are_read_as_alone(tmp_path: Path, document: Docu
         documents(source_of(tmp_path / "shards", **keys))
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.csv", "a.tsv.gz", "a.parquet", "a.ndjson"])
+def test_endings_in_capitals_are_those_of_json_lines(tmp_path: Path) -> None:
+    write(tmp_path / "shards" / "A.JSONL", json.dumps({"text": POEM}) + "\n")
+    assert documents(source_of(tmp_path / "shards")) == [POEM]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.csv", "a.tsv.gz", "a.parquet", "a.ndjson", "A.CSV"])
 def test_other_tables_are_refused_with_the_option_that_reads_them(tmp_path: Path, name: str) -> None:
+    """The identity is refused too: the texts of an equal file that has another name may be in the cache."""
     path = write(tmp_path / "shards" / name, "text\nab\n")
     write(tmp_path / "shards" / "z.txt", POEM)
     for source in (source_of(path), source_of(tmp_path / "shards")):
@@ -303,6 +309,8 @@ def test_other_tables_are_refused_with_the_option_that_reads_them(tmp_path: Path
             measure(source)
         with pytest.raises(InputError, match=f"{name} is a table"):
             list(text_shards(source)[0].chunks())
+        with pytest.raises(InputError, match=f"{name} is a table"):
+            source.identity()
     assert documents(source_of(tmp_path / "shards", pattern="*.txt")) == [POEM]
     with pytest.raises(InputError, match=r"'field' belongs to JSON lines, but no file in .* ends in .jsonl"):
         documents(source_of(tmp_path / "shards", pattern="*.txt", field="text"))
