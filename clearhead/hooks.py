@@ -103,7 +103,9 @@ def naming_texts(numbers: Iterable[int], *, are_rows: bool = True) -> Iterator[N
         are_rows: False: these are not the rows of a batch yet, but the texts that inner blocks number anew from 0.
     """
     outer = _NUMBERS.get()
-    named = tuple(number if outer is None else outer[number] for number in numbers) if is_watching() else None
+    named = None
+    if is_watching():
+        named = tuple(number if outer is None else outer[number] for number in numbers)
     variable = _ROWS if are_rows else _NUMBERS
     token = variable.set(named)
     try:

@@ -118,12 +118,11 @@ def fill(
         masked_texts.append(masked)
         num_cut += is_cut
     warn_of_long_texts(num_cut, limit)
-    lengths = [len(masked.ids) for masked in masked_texts]
     ordinary_V = torch.from_numpy(words.ordinary)
     candidates: list[list[list[Filled]]] = [[] for _ in texts]
     module = in_evaluation(module)
     with torch.inference_mode():
-        for batch in batches_by_cost(lengths, budget=batch_tokens, most_rows=batch_size):
+        for batch in batches_by_cost([len(one.ids) for one in masked_texts], budget=batch_tokens, most_rows=batch_size):
             of_batch = [masked_texts[index] for index in batch]
             sizes = [len(masked.places) for masked in of_batch]
             with naming_texts(batch):
