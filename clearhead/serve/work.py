@@ -36,6 +36,11 @@ class Left(Exception):
     """Nobody waits for a result any more."""
 
 
+def ignore_failure(future: asyncio.Future[Any]) -> None:
+    """Keep a failure out of the log where the client has disconnected before it."""
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
 class Work(Display):
     """Computation for one request: it ends at its next check after `end`, or after `MOST_SECONDS`.
 
@@ -92,18 +97,30 @@ class _CheckedOperations(TorchFunctionMode):
     """Mode that calls a function before each PyTorch operation, and splits attention over a long text.
 
     Args:
-        check: the function to call.
+        check: the function; after an error it is not called again.
     """
 
     def __init__(self, check: Callable[[], None]) -> None:
         super().__init__()
-        self._check = check
+        self._function, self._is_over = check, False
+
+    def _check(self) -> None:
+        if self._is_over:  # the blocks that the error leaves restore their state
+            return
+        try:
+            self._function()
+        except BaseException:
+            self._is_over = True
+            raise
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        self._check()
         options = dict(kwargs or {})
+        # The end of torch.no_grad() must restore the thread's mode, whoever has left.
+        if function is torch._C._set_grad_enabled:
+            return function(*args, **options)
+        self._check()
         is_attention = function is F.scaled_dot_product_attention
         if not is_attention or args[0].shape[-2] * args[1].shape[-2] < LONG_SCORES:
             return function(*args, **options)
@@ -163,6 +180,7 @@ class Workers:
             raise Left from None
         finally:
             work.end()
+            ignore_failure(future)
             self._running.discard(work)
             self._count()
 

@@ -32,6 +32,23 @@ def test_attention_over_a_long_text_checks_between_queries(
     assert len(checks) >= 1 + queries * keys // 120
 
 
+@pytest.mark.parametrize("last", range(6))
+def test_an_ended_computation_restores_the_mode_of_its_thread(last: int) -> None:
+    checks = iter(range(100))
+
+    def check() -> None:
+        if next(checks) >= last:
+            raise work.Left
+
+    assert torch.is_grad_enabled()
+    x = torch.ones(2)
+    with pytest.raises(work.Left), work._CheckedOperations(check):
+        for _ in range(9):
+            with torch.no_grad():
+                x = x + 1
+    assert torch.is_grad_enabled()
+
+
 def test_time_of_pauses_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "POLLED", 0.01)
     workers = work.Workers()

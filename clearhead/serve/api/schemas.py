@@ -14,7 +14,7 @@ from clearhead.generate.json_schema import MOST_AT_ONCE, with_schema
 from clearhead.serve.api.failures import Closing
 from clearhead.serve.api.served import Served
 from clearhead.serve.gate import Traffic
-from clearhead.serve.work import POLLED
+from clearhead.serve.work import POLLED, ignore_failure
 
 
 @cache
@@ -49,3 +49,4 @@ async def request_under_schema(
         return future.result()
     finally:
         abandoned.set()
+        ignore_failure(future)

@@ -61,7 +61,7 @@ async def _answered(served: Served, asked: TaskRequest, schema: str | None) -> R
     pipeline = pipeline_of(served)
     if schema is not None and schema != pipeline.NAME:
         raise InputError(f"the model '{served.name}' answers {pipeline.NAME}, not {schema}")
-    parameters = parameters_of(pipeline.Parameters, asked.parameters)
+    parameters = await in_thread(parameters_of, pipeline.Parameters, asked.parameters)
     is_many = isinstance(asked.inputs, list)
     inputs = asked.inputs if is_many else [asked.inputs]
     if not inputs or len(inputs) > MOST_INPUTS:

@@ -45,6 +45,7 @@ REQUESTS: dict[str, tuple[str, Callable[[], Any], int]] = {
         200,
     ),
     "unknown keys": ("/v1/completions", lambda: {"prompt": "a", **NUMBERS}, 400),
+    "unknown parameters": ("/models/labels", lambda: {"inputs": "a", "parameters": NUMBERS}, 400),
     "wrong type": ("/v1/completions", lambda: {"model": "lm", "prompt": NUMBERS}, 400),
     "no json": ("/v1/completions", lambda: "[" + "1," * (LARGE // 2), 400),
     "embeddings": ("/v1/embeddings", lambda: {"model": "sent", "input": ["the cat sat"] * 2048}, 200),

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import io
+import threading
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
+from clearhead.serve.api import inside
 from clearhead.serve.api.served import Models
 from clearhead.serve.gate import MOST_BYTES
+from clearhead.serve.work import Work
 
 TEXTS = {"lm": "a m u", "mt": "a m u", "mlm": "the cat sat", "labels": "the cat sat", "tags": "the cat sat"}
 
@@ -226,3 +230,25 @@ def test_translations_have_their_words_aligned(address: str, models: Models) -> 
     assert found == [{"translation_text": one.text, "alignments": one.alignment} for (one,) in expected]
     (plain,) = told(httpx.post(f"{address}/models/mt", json={"inputs": texts[:1]}, timeout=60))
     assert plain == {"translation_text": expected[0][0].text}
+
+
+def test_a_client_that_leaves_is_no_failure(
+    address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def wait(served: Any, asked: Any, work: Work) -> Any:
+        begun.set()
+        try:
+            while True:
+                work.check()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(inside, "_attention", wait)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{address}/attention", json={"model": "lm", "text": "a"}, timeout=httpx.Timeout(60, read=0.5))
+    assert begun.is_set() and ended.wait(60)
+    assert ask(address, "capture", "lm", text="a", addresses=["*.layers.0.after"]).status_code == 200
+    gc.collect()  # asyncio tells of failures that no one has seen when they are collected
+    assert "never retrieved" not in caplog.text
