@@ -99,8 +99,8 @@ class TaskRecord(Printed, BaseModel):
     facts: dict[str, JsonValue] = {}
 
     def to_json(self) -> str:
-        """Write the record as JSON."""
-        return self.model_dump_json(indent=2) + "\n"
+        """Return the record as JSON; a prompt is written only where there is one."""
+        return self.model_dump_json(indent=2, exclude=None if self.prompt else {"prompt"}) + "\n"
 
     @classmethod
     def from_json(cls, text: str, name: str) -> TaskRecord:

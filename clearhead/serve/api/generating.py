@@ -98,7 +98,8 @@ def generating_router(models: Models) -> APIRouter:
         options = replace(options, must_fit=asked.max_tokens is not None and limit > 0)
         shape = _Completion(served, asked, limit)
         # Read one prompt at a time: other requests take turns, and the loop ends when the client disconnects.
-        requests = [await in_thread(_request, served, prompt, options) for prompt in asked.prompts]
+        read = partial(_request, served) if limit else served.request
+        requests = [await in_thread(read, prompt, options) for prompt in asked.prompts]
         return await _answered(served, asked, shape, requests)
 
     @router.post("/v1/chat/completions")

@@ -117,7 +117,7 @@ def test_a_word_without_a_piece_is_counted(tmp_path: Path, monkeypatch: pytest.M
     ("text", "message"),
     [
         ("a\tX\nb\n", ':2: expected a word and its tag with a tab between them, received "b"'),
-        ("a X\nb\n", ':2: expected a word and its tag with white space between them, received "b"'),
+        ("a X\nb\n", ':2: expected a word and its tag with a blank between them, received "b"'),
         ("a\tX\n\tY\n", ":2: expected a word and its tag"),
         ("a\tX\nb\tX\n", ":1: all 2 words from here on have the tag 'X'; a tagger needs at least two"),
         ("\n\n", "expected at least one tagged sentence"),
