@@ -40,13 +40,14 @@ plans.EpochBatches.load_state = lambda self, state: None
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder for temporary files; nothing may be left in it, and no process."""
+    """The folder for temporary files; nothing may be left in it, and no process that was not there before."""
+    before = {*psutil.Process().children(recursive=True)}
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     yield folder
     assert not list(folder.iterdir())
-    assert not psutil.Process().children(recursive=True)
+    assert not {*psutil.Process().children(recursive=True)} - before
 
 
 def test_a_job_passes_and_its_certificate_says_for_what(
