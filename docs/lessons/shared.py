@@ -75,8 +75,10 @@ def decoder_model() -> ch.Model:
     """
 
     def command(run: Path) -> list[str]:
-        data = MODELS / "dates" / "data"
-        paths = {"train": data / "train.tsv", "valid": data / "valid.tsv", "run": run}
+        paths = {"train": MODELS / "lines-train.txt", "valid": MODELS / "lines-valid.txt", "run": run}
+        for part in ("train", "valid"):
+            # Its lines are texts here, and a file that ends in .tsv is read as a table.
+            shutil.copyfile(MODELS / "dates" / "data" / f"{part}.tsv", paths[part])
         run_file = MODELS / "decoder.toml"
         run_file.write_text(_DECODER.format_map({name: json.dumps(str(path)) for name, path in paths.items()}))
         return ["train", str(run_file)]
