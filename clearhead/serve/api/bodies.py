@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar, TypeVarTuple
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
 
 from clearhead.serve.work import Left
 
@@ -44,7 +45,10 @@ class BodyRoute(APIRoute):
             return handle
 
         async def handler(request: Request) -> Response:
-            body = await request.body()
+            try:
+                body = await request.body()
+            except ClientDisconnect:
+                raise Left from None
             _THREADS.set(_LARGE if len(body) >= LARGE_BODY else _SMALL)
             if body:
                 # FastAPI takes this value for the parsed body, and a validated model passes its own validation.

@@ -161,3 +161,18 @@ def test_garbage_behind_a_refused_head_is_no_failure(address: str, caplog: pytes
         with contextlib.suppress(ConnectionResetError):
             answered(client)
     assert not caplog.records
+
+
+def test_a_client_that_hangs_up_within_its_body_leaves_no_traceback(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: %b\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+    with caplog.at_level(logging.ERROR, "uvicorn.error"):
+        for _ in range(3):
+            with connected(address) as client:
+                client.sendall(head % address.partition("//")[2].encode() + b'{"model":')
+                time.sleep(0.1)
+        for _ in range(3):  # the server has seen the end of the connections before it
+            assert httpx.get(f"{address}/health", timeout=30).status_code == 200
+            time.sleep(0.1)
+    assert not [record for record in caplog.records if record.exc_info]
