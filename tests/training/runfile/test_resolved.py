@@ -26,7 +26,9 @@ def given() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", sorted(given()))
-def test_a_run_file_means_what_it_meant(name: str) -> None:
+def test_a_run_file_means_what_it_meant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name.startswith("example-"):
+        monkeypatch.chdir(ROOT / "examples")  # the examples name their parts from there
     text = given()[name]
     if name.startswith("demo-"):
         text = text.format_map(_Quoted())
