@@ -69,8 +69,8 @@ def decoding_option(kind: type[DecodingOptions], name: str, *, ranged: bool = Fa
 def _decoding_parameter(kind: type[DecodingOptions], name: str) -> inspect.Parameter:
     """Return the parameter of a command for an option; None: the checkpoint or the default says."""
     declared = DECLARED[kind][name][0]
-    given: Any = bool if declared is bool else number_type(declared) or list[str]
-    annotation = Annotated[given | None, decoding_option(kind, name)]
+    value_type: Any = bool if declared is bool else number_type(declared) or list[str]
+    annotation = Annotated[value_type | None, decoding_option(kind, name)]
     return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
 
 

@@ -37,18 +37,27 @@ def timeline(running: Any, tmp_path_factory: pytest.TempPathFactory) -> Tab:
     return Tab(running, examples.timeline_page(), tmp_path_factory.mktemp("timeline"))
 
 
-PAINTED = """() => {
-  const canvas = document.querySelector(".line-canvas canvas");
-  return new Uint32Array(canvas.getContext("2d").getImageData(0, 0, 300, 600).data.buffer).some(Boolean);
-}"""
+# A copy is read: Chromium warns when the page's own canvas is read often, as it is while a busy machine draws.
+HAS_COLOR = """
+const hasColor = (canvas, width, height) => {
+  const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+  copy.drawImage(canvas, 0, 0);
+  return new Uint32Array(copy.getImageData(0, 0, width, height).data.buffer).some(Boolean);
+};
+"""
+PAINTED = f"""() => {{
+  {HAS_COLOR}
+  return hasColor(document.querySelector(".line-canvas canvas"), 300, 600);
+}}"""
 
 
-WATCH = """
+WATCH = (
+    HAS_COLOR
+    + """
 globalThis.painted = [];
 const isPainted = () => {
   const canvas = document.querySelector(".heat > canvas");
-  const size = canvas && [canvas.width, canvas.height];
-  return size && new Uint32Array(canvas.getContext("2d").getImageData(0, 0, ...size).data.buffer).some(Boolean);
+  return canvas && hasColor(canvas, canvas.width, canvas.height);
 };
 const watched = { subtree: true, attributeFilter: ["data-drawn"] };
 new MutationObserver(() => painted.push(isPainted())).observe(document, watched);
@@ -58,6 +67,7 @@ globalThis.resized = (root) => new Promise((done) => {
   observer.observe(root);
 });
 """
+)
 
 
 @pytest.mark.parametrize("page", ["decoder", "translation"])
