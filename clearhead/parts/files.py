@@ -7,7 +7,6 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Final
 
 from clearhead.commands import EXTENSIONS
@@ -35,8 +34,8 @@ def load_parts(files: str | Path | Sequence[str | Path]) -> None:
 
 def parts_options() -> list[str]:
     """Return the options of a command that imports the same files of parts as this process has imported."""
-    modules = [module for name, module in sys.modules.items() if name.startswith(_MODULE)]
-    return [word for module in modules for word in ("--parts", str(module.__file__))]
+    files = dict.fromkeys(str(module.__file__) for name, module in sys.modules.items() if name.startswith(_MODULE))
+    return [word for file in files for word in ("--parts", file)]
 
 
 def _load(path: Path) -> None:
@@ -48,10 +47,16 @@ def _load(path: Path) -> None:
     resolved, digest = path.resolve(), hashlib.sha256(path.read_bytes()).hexdigest()
     if any(kind.source.sha256 == digest for kind in kinds_of_file(str(resolved))):
         return
-    with within(str(path)), restored_on_failure():
-        _import(path, f"{_MODULE}{digest[:16]}")
-        if not kinds_of_file(str(resolved)):
-            raise InputError("it registers no part; put @clearhead.register(...) over the class of its module")
+    name = f"{_MODULE}{digest[:16]}"
+    try:
+        with within(str(path)), restored_on_failure():
+            _import(path, name)
+            if not kinds_of_file(str(resolved)):
+                raise InputError("it registers no part; put @clearhead.register(...) over the class of its module")
+    except BaseException:
+        # A refused file must not reach the processes that `parts_options` starts.
+        sys.modules.pop(name, None)
+        raise
 
 
 def _refuse_folder_of_model(path: Path) -> None:
@@ -64,7 +69,7 @@ def _refuse_folder_of_model(path: Path) -> None:
             )
 
 
-def _import(path: Path, name: str) -> ModuleType:
+def _import(path: Path, name: str) -> None:
     specification = importlib.util.spec_from_file_location(name, path.resolve())
     assert specification is not None and specification.loader is not None, "the file ends in .py"
     module = importlib.util.module_from_spec(specification)
@@ -72,13 +77,10 @@ def _import(path: Path, name: str) -> ModuleType:
     try:
         specification.loader.exec_module(module)
     except InputError:
-        del sys.modules[name]
         raise
     except (Exception, SystemExit) as error:
-        del sys.modules[name]
         line = _line_of(error, path.resolve())
         raise InputError(f"it cannot be imported: {type(error).__name__}: {error}{line}") from error
-    return module
 
 
 def _line_of(error: BaseException, path: Path) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from clearhead import spec
 from clearhead.errors import InputError
-from clearhead.parts.files import load_parts
+from clearhead.parts.files import load_parts, parts_options
 from clearhead.parts.trial import try_parts
 from clearhead.training.runfile.model_table import with_own_parts
 from clearhead.training.runfile.read import parse_run_file
@@ -83,9 +83,18 @@ def test_a_trial_tells_what_its_forward_does_wrong(tmp_path: Path, name: str) ->
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_is_refused(tmp_path: Path, name: str) -> None:
     text, sentence = FILES[name]
+    path = written(tmp_path, name, text)
     with pytest.raises(InputError, match=sentence) as error:
-        load_parts(written(tmp_path, name, text))
+        load_parts(path)
     assert len(error.value.lines) == 1
+    assert str(path) not in parts_options()
+
+
+def test_a_process_started_after_an_edit_gets_the_file_once(tmp_path: Path) -> None:
+    path = written(tmp_path, "edited", PART)
+    for returned in ("x", "2 * x"):
+        load_parts(written(tmp_path, "edited", PART, returned))
+    assert parts_options().count(str(path)) == 1
 
 
 def test_a_value_that_is_no_json_is_refused(tmp_path: Path) -> None:
