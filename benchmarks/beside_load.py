@@ -4,7 +4,7 @@
 
 Work: steps of the 10.7M decoder of `train_speed.py` in bf16, and of one of 4 layers and width 128; GPT-2 of 124M in 8
 bits, one text; MiniLM, 200 texts. Beside nothing, beside a loop that does nothing, beside one of low priority, and with
-low priority itself beside a loop: first as the OpenMP library waits by itself, then with `clearhead.busy_waiting`,
+low priority itself beside a loop: first as the OpenMP library waits by itself, then with `clearhead.fast.busy_waiting`,
 which has two seconds each time to find out. Work per second.
 """
 
@@ -24,7 +24,7 @@ from inference_models import gpt2, in_8_bits, minilm
 from train_speed import DECODERS, decoder, our_step
 
 import clearhead as ch
-from clearhead.busy_waiting import adapt_waiting
+from clearhead.fast.busy_waiting import adapt_waiting
 
 LOADS = ("alone", "a loop", "a loop of low priority", "a loop, itself of low priority")
 Work = tuple[Callable[[], object], int]

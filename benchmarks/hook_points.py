@@ -22,7 +22,7 @@ from pairing import Ratio, Spread
 from torch import Tensor
 
 import clearhead as ch
-from clearhead.hooks import HookPoints
+from clearhead.base.hooks import HookPoints
 
 
 @contextmanager

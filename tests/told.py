@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clearhead.progress import Counted, Display
+from clearhead.base.progress import Counted, Display
 
 
 class Told(Display):

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.progress import message
 from clearhead.bench.limits import Limits, Precision, seconds
 from clearhead.core.head import Linear
 from clearhead.generate.batching import device_of
 from clearhead.generate.continuation import GenerateRequest, generate_ids, stream_ids
 from clearhead.generate.options import GenerateOptions
 from clearhead.model.facade import Model
-from clearhead.progress import message
 from clearhead.spec.cost import cost_per_token, forward_flops
 from clearhead.spec.token_counts import TokenCounts
 from clearhead.tasks.registry import find

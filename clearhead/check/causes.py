@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from clearhead import spec
+from clearhead.base.errors import InputError
 from clearhead.check.measure import Comparison, compare_traces, first_divergence, relative_error
 from clearhead.check.trace import ModelInputs, ModelPair, Trace
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.hf.mapping.tensor_rules import RotaryHalves, Slots
 from clearhead.hf.saving import module_to_hf_tensors
 from clearhead.weights.fill import built

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clearhead.base.printing import Printed
 from clearhead.check.trace import Trace
-from clearhead.printing import Printed
 
 
 @dataclass(frozen=True, repr=False)

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.base.errors import InputError
+from clearhead.base.printing import Printed
 from clearhead.check.causes import find_causes
 from clearhead.check.measure import Comparison, compare_traces, first_divergence, relative_error
 from clearhead.check.texts import TokenizerParity, compare_tokenizers, text_inputs
 from clearhead.check.trace import ModelInputs, ModelPair, first_line, import_transformers, load_with_transformers
-from clearhead.errors import InputError
 from clearhead.hf.generation import read_generation_config
 from clearhead.hf.loading import load_module
 from clearhead.hf.tokenizers import load_tokenizers
-from clearhead.printing import Printed
 from clearhead.text.tokenizer_files import has_tokenizer
 
 TOKENS, TARGETS, LENGTHS = 13, 7, (13, 5, 8)

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from clearhead.base.printing import Printed
 from clearhead.check.trace import ModelInputs, first_line, import_transformers
 from clearhead.hf.tokenizers import CheckpointTokenizers
-from clearhead.printing import Printed
 
 # Hard cases for tokenizers; none contains a special token, which is plain text here and not in transformers.
 HARD = (

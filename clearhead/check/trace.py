@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.commands import make_install_command
+from clearhead.base.commands import make_install_command
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer
 from clearhead.core.embedding import LearnedPosition, Table
 from clearhead.core.head import Linear
 from clearhead.core.norm import LayerNorm, RMSNorm
 from clearhead.data.batches.inputs import shift_right
-from clearhead.errors import InputError
 from clearhead.hf.loading import LoadedModule, bind_rules
 from clearhead.hf.mapping.tensor_rules import BoundRule, Transpose
 from clearhead.tasks.registry import find

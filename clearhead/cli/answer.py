@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
+from clearhead.base.errors import InputError
 from clearhead.cli.console import print_either
 from clearhead.cli.lines import is_standard_input, one_line
 from clearhead.cli.options import ComputeOptions, Json, Ref, takes_compute_options
 from clearhead.cli.progress import counting
 from clearhead.cli.waiting import at_rest
-from clearhead.errors import InputError
 
 
 @takes_compute_options
@@ -57,7 +57,7 @@ def answer(
 
 def _text(context: str | None, file: Path | None) -> str:
     """Return the given text, or the unchanged text of a file or of standard input."""
-    from clearhead.files import decoded, read_text_file
+    from clearhead.base.files import decoded, read_text_file
 
     if context is not None and file is not None:
         raise InputError("--context and --context-file are two ways to give the text: give one of them")

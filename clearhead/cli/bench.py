@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
+from clearhead.base.printing import human_count
 from clearhead.cli.console import human_bytes, print_either, print_message
 from clearhead.cli.options import ComputeOptions, Json, Ref, located, takes_compute_options
-from clearhead.printing import human_count
 
 if TYPE_CHECKING:
     from clearhead.bench.limits import Limits
@@ -39,10 +39,10 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     ref = located(ref)
     import torch
 
+    from clearhead.base.machine import choose_device, choose_precision
     from clearhead.bench.advice import advice
     from clearhead.bench.limits import fast_precisions, measure_limits
     from clearhead.bench.speed import SECONDS, Effort, measure
-    from clearhead.machine import choose_device, choose_precision
     from clearhead.training.dry_run import peak_memory
 
     device, processors = choose_device(compute.device), torch.get_num_threads()

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
+from clearhead.base.errors import InputError, RunFailure
 from clearhead.cli.check_job import Kills, Steps, check_certificate, check_run_file, is_certificate, is_run_file
 from clearhead.cli.check_model import Html, check_model
 from clearhead.cli.console import print_either, print_json, print_message, print_result
 from clearhead.cli.options import ComputeOptions, Force, Json, located, set_threads_and_seed, takes_compute_options
-from clearhead.errors import InputError, RunFailure
 
 Settings = Annotated[
     list[str] | None,
@@ -151,7 +151,7 @@ def _check_checkpoint(
     *,
     as_json: bool,
 ) -> None:
-    from clearhead.files import absent
+    from clearhead.base.files import absent
 
     if against is None:
         raise InputError("--reference and --tolerance are for a comparison: add --against transformers")

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from clearhead.base.errors import InputError
 from clearhead.cli.console import print_either
-from clearhead.errors import InputError
 
 Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Of a run file: how many steps to train.")]
 Kills = Annotated[int | None, typer.Option("--kills", min=1, help="Of a run file: how often to kill; by default 5.")]

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from clearhead.base.errors import InputError
+from clearhead.base.files import refuse_unwritable, write_output
 from clearhead.cli.console import print_either, print_message
 from clearhead.cli.options import ComputeOptions, located, set_threads_and_seed
-from clearhead.errors import InputError
-from clearhead.files import refuse_unwritable, write_output
 
 Html = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Of a model: also write the report as one HTML file.")

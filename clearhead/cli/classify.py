@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clearhead.base.errors import InputError
 from clearhead.cli.console import print_either
 from clearhead.cli.lines import STANDARD_INPUT, Input, Line, answer_lines, one_line
 from clearhead.cli.options import ComputeOptions, JsonLines, LineFile, Paired, Ref, takes_compute_options
-from clearhead.errors import InputError
 
 if TYPE_CHECKING:
     from clearhead.tasks.classify.use import Classification

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
+from clearhead.base.errors import InputError
 from clearhead.cli.console import print_either
 from clearhead.cli.options import Force, Json, refuse_absent_runs
-from clearhead.errors import InputError
 
 PICTURE = Path("compare.png")
 
@@ -59,7 +59,7 @@ def table_columns() -> int | None:
 
 def _check_picture(output: Path, force: bool) -> None:
     """Refuse a picture that cannot be written, before anything is read."""
-    from clearhead.files import refuse_unwritable
+    from clearhead.base.files import refuse_unwritable
 
     if output.suffix.lower() != ".png":
         raise InputError(f"the picture is a PNG, but -o names {output}: give a name that ends in .png")

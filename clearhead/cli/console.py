@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from clearhead.errors import UNSAFE, LongTexts, visible
-from clearhead.progress import Display, shown_by
+from clearhead.base.errors import UNSAFE, LongTexts, visible
+from clearhead.base.progress import Display, shown_by
 
 # What ends a line for some reader of text, such as `str.splitlines`.
 LINE_ENDS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")

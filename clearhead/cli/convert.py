@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from clearhead.base.errors import InputError
 from clearhead.cli.console import print_either, print_message
 from clearhead.cli.options import Json, located
-from clearhead.errors import InputError
 
 Format = Annotated[str | None, typer.Option("--to", metavar="FORMAT", help="The layout to write: hf.")]
 FromBin = Annotated[
@@ -55,7 +55,7 @@ def convert(
     rounded to 8 bits once; it loads at once. README.md is the model's card. --push uploads the same, with the token of
     HF_TOKEN or `hf auth login`. --json ends with {"path", "format"}, "model_type" for --to hf, "commit" with --push.
     """
-    from clearhead.files import refuse_unwritable_place
+    from clearhead.base.files import refuse_unwritable_place
 
     if [from_bin, to is not None, precision is not None].count(True) != 1:
         raise InputError("give one of --to hf, --from-bin and --precision int8")
@@ -85,7 +85,7 @@ def convert(
 
 def _convert(ref: str, out: Path, push: str | None, *, is_int8: bool, max_shard_size: int | None) -> dict[str, str]:
     """Write a model, and upload it too; return its model type and the commit."""
-    from clearhead.files import read_json_object
+    from clearhead.base.files import read_json_object
 
     place = located(ref)
     from clearhead.hf.saving import LARGEST_SHARD
@@ -104,7 +104,7 @@ def _convert(ref: str, out: Path, push: str | None, *, is_int8: bool, max_shard_
 
 
 def _convert_bin(ref: str, out: Path) -> None:
-    from clearhead.files import absent
+    from clearhead.base.files import absent
     from clearhead.hf.files.from_bin import convert_bin
     from clearhead.hf.files.hub import fetch, looks_like_hub_name
     from clearhead.runs.checkpoint import writing_folder

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clearhead.base.commands import make_command, quote
+from clearhead.base.errors import InputError, nearest
 from clearhead.cli.console import print_json
 from clearhead.cli.options import ComputeOptions, Json, set_threads_and_seed, takes_compute_options
-from clearhead.commands import make_command, quote
-from clearhead.errors import InputError, nearest
 from clearhead.tasks.registry import BUILT_IN
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def demo(
     """
     if kind not in KINDS:
         raise InputError(f"there is no demo '{kind}'{nearest(kind, KINDS)}; there are: {', '.join(KINDS)}")
+    from clearhead.base.machine import choose_device, choose_precision
     from clearhead.demo.common import DemoPlan, free_folder
-    from clearhead.machine import choose_device, choose_precision
 
     # Before the data is made.
     choose_precision(compute.precision, choose_device(compute.device))

@@ -14,10 +14,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from clearhead.base.commands import list_requirements, make_install_command, quote
+from clearhead.base.errors import program_name, shortened
 from clearhead.cli.console import human_bytes, print_either
 from clearhead.cli.options import Json
-from clearhead.commands import list_requirements, make_install_command, quote
-from clearhead.errors import program_name, shortened
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _NAMES: Final = "model name", "Model", "Hardware"
@@ -227,7 +227,7 @@ def _advice_on_kernels(reason: str) -> Iterator[str]:
 
 
 def _memory() -> _Found:
-    from clearhead.machine import free_memory, total_memory
+    from clearhead.base.machine import free_memory, total_memory
 
     total, free = total_memory(), free_memory()
     line = f"{human_bytes(total)}, of which {human_bytes(free)} are free for this process"
@@ -253,7 +253,7 @@ def _gpu() -> _Found:
 
 
 def _cache() -> _Found:
-    from clearhead.files import cache_root
+    from clearhead.base.files import cache_root
 
     root = cache_root()
     sizes = {kind.name: _size(kind) for kind in sorted(root.iterdir()) if kind.is_dir()} if root.is_dir() else {}

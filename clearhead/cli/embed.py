@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clearhead.base.errors import InputError
 from clearhead.cli.console import print_either, print_message
 from clearhead.cli.lines import STANDARD_INPUT, Input, Line, answer_lines
 from clearhead.cli.options import ComputeOptions, Force, LineFile, Paired, Ref, takes_compute_options
-from clearhead.errors import InputError
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -82,7 +82,7 @@ def embed(
 
 
 def _check_output(output: Path | None, force: bool, pair: bool, similarity: bool) -> None:
-    from clearhead.files import absent, refuse_unwritable
+    from clearhead.base.files import absent, refuse_unwritable
 
     if similarity and (pair or output is not None):
         other = "--pair reads both texts as one" if pair else "-o keeps vectors"
@@ -101,7 +101,7 @@ def _save(output: Path, rows: Sequence[ndarray], name: str | None, as_json: bool
     """Write the vectors of all lines; the file appears when it is complete."""
     import numpy as np
 
-    from clearhead.files import replacing
+    from clearhead.base.files import replacing
 
     if not rows:
         raise InputError(f"{name}: there is no text to embed; expected at least one line")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.base.errors import InputError
 from clearhead.cli.console import print_either, print_json, print_message, print_result, shown
 from clearhead.cli.lines import read_numbers
 from clearhead.cli.options import (
@@ -30,7 +31,6 @@ from clearhead.cli.options import (
     takes_compute_options,
 )
 from clearhead.cli.progress import counting
-from clearhead.errors import InputError
 from clearhead.tasks.base import Task
 from clearhead.tasks.registry import every, find
 
@@ -157,8 +157,8 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     plot, force = given.get("plot"), "force" in given
     if plot is not None and plot.suffix.lower() != ".png":
         raise InputError(f"the picture is a PNG, but --plot names {plot}: give a name that ends in .png")
+    from clearhead.base.files import refuse_unwritable, write_output
     from clearhead.evaluate.options import EvaluateKwargs
-    from clearhead.files import refuse_unwritable, write_output
 
     written = [path for path in (plot, given.get("output")) if path is not None]
     if force and not written:

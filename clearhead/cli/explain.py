@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.base.errors import InputError
 from clearhead.cli.console import print_either, print_json, print_text
 from clearhead.cli.options import (
     Device,
@@ -20,7 +21,6 @@ from clearhead.cli.options import (
     located,
     set_threads_and_seed,
 )
-from clearhead.errors import InputError
 
 if TYPE_CHECKING:
     from clearhead.explain.explanation import Explanation
@@ -90,7 +90,7 @@ def explain(
 
 
 def _check_output(path: Path, force: bool) -> None:
-    from clearhead.files import refuse_unwritable
+    from clearhead.base.files import refuse_unwritable
 
     if path.suffix != ".html":
         raise InputError(f"-o names {path}: expected a page, whose name ends in .html")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clearhead.base.errors import InputError
 from clearhead.cli.console import print_either
 from clearhead.cli.lines import STANDARD_INPUT, Input, Line, answer_lines, one_line
 from clearhead.cli.options import ComputeOptions, JsonLines, Ref, takes_compute_options
-from clearhead.errors import InputError
 
 if TYPE_CHECKING:
     from clearhead.tasks.fill.use import Filled

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.base.errors import InputError, RunFailure
 from clearhead.cli.console import print_json, print_message, print_result, print_text
 from clearhead.cli.lines import read_lines
 from clearhead.cli.options import ComputeOptions, Ref, takes_compute_options
-from clearhead.errors import InputError, RunFailure
 from clearhead.generate.options import GenerateKwargs, GenerateOptions, StreamKwargs, resolved
 
 if TYPE_CHECKING:

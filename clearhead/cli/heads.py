@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.base.errors import InputError, nearest, renaming
 from clearhead.cli.console import print_json, print_message
 from clearhead.cli.lines import line_of, name_of, named_by_line, read_lines
 from clearhead.cli.options import (
@@ -23,7 +24,6 @@ from clearhead.cli.options import (
     takes_compute_options,
 )
 from clearhead.cli.progress import counting
-from clearhead.errors import InputError, nearest, renaming
 
 if TYPE_CHECKING:
     from clearhead.maps.head_statistics import HeadStatistics

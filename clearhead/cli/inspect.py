@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.base.errors import InputError, nearest
+from clearhead.base.printing import human_count
 from clearhead.cli.console import human_bytes, print_either, print_message
 from clearhead.cli.options import Force, Json, located
-from clearhead.errors import InputError, nearest
-from clearhead.printing import human_count
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,7 +88,7 @@ def inspect(
 
 
 def _draw(file: Path, spec: Model, name: str, parameters: int, *, force: bool) -> None:
-    from clearhead.files import write_output
+    from clearhead.base.files import write_output
     from clearhead.view.architecture import draw_architecture
 
     write_output(file, draw_architecture(spec, name, [f"{human_count(parameters)} parameters"]), force=force)
@@ -96,7 +96,7 @@ def _draw(file: Path, spec: Model, name: str, parameters: int, *, force: bool) -
 
 def _refuse_options(addresses: bool, svg: Path | None, force: bool, length: int | None, as_json: bool) -> None:
     """Refuse options without effect, and a file that must not be written, before anything is read."""
-    from clearhead.files import refuse_unwritable
+    from clearhead.base.files import refuse_unwritable
 
     if length is not None and (addresses or svg is not None) and not as_json:
         raise InputError(f"--length has no effect with {'--addresses' if addresses else '--svg'}: it is for the cost")
@@ -110,9 +110,9 @@ def _refuse_options(addresses: bool, svg: Path | None, force: bool, length: int 
 
 def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
     """Return what a model is and costs, as one record and as lines."""
+    from clearhead.base.printing import num_parameters
     from clearhead.core import build
     from clearhead.parts.modules import part_lines
-    from clearhead.printing import num_parameters
     from clearhead.spec.base import tree_lines
     from clearhead.spec.cost import FP32_BYTES, cost_per_token
     from clearhead.spec.describe import decoder_masks, head_summary
@@ -229,7 +229,7 @@ def read_reference(ref: str) -> _Found:
     checkpoint = find_checkpoint(ref)
     if checkpoint is not None:
         return _read_checkpoint(checkpoint)
-    from clearhead.formats import FORMAT_FILE
+    from clearhead.base.formats import FORMAT_FILE
     from clearhead.runs.directory import (
         TASK_FILE,
         lack_of,

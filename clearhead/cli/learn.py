@@ -15,10 +15,10 @@ from typing import Annotated, Final
 
 import typer
 
+from clearhead.base.commands import make_command
+from clearhead.base.errors import InputError, RunFailure
+from clearhead.base.files import read_text_file
 from clearhead.cli.console import print_message, print_text
-from clearhead.commands import make_command
-from clearhead.errors import InputError, RunFailure
-from clearhead.files import read_text_file
 
 _PACKAGE: Final = Path(__file__).parents[1]
 # In a wheel the sources are in the package; in the repository the site has them.

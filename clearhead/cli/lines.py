@@ -9,13 +9,13 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from clearhead.base.errors import InputError, Reference, renaming
+from clearhead.base.files import binary
+from clearhead.base.progress import Counted, shown_by
 from clearhead.cli.console import LINE_ENDS, MessageDisplay
 from clearhead.cli.progress import Bar, counting
 from clearhead.cli.waiting import at_rest
-from clearhead.errors import InputError, Reference, renaming
-from clearhead.files import binary
 from clearhead.model.texts import window_sizes
-from clearhead.progress import Counted, shown_by
 
 STANDARD_INPUT = Path("-")
 # Of standard input, at a time.

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from clearhead.base.commands import make_install_command
+from clearhead.base.errors import InputError
 from clearhead.cli.console import print_either, print_message
 from clearhead.cli.options import ComputeOptions
-from clearhead.commands import make_install_command
-from clearhead.errors import InputError
 
 if TYPE_CHECKING:
     from clearhead import Model

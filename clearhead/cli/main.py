@@ -17,7 +17,9 @@ from typing import Annotated, Any, Final, get_args
 
 import typer
 
-from clearhead.busy_waiting import adapt_waiting
+from clearhead.base.commands import EXTENSIONS, make_command
+from clearhead.base.errors import InputError, Reference, RunFailure, nearest_name, renaming
+from clearhead.base.signals import Interrupted
 from clearhead.cli.answer import answer
 from clearhead.cli.average import average
 from clearhead.cli.bench import bench
@@ -52,10 +54,8 @@ from clearhead.cli.train import train
 from clearhead.cli.translate import translate
 from clearhead.cli.view import view
 from clearhead.cli.waiting import signs_of_life
-from clearhead.commands import EXTENSIONS, make_command
-from clearhead.errors import InputError, Reference, RunFailure, nearest_name, renaming
+from clearhead.fast.busy_waiting import adapt_waiting
 from clearhead.tasks.registry import every, kinds
-from clearhead.training.signals import Interrupted
 from clearhead.version import __version__
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.base.commands import make_command, quote
+from clearhead.base.errors import InputError
+from clearhead.base.files import names_in, refuse_unwritable, write_output
+from clearhead.base.leftovers import TEMPORARY, is_running
 from clearhead.cli.console import print_either, print_message
 from clearhead.cli.options import Force, Json, Pattern
-from clearhead.commands import make_command, quote
-from clearhead.errors import InputError
-from clearhead.files import names_in, refuse_unwritable, write_output
-from clearhead.leftovers import TEMPORARY, is_running
 from clearhead.tasks.base import Task
 from clearhead.tasks.registry import every
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.arguments import check_device, check_precision
-from clearhead.errors import InputError
+from clearhead.base.arguments import check_device, check_precision
+from clearhead.base.errors import InputError
 from clearhead.generate.options import (
     DECLARED,
     DecodingOptions,
@@ -136,8 +136,8 @@ def located(ref: str) -> str:
     Raises:
         InputError: it is empty, or the name of a model that is neither here nor on the hub.
     """
+    from clearhead.base.files import MODEL, refuse_absent
     from clearhead.cli.console import print_message
-    from clearhead.files import MODEL, refuse_absent
     from clearhead.hf.files.hub import local
 
     place = local(ref)
@@ -154,7 +154,7 @@ def refuse_absent_runs(runs: Sequence[Path]) -> None:
     Raises:
         InputError: there is one.
     """
-    from clearhead.files import refuse_absent
+    from clearhead.base.files import refuse_absent
 
     for run in runs:
         if "@" not in run.name:
@@ -221,7 +221,7 @@ def set_threads_and_seed(threads: int | None, seed: int | None) -> None:
         import torch
 
     if threads is not None:
-        from clearhead.machine import too_many_threads
+        from clearhead.base.machine import too_many_threads
 
         fault = too_many_threads(threads)
         if fault is not None:

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from clearhead.base.errors import InputError
 from clearhead.cli.console import print_either
 from clearhead.cli.lines import STANDARD_INPUT, Input, Line, answer_lines, one_line
 from clearhead.cli.options import ComputeOptions, JsonLines, LineFile, Paired, Ref, takes_compute_options
-from clearhead.errors import InputError
 
 
 @takes_compute_options

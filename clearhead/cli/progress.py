@@ -8,9 +8,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from clearhead.base.progress import Counted, shown_by
 from clearhead.cli.console import MessageDisplay
 from clearhead.cli.stopping import Stopped
-from clearhead.progress import Counted, shown_by
 
 if TYPE_CHECKING:
     from rich.progress import Progress

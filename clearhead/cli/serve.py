@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
+from clearhead.base.commands import make_install_command
+from clearhead.base.errors import InputError, RunFailure
 from clearhead.cli.console import print_message, print_result
 from clearhead.cli.options import Device, Precision, Threads, located, set_threads_and_seed
-from clearhead.commands import make_install_command
-from clearhead.errors import InputError, RunFailure
 
 if TYPE_CHECKING:
     from clearhead.serve.api.served import Models, Served
@@ -116,7 +116,7 @@ def serve(
 
 
 def _keys(path: Path) -> tuple[str, ...]:
-    from clearhead.files import read_text_file
+    from clearhead.base.files import read_text_file
 
     keys = tuple(line.strip() for line in read_text_file(path, "file of keys").splitlines() if line.strip())
     if not keys:

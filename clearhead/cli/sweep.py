@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
+from clearhead.base.errors import InputError, RunFailure
 from clearhead.cli.compare import table_columns
 from clearhead.cli.console import print_either
-from clearhead.errors import InputError, RunFailure
 
 Sweep = Annotated[
     list[str] | None,
@@ -45,7 +45,7 @@ def train_sweep(
         InputError: nothing was trained, for what is asked for cannot be.
         RunFailure: runs failed; the others are in the table.
     """
-    from clearhead.files import read_text_file
+    from clearhead.base.files import read_text_file
     from clearhead.sweeps.variations import BASE_FILE, SWEEP_FILE, equal_of, variation_of
 
     folder = None if path.is_dir() else path.parent

@@ -12,10 +12,10 @@ from typing import Annotated
 
 import typer
 
+from clearhead.base.errors import InputError
 from clearhead.cli.console import print_json, print_message, print_result, silence
 from clearhead.cli.options import Json, Seed, Threads
 from clearhead.cli.sweep import Equal, Sweep, is_sweep, train_sweep
-from clearhead.errors import InputError
 
 
 def train(

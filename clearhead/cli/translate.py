@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.base.errors import InputError
 from clearhead.cli.console import print_json, print_message, print_result
 from clearhead.cli.lines import STANDARD_INPUT, Input, Line, answer_lines
 from clearhead.cli.options import (
@@ -20,7 +21,6 @@ from clearhead.cli.options import (
     decoding_option,
     takes_compute_options,
 )
-from clearhead.errors import InputError
 from clearhead.generate.options import SearchKwargs, SearchOptions
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.base.errors import InputError
 from clearhead.cli.console import print_either, print_message
 from clearhead.cli.live import takes_serve
 from clearhead.cli.options import (
@@ -26,7 +27,6 @@ from clearhead.cli.options import (
     set_threads_and_seed,
 )
 from clearhead.cli.progress import counting
-from clearhead.errors import InputError
 from clearhead.generate.options import GenerateOptions
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def _write_page(
 
 def _check_options(path: Path, force: bool, together: list[str], has_outcome: bool) -> None:
     """Refuse options without effect, and a file that must not be written, before a model is loaded."""
-    from clearhead.files import refuse_unwritable
+    from clearhead.base.files import refuse_unwritable
 
     if path.suffix not in (PAGE, *PICTURES, ARRAYS):
         raise InputError(f"-o names {path}: expected a page .html, a picture .svg or .png, or arrays .npz")

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from contextvars import ContextVar
 from typing import Any, Final
 
-from clearhead.progress import QUIET_SECONDS
+from clearhead.base.progress import QUIET_SECONDS
 
 _ERASE: Final = "\x1b[K"
 _CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from clearhead.base.printing import Printed
 from clearhead.compare.runs import Quality, Run
 from clearhead.compare.table import Row
-from clearhead.printing import Printed
 from clearhead.runs.directory import differing_keys
 from clearhead.runs.metrics import FILE_NAME, damaged_lines
 from clearhead.tasks.registry import find

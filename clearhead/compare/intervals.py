@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
+from clearhead.base.printing import Printed
 from clearhead.compare.runs import Quality
 from clearhead.compare.table import Row
-from clearhead.printing import Printed
 
 LEVEL: Final = 0.95
 """The share of all comparisons whose interval holds the difference that more seeds would show."""

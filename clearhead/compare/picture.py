@@ -12,9 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from clearhead.compare.runs import Quality, Run
-from clearhead.compare.table import Row
-from clearhead.view.figures import (
+from clearhead.base.figures import (
     COLOURS,
     INK,
     THICK,
@@ -25,6 +23,8 @@ from clearhead.view.figures import (
     save_figure,
     style_line_axes,
 )
+from clearhead.compare.runs import Quality, Run
+from clearhead.compare.table import Row
 
 DASHES: Final = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
 UNITS: Final = ((3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))

@@ -8,13 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from clearhead.base.printing import Printed, human_count
+from clearhead.base.progress import message
 from clearhead.compare.fairness import Amount, Fairness, judge_fairness
 from clearhead.compare.intervals import LEVEL, Difference, differences_of
 from clearhead.compare.picture import draw_curves
 from clearhead.compare.runs import Quality
 from clearhead.compare.table import Row, Spread, differences, read_rows
-from clearhead.printing import Printed, human_count
-from clearhead.progress import message
 
 UNKNOWN: Final = "-"
 LONGEST_VALUE: Final = 40

@@ -12,10 +12,10 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 
+from clearhead.base.errors import InputError
+from clearhead.base.files import refuse_absent, typed
+from clearhead.base.printing import Printed, num_parameters
 from clearhead.core import build
-from clearhead.errors import InputError
-from clearhead.files import refuse_absent, typed
-from clearhead.printing import Printed, num_parameters
 from clearhead.runs.checkpoint import Tally, newest_sound, read_state
 from clearhead.runs.directory import (
     RUN_FILE,

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Final
 
+from clearhead.base.errors import InputError
+from clearhead.base.printing import Printed
 from clearhead.compare.runs import Quality, Run, read_run
-from clearhead.errors import InputError
-from clearhead.printing import Printed
 from clearhead.runs.directory import differing_keys, dotted
 from clearhead.spec.cost import training_flops
 

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import spec
-from clearhead.arguments import check_tensor, explained
+from clearhead.base.arguments import check_tensor, explained
+from clearhead.base.errors import InputError
+from clearhead.base.printing import Printed
 from clearhead.core.shapes import Ids, MayAttend, Memory, Real, RealMemory, States
-from clearhead.errors import InputError
 from clearhead.kernels.key_values import KeyValues
 from clearhead.kernels.positions import token_positions
-from clearhead.printing import Printed
 
 
 @dataclass(frozen=True, repr=False)

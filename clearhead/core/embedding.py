@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import spec
+from clearhead.base.errors import InputError
+from clearhead.base.printing import PrintedModule
 from clearhead.core.norm import build_norm
 from clearhead.core.shapes import Ids, States
-from clearhead.errors import InputError
 from clearhead.kernels.dropout import Dropout
 from clearhead.kernels.positions import sinusoidal_table
-from clearhead.printing import PrintedModule
 
 
 class Table(PrintedModule, nn.Module):

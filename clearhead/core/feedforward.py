@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import spec
+from clearhead.base.printing import PrintedModule
 from clearhead.core.shapes import States
 from clearhead.kernels.dropout import Dropout
-from clearhead.printing import PrintedModule
 
 Inner = Float[Tensor, "*axes size"]
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import spec
+from clearhead.base.printing import PrintedModule
 from clearhead.core.embedding import Table
 from clearhead.core.feedforward import ACTIVATIONS
 from clearhead.core.norm import Vectors
 from clearhead.core.shapes import Real, States
-from clearhead.printing import PrintedModule
 
 
 @dataclass(frozen=True)

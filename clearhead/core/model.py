@@ -9,16 +9,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead import spec
-from clearhead.arguments import check_tensor, checked, explained
+from clearhead.base.arguments import check_tensor, checked, explained
+from clearhead.base.errors import InputError
+from clearhead.base.hooks import HookPoints
+from clearhead.base.machine import choose_device
+from clearhead.base.printing import Printed
 from clearhead.core.context import Cache, Sequence
 from clearhead.core.head import Head
 from clearhead.core.initialize import initialize
 from clearhead.core.shapes import Ids, Memory, Real, RealMemory, States
 from clearhead.core.stack import Stack
-from clearhead.errors import InputError
-from clearhead.hooks import HookPoints
-from clearhead.machine import choose_device
-from clearhead.printing import Printed
 
 TargetIds = Int[Tensor, "targets target_tokens"]
 RealTarget = Bool[Tensor, "targets target_tokens"]

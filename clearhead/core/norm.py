@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import spec
-from clearhead.printing import PrintedModule
+from clearhead.base.printing import PrintedModule
 
 Vectors = Float[Tensor, "*axes width"]
 

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead import spec
+from clearhead.base.hooks import HookPoints
 from clearhead.core.attention import MemoryAttention
 from clearhead.core.context import Cache, Context, Sequence
 from clearhead.core.embedding import Embedding
@@ -18,7 +19,6 @@ from clearhead.core.norm import Vectors, build_norm
 from clearhead.core.rare.disentangled import DisentangledAttention
 from clearhead.core.rare.score_bias import BiasedAttention, build_score_table
 from clearhead.core.shapes import Memory, RealMemory, States
-from clearhead.hooks import HookPoints
 from clearhead.kernels.dropout import Dropout
 
 

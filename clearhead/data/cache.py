@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from clearhead.errors import InputError, RunFailure
-from clearhead.files import cache_root, sync
-from clearhead.formats import Format
+from clearhead.base.errors import InputError, RunFailure
+from clearhead.base.files import cache_root, sync
+from clearhead.base.formats import Format
 
 EntryT = TypeVar("EntryT")
 

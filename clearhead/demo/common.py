@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from clearhead.base.errors import InputError
 from clearhead.demo.data.library_sources import LibrarySources, library_sources, write_sources
-from clearhead.errors import InputError
 
 if TYPE_CHECKING:
     from clearhead import Model
-    from clearhead.training.settings import TrainResult
+    from clearhead.training.settings import RunResult
 
 
 HEADS_PAGE = "plots/heads.html"
@@ -83,7 +83,7 @@ def write_tables(plan: DemoPlan, parts: Mapping[str, Sequence[Sequence[str]]]) -
     return files
 
 
-def train_recipe(recipe: str, plan: DemoPlan, files: Mapping[str, Path]) -> TrainResult:
+def train_recipe(recipe: str, plan: DemoPlan, files: Mapping[str, Path]) -> RunResult:
     """Train through an ordinary run file.
 
     Args:

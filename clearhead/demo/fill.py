@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from clearhead.commands import make_command, quote
+from clearhead.base.commands import make_command, quote
 from clearhead.demo.common import DemoOutcome, DemoPlan, load_trained, train_on_library, write_heads_page
 
 if TYPE_CHECKING:

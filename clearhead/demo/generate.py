@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from clearhead.commands import make_command, quote
+from clearhead.base.commands import make_command, quote
+from clearhead.base.errors import InputError
 from clearhead.demo.common import DemoOutcome, DemoPlan, load_trained, train_on_library, write_heads_page
-from clearhead.errors import InputError
 
 if TYPE_CHECKING:
     from clearhead.model.facade import Model

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from clearhead.commands import make_command, quote
+from clearhead.base.commands import make_command, quote
+from clearhead.base.progress import message
 from clearhead.demo.common import DemoOutcome, DemoPlan, load_trained, train_recipe, write_heads_page, write_tables
 from clearhead.demo.data.cldr import language_name
 from clearhead.demo.data.dates import LOCALES, DatePair, DateSets, date_styles, make_date_sets
-from clearhead.progress import message
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -180,9 +180,9 @@ def draw_attention(model: Model, pair: DatePair, plan: DemoPlan, locales: Sequen
     """Draw where the decoder looks while it writes one unseen date, in up to four languages that the font can write."""
     import torch
 
+    from clearhead.base.figures import drawable, shown_label
     from clearhead.maps.token_texts import label_tokens
     from clearhead.view.alignment import AlignmentHeatMap, draw_alignments
-    from clearhead.view.figures import drawable, shown_label
 
     when = datetime.date.fromisoformat(pair.target)
     styles, _ = date_styles([locale for locale in locales if locale in PICTURED] or locales[:1])

@@ -6,11 +6,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 
+from clearhead.base.errors import InputError
+from clearhead.base.progress import message
 from clearhead.data.sources.reading import read_alike
-from clearhead.errors import InputError
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures
-from clearhead.progress import message
 from clearhead.tasks.registry import find
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.evaluate.translations import tokenize_faults
 from clearhead.generate.options import (
     Option,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from clearhead.printing import block
+from clearhead.base.printing import block
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 from numpy import ndarray
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 
 # Similarities of one chunk: 64 MiB in float32, however many pairs there are.
 _CHUNK_ENTRIES = 2**24

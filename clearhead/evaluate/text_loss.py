@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.generate.prompts import with_special_tokens
 from clearhead.generate.scoring.targets import score_targets
 from clearhead.generate.scoring.texts import TokenIds, token_log_probabilities

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clearhead.errors import InputError, argument, nearest
+from clearhead.base.errors import InputError, argument, nearest
 
 # sacreBLEU's other tokenizations need further packages or downloads.
 TOKENIZATIONS = ("13a", "none", "intl", "zh", "char")

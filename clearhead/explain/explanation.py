@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from clearhead.errors import InputError, argument
+from clearhead.base.errors import InputError, argument
 from clearhead.explain.forward import Forward, sections
 from clearhead.explain.score import NotTakenApart, ScoreTerms, score_terms
 from clearhead.explain.values import Section, Value

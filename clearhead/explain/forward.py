@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import core, spec
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer
 from clearhead.core.attention import Attention, attention_weights
 from clearhead.core.context import Masking
@@ -23,7 +24,6 @@ from clearhead.core.head import Linear, Pointwise, Pool
 from clearhead.core.norm import LayerNorm, Norm
 from clearhead.core.rare.mixture_of_experts import MixtureOfExperts
 from clearhead.core.stack import Branch, Layer, Stack, Step
-from clearhead.errors import InputError
 from clearhead.explain.values import Code, Section, Value, code_of, heads_first, named
 from clearhead.fast.replica import replica
 from clearhead.kernels.positions import rotate

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
+from clearhead.base.files import replacing
 from clearhead.explain.explanation import Explanation
 from clearhead.explain.score import NotTakenApart, ScoreTerms
 from clearhead.explain.values import Code, Section, Value
-from clearhead.files import replacing
 from clearhead.view.explorer.write import digest
 
 COMPONENTS, TOKENS, WRITERS = 8, 24, 8

@@ -14,12 +14,12 @@ from jaxtyping import Float, Int8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from clearhead.base.errors import InputError
+from clearhead.base.printing import PrintedModule
 from clearhead.core import Transformer
 from clearhead.core.embedding import Table
 from clearhead.core.head import Linear as HeadLinear
 from clearhead.core.shapes import Ids
-from clearhead.errors import InputError
-from clearhead.printing import PrintedModule
 
 WEIGHT, SCALE = "weight_int8", "weight_scale"
 LARGEST = 127

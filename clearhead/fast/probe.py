@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 
 HIDE: Final = "CLEARHEAD_HIDE_ISA"
 """The environment variable that names instruction sets to be hidden, with commas between them."""

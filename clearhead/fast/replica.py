@@ -12,8 +12,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from clearhead.errors import RunFailure
-from clearhead.hooks import active_hooks
+from clearhead.base.errors import RunFailure
+from clearhead.base.hooks import active_hooks
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 PartT = TypeVar("PartT", bound=nn.Module)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import spec
+from clearhead.base.hooks import HookPoints, are_seen
 from clearhead.core import Transformer
 from clearhead.core.head import Linear as HeadLinear
 from clearhead.core.stack import Stack
@@ -28,7 +29,6 @@ from clearhead.fast.native.load import KERNELS, library, uses_kernels
 from clearhead.fast.probe import has_exact_int_mm, has_fast_bf16
 from clearhead.fast.replica import override, replica
 from clearhead.fast.stack import NotServed, PlannedStack, StackPlan, is_altered
-from clearhead.hooks import HookPoints, are_seen
 
 LEAST_WEIGHTS: Final = 2**20
 """A model with fewer numbers in its matrices is fast enough in fp32, where no result depends on its batch."""

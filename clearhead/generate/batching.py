@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
+from clearhead.base.errors import ContextTooLong, InputError, argument, nth_text
+from clearhead.base.hooks import is_watching
+from clearhead.base.progress import update
 from clearhead.core import Transformer
-from clearhead.errors import ContextTooLong, InputError, argument, nth_text
 from clearhead.generate.options import GenerateOptions
-from clearhead.hooks import is_watching
-from clearhead.progress import update
 from clearhead.text.long_texts import LONGEST_PROMPT
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from jaxtyping import Bool
 from torch import Tensor
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 
 
 class Constraint(ABC):

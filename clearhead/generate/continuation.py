@@ -15,9 +15,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from clearhead import progress
+from clearhead.base import progress
+from clearhead.base.errors import InputError, RunFailure, argument
+from clearhead.base.hooks import naming_texts
 from clearhead.core import Transformer
-from clearhead.errors import InputError, RunFailure, argument
 from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, position_limit
 from clearhead.generate.constraints import BeginConstraint
@@ -34,7 +35,6 @@ from clearhead.generate.search.contrastive import ContrastiveSearch
 from clearhead.generate.search.recorder import BeamRecorder
 from clearhead.generate.search.sampling import RandomStream, Sampling, TokenChooser, sequence_seed
 from clearhead.generate.streaming_decoder import Decode, StreamingDecoder
-from clearhead.hooks import naming_texts
 
 # Most tokens in the KV cache of one batch, prompts and limits together.
 BATCH_TOKENS = 8192

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, create_model
 
-from clearhead.errors import InputError, Message, argument
-from clearhead.files import typed
+from clearhead.base.errors import InputError, Message, argument
+from clearhead.base.files import typed
 from clearhead.generate.options import DECLARED, MOST_TOKENS, GenerateOptions, number_type
 from clearhead.generate.processors import BannedIds, BannedSequences, ForcedAt, Processor
 

@@ -21,10 +21,10 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from clearhead.child_process import ChildProcess
-from clearhead.commands import make_install_command
-from clearhead.errors import InputError, argument
-from clearhead.files import read_json_object
+from clearhead.base.child_process import ChildProcess
+from clearhead.base.commands import make_install_command
+from clearhead.base.errors import InputError, argument
+from clearhead.base.files import read_json_object
 from clearhead.generate.constraints import Constraint
 from clearhead.generate.continuation import GenerateRequest
 from clearhead.generate.options import METHODS

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType, NoneType
 from typing import Any, ClassVar, Literal, TypedDict, TypeVar, get_args, get_type_hints
 
-from clearhead.errors import InputError, argument, nearest
+from clearhead.base.errors import InputError, argument, nearest
 
 DEFAULT_TARGET_PER_SOURCE = 2
 DEFAULT_TARGET_EXTRA = 10

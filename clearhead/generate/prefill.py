@@ -16,9 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead import spec
+from clearhead.base.errors import ContextTooLong, InputError, Message, argument
 from clearhead.core import Sequence as Read
 from clearhead.core import Transformer
-from clearhead.errors import ContextTooLong, InputError, Message, argument
 from clearhead.fast.cache import IndexedCache, each_row
 from clearhead.generate.batching import device_of, pad_ids, position_limit
 from clearhead.generate.options import GenerateOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from clearhead.printing import Printed
+from clearhead.base.printing import Printed
 
 StopReason = Literal["end", "stop", "length"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from clearhead.errors import InputError, RunFailure
+from clearhead.base.errors import InputError, RunFailure
 from clearhead.generate.constraints import Constraint
 from clearhead.generate.results import Candidate, Continuation, StopReason, length_normalised
 from clearhead.generate.streaming_decoder import UNFINISHED, StreamingDecoder

@@ -23,12 +23,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from clearhead.base.hooks import naming_texts
+from clearhead.base.progress import update
 from clearhead.core import Cache, Transformer
 from clearhead.fast.cache import IndexedCache, copy_row, joined
 from clearhead.generate.batching import batch_costs
 from clearhead.generate.rows import Row, Sentence
-from clearhead.hooks import naming_texts
-from clearhead.progress import update
 
 Generated = Row | Sentence
 """A sequence that is generated, or a sentence that is searched for."""

@@ -6,8 +6,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import TypedDict
 
+from clearhead.base.errors import InputError
+from clearhead.base.hooks import naming_texts
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import check_lengths, device_of, pad_ids
 from clearhead.generate.generation_config import GenerationConfig
@@ -19,7 +20,6 @@ from clearhead.generate.running import RunningBatch, Started, run_queue
 from clearhead.generate.scoring.targets import PairScore, score_targets
 from clearhead.generate.search.beam import start_translations
 from clearhead.generate.search.recorder import BeamRecorder
-from clearhead.hooks import naming_texts
 from clearhead.text.long_texts import encode_start, refuse_enormous, warn_of_long_texts
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from clearhead.base.errors import InputError, nearest
+from clearhead.base.printing import Printed
 from clearhead.core import Transformer
-from clearhead.errors import InputError, nearest
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.prompts import PromptFormat
 from clearhead.hf import registry
@@ -19,7 +20,6 @@ from clearhead.hf.generation import read_generation_config
 from clearhead.hf.loading import LoadedModule, load_module
 from clearhead.hf.tokenizers import CheckpointTokenizers, load_tokenizers
 from clearhead.hf.variants import find_variant
-from clearhead.printing import Printed
 from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens

@@ -9,8 +9,8 @@ from functools import cache, cached_property
 from typing import Any
 
 from clearhead import spec
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.hf import registry
 from clearhead.hf.equivalent_specs import CHANGES, Change, changed
 from clearhead.hf.loading import bind_rules

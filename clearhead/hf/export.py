@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from clearhead.base.errors import InputError
+from clearhead.base.files import read_json_object, refuse_link_out, write_json
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.fast.int8 import refuse_int8
-from clearhead.files import read_json_object, refuse_link_out, write_json
 from clearhead.hf.checkpoint import HFCheckpoint, with_decoder_tokens
 from clearhead.hf.files.folder import CONFIG, inside
 from clearhead.hf.files.tensor_files import read_config

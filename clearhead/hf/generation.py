@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+from clearhead.base.files import read_json_object
 from clearhead.core import Transformer
-from clearhead.files import read_json_object
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.hf.files.tensor_files import read_config
 

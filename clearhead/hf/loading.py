@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from clearhead import spec
+from clearhead.base.errors import LONGEST_LINE, MOST_FAULTS, InputError, nearest, shortened
+from clearhead.base.machine import refuse_memory
+from clearhead.base.printing import num_parameters
 from clearhead.core import Transformer, build
-from clearhead.errors import LONGEST_LINE, MOST_FAULTS, InputError, nearest, shortened
 from clearhead.hf import registry
 from clearhead.hf.files.mxfp4 import PackedFiles, is_packed
 from clearhead.hf.files.quantization import quantization_of
@@ -22,8 +24,6 @@ from clearhead.hf.mapping import config as configs
 from clearhead.hf.mapping.family import Family, Values, Variant
 from clearhead.hf.mapping.tensor_rules import BoundRule, bind
 from clearhead.hf.pooling import Pooling, has_pooling, read_pooling, with_head
-from clearhead.machine import refuse_memory
-from clearhead.printing import num_parameters
 from clearhead.tasks.record import LabelKind, TaskRecord
 from clearhead.tasks.registry import find
 

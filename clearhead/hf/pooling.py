@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from clearhead import spec
+from clearhead.base.errors import InputError
+from clearhead.base.files import read_json, typed, write_json
 from clearhead.core import Transformer
-from clearhead.errors import InputError
-from clearhead.files import read_json, typed, write_json
 from clearhead.hf.files.folder import inside
 from clearhead.hf.files.tensor_files import FLOATS, SINGLE, TensorFiles, read_config
 from clearhead.spec.base import Count

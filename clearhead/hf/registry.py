@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from clearhead.errors import InputError, nearest
+from clearhead.base.errors import InputError, nearest
 from clearhead.hf import families
 from clearhead.hf.mapping import blocks
 from clearhead.hf.mapping.family import Family, Variant

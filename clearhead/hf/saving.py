@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
+from clearhead.base.errors import InputError
+from clearhead.base.files import write_json
 from clearhead.core import Transformer
-from clearhead.errors import InputError
-from clearhead.files import write_json
 from clearhead.hf import registry
 from clearhead.hf.choice import choose_family
 from clearhead.hf.files.folder import CONFIG

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clearhead.errors import InputError, nearest
+from clearhead.base.errors import InputError, nearest
 from clearhead.text.backend import backend_of
 from clearhead.text.chat import ChatTemplate
 from clearhead.text.pair import TokenizerPair

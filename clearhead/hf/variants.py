@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.hf import registry
 from clearhead.hf.files.tensor_files import TensorFiles, read_config
 from clearhead.hf.loading import LoadedModule

@@ -9,8 +9,8 @@ from jaxtyping import Float, Int8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clearhead.errors import InputError
-from clearhead.printing import PrintedModule
+from clearhead.base.errors import InputError
+from clearhead.base.printing import PrintedModule
 
 # Each element gets 16 random bits, so a drop probability is a whole number of this many parts.
 _PARTS = 1 << 16

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 
 NO_LABEL = -100
 """The label of a position that carries no loss."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 
 QueryPosition = Int[Tensor, "#batch queries"]
 KeyPosition = Int[Tensor, "#batch keys"]

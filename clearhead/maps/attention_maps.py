@@ -14,18 +14,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError, key
+from clearhead.base.files import refuse_unwritable, replacing
+from clearhead.base.progress import Notify
 from clearhead.core import Transformer
 from clearhead.core.head import Head
-from clearhead.errors import InputError, key
 from clearhead.fast.replica import converted
-from clearhead.files import refuse_unwritable, replacing
 from clearhead.generate.batching import check_lengths
 from clearhead.maps.attention_run import AttentionRun
 from clearhead.maps.page import SampleOptions, explorer_page
 from clearhead.maps.reading import Reading, predicts_text
 from clearhead.maps.recording import record_first_layer, record_states
-from clearhead.progress import Notify
 from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.view.explorer.write import frame_html, write_page

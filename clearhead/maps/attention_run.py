@@ -11,9 +11,11 @@ from functools import cached_property
 from jaxtyping import Float32
 from torch import Tensor
 
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError, nearest
+from clearhead.base.printing import block, short
+from clearhead.base.progress import Notify
 from clearhead.core import Transformer
-from clearhead.errors import InputError, nearest
 from clearhead.maps.beams import beam_tree
 from clearhead.maps.contributions import Contribution, contributions
 from clearhead.maps.effects import HeadEffect, head_effects, key_effects
@@ -27,8 +29,6 @@ from clearhead.maps.recording import ALL, STACKS, AttentionRecord
 from clearhead.maps.repeats import heads_over_texts
 from clearhead.maps.streams import Streams
 from clearhead.maps.token_texts import label_tokens
-from clearhead.printing import block, short
-from clearhead.progress import Notify
 from clearhead.spec.describe import number_of
 from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from clearhead.base.printing import Printed
 from clearhead.core.attention import Attention
 from clearhead.core.feedforward import FeedForward
 from clearhead.core.head import Linear, Pool
@@ -23,7 +24,6 @@ from clearhead.core.stack import Branch, Layer, Stack, Step
 from clearhead.maps.hook_points import Place, edit
 from clearhead.maps.outcome import Outcome
 from clearhead.maps.streams import Streams
-from clearhead.printing import Printed
 
 
 @dataclass(frozen=True, repr=False)

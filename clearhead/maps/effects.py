@@ -15,13 +15,13 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
+from clearhead.base.printing import Printed
+from clearhead.base.progress import Notify, counter
 from clearhead.generate.batching import read_tokens
 from clearhead.maps.hook_points import Place, edit
 from clearhead.maps.outcome import Outcome
 from clearhead.maps.recording import AttentionRecord
 from clearhead.maps.streams import Streams
-from clearhead.printing import Printed
-from clearhead.progress import Notify, counter
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.maps.recording import AttentionRecord
 
 

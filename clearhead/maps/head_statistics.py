@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from clearhead.base.printing import Printed
 from clearhead.maps.recording import AttentionRecord
-from clearhead.printing import Printed
 
 Scores = dict[str, Float[Tensor, "texts heads"]]
 """By the name of a statistic: the number of each head for each text, float64 on the CPU; NaN where it has no query."""

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError, nearest
+from clearhead.base.hooks import Hook, HookPoints, Watcher, Watchers, texts_of_rows, watching
+from clearhead.base.printing import Printed, block, short
 from clearhead.core.context import Context
 from clearhead.core.stack import Layer, Stack
-from clearhead.errors import InputError, nearest
-from clearhead.hooks import Hook, HookPoints, Watcher, Watchers, texts_of_rows, watching
-from clearhead.printing import Printed, block, short
 from clearhead.spec.addresses import nearest_address, select_addresses
 
 

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
+from clearhead.base.errors import InputError, argument
 from clearhead.core.stack import Stack
-from clearhead.errors import InputError, argument
 from clearhead.maps.outcome import Outcome, OutputNames
 from clearhead.maps.streams import Streams
 

@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from clearhead.base.errors import InputError, key, nearest
 from clearhead.core import Transformer
-from clearhead.errors import InputError, key, nearest
 from clearhead.maps.streams import Streams
 from clearhead.maps.token_texts import label_tokens, read_token
 from clearhead.tasks.record import TaskRecord

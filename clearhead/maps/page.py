@@ -14,14 +14,14 @@ import torch
 from jaxtyping import Float, Float32
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
+from clearhead.base.printing import num_parameters
+from clearhead.base.progress import Notify, counter
 from clearhead.generate.streaming_decoder import StreamingDecoder
 from clearhead.maps.attention_run import AttentionRun
 from clearhead.maps.outcome import Chosen
 from clearhead.maps.recording import STACKS, AttentionRecord
 from clearhead.maps.token_texts import token_texts
-from clearhead.printing import num_parameters
-from clearhead.progress import Notify, counter
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.view.explorer.data import (
     Column,

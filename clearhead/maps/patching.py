@@ -17,15 +17,15 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from clearhead.errors import InputError, argument
-from clearhead.files import refuse_unwritable
+from clearhead.base.errors import InputError, argument
+from clearhead.base.files import refuse_unwritable
+from clearhead.base.printing import Printed
+from clearhead.base.progress import Notify, counter
 from clearhead.maps.effects import HeadEffect, measured, measured_with, row_batches
 from clearhead.maps.hook_points import capture
 from clearhead.maps.outcome import Outcome
 from clearhead.maps.recording import AttentionRecord
 from clearhead.maps.streams import Streams
-from clearhead.printing import Printed
-from clearhead.progress import Notify, counter
 
 Positions = Mapping[str, Sequence[tuple[int, int]]]
 """By the name of a stack, pairs of a position in this text and its counterpart in the other one."""

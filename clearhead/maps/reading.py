@@ -9,9 +9,9 @@ from typing import Any, TypedDict
 import torch
 
 from clearhead import core
+from clearhead.base.errors import InputError, argument
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator, ModelInputs
-from clearhead.errors import InputError, argument
 from clearhead.generate.batching import device_of
 from clearhead.generate.continuation import generate_ids
 from clearhead.generate.generation_config import GenerationConfig

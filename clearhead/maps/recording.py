@@ -19,11 +19,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from clearhead.base.errors import InputError
 from clearhead.core import Sequence as Read
 from clearhead.core import Transformer
 from clearhead.core.attention import Attention, attention_weights
 from clearhead.core.context import Context
-from clearhead.errors import InputError
 from clearhead.fast.replica import replica
 from clearhead.maps.hook_points import capture, edit
 from clearhead.view.explorer.data import StackName

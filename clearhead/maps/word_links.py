@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.base.errors import InputError
 from clearhead.core import Sequence as Read
 from clearhead.core import Transformer
 from clearhead.core.attention import Attention
-from clearhead.errors import InputError
 from clearhead.generate.batching import batches_by_cost, device_of, pad_ids, read_tokens
 from clearhead.generate.results import Hypothesis
 from clearhead.generate.streaming_decoder import StreamingDecoder

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from clearhead.base.errors import InputError
+from clearhead.base.files import read_json_object, read_model_text, read_typed
+from clearhead.base.printing import num_parameters
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.fast.int8 import is_int8
-from clearhead.files import read_json_object, read_model_text, read_typed
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.files.folder import CONFIG
 from clearhead.hf.files.hub import looks_like_hub_name, repository_of
-from clearhead.printing import num_parameters
 from clearhead.runs.directory import AVERAGED, RUN_FILE, is_run_directory
 from clearhead.runs.metrics import FILE_NAME, read_metrics
 from clearhead.runs.recent_weights import about_averaged

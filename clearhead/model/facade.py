@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack, overload
 
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError, at_text, within
+from clearhead.base.printing import block, module_summary
+from clearhead.base.progress import Notify, counter
 from clearhead.core import Transformer
-from clearhead.errors import InputError, at_text, within
 from clearhead.evaluate.evaluation import evaluate_model
 from clearhead.evaluate.options import EvaluateKwargs, EvaluateOptions
 from clearhead.evaluate.result import Measures
@@ -50,8 +52,6 @@ from clearhead.maps.word_links import Alignments
 from clearhead.model.predictions import Predictions
 from clearhead.model.saving import Saving
 from clearhead.model.texts import answer_each
-from clearhead.printing import block, module_summary
-from clearhead.progress import Notify, counter
 from clearhead.spec import Model as ModelSpec
 from clearhead.spec.describe import model_summary
 from clearhead.tasks.record import TaskRecord

@@ -8,9 +8,9 @@ from typing import Any, overload
 from jaxtyping import Float32
 from numpy import ndarray
 
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.fast.runner import Runner
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.translation import check_two_stacks

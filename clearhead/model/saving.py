@@ -5,10 +5,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError, argument
+from clearhead.base.formats import FORMAT_FILE
 from clearhead.core import Transformer
-from clearhead.errors import InputError, argument
-from clearhead.formats import FORMAT_FILE
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import save_checkpoint, save_origin
 from clearhead.hf.files.upload import refuse_no_repository, upload

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Literal, Protocol, TypeVar
 
-from clearhead.errors import InputError, Reference, nth_text, renaming
+from clearhead.base.errors import InputError, Reference, nth_text, renaming
 
 Parts = Literal["a pair of texts", "a list of words"]
 PAIR: Parts = "a pair of texts"
@@ -79,7 +79,7 @@ def answer_each(
         return answer(checked(list(given)))
 
     def answered(texts: Iterator[Any]) -> Iterator[Any]:
-        from clearhead.hooks import naming_texts  # it imports torch, which commands need only once texts are read
+        from clearhead.base.hooks import naming_texts  # it imports torch, which commands need only once texts are read
 
         before = 0
         for size in window_sizes(batch_size):

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from clearhead.commands import EXTENSIONS
-from clearhead.errors import InputError, within
-from clearhead.files import absent
+from clearhead.base.commands import EXTENSIONS
+from clearhead.base.errors import InputError, within
+from clearhead.base.files import absent
 from clearhead.spec.registry import kinds_of_file, restored_on_failure
 
 _MODULE: Final = "clearhead_parts_"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
 from clearhead.core.attention import Attention
 from clearhead.core.model import Transformer
 from clearhead.parts.cost import cache_numbers, flops

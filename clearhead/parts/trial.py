@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import spec
+from clearhead.base.errors import InputError
 from clearhead.core import build
-from clearhead.errors import InputError
 from clearhead.parts.cost import context_for, sample
 from clearhead.spec.registry import Kind, Role, kind_of
 

@@ -13,14 +13,14 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 from torch import Tensor
 
+from clearhead.base.errors import InputError, RunFailure, nth_text
+from clearhead.base.hooks import naming_texts
 from clearhead.core import Transformer
 from clearhead.data.arrays import fitting_lengths
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
-from clearhead.errors import InputError, RunFailure, nth_text
 from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import batches_by_cost, device_of, read_tokens
-from clearhead.hooks import naming_texts
 from clearhead.text.long_texts import encode_start, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clearhead import spec
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 
 PRESETS: dict[str, Hyperparameters] = {

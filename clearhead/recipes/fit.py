@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from clearhead.base.errors import InputError
+from clearhead.base.machine import choose_device
+from clearhead.base.progress import message
 from clearhead.core import build
 from clearhead.data.batches.base import Batch
-from clearhead.errors import InputError
-from clearhead.machine import choose_device
-from clearhead.progress import message
 from clearhead.recipes.run_file import VALIDATIONS, Choice, DataPlan, run_file_text
 from clearhead.recipes.survey import TextSurvey
 from clearhead.spec.describe import number_of

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clearhead.base.errors import InputError
 from clearhead.data.sources.held_out import HELD_OUT_SEED, Keys, Labels, draw_rows, group_rows
-from clearhead.errors import InputError
 
 MOST_HELD_OUT = 1_000
 _SHARE = 0.1

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from clearhead.base.errors import InputError
+from clearhead.base.machine import free_memory, size
+from clearhead.base.printing import num_parameters
+from clearhead.base.progress import message
 from clearhead.core import build
-from clearhead.errors import InputError
-from clearhead.machine import free_memory, size
-from clearhead.printing import num_parameters
-from clearhead.progress import message
 from clearhead.recipes.fit import Fitted, Fitting, lacks_memory, write
 from clearhead.recipes.run_file import Choice, DataPlan, Start
 from clearhead.recipes.survey import TextSurvey

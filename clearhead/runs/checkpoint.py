@@ -22,10 +22,10 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from safetensors import SafetensorError
 from torch import Tensor
 
-from clearhead.errors import InputError, RunFailure
-from clearhead.files import read_json_object, read_model_text, refuse_link_out, replacing, sync, typed
-from clearhead.formats import Format
-from clearhead.leftovers import TEMPORARY, remove, temporary_beside
+from clearhead.base.errors import InputError, RunFailure
+from clearhead.base.files import read_json_object, read_model_text, refuse_link_out, replacing, sync, typed
+from clearhead.base.formats import Format
+from clearhead.base.leftovers import TEMPORARY, remove, temporary_beside
 from clearhead.runs.manifest import manifest_damage, seal
 from clearhead.weights.files import load_tensors, refuse_dtypes, save_tensors
 

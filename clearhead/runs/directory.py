@@ -17,9 +17,9 @@ from typing import Any, Final, TypeVar
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from clearhead.commands import make_command, quote
-from clearhead.errors import InputError, nearest
-from clearhead.files import (
+from clearhead.base.commands import make_command, quote
+from clearhead.base.errors import InputError, nearest
+from clearhead.base.files import (
     MODEL,
     absent,
     read_model_text,
@@ -28,8 +28,8 @@ from clearhead.files import (
     refuse_unwritable_place,
     runs_nearby,
 )
-from clearhead.formats import FORMAT_FILE, Format
-from clearhead.machine import refuse_memory
+from clearhead.base.formats import FORMAT_FILE, Format
+from clearhead.base.machine import refuse_memory
 from clearhead.runs.checkpoint import (
     checkpoint_steps,
     measured_weights,

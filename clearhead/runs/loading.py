@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.fast.int8 import is_int8, to_int8
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import load_origin

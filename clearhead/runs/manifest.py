@@ -13,8 +13,8 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, Field, StringConstraints
 
-from clearhead.errors import InputError
-from clearhead.files import open_model_file, read_typed, sync
+from clearhead.base.errors import InputError
+from clearhead.base.files import open_model_file, read_typed, sync
 
 MANIFEST: Final = "manifest.json"
 

@@ -10,8 +10,8 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from clearhead.errors import RunFailure
-from clearhead.files import read_model_file, sync
+from clearhead.base.errors import RunFailure
+from clearhead.base.files import read_model_file, sync
 from clearhead.runs.checkpoint import write_text
 
 FILE_NAME: Final = "metrics.jsonl"

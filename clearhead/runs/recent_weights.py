@@ -11,8 +11,8 @@ from typing import Any, Final
 from pydantic import BaseModel
 from torch import Tensor
 
-from clearhead.errors import InputError
-from clearhead.files import read_typed
+from clearhead.base.errors import InputError
+from clearhead.base.files import read_typed
 from clearhead.runs.checkpoint import (
     WEIGHTS,
     checkpoint_folder,

@@ -14,7 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from clearhead.errors import InputError, RunFailure
+from clearhead.base.errors import InputError, RunFailure
 from clearhead.serve.gate import LOOPBACK, Access, Gate, Traffic
 from clearhead.serve.work import Left, Workers
 

@@ -7,8 +7,8 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
+from clearhead.base.errors import InputError
 from clearhead.core import Cache
-from clearhead.errors import InputError
 from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.serve.interventions import Data
 from clearhead.serve.runs import Asked

@@ -13,9 +13,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer
 from clearhead.core.attention import Attention
-from clearhead.errors import InputError
 from clearhead.maps.hook_points import Place, addresses, edit, matching_addresses
 
 BY_HEAD = ("queries", "keys", "values", "mixed", "scores", "weights")

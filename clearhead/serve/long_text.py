@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.page import bias_name, mask_name, stack_attention, token_rows
 from clearhead.maps.recording import STACKS, AttentionRecord

@@ -7,7 +7,7 @@ import threading
 
 import uvicorn
 
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
 from clearhead.maps.attention_maps import NOTEBOOK_HEIGHT
 from clearhead.maps.reading import ReadKwargs
 from clearhead.model.facade import Model

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.outcome import Chosen, Outcome, OutputNames
 

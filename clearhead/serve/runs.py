@@ -19,14 +19,14 @@ from typing import Annotated, Any, Generic, TypeVar
 from pydantic import Field
 from torch import Tensor
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
+from clearhead.base.printing import num_parameters
 from clearhead.maps.attention_maps import AttentionMaps, attend, attend_first_layer, in_precision
 from clearhead.maps.hook_points import capture
 from clearhead.maps.outcome import Chosen
 from clearhead.maps.page import SampleOptions, run_sample
 from clearhead.maps.reading import ReadKwargs, predicts_text
 from clearhead.model.facade import Model
-from clearhead.printing import num_parameters
 from clearhead.serve.interventions import Data, Edits, Intervention, check, editing, python_lines
 from clearhead.serve.long_text import is_long, long_sample
 from clearhead.serve.outputs import Outputs, compared, outputs_of

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
+from clearhead.base.progress import Counted, Display, shown_by
 from clearhead.maps.hook_points import addresses, edit
 from clearhead.model.facade import Model
-from clearhead.progress import Counted, Display, shown_by
 
 ResultT = TypeVar("ResultT")
 GRACE = 1.0  # seconds in which a thread may end

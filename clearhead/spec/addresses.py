@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
-from clearhead.errors import nearest
+from clearhead.base.errors import nearest
 
 
 def select_addresses(pattern: str, addresses: Collection[str]) -> list[str]:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from clearhead.errors import InputError
-from clearhead.printing import block, short
+from clearhead.base.errors import InputError
+from clearhead.base.printing import block, short
 from clearhead.spec.pydantic_errors import error_messages
 
 # No model has more layers, or a larger size; weights of such sizes are refused before anything is built.

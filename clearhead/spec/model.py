@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from clearhead.arguments import checked
-from clearhead.errors import InputError, nearest, within
-from clearhead.files import LARGEST_JSON, parse_json, read_model_text, typed
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError, nearest, within
+from clearhead.base.files import LARGEST_JSON, parse_json, read_model_text, typed
 from clearhead.spec.base import MOST_LAYERS, AnyNode, Count, Node, Reference
 from clearhead.spec.node_checks import node_faults
 from clearhead.spec.nodes import (

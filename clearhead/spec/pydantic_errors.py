@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from clearhead.errors import nearest
+from clearhead.base.errors import nearest
 
 PLAIN_NAME = "word"
 """The tag of a plain name in a field that takes a name or a node."""

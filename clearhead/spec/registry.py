@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, TypeAdapter, c
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 from pydantic_core import CoreSchema, PydanticKnownError, SchemaValidator, core_schema
 
-from clearhead.arguments import checked
-from clearhead.errors import InputError, json_text, nearest
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError, json_text, nearest
 from clearhead.spec.base import Node
 from clearhead.spec.pydantic_errors import OWN_TAG, kinds_of_nodes
 from clearhead.spec.traversal import walk

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from clearhead.arguments import checked, explained
+from clearhead.base.arguments import checked, explained
 from clearhead.spec.base import Node
 
 Tree = TypeVar("Tree", bound=Node)

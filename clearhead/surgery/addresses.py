@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any, Literal, TypeVar
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.spec.addresses import nearest_address, select_addresses
 
 Side = Literal["encoder", "decoder"]

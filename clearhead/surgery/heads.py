@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from clearhead import spec
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.surgery.addresses import branch_functions, check_numbers, match_addresses, refuse, update_nodes
 from clearhead.surgery.plan import Origin, SurgeryPlan, apply_plan, select_rows, unchanged_origins
 from clearhead.surgery.report import AnyModel, EditedModel

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clearhead import spec
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.surgery.addresses import Side, stack_of
 from clearhead.surgery.plan import Origin, SurgeryPlan, apply_plan, unchanged_origins
 from clearhead.surgery.report import AnyModel, EditedModel

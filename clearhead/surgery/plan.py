@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import spec
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer, build
 from clearhead.core.initialize import initialize
 from clearhead.core.norm import LayerNorm, RMSNorm
-from clearhead.errors import InputError
 from clearhead.fast.int8 import refuse_int8
 from clearhead.model.facade import Model
 from clearhead.surgery.addresses import token_output, word_table

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead import spec
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.spec.addresses import select_addresses
 from clearhead.surgery.addresses import Side, branch_functions, update_nodes
 from clearhead.surgery.plan import Origin, SurgeryPlan, apply_plan, unchanged_origins

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from clearhead.base.printing import Printed, block
 from clearhead.core import Transformer
 from clearhead.model.facade import Model
-from clearhead.printing import Printed, block
 
 AnyModel = TypeVar("AnyModel", Transformer, Model)
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from clearhead import spec
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.surgery.addresses import redirect_references, token_output, word_table
 from clearhead.surgery.plan import Origin, SurgeryPlan, apply_plan, task_of, unchanged_origins
 from clearhead.surgery.report import AnyModel, EditedModel

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.model.facade import Model
 from clearhead.surgery.plan import SurgeryPlan, apply_plan
 from clearhead.surgery.report import AnyModel, EditedModel

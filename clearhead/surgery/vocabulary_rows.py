@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from clearhead import spec
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.surgery.addresses import token_output, update_nodes, word_table
 from clearhead.surgery.plan import Change, Origin, SurgeryPlan, unchanged_origins
 

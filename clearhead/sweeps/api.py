@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError, RunFailure
+from clearhead.base.files import read_text_file, refuse_unwritable_place
+from clearhead.base.printing import Printed
+from clearhead.base.progress import message
 from clearhead.compare.report import Comparison, compare_runs
 from clearhead.compare.runs import read_run
-from clearhead.errors import InputError, RunFailure
-from clearhead.files import read_text_file, refuse_unwritable_place
 from clearhead.parts.files import parts_options
-from clearhead.printing import Printed
-from clearhead.progress import message
 from clearhead.runs.directory import RunDirectory, acquire_lock, differing_keys, read_configuration
 from clearhead.sweeps.budgets import Planned, budget_of, check_budget
 from clearhead.sweeps.processes import Job, places, train_all

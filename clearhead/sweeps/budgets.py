@@ -9,12 +9,12 @@ from typing import Final
 
 import numpy as np
 
+from clearhead.base.errors import InputError
+from clearhead.base.machine import choose_device
+from clearhead.base.printing import num_parameters
+from clearhead.base.progress import message
 from clearhead.core import build
 from clearhead.data.batches.base import Batch
-from clearhead.errors import InputError
-from clearhead.machine import choose_device
-from clearhead.printing import num_parameters
-from clearhead.progress import message
 from clearhead.spec import Attention, walk
 from clearhead.sweeps.variations import SEED, Configuration, Equal, described
 from clearhead.text.pair import TokenizerPair

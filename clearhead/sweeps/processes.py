@@ -19,13 +19,13 @@ from typing import Any, Final
 import psutil
 import torch
 
-from clearhead.errors import shortened
-from clearhead.machine import SAFE_PATH, choose_device, free_memory
-from clearhead.progress import message
+from clearhead.base.errors import shortened
+from clearhead.base.machine import SAFE_PATH, choose_device, free_memory
+from clearhead.base.progress import message
+from clearhead.base.signals import Interrupted, StopSignals
 from clearhead.runs.checkpoint import checkpoint_steps
 from clearhead.sweeps.variations import Equal
 from clearhead.training.runfile.sections import RunFile
-from clearhead.training.signals import Interrupted, StopSignals
 
 POLL_SECONDS: Final = 0.1
 MARGIN: Final = 1.5

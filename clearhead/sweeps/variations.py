@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from clearhead.errors import InputError, nearest, shortened
-from clearhead.files import read_text_file, typed
+from clearhead.base.errors import InputError, nearest, shortened
+from clearhead.base.files import read_text_file, typed
 from clearhead.training.runfile.read import toml_value
 
 Equal = Literal["steps", "tokens", "seconds", "parameters"]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 
 Family = Literal["encoder", "decoder", "encoder-decoder"]
 Outputs = Literal["vocabulary", "labels", "token_labels", "span", "vector"]

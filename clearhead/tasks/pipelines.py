@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 
 
 class PipelineParameters(BaseModel):

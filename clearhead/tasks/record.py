@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue, ValidationError
 from pydantic_core import PydanticKnownError
 
-from clearhead.errors import InputError
-from clearhead.printing import Printed
+from clearhead.base.errors import InputError
+from clearhead.base.printing import Printed
 from clearhead.tasks.registry import kinds, no_task
 
 

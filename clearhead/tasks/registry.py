@@ -8,7 +8,7 @@ from functools import cache
 from importlib import metadata
 from typing import Final
 
-from clearhead.errors import InputError, nearest
+from clearhead.base.errors import InputError, nearest
 from clearhead.tasks.base import Family, Outputs, Task
 
 BUILT_IN: Final = ("translate", "generate", "fill", "classify", "tag", "embed", "denoise", "answer")

@@ -11,6 +11,8 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 
 from clearhead import spec
+from clearhead.base.errors import InputError, within
+from clearhead.base.progress import shown_by
 from clearhead.core import Transformer
 from clearhead.data.arrays import Indices
 from clearhead.data.batches.base import Batch
@@ -24,11 +26,9 @@ from clearhead.data.stores.corpus import Corpus, prepare_corpus
 from clearhead.data.stores.pairs import prepare_pairs
 from clearhead.data.stores.store import Store
 from clearhead.data.tokenize.tokenizers import LazyTexts, cached_text_tokenizer, cached_tokenizer, cached_tokenizers
-from clearhead.errors import InputError, within
 from clearhead.evaluate.result import Validation
 from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.presets.task_heads import token_head
-from clearhead.progress import shown_by
 from clearhead.tasks.data import DataSection, PairSection, TaskSection
 from clearhead.tasks.record import Noise, TaskRecord
 from clearhead.text.pair import TokenizerPair

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 import torch
 
+from clearhead.base.errors import InputError
+from clearhead.base.progress import message
 from clearhead.data.batches.inputs import InputCollator, ModelInputs
 from clearhead.data.batches.text import Objective, window_epoch
 from clearhead.data.sources.pairs import read_pairs
 from clearhead.data.sources.tables import Table
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
-from clearhead.errors import InputError
 from clearhead.evaluate.options import Evaluated
 from clearhead.evaluate.result import Measures, aligned, percent
 from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.generate.batching import device_of
-from clearhead.progress import message
 from clearhead.spec.describe import number_of
 from clearhead.tasks.data import data_of
 from clearhead.tasks.record import Noise, TaskRecord

@@ -8,7 +8,7 @@ from typing import Any
 
 import tokenizers
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.text.backend import backend_of
 from clearhead.text.sentencepiece import KIND
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import tokenizers
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.text.sentencepiece import KIND, SentencePieceBackend
 from clearhead.text.spans import Span
 

@@ -10,8 +10,8 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from clearhead.errors import InputError
-from clearhead.files import LARGEST_VOCABULARY, read_json_object, read_model_text
+from clearhead.base.errors import InputError
+from clearhead.base.files import LARGEST_VOCABULARY, read_json_object, read_model_text
 from clearhead.text.token_roles import WELL_KNOWN
 from clearhead.text.tokenizer_checks import check_size
 

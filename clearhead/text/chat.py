@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from clearhead.child_process import ChildProcess
-from clearhead.errors import InputError
-from clearhead.files import read_model_text, refuse_link_out
-from clearhead.printing import Printed
+from clearhead.base.child_process import ChildProcess
+from clearhead.base.errors import InputError
+from clearhead.base.files import read_model_text, refuse_link_out
+from clearhead.base.printing import Printed
 from clearhead.text.token_roles import content_of
 
 _FILE = "chat_template.jinja"

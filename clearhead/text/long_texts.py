@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-from clearhead.errors import ContextTooLong, InputError, LongTexts, nth_text
+from clearhead.base.errors import ContextTooLong, InputError, LongTexts, nth_text
 from clearhead.text.tokenizer import Tokenizer
 
 # Tokens are a few characters long; what is behind so many is truncated before the text is tokenized.

@@ -6,8 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from clearhead.errors import InputError
-from clearhead.printing import Printed
+from clearhead.base.errors import InputError
+from clearhead.base.printing import Printed
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_files import has_tokenizer
 

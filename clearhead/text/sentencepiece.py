@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clearhead.errors import InputError
-from clearhead.files import read_model_file
+from clearhead.base.errors import InputError
+from clearhead.base.files import read_model_file
 from clearhead.text.spans import Span
 from clearhead.text.tokenizer_checks import charsmap_fault, check_size
 

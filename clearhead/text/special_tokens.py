@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 
 # An id, or the place of the first or the second text; with its segment.
 Part = tuple[int | Literal["A", "B"], int]

@@ -6,7 +6,7 @@ import random
 import re
 from typing import Final
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.text.tokenizer import Tokenizer
 
 _UNFINISHED: Final = "\ufffd"

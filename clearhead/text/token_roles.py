@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from clearhead.errors import InputError, nearest
+from clearhead.base.errors import InputError, nearest
 from clearhead.text.backend import Backend
 
 # Usual tokens of each role, in the order in which they are tried.

@@ -14,9 +14,9 @@ from typing import Any
 from jaxtyping import Int64
 from numpy import ndarray
 
-from clearhead.errors import InputError, nth_text
-from clearhead.files import write_json
-from clearhead.printing import Printed
+from clearhead.base.errors import InputError, nth_text
+from clearhead.base.files import write_json
+from clearhead.base.printing import Printed
 from clearhead.text.added_tokens import needed_entries, with_entries, with_words
 from clearhead.text.backend import backend_of
 from clearhead.text.spans import Span, trim_spans, word_numbers

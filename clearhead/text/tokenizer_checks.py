@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.errors import InputError, shortened
+from clearhead.base.errors import InputError, shortened
 from clearhead.text.patterns import pattern_fault
 
 # The parts of a tokenizer.json by their kinds. A file from before kinds were written has a model without one.

@@ -12,8 +12,8 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from clearhead.errors import InputError, nearest
-from clearhead.files import LARGEST_VOCABULARY, read_json_object, read_model_text, typed
+from clearhead.base.errors import InputError, nearest
+from clearhead.base.files import LARGEST_VOCABULARY, read_json_object, read_model_text, typed
 from clearhead.text.backend import Backend, backend_of
 from clearhead.text.byte_level_files import has_merges, read_merges
 from clearhead.text.sentencepiece import (

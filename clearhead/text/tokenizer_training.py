@@ -16,8 +16,8 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from clearhead.errors import InputError, nearest
-from clearhead.progress import message
+from clearhead.base.errors import InputError, nearest
+from clearhead.base.progress import message
 from clearhead.text.token_roles import TokenRoles, sentinel
 from clearhead.text.tokenizer import Tokenizer
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from clearhead.training.progress.console import progress_for
 from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.sections import RunFile
-from clearhead.training.settings import TrainResult
+from clearhead.training.settings import RunResult
 from clearhead.training.stages.data import prepare_data
 from clearhead.training.stages.model import build_model, describe_model
 from clearhead.training.stages.opening import OpenedRun, opened
 from clearhead.training.stages.trainer import build_trainer, forecast, warn_of_new_schedule
 
 
-def train_run(run_file: RunFile, *, resume: bool = False, progress: Progress | None = None) -> TrainResult:
+def train_run(run_file: RunFile, *, resume: bool = False, progress: Progress | None = None) -> RunResult:
     """Train what a run file describes.
 
     Args:
@@ -29,7 +29,7 @@ def train_run(run_file: RunFile, *, resume: bool = False, progress: Progress | N
         return _train(run)
 
 
-def _train(run: OpenedRun) -> TrainResult:
+def _train(run: OpenedRun) -> RunResult:
     """Train in an open run directory.
 
     When this returns nobody holds the engine: if it outlived the processes' group, PyTorch would end the group's thread

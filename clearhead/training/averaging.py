@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clearhead.errors import InputError
-from clearhead.files import refuse_absent
+from clearhead.base.errors import InputError
+from clearhead.base.files import refuse_absent
 from clearhead.runs.checkpoint import clear_leftovers, undamaged_weights
 from clearhead.runs.directory import is_run_directory, open_run, split_reference
 from clearhead.runs.recent_weights import recent_folder, save_averaged

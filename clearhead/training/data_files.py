@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from pydantic import RootModel
 
+from clearhead.base.errors import InputError, within
+from clearhead.base.files import parse_json, typed
 from clearhead.data.sources.lines import size_and_ends
 from clearhead.data.sources.run_file_tables import Form
 from clearhead.data.sources.texts import TextShard, text_shards
-from clearhead.errors import InputError, within
-from clearhead.files import parse_json, typed
 from clearhead.training.runfile.sections import RunFile
 
 DATA_FILES: Final = "data_files"

@@ -15,12 +15,12 @@ import psutil
 import torch
 from torch import Tensor, nn
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
+from clearhead.base.machine import choose_precision
+from clearhead.base.printing import num_parameters
 from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.training.parts import training_tree
 from clearhead.generate.batching import device_of
-from clearhead.machine import choose_precision
-from clearhead.printing import num_parameters
 from clearhead.training.kernel_cache import needs_kernels, return_memory
 from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.protocols import Batches, BatchT

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from clearhead.base.errors import InputError, key, within
 from clearhead.core import Transformer, build
-from clearhead.errors import InputError, key, within
 from clearhead.hf import registry
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import load_origin

@@ -11,8 +11,8 @@ from typing import Final
 
 import torch
 
+from clearhead.base.machine import give_memory_back
 from clearhead.fast.training.float_linear import has_faster_products
-from clearhead.machine import give_memory_back
 
 CAPACITY: Final = 512
 """So many kernels are kept: with fewer, those of a translation's batches are made again and again."""

@@ -20,10 +20,11 @@ from typing import Any, Final, Generic, NoReturn
 import torch
 from torch import Tensor, nn
 
-from clearhead.errors import RunFailure
+from clearhead.base.errors import RunFailure
+from clearhead.base.printing import num_parameters
+from clearhead.base.progress import message, shown_by
+from clearhead.base.signals import Interrupted, StopRequested, StopSignals
 from clearhead.evaluate.result import Validation
-from clearhead.printing import num_parameters
-from clearhead.progress import message, shown_by
 from clearhead.runs import checkpoint as files
 from clearhead.runs.directory import RunDirectory, held
 from clearhead.runs.metrics import Metrics
@@ -52,8 +53,7 @@ from clearhead.training.random_state import (
     seed_process,
 )
 from clearhead.training.record import RunRecord, Unwritten
-from clearhead.training.settings import TrainResult, TrainSettings, num_snapshots, planned_steps
-from clearhead.training.signals import Interrupted, StopRequested, StopSignals
+from clearhead.training.settings import RunResult, TrainSettings, num_snapshots, planned_steps
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Trainer(Generic[BatchT]):
     processes: Processes = field(default_factory=Processes)
     engine: Engine[BatchT] | None = None
 
-    def run(self, *, resume: bool = False) -> TrainResult:
+    def run(self, *, resume: bool = False) -> RunResult:
         """Train until a limit of the settings is reached.
 
         Args:
@@ -199,7 +199,7 @@ class _Training(Generic[BatchT]):
 
     # The loop
 
-    def train(self) -> TrainResult:
+    def train(self) -> RunResult:
         """Train from the present step to the end."""
         self._announce()
         self.parts.module.train()
@@ -483,12 +483,12 @@ class _Training(Generic[BatchT]):
 
     # The end
 
-    def _finish(self, reason: str) -> TrainResult:
+    def _finish(self, reason: str) -> RunResult:
         message(f"training ended after step {self.tally.step:,} and {duration(self._seconds())}: {reason}")
         averaged = self._average()
         self.record.draw()
         best = self.tally.best_step
-        return TrainResult(
+        return RunResult(
             run=self.run,
             step=self.tally.step,
             best=f"step-{best}" if best is not None else None,

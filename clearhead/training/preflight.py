@@ -12,12 +12,12 @@ from typing import Final
 import torch
 from torch import nn
 
-from clearhead.commands import quote
+from clearhead.base.commands import quote
+from clearhead.base.errors import InputError
+from clearhead.base.machine import free_memory, refuse_memory, size
+from clearhead.base.printing import num_parameters
 from clearhead.core import build
-from clearhead.errors import InputError
 from clearhead.generate.batching import device_of
-from clearhead.machine import free_memory, refuse_memory, size
-from clearhead.printing import num_parameters
 from clearhead.spec import Model
 from clearhead.spec.cost import FP32_BYTES, OPTIMIZER_SLOTS, TRAINING_BYTES
 from clearhead.spec.describe import number_of

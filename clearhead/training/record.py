@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
+from clearhead.base.progress import message
 from clearhead.evaluate.result import Validation
-from clearhead.progress import message
 from clearhead.runs import checkpoint as files
 from clearhead.runs.directory import AVERAGED
 from clearhead.runs.metrics import Metrics, MetricsLog

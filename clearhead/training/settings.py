@@ -1,4 +1,4 @@
-"""The settings of a training run, and its result."""
+"""Settings of a training run, and the result of one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from typing import Final, Literal
 
 from torch import nn
 
+from clearhead.base.printing import Printed
 from clearhead.data.sources.run_file_tables import Count
 from clearhead.evaluate.result import Validation
-from clearhead.model.facade import Model
-from clearhead.model.loading import load
-from clearhead.printing import Printed
 from clearhead.training.runfile.sections import Train
 
 STARTUP_SECONDS: Final = 10.0
@@ -53,8 +51,8 @@ class TrainSettings(Train):
 
 
 @dataclass(frozen=True, repr=False)
-class TrainResult(Printed):
-    """The result of a run.
+class RunResult(Printed):
+    """The result of a run: its directory, its best checkpoint and its end.
 
     Attributes:
         run: the run directory.
@@ -75,10 +73,6 @@ class TrainResult(Printed):
     reason: str
     best_by: str = "validation loss"
     averaged: Validation | None = None
-
-    def load(self, *, device: str = "auto", precision: str = "auto") -> Model:
-        """Load the trained model: its best weights, as `clearhead.load` does."""
-        return load(self.run, device=device, precision=precision)
 
 
 def planned_steps(settings: Train, batches_per_epoch: int) -> int | None:

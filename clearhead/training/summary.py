@@ -6,20 +6,20 @@ import math
 from pathlib import Path
 from typing import Final
 
-from clearhead.commands import make_command, quote
+from clearhead.base.commands import make_command, quote
 from clearhead.runs.checkpoint import checkpoint_folder
 from clearhead.runs.directory import RUN_FILE
 from clearhead.spec.describe import number_of
 from clearhead.tasks.registry import find
 from clearhead.training.progress.reports import duration
 from clearhead.training.runfile.sections import RunFile
-from clearhead.training.settings import STARTUP_SECONDS, TrainResult
+from clearhead.training.settings import STARTUP_SECONDS, RunResult
 
 MUCH_LESS: Final = 0.6
 """Of the planned time."""
 
 
-def summary_lines(result: TrainResult, run_file: RunFile) -> list[str]:
+def summary_lines(result: RunResult, run_file: RunFile) -> list[str]:
     """Return the summary of a run as lines of text.
 
     Args:
@@ -40,7 +40,7 @@ def summary_lines(result: TrainResult, run_file: RunFile) -> list[str]:
     return lines + [f"{'next' if index == 0 else '':<8}  {command}" for index, command in enumerate(commands)]
 
 
-def _shorter(result: TrainResult, run_file: RunFile) -> list[str]:
+def _shorter(result: RunResult, run_file: RunFile) -> list[str]:
     """Say that a run took much less time than was planned for it, and how to make it longer."""
     minutes, steps = run_file.train.planned_minutes, run_file.train.steps
     if minutes is None or steps is None or result.step < steps:

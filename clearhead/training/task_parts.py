@@ -15,10 +15,10 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from clearhead import spec
+from clearhead.base.errors import InputError
 from clearhead.data.arrays import Ragged
 from clearhead.data.batches.plans import EpochBatches
 from clearhead.data.sources.reading import reading_of
-from clearhead.errors import InputError
 from clearhead.evaluate.result import Validation
 from clearhead.presets.task_heads import with_head
 from clearhead.tasks.record import Repeats, TaskRecord

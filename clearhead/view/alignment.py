@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from clearhead.view.figures import draw_color_scale, draw_heat_map, new_figure, save_figure, text_width, write_beside
+from clearhead.base.figures import draw_color_scale, draw_heat_map, new_figure, save_figure, text_width, write_beside
 
 CELL, HEAD, FOOT = 0.25, 0.62, 0.75  # inches
 LEGEND = "attention weight: row = token being written, column = token looked at"

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from clearhead.arguments import checked
-from clearhead.errors import InputError, argument
-from clearhead.files import refuse_unwritable
-from clearhead.printing import Printed
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError, argument
+from clearhead.base.files import refuse_unwritable
+from clearhead.base.printing import Printed
 from clearhead.view.explorer.data import LayerAttention, Page, RowName, Sample, StackAttention, StackName
 from clearhead.view.explorer.write import frame_html, write_page
 from clearhead.view.saved_maps import saved_page, token_row

@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 
-from clearhead.errors import InputError
-from clearhead.view.figures import (
+from clearhead.base.errors import InputError
+from clearhead.base.figures import (
     EDGE,
     FAINT,
     draw_color_scale,

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from clearhead.errors import InputError
-from clearhead.view.figures import (
+from clearhead.base.errors import InputError
+from clearhead.base.figures import (
     draw_color_scale,
     draw_heat_map,
     new_figure,

@@ -13,8 +13,8 @@ from jaxtyping import Float, Int64
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from clearhead.errors import InputError
-from clearhead.view.figures import (
+from clearhead.base.errors import InputError
+from clearhead.base.figures import (
     FONT,
     INK,
     draw_color_scale,

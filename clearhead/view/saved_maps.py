@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 from numpy import ndarray
 
-from clearhead.errors import InputError
-from clearhead.files import open_model_file
-from clearhead.formats import Format
+from clearhead.base.errors import InputError
+from clearhead.base.files import open_model_file
+from clearhead.base.formats import Format
 from clearhead.view.explorer.data import LayerAttention, Page, RowName, Sample, StackAttention, StackName, TokenRow
 
 # Format 1 has no written tokens, and the page numbers the decoder's steps.

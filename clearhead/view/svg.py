@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from xml.etree import ElementTree
 
-from clearhead.errors import visible
-from clearhead.view.figures import EDGE, FAINT, FONT, GRID, INK, drawable, text_width
+from clearhead.base.errors import visible
+from clearhead.base.figures import EDGE, FAINT, FONT, GRID, INK, drawable, text_width
 
 Point = tuple[float, float]
 Bounds = tuple[float, float, float, float]

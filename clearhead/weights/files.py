@@ -13,10 +13,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
+from clearhead.base.files import open_model_file, parse_json
+from clearhead.base.machine import refuse_memory
 from clearhead.fast.int8 import clamp, weight_faults
-from clearhead.files import open_model_file, parse_json
-from clearhead.machine import refuse_memory
 
 # More than any model has, all its files together.
 MOST_TENSORS = 2**17

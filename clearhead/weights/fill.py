@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.errors import InputError, nearest
 from clearhead.core import Transformer, build
-from clearhead.errors import InputError, nearest
 from clearhead.fast.int8 import SCALE, dequantized, holds_int8, to_int8
 from clearhead.spec import Model
 from clearhead.weights.files import MOST_SHOWN

@@ -18,10 +18,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
+from clearhead.base.printing import num_parameters
 from clearhead.fast.int8 import dequantized, holds_int8
 from clearhead.kernels.dropout import Dropout
-from clearhead.printing import num_parameters
 from clearhead.spec.addresses import nearest_address, select_addresses
 from clearhead.weights.files import load_weights
 

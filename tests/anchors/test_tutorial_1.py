@@ -40,11 +40,11 @@ from torch.nn import functional as F
 
 import clearhead as ch
 from clearhead import spec
+from clearhead.base.errors import InputError
 from clearhead.core.context import Masking
 from clearhead.core.norm import LayerNorm
 from clearhead.data.sources.pairs import parallel_files
 from clearhead.data.stores.pairs import prepare_pairs
-from clearhead.errors import InputError
 from clearhead.kernels.dropout import Dropout
 from clearhead.kernels.positions import sinusoidal_table
 from clearhead.tasks.translate.train import collate_pairs

@@ -25,8 +25,8 @@ from torch.nn import functional as F
 
 import clearhead as ch
 from clearhead import spec
+from clearhead.base.errors import InputError
 from clearhead.core.attention import Attention
-from clearhead.errors import InputError
 from tests.anchors import builders
 
 

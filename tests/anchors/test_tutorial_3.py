@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import clearhead as ch
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from tests.anchors import builders
 
 COUNTED = torch.arange(1, 17).view(4, 4)

@@ -33,10 +33,10 @@ from torch.nn import functional as F
 
 import clearhead as ch
 from clearhead import spec
+from clearhead.base.errors import InputError
 from clearhead.core.context import Masking
 from clearhead.core.feedforward import FeedForward
 from clearhead.core.norm import LayerNorm
-from clearhead.errors import InputError
 from clearhead.kernels.positions import sinusoidal_table
 from tests.anchors import builders
 

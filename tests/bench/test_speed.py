@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from clearhead.base.progress import shown_by
 from clearhead.bench import limits as limits_module
 from clearhead.bench import speed as measured
 from clearhead.bench.advice import advice
@@ -18,7 +19,6 @@ from clearhead.bench.speed import Effort, Speed, measure, weights_of_a_step
 from clearhead.core import build
 from clearhead.model.facade import Model
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.progress import shown_by
 from clearhead.spec import Model as Spec
 from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair

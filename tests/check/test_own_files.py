@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from clearhead.base.errors import InputError, RunFailure
 from clearhead.check.handwritten import child, files
 from clearhead.check.handwritten.files import KINDS, compare_file, python_file
 from clearhead.check.handwritten.report import Report
 from clearhead.cli.main import main
-from clearhead.errors import InputError, RunFailure
 
 pytestmark = pytest.mark.slow
 SETTINGS = {"width": 12, "heads": 3}

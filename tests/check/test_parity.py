@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from clearhead.base.commands import make_install_command
+from clearhead.base.errors import InputError
 from clearhead.check import trace
 from clearhead.check.parity import ParityReport, compare_with_transformers
 from clearhead.check.texts import compare_tokenizers
 from clearhead.cli.main import main
-from clearhead.commands import make_install_command
-from clearhead.errors import InputError
 from clearhead.hf.tokenizers import load_tokenizers
 from tests import hf_models as made
 from tests.parity.architectures.harness import Case, all_cases, theirs_of

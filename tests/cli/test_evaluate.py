@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import clearhead
+from clearhead.base.errors import InputError, RunFailure
+from clearhead.base.progress import shown_by
 from clearhead.cli.main import main
-from clearhead.errors import InputError, RunFailure
-from clearhead.progress import shown_by
 from tests.cli.test_commands import last_json, run
 from tests.cli.test_generate import refused
 from tests.cli.tiny_tasks import train_task

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from clearhead.base.errors import InputError, RunFailure
 from clearhead.cli import main as program
-from clearhead.errors import InputError, RunFailure
 from tests.cli.tiny_run import write_run_file
 
 pytestmark = pytest.mark.slow

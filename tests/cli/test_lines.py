@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from clearhead.base.errors import InputError, argument, at_text, nth_text, renaming
 from clearhead.cli.lines import Input, Line, _arriving, answer_lines, named_by_line, one_line
 from clearhead.cli.stopping import Stopped
-from clearhead.errors import InputError, argument, at_text, nth_text, renaming
 from clearhead.model.texts import FIRST_WINDOW, LARGEST_WINDOW
 
 TEXT = "a m u\n\n   \nb n\u2028v\nc o w"

@@ -18,10 +18,10 @@ import pytest
 
 from clearhead.cli.main import main
 from tests import hf_models
+from tests.base.test_commands import EXTENSION
 from tests.cli.tiny_run import train, write_run_file
 from tests.cli.tiny_tasks import LINES, write_lines, write_questions
 from tests.house.source import ROOT
-from tests.test_commands import EXTENSION
 from tests.training import quick
 
 pytestmark = [

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from clearhead import progress
+from clearhead.base import progress
 from clearhead.cli.progress import counting
 from clearhead.cli.stopping import Stopped
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from clearhead.base.errors import InputError
 from clearhead.cli.main import main
 from clearhead.cli.serve import _lines, _named
-from clearhead.errors import InputError
 from clearhead.serve.api.served import Models, Served
 from tests.serve.api.conftest import MAKERS, address, locked, models
 

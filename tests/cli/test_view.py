@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import clearhead as ch
+from clearhead.base.commands import make_install_command
 from clearhead.cli.main import main
-from clearhead.commands import make_install_command
 
 TEXT = "a m u"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from clearhead.formats import FORMAT_FILE
+from clearhead.base.formats import FORMAT_FILE
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.runs.checkpoint import Checkpoint, Tally, save_checkpoint, write_best
 from clearhead.runs.directory import RUN_FORMAT

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from clearhead.base.errors import InputError
 from clearhead.compare.picture import curve_of, draw_curves, mean_curve
 from clearhead.compare.runs import Quality
 from clearhead.compare.table import Row, read_rows
-from clearhead.errors import InputError
 from tests.compare.made_runs import Made, learning
 
 

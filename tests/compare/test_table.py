@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from clearhead.base.errors import InputError
 from clearhead.compare.runs import count_parameters, read_run
 from clearhead.compare.table import Row, Spread, differences, read_rows
 from clearhead.core import build
-from clearhead.errors import InputError
 from clearhead.presets.hyperparameters import Hyperparameters
 from clearhead.spec.cost import training_flops
 from clearhead.spec.token_counts import TokenCounts

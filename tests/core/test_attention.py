@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import spec
+from clearhead.base.errors import InputError
+from clearhead.base.hooks import watching
 from clearhead.core import MultiHeadAttention, build
 from clearhead.core.attention import Attention, attention_weights
-from clearhead.errors import InputError
-from clearhead.hooks import watching
 from clearhead.kernels import attention
 from clearhead.kernels.positions import rotary_angles, rotate
 from tests.laws.tiny import TARGET_VOCAB, difference, resolved, tiny

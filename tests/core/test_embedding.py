@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from clearhead import spec
+from clearhead.base.errors import InputError
 from clearhead.core import build
 from clearhead.core.embedding import Embedding, LearnedPosition, SinusoidalPosition
-from clearhead.errors import InputError
 from clearhead.kernels.positions import sinusoidal_table
 
 WIDTH, ROWS, OWN = 7, 13, 5

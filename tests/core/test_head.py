@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from clearhead import spec
+from clearhead.base.errors import InputError
 from clearhead.core.head import Head, Pool
-from clearhead.errors import InputError
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.task_heads import label_head, token_head, vector_head, with_head
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from clearhead.base.errors import InputError
 from clearhead.core import Cache, Sequence, Transformer, build
-from clearhead.errors import InputError
 from tests.conftest import ROOT
 from tests.laws.tiny import MAX_POSITIONS, SMALL, TARGET_VOCAB, VOCAB, difference, resolved, tiny
 
@@ -50,7 +50,7 @@ import torch
 from clearhead import spec
 from clearhead.core import MultiHeadAttention, build
 from clearhead.kernels import attention
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from tests.laws.tiny import tiny
 
 ids, number, x = torch.zeros(2, 7, dtype=torch.long), torch.ones(2, 7), torch.randn(2, 7, 15)

@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("babel")
 
+from clearhead.base.errors import InputError
 from clearhead.cli.main import main
 from clearhead.demo.classify import RECIPE, ClassifySizes, confusions, run_classify, score
 from clearhead.demo.common import DemoPlan
 from clearhead.demo.data.names import Name, NameSets
-from clearhead.errors import InputError
 from clearhead.training.runfile.read import parse_run_file
 
 TINY = (

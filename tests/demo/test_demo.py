@@ -10,10 +10,10 @@ import typer
 
 pytest.importorskip("babel")
 
+from clearhead.base.errors import InputError
 from clearhead.cli import demo as demos
 from clearhead.cli.main import main, make_app
 from clearhead.demo.common import DemoOutcome, DemoPlan, free_folder, results_console
-from clearhead.errors import InputError
 
 
 def test_options_are_these() -> None:

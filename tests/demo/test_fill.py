@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from clearhead.base.errors import InputError
 from clearhead.cli.main import main
 from clearhead.core import build
 from clearhead.demo import fill
@@ -26,7 +27,6 @@ from clearhead.demo.fill import (
     places_of_the_right_word,
     run_fill,
 )
-from clearhead.errors import InputError
 from clearhead.model.facade import Model
 from clearhead.presets.hyperparameters import build_spec
 from clearhead.presets.named import PRESETS

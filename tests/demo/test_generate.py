@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import clearhead
+from clearhead.base.errors import InputError
 from clearhead.cli.main import main
 from clearhead.demo.common import DemoPlan
 from clearhead.demo.data.library_sources import library_sources
 from clearhead.demo.generate import PROMPT, RECIPE, GenerateSizes, bits_per_byte, run_generate
-from clearhead.errors import InputError
 from clearhead.training.runfile.read import parse_run_file
 from tests.demo.demo_library import TINY, made_up_library
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.evaluate.translations import bleu_chrf
 
 REFERENCES = [

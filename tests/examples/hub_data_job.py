@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
+from clearhead.base.errors import InputError
 from clearhead.cli.main import main
 from clearhead.data.sources.tables import Dataset
-from clearhead.errors import InputError
 from clearhead.recipes import fit
 from clearhead.recipes.fit import Fitted
 from clearhead.recipes.run_file import Choice, DataPlan, run_file_text

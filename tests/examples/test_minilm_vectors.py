@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import clearhead
+from clearhead.base.errors import LongTexts
 from clearhead.data.sources.lines import read_lines
-from clearhead.errors import LongTexts
 from tests.examples.test_run_files import script
 
 

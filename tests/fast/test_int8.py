@@ -14,9 +14,9 @@ from torch.nn import functional
 
 import clearhead as ch
 from clearhead import surgery
+from clearhead.base.errors import InputError
 from clearhead.cli.main import main
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.fast import probe, runner
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.int8 import dequantized, is_int8, quantize, to_int8

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.fast import probe
 
 TEXT = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: a name\nflags\t\t: fpu avx2 fma f16c avx512f\n"

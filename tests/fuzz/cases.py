@@ -23,7 +23,7 @@ import torch
 import transformers
 
 import clearhead
-from clearhead.errors import InputError, RunFailure
+from clearhead.base.errors import InputError, RunFailure
 from tests.fuzz.folders import KINDS
 from tests.fuzz.mutations import mutate
 from tests.fuzz.uses import draw_use, prepare

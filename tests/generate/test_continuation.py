@@ -11,7 +11,7 @@ import torch
 from numpy.random import PCG64, Generator
 
 from clearhead import core as ch
-from clearhead.errors import InputError, RunFailure
+from clearhead.base.errors import InputError, RunFailure
 from clearhead.generate import continuation
 from clearhead.generate.continuation import GenerateRequest, generate_ids, stream_ids
 from clearhead.generate.options import GenerateOptions

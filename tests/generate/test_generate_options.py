@@ -8,7 +8,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.evaluate.options import EvaluateKwargs
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import (

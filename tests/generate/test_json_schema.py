@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from clearhead import core as ch
-from clearhead.errors import InputError, RunFailure
+from clearhead.base.errors import InputError, RunFailure
 from clearhead.generate import json_schema, schema_worker
 from clearhead.generate.continuation import GenerateRequest, started
 from clearhead.generate.json_schema import with_schema

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.generate.options import SearchOptions
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clearhead import core as ch
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.evaluate.text_loss import text_loss
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.prompts import encode_prompt, generate_texts, score_texts, stream_text

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.evaluate.text_loss import target_loss
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.scoring import targets as scoring_targets

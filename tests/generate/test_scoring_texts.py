@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.evaluate.text_loss import sequence_loss
 from clearhead.generate.scoring import texts as scoring_texts
 from clearhead.generate.scoring.texts import score_sequences, windows

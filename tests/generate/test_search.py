@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from clearhead import core as ch
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.generate.batching import batches_by_cost, pad_ids
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.results import Candidate

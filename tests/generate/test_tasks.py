@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import clearhead
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from tests.cli.test_commands import run
 from tests.cli.test_generate import refused
 from tests.hf import tokenizer_folders as made

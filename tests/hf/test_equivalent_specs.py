@@ -12,8 +12,8 @@ import torch
 import transformers
 
 from clearhead import spec
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer, build
-from clearhead.errors import InputError
 from clearhead.hf.equivalent_specs import CHANGES, changed, with_folded_scale, with_scaled_output
 from clearhead.hf.loading import load_module
 from clearhead.hf.saving import save_module

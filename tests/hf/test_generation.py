@@ -12,8 +12,8 @@ import torch
 import transformers
 
 import clearhead as ch
+from clearhead.base.errors import InputError
 from clearhead.cli.main import main
-from clearhead.errors import InputError
 from clearhead.hf.generation import DEFAULT_IDS, read_generation_config
 from tests import hf_models
 from tests.hf import tokenizer_folders as made

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from clearhead.base.errors import InputError
 from clearhead.core import build
-from clearhead.errors import InputError
 from clearhead.hf.loading import load_module
 from clearhead.hf.saving import save_module
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from clearhead import machine
+from clearhead.base import machine
+from clearhead.base.errors import InputError
 from clearhead.core import build
-from clearhead.errors import InputError
 from clearhead.hf.files.tensor_files import BLOCK, TensorFiles
 from clearhead.hf.loading import load_module
 from clearhead.hf.saving import save_module

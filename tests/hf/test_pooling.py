@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import clearhead
-from clearhead.errors import InputError, LongTexts
+from clearhead.base.errors import InputError, LongTexts
 from clearhead.hf.loading import load_module
 from clearhead.hf.saving import save_module
 from tests.hf import tokenizer_folders as made

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.hf import registry
 from clearhead.hf.mapping import config as configs
 

@@ -16,7 +16,7 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.generate.streaming_decoder import StreamingDecoder
 from clearhead.hf.tokenizers import CheckpointTokenizers, load_tokenizers
 from clearhead.text import backend

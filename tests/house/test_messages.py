@@ -22,7 +22,7 @@ def lost(source: Source) -> list[str]:
     imported = {
         alias.name
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "clearhead.errors"
+        if isinstance(node, ast.ImportFrom) and node.module == "clearhead.base.errors"
         for alias in node.names
     }
     return [
@@ -83,7 +83,7 @@ def test_an_argument_with_an_option_is_a_reference() -> None:
 def test_the_rules_can_fail() -> None:
     assert unfilled(Source.of("fail(f'{count} labels ' '({listed(names)}); check')"))
     assert not unfilled(Source.of("fail(f'{count} labels ({listed(names)}); check {{x}}')"))
-    text = "from clearhead.errors import key\nraise InputError(f'check {key(name)}')"
+    text = "from clearhead.base.errors import key\nraise InputError(f'check {key(name)}')"
     assert lost(Source.of(text)) == ["clearhead/core/example.py:2"]
     assert written_out(Source.of("fail(f'top_k is {x}')"), {"top_k"}) == {"top_k is "}
     assert not written_out(Source.of("'''Of top_k and more.'''\nfail('runs/top_k', top_k)"), {"top_k"})

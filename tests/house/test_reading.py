@@ -7,7 +7,7 @@ from collections import Counter
 
 from tests.house.source import Source, package_sources
 
-READER = "clearhead/files.py"
+READER = "clearhead/base/files.py"
 # Files that the user names as data, which may be pipes, and those of Python's own library.
 DATA = ("clearhead/data/sources/", "clearhead/demo/data/")
 CALLS = {
@@ -20,8 +20,8 @@ ALLOWED = {
     "clearhead/text/tokenizer_files.py": {"json.loads": 1},
     "clearhead/text/byte_level_files.py": {"json.loads": 1},
     "clearhead/text/tokenizer_training.py": {"json.loads": 2},
-    "clearhead/child_loop.py": {"json.loads": 1, "open": 1},
-    "clearhead/child_process.py": {"json.loads": 1},
+    "clearhead/base/child_loop.py": {"json.loads": 1, "open": 1},
+    "clearhead/base/child_process.py": {"json.loads": 1},
     "clearhead/check/job/processes.py": {".open": 1, ".read_text": 1},
     "clearhead/check/handwritten/child.py": {"json.loads": 1},
     "clearhead/check/handwritten/importing.py": {"json.loads": 1, ".read_text": 1},
@@ -44,7 +44,7 @@ ALLOWED = {
     "clearhead/sweeps/api.py": {"read_text_file": 1, "tomllib.loads": 1},
     "clearhead/sweeps/variations.py": {"read_text_file": 1, "tomllib.loads": 2, "json.loads": 1},
     "clearhead/cli/sweep.py": {"read_text_file": 1},
-    "clearhead/training/api.py": {"read_text_file": 1},
+    "clearhead/model/training.py": {"read_text_file": 1},
     "clearhead/cli/answer.py": {"read_text_file": 1},
     "clearhead/cli/learn.py": {"read_text_file": 2},
     "clearhead/training/data_files.py": {".open": 1},
@@ -60,8 +60,8 @@ ALLOWED = {
     "clearhead/cli/embed.py": {".open": 1},
     "clearhead/cli/inspect.py": {"json.loads": 2},
     # The system's own files.
-    "clearhead/busy_waiting.py": {".read_text": 1},
-    "clearhead/machine.py": {".read_text": 3},
+    "clearhead/fast/busy_waiting.py": {".read_text": 1},
+    "clearhead/base/machine.py": {".read_text": 3},
     "clearhead/training/dry_run.py": {".read_text": 1},
     "clearhead/fast/native/abi.py": {".read_text": 1},
     "clearhead/fast/native/build.py": {".read_text": 1},

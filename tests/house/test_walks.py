@@ -56,7 +56,7 @@ def test_a_file_counts_only_if_its_function_runs_while_the_trace_is_active() -> 
     assert trace.files == {"text/x.py"}
 
 
-@pytest.mark.parametrize("path", ["errors.py", "spec/model.py", "core/stack.py"])
+@pytest.mark.parametrize("path", ["base/errors.py", "spec/model.py", "core/stack.py"])
 def test_files_of_base_spec_and_core_do_not_count(path: str) -> None:
     code = compile("def f(): pass", str(PACKAGE / path), "exec").co_consts[0]
     assert counted_file(code) is None

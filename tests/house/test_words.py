@@ -12,7 +12,7 @@ DONE = (
     "clearhead/cli/evaluate.py",
     "clearhead/cli/main.py",
     "clearhead/evaluate/",
-    "clearhead/files.py",
+    "clearhead/base/files.py",
     "clearhead/generate/",
     "clearhead/hf/choice.py",
     "clearhead/predict/",

@@ -78,7 +78,7 @@ def test_a_plugin_that_warns_of_another_plugin_is_left_out(tmp_path: Path) -> No
     points = tmp_path / "warning_plugin-1.dist-info" / "entry_points.txt"
     for name, code in (("benchmark", 0), ("another", 1)):
         points.write_text(f"[pytest11]\n{name} = warning_plugin\n", "utf-8")
-        words = [sys.executable, "-W", "error", "-m", "pytest", "-q", "--noconftest", "tests/test_progress.py"]
+        words = [sys.executable, "-W", "error", "-m", "pytest", "-q", "--noconftest", "tests/base/test_progress.py"]
         environment = os.environ | {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         assert (done.returncode != 0) == bool(code), done.stdout + done.stderr

@@ -31,10 +31,8 @@ PACKAGE = ROOT / "clearhead"
 RECORD = Path(__file__).with_suffix(".json")
 WALKS = ("load", "translate", "generate", "train", "serve")
 NOT_COUNTED = (
-    "arguments.py", "child_loop.py", "child_process.py", "commands.py", "errors.py", "files.py", "formats.py",
-    "hooks.py", "leftovers.py", "machine.py", "printing.py", "progress.py", "version.py", "__init__.py",
-    "spec/", "presets/", "tasks/base.py", "tasks/record.py", "tasks/registry.py",
-    "core/", "kernels/", "parts/", "busy_waiting.py",
+    "__init__.py", "base/", "core/", "fast/busy_waiting.py", "kernels/", "parts/", "presets/", "spec/",
+    "tasks/base.py", "tasks/record.py", "tasks/registry.py", "version.py",
 )  # fmt: skip
 """Files and folders of `base/`, `spec/` and `core/`; and the file of a thread that watches the load of the machine."""
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.kernels.dropout import Dropout, dropout
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from clearhead.base.errors import InputError
 from clearhead.core.head import Projection
-from clearhead.errors import InputError
 from clearhead.evaluate.token_accuracy import projected_cross_entropy
 from clearhead.kernels import linear_cross_entropy as loss_file
 from clearhead.kernels.linear_cross_entropy import NO_LABEL, linear_cross_entropy, select_rows

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.kernels.positions import (
     alibi_bias,
     distance_row,

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, fx, nn
 
 import clearhead as ch
+from clearhead.base.hooks import HookPoints
 from clearhead.core import build
-from clearhead.hooks import HookPoints
 from clearhead.kernels.attention import SHORT_ON_CPU
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 

@@ -16,7 +16,7 @@ from torch import nn
 
 import clearhead as ch
 from clearhead import presets, surgery
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.task_heads import label_head, token_head, vector_head
 from clearhead.spec import Full

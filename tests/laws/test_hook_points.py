@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clearhead import surgery
+from clearhead.base.errors import InputError
+from clearhead.base.hooks import HookPoints, is_seen
 from clearhead.core import Cache, MultiHeadAttention, Sequence, build
 from clearhead.core.attention import Attention, MemoryAttention, attention_weights
-from clearhead.errors import InputError
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.search.beam import start_translations
-from clearhead.hooks import HookPoints, is_seen
 from clearhead.kernels import attention as kernels
 from clearhead.maps.hook_points import Place, addresses, capture, edit
 from tests.generate.tiny import run_search

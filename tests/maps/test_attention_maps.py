@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.hook_points import capture
 from clearhead.maps.pictures import thumbnails

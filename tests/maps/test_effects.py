@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from clearhead.base.hooks import is_seen
 from clearhead.core import Sequence, build
-from clearhead.hooks import is_seen
 from clearhead.maps import effects
 from clearhead.maps.contributions import contributions
 from clearhead.maps.effects import head_effects, key_effects

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.maps.flow import norm_weighted, rollout
 from clearhead.maps.hook_points import capture
 from tests.maps.cases import CASES, Run, run

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.maps import head_statistics, repeats
 from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.head_statistics import HeadStatistics

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.maps.hook_points import capture, edit, matching_addresses
 
 

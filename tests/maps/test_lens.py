@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.maps import lens
 from clearhead.maps.lens import logit_lens
 from clearhead.maps.outcome import OutputNames

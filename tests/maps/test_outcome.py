@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 import torch
 
+from clearhead.base.errors import InputError
 from clearhead.core import Sequence, Transformer
-from clearhead.errors import InputError
 from clearhead.maps.outcome import Chosen, Outcome, OutputNames, choose_outcome, predicts_next
 from clearhead.maps.streams import Streams
 from clearhead.tasks.record import TaskRecord

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from clearhead import core, spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.page import SampleOptions, explorer_page, run_sample, token_row
 from clearhead.model.facade import Model

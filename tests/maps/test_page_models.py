@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from clearhead import core, spec
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer, build
-from clearhead.errors import InputError
 from clearhead.maps.attention_maps import AttentionMaps, attend
 from clearhead.maps.page import SampleOptions, run_sample
 from clearhead.maps.reading import Reading

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from clearhead.base.errors import InputError
 from clearhead.core import Sequence, Transformer
-from clearhead.errors import InputError
 from clearhead.maps import effects
 from clearhead.maps.hook_points import Place, capture, edit
 from clearhead.maps.outcome import Outcome

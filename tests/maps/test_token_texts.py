@@ -8,13 +8,13 @@ import re
 import pytest
 import torch
 
+from clearhead.base.figures import shown_label
 from clearhead.core import Sequence
 from clearhead.maps.outcome import OutputNames, choose_outcome
 from clearhead.maps.page import SampleOptions, run_sample, token_row
 from clearhead.maps.streams import Streams
 from clearhead.maps.token_texts import OTHER_BLANKS, SIGNS, label_tokens, read_token, token_texts
 from clearhead.text.tokenizer_training import train_tokenizer
-from clearhead.view.figures import shown_label
 from tests.conftest import ROOT
 from tests.maps.cases import make
 from tests.maps.test_attention_maps import model_of

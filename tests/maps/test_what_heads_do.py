@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.flow import norm_weighted, rollout
 from clearhead.text.tokenizer import Tokenizer

@@ -7,8 +7,8 @@ import torch
 
 import clearhead as ch
 from clearhead import spec
+from clearhead.base.errors import InputError
 from clearhead.core import build
-from clearhead.errors import InputError
 from clearhead.generate.results import Hypothesis
 from clearhead.maps.word_links import WordAligner, written_words
 from clearhead.model.facade import Model

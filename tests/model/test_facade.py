@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.base.errors import InputError
 from clearhead.cli.main import main
-from clearhead.errors import InputError
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair

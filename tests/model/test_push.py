@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 import clearhead as ch
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.model.card import what_is_known
 from clearhead.weights.files import save_tensors
 from tests.hf.files.fake_hub import COMMITS, TOKEN, Hub, job, serving

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from clearhead.errors import InputError, nth_text
+from clearhead.base.errors import InputError, nth_text
 from clearhead.model.texts import FIRST_WINDOW, LARGEST_WINDOW, answer_each
 
 

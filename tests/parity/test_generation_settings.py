@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import clearhead as ch
-from clearhead.errors import RunFailure
+from clearhead.base.errors import RunFailure
 from clearhead.generate.generation_config import _UNSUPPORTED, _Settings
 from clearhead.hf.generation import read_generation_config
 from tests.hf import tokenizer_folders as made

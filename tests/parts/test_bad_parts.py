@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.parts.files import load_parts, parts_options
 from clearhead.parts.trial import try_parts
 from clearhead.training.runfile.model_table import with_own_parts

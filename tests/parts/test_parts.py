@@ -13,9 +13,9 @@ from torch import Tensor
 
 import clearhead as ch
 from clearhead import spec, surgery
+from clearhead.base.errors import InputError
 from clearhead.core import Cache, Transformer
 from clearhead.core.context import Sequence
-from clearhead.errors import InputError
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.runner import Runner
 from clearhead.fast.training.parts import training_tree

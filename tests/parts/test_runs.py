@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.base.errors import InputError
+from clearhead.base.progress import Display, shown_by
 from clearhead.cli.main import main
-from clearhead.errors import InputError
 from clearhead.parts.files import load_parts
-from clearhead.progress import Display, shown_by
 from clearhead.spec.registry import _registry
 from clearhead.training.runfile.read import toml_text
 from tests.training import quick

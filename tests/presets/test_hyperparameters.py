@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from clearhead import presets, spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.named import PRESETS
 from clearhead.presets.names import FUNCTIONS

@@ -11,11 +11,11 @@ import pytest
 import torch
 import transformers
 
+from clearhead.base.errors import InputError
+from clearhead.base.progress import shown_by
 from clearhead.core import build
-from clearhead.errors import InputError
 from clearhead.model.facade import Model
 from clearhead.presets.task_heads import label_head, token_head, vector_head
-from clearhead.progress import shown_by
 from clearhead.recipes import fit
 from clearhead.recipes.run_file import DataPlan
 from clearhead.recipes.survey import survey

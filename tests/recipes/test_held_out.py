@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.recipes.held_out import MOST_HELD_OUT, draw, num_overlapping, passages
 
 numbers = st.integers(0, 40)

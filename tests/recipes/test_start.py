@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.recipes import start
 from clearhead.recipes.fit import Fitted
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead.errors import InputError, RunFailure
+from clearhead.base.errors import InputError, RunFailure
 from clearhead.runs import checkpoint as files
 from tests.training.small import NextToken
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.runs import checkpoint as files
 from clearhead.runs.directory import (
     differing_keys,

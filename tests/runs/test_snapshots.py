@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.runs import checkpoint as files
 from clearhead.runs.directory import resolve_reference
 from clearhead.runs.snapshots import (

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.serve.app import listen
 from clearhead.serve.gate import MOST_BYTES
 from clearhead.serve.notebook import LivePage

@@ -10,8 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from clearhead import spec
+from clearhead.base.errors import InputError
 from clearhead.core import build
-from clearhead.errors import InputError
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from tests.laws.hf_parts import HF_PARTS
 

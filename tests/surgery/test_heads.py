@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from clearhead import spec
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.surgery import remove_heads, remove_neurons
 from tests.laws.hf_parts import HF_PARTS
 from tests.laws.tiny import difference, tiny

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from clearhead import spec
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer, build
-from clearhead.errors import InputError
 from clearhead.surgery import keep_layers
 from tests.laws.tiny import hparams, resolved, tiny
 from tests.surgery.models import BOTH, FAMILIES, family, made, same_run

@@ -11,8 +11,8 @@ import transformers
 
 import clearhead
 from clearhead import surgery
+from clearhead.base.errors import InputError, LongTexts
 from clearhead.core import Transformer, build
-from clearhead.errors import InputError, LongTexts
 from clearhead.hf.loading import load_module
 from clearhead.hf.saving import save_module
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.surgery import resize_positions, scale_rotary
 from tests.laws.hf_parts import HF_PARTS
 from tests.laws.tiny import MAX_POSITIONS, difference, tiny

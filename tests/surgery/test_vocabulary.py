@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.presets.task_heads import token_head
 from clearhead.surgery import cut_vocabulary, grow_vocabulary, replace_head
 from tests.laws.tiny import difference, tiny

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from clearhead.base.printing import num_parameters
 from clearhead.core import build
-from clearhead.printing import num_parameters
 from clearhead.sweeps.api import planned
 from clearhead.sweeps.budgets import Planned, budget_of, prepared
 from clearhead.sweeps.variations import Equal, Variation

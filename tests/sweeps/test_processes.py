@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from clearhead.base.progress import Display, shown_by
 from clearhead.check.job.processes import training
-from clearhead.progress import Display, shown_by
 from clearhead.sweeps import processes
 from clearhead.sweeps.processes import Job, places, train_all
 from clearhead.training.runfile.read import load_run_file

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import clearhead as ch
+from clearhead.base.errors import InputError
 from clearhead.cli.main import main
-from clearhead.errors import InputError
 from clearhead.sweeps.variations import Variation, names_of, read_sweep_file, values_of, variation_of
 from tests.cli.tiny_run import write_run_file
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from clearhead.base.errors import InputError
 from clearhead.cli.main import main
-from clearhead.errors import InputError
 from clearhead.tasks import registry
 from clearhead.tasks.record import TaskRecord
 

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.text import chat
 from clearhead.text.chat import ChatTemplate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.text.long_texts import CHARACTERS_PER_TOKEN, MOST_CHARACTERS, encode_start, refuse_enormous
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer

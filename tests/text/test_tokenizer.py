@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.text.backend import DocumentBackend
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer

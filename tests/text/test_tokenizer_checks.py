@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.text import tokenizer_checks
 from clearhead.text.backend import DocumentBackend
 from clearhead.text.sentencepiece import _replacement_tables, check_tables, load_pieces

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.errors import InputError
-from clearhead.progress import Display, shown_by
+from clearhead.base.errors import InputError
+from clearhead.base.progress import Display, shown_by
 from clearhead.text import tokenizer_training as training
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import KINDS, train_tokenizer

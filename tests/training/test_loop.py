@@ -15,7 +15,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from clearhead.errors import InputError, RunFailure
+from clearhead.base.errors import InputError, RunFailure
+from clearhead.base.signals import Interrupted
 from clearhead.evaluate.result import Validation
 from clearhead.runs import checkpoint as files
 from clearhead.runs.directory import open_run, resolve_reference
@@ -23,7 +24,6 @@ from clearhead.runs.metrics import Metrics, read_metrics
 from clearhead.training.loop import Trainer
 from clearhead.training.runfile.sections import EarlyStop
 from clearhead.training.settings import TrainSettings, planned_steps
-from clearhead.training.signals import Interrupted
 from tests.training.small import (
     Falling,
     NextToken,

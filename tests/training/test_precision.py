@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import clearhead as ch
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.training import dry_run
 from clearhead.training.dry_run import Workload, faster_precision
 from clearhead.training.runfile.sections import Train

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.errors import InputError
 from clearhead.core import build
-from clearhead.errors import InputError
 from clearhead.presets.hyperparameters import build_spec
 from clearhead.presets.named import PRESETS
 from clearhead.runs import checkpoint as files

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.runs import checkpoint as files
 from clearhead.runs.metrics import read_metrics
 from tests.runs.test_checkpoint import same

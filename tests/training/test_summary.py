@@ -10,7 +10,7 @@ import typer
 
 from clearhead.cli.main import make_app
 from clearhead.training.runfile.read import parse_run_file
-from clearhead.training.settings import TrainResult
+from clearhead.training.settings import RunResult
 from clearhead.training.summary import next_commands, summary_lines
 
 PAIRS = 'train = { source = "a b.de", target = "a.en" }\nvalid = { source = "a b.de", target = "a.en" }'
@@ -52,7 +52,7 @@ def test_a_run_much_shorter_than_planned_says_how_to_make_it_longer(
 ) -> None:
     data = f'[task]\nkind = "generate"\n[data]\n{TEXT}\n[tokenizer]\nkind = "word"\n'
     run_file = parse_run_file(f'{data}[train]\nrun = "my run"\nsteps = 116\n{planned}\n', "run.toml")
-    result = TrainResult(Path("my run"), step, None, None, seconds, "all 116 steps are done")
+    result = RunResult(Path("my run"), step, None, None, seconds, "all 116 steps are done")
     said = [line for line in summary_lines(result, run_file) if line.startswith("shorter")]
     assert len(said) == is_said
     if is_said:

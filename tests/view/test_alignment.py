@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from clearhead.base.figures import drawable
 from clearhead.view.alignment import AlignmentHeatMap, draw_alignments
-from clearhead.view.figures import drawable
 
 
 def png_size(path: Path) -> tuple[int, int]:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
+from clearhead.base.figures import shown_label
 from clearhead.view import attention as pictures
 from clearhead.view.attention import StackThumbnails, draw_matrix, draw_overview
-from clearhead.view.figures import shown_label
 
 QUERIES, KEYS = ["a", "$x$", "字", " "], ["</s>", "Ġthe", "\n", "<script>", "\u200fשלום", "b", "c"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.view.confusion import draw_confusion, shares
 from tests.view.test_alignment import png_size
 

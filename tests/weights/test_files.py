@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from clearhead import machine
-from clearhead.errors import InputError
+from clearhead.base import machine
+from clearhead.base.errors import InputError
 from clearhead.weights import files
 from clearhead.weights.files import load_tensors, save_tensors
 from tests.training.small import NextToken, equal_states

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.weights.fill import fill
 from tests.laws.tiny import tiny
 

@@ -11,7 +11,7 @@ import torch
 from torch.func import functional_call
 
 import clearhead as ch
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.training.assemble import train_run
 from clearhead.training.averaging import average_run

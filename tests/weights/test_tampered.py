@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import clearhead as ch
+from clearhead.base.errors import InputError
 from clearhead.cli.main import main
-from clearhead.errors import InputError
 from clearhead.fast.int8 import to_int8
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.runs.manifest import MANIFEST

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError
 from clearhead.check.handwritten.attention_mistakes import CONVENTIONS, Probe, Steps, attend, mistakes
 from clearhead.check.handwritten.attention_probes import SHAPES, Outputs, Session, Way, probes, written_mask
 from clearhead.check.handwritten.calling import MASK_NAMES, Given, attention_arguments, call_arguments
@@ -25,7 +26,6 @@ from clearhead.check.handwritten.running import (
     tensors_of,
 )
 from clearhead.check.handwritten.weights import Projection, Reading, read_weights, said_weights
-from clearhead.errors import InputError
 
 MaskMeaning = Literal["attend", "block", "additive", "ones", "any"]
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from torch import nn
 
+from clearhead.base.errors import InputError, nearest
 from clearhead.check.handwritten.adapters import ADAPTERS
 from clearhead.check.handwritten.attentions import attention
 from clearhead.check.handwritten.importing import import_file
@@ -29,7 +30,6 @@ from clearhead.check.handwritten.report import CannotCompare, Report
 from clearhead.check.handwritten.running import shown_error
 from clearhead.check.handwritten.small_parts import loss, norm, positions, rope
 from clearhead.check.handwritten.transformers import transformer
-from clearhead.errors import InputError, nearest
 
 Check = Callable[..., Report]
 CHECKS: Final[Mapping[str, tuple[str, Check]]] = {

@@ -21,9 +21,9 @@ from typing import Any, Final
 
 import psutil
 
+from clearhead.base.errors import InputError, RunFailure, shortened
+from clearhead.base.files import absent, parse_json, typed
 from clearhead.check.handwritten.report import Report
-from clearhead.errors import InputError, RunFailure, shortened
-from clearhead.files import absent, parse_json, typed
 
 _FILE = re.compile(r"(?s)(.+\.(?:py|ipynb))(?::([^\W\d]\w*))?")
 KINDS = ("rope", "positions", "attention", "norm", "loss", "layer", "transformer", "module")

@@ -12,7 +12,7 @@ from importlib.abc import ExecutionLoader
 from pathlib import Path
 from types import ModuleType
 
-from clearhead.errors import InputError, shortened
+from clearhead.base.errors import InputError, shortened
 
 _MAGIC = re.compile(r"([ \t]*)[%!].*")
 _OTHER_LANGUAGE = re.compile(r"\s*%%(?!time\b|timeit\b|capture\b|prun\b)")

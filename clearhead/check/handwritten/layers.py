@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError
 from clearhead.check.handwritten.attention_mistakes import Probe, Steps, attend
 from clearhead.check.handwritten.attentions import MaskMeaning, attention
 from clearhead.check.handwritten.calling import Argument, Given, attention_arguments, call_arguments
@@ -27,7 +28,6 @@ from clearhead.check.handwritten.report import CannotCompare, Finding, Report
 from clearhead.check.handwritten.running import Runner, described, raised, relative, tensors_of
 from clearhead.check.handwritten.small_parts import norm
 from clearhead.check.handwritten.weights import Projection, Projections, read_weights
-from clearhead.errors import InputError
 
 NormPlace = Literal["post", "pre"]
 ActivationName = Literal["relu", "gelu", "silu"]

@@ -10,14 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError
 from clearhead.check.handwritten.libraries import spares_libraries
 from clearhead.check.handwritten.mistakes import MISTAKES
 from clearhead.check.handwritten.model_calls import Inputs, MaskForm, mask_forms, model_inputs
 from clearhead.check.handwritten.polarity import TOUCHED, reversed_masks
 from clearhead.check.handwritten.report import CannotCompare, Finding, Report, judged
 from clearhead.check.handwritten.running import ROUNDED, NoDropout, Runner, described, raised, relative, tensors_of
-from clearhead.errors import InputError
 
 Flow = Literal["causal", "full"]
 _BATCH, _LENGTH, _SOURCE_LENGTH, _PADDED = 2, 6, 7, 2

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from clearhead.base.printing import Printed, block
 from clearhead.check.handwritten.mistakes import MISTAKES
-from clearhead.printing import Printed, block
 
 Verdict = Literal["right", "wrong", "cannot compare", "not written yet"]
 FULL_HINT = 3

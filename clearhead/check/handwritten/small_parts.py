@@ -12,14 +12,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError
 from clearhead.check.handwritten.calling import parameters_of
 from clearhead.check.handwritten.experiments import Changes, Settings, compared, largest_difference
 from clearhead.check.handwritten.libraries import spares_libraries
 from clearhead.check.handwritten.mistakes import MISTAKES
 from clearhead.check.handwritten.report import CannotCompare, Finding, Report
 from clearhead.check.handwritten.running import ROUNDED, Runner, described, raised, tensors_of
-from clearhead.errors import InputError
 
 _LENGTH, _BATCH, _HEADS = 7, 2, 3
 _EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3, 1e-4, 1e-7, 0.0)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
 from clearhead.check.handwritten.layers import attentions_of, is_layer, layer, part_reports
 from clearhead.check.handwritten.libraries import spares_libraries
 from clearhead.check.handwritten.modules import (

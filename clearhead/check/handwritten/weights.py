@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.errors import InputError
 from clearhead.check.handwritten.report import CannotCompare
-from clearhead.errors import InputError
 
 Role = str
 ROLES = ("query", "key", "value", "out")

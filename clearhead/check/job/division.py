@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
+from clearhead.base.errors import RunFailure
+from clearhead.base.signals import Interrupted
 from clearhead.check.job.differences import gradient_distance
 from clearhead.check.job.forecast import Job, assembled
 from clearhead.check.job.processes import training
-from clearhead.errors import RunFailure
 from clearhead.evaluate.result import Validation
 from clearhead.spec import Model
 from clearhead.training.parallel.processes import Process
@@ -22,7 +23,6 @@ from clearhead.training.runfile.model_table import with_dropout
 from clearhead.training.runfile.read import load_run_file
 from clearhead.training.runfile.rules import DROPOUTS
 from clearhead.training.runfile.sections import ModelSection
-from clearhead.training.signals import Interrupted
 
 TOLERANCE: Final = 1e-4
 """How far gradients and losses in fp32 may be apart: sums in another order, and nothing else."""

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import torch
 
-from clearhead.errors import InputError
-from clearhead.machine import size
-from clearhead.progress import message
+from clearhead.base.errors import InputError
+from clearhead.base.machine import size
+from clearhead.base.progress import message
 from clearhead.runs.manifest import sha256_of
 from clearhead.training.data_files import describe_files
 from clearhead.training.loop import Trainer

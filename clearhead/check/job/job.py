@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
+from clearhead.base.files import read_json_object, typed
+from clearhead.base.formats import Format
+from clearhead.base.progress import message
+from clearhead.base.signals import StopRequested, StopSignals
 from clearhead.check.job.differences import Difference, differences
 from clearhead.check.job.division import TOLERANCE, Division, compare_divisions
 from clearhead.check.job.forecast import Job, examine
 from clearhead.check.job.kills import Kill, KilledRun, killed_runs, undisturbed_run
-from clearhead.files import read_json_object, typed
-from clearhead.formats import Format
-from clearhead.progress import message
 from clearhead.runs.checkpoint import WEIGHTS, checkpoint_folder, read_state
 from clearhead.runs.manifest import sha256_of
-from clearhead.training.signals import StopRequested, StopSignals
 from clearhead.version import __version__
 
 CERTIFICATE = Format("a certificate", 1, "check the job again")

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from clearhead.base.errors import RunFailure
+from clearhead.base.progress import message
 from clearhead.check.job.forecast import Job
 from clearhead.check.job.processes import TrainProcess, training
-from clearhead.errors import RunFailure
-from clearhead.progress import message
 from clearhead.runs.checkpoint import checkpoint_steps
 
 Moment = Literal["saving", "validation", "random"]

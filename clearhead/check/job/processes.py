@@ -15,8 +15,8 @@ from typing import Final
 
 import psutil
 
-from clearhead.errors import RunFailure, shortened
-from clearhead.machine import SAFE_PATH
+from clearhead.base.errors import RunFailure, shortened
+from clearhead.base.machine import SAFE_PATH
 from clearhead.parts.files import parts_options
 from clearhead.runs.checkpoint import checkpoint_folder, checkpoint_steps
 from clearhead.runs.metrics import FILE_NAME, read_metrics

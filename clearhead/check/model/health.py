@@ -14,10 +14,10 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
+from clearhead.base.commands import make_command
 from clearhead.check.handwritten.report import Finding
 from clearhead.check.model.flow import Draw
 from clearhead.check.model.report import Outcome
-from clearhead.commands import make_command
 from clearhead.core import Attention, Sequence, Transformer
 from clearhead.core.embedding import Embedding
 from clearhead.core.head import Linear as HeadLinear

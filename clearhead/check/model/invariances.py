@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
+from clearhead.base.errors import InputError
 from clearhead.check.handwritten.report import Finding
 from clearhead.check.model.flow import Draw
 from clearhead.check.model.readers import Place, Reader, Side, Trace, distance, joined, run
 from clearhead.check.model.report import Outcome
 from clearhead.core import Attention, Sequence, Transformer
-from clearhead.errors import InputError
 from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import has_prefix_mask, prefill_prompts

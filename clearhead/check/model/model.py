@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from clearhead.base.errors import InputError
+from clearhead.base.printing import num_parameters
+from clearhead.base.progress import message
 from clearhead.check.handwritten.report import Finding
 from clearhead.check.model.flow import check_flow
 from clearhead.check.model.health import check_health, check_numbers, check_tokenizers
@@ -19,11 +22,8 @@ from clearhead.check.model.invariances import check_invariances, check_saving
 from clearhead.check.model.precisions import check_precisions
 from clearhead.check.model.report import ModelReport, Outcome
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.fast.int8 import is_int8
 from clearhead.fast.replica import converted, in_evaluation
-from clearhead.printing import num_parameters
-from clearhead.progress import message
 from clearhead.text.pair import TokenizerPair
 from clearhead.version import __version__
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from html import escape
 
+from clearhead.base.errors import visible
 from clearhead.check.handwritten.report import Finding
 from clearhead.check.model.report import GROUPS, Drawing, ModelReport, Outcome
-from clearhead.errors import visible
 
 _CELL = 14
 _MARKS = {"right": "✓", "wrong": "✗", "warning": "!", "not tried": "–"}

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from clearhead.base.printing import Printed, block
 from clearhead.check.handwritten.report import Finding
-from clearhead.printing import Printed, block
 
 Group = Literal["information flow", "invariances", "kernels and precisions", "health"]
 _SIGNS = {(True, True): "#", (False, False): ".", (False, True): "!", (True, False): "?"}

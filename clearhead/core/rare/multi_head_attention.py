@@ -7,15 +7,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from clearhead import spec
-from clearhead.arguments import check_tensor, explained
+from clearhead.base.arguments import check_tensor, explained
+from clearhead.base.errors import InputError
+from clearhead.base.printing import PrintedModule
 from clearhead.core.attention import Attention
 from clearhead.core.context import Context, Masking
 from clearhead.core.initialize import initialize
 from clearhead.core.shapes import MayAttend, States
 from clearhead.core.stack import build_function
-from clearhead.errors import InputError
 from clearhead.kernels.positions import rotary_angles, rotate
-from clearhead.printing import PrintedModule
 
 MASK_SHAPES = ("queries keys", "#batch queries keys", "#batch #heads #queries keys")
 MASK_HINT = "; key_mask takes [batch, keys], memory makes keys and values, the constructor takes Causal()"

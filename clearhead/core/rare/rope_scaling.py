@@ -7,8 +7,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from clearhead import spec
+from clearhead.base.errors import InputError
 from clearhead.core.context import Context
-from clearhead.errors import InputError
 from clearhead.kernels.positions import sequence_lengths
 
 

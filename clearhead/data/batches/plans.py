@@ -12,10 +12,10 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from clearhead.base.errors import InputError
 from clearhead.data.arrays import Indices, Rows
 from clearhead.data.batches.shapes import padded_length, rounded_rows
 from clearhead.data.stores.store import Store
-from clearhead.errors import InputError
 
 # In tokens: how far apart the length differences of neighbours may be, so that batches vary; more of it pads more.
 _JITTER = 3.0

@@ -13,6 +13,8 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
+from clearhead.base.errors import InputError
+from clearhead.base.progress import counted
 from clearhead.data.arrays import Indices, Ragged
 from clearhead.data.batches.base import Batch, pad_rows
 from clearhead.data.batches.packing import pack_windows
@@ -20,9 +22,7 @@ from clearhead.data.batches.plans import BatchPlan, EpochBatches, LengthSortedPl
 from clearhead.data.batches.windows import Windows, cut_windows
 from clearhead.data.stores.corpus import Corpus
 from clearhead.data.stores.documents import Documents
-from clearhead.errors import InputError
 from clearhead.kernels.linear_cross_entropy import NO_LABEL
-from clearhead.progress import counted
 
 Objective = Callable[[Sequence[Any], np.random.Generator], Batch]
 

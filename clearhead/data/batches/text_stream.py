@@ -15,12 +15,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from clearhead.base.errors import InputError
 from clearhead.data.arrays import Ragged, Rows, id_dtype
 from clearhead.data.sources.lines import size_and_ends
 from clearhead.data.sources.texts import TextChunk, TextShard
 from clearhead.data.stores.documents import Documents
 from clearhead.data.tokenize.document_chunks import cut_before, encoded_parts
-from clearhead.errors import InputError
 from clearhead.text.special_tokens import PrefixSuffix
 from clearhead.text.tokenizer import Tokenizer
 

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
+from clearhead.base.errors import InputError
 from clearhead.data.stores.documents import Documents
-from clearhead.errors import InputError
 from clearhead.text.special_tokens import PrefixSuffix
 
 

@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Float, Int64
 from numpy import ndarray
 
+from clearhead.base.errors import InputError
 from clearhead.data.arrays import Ragged
 from clearhead.data.batches.base import Batch
 from clearhead.data.objectives.rows import Window, check_share, denoising_batch, need_mask_id, ranks, without_special
-from clearhead.errors import InputError
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.word_starts import WordBoundaries, word_boundaries
 

@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Float, Int64, Integer
 from numpy import ndarray
 
+from clearhead.base.errors import InputError
 from clearhead.data.arrays import Ragged, positions
 from clearhead.data.batches.base import Batch, seq2seq_batch
-from clearhead.errors import InputError
 from clearhead.text.tokenizer import Tokenizer
 
 Window = Integer[ndarray, " _"]

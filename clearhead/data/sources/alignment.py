@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from clearhead.errors import json_text
+from clearhead.base.errors import json_text
 
 
 def misalignment(first: Path, lines: Sequence[str], second: Path, others: Sequence[str]) -> str:

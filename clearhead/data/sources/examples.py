@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clearhead.base.errors import InputError
 from clearhead.data.sources.run_file_tables import Form
 from clearhead.data.sources.tables import Examples
-from clearhead.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from clearhead.errors import InputError
-from clearhead.files import absent, binary
+from clearhead.base.errors import InputError
+from clearhead.base.files import absent, binary
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from clearhead.base.errors import InputError
 from clearhead.data.sources.run_file_tables import has_ending
 from clearhead.data.sources.tables import TABLE_FORMATS, Dataset
-from clearhead.errors import InputError
 
 _HUB: Final = re.compile(
     r"hf:(?P<dataset>[\w.-]+/[\w.-]+)(?:/(?P<config>[\w.-]+))?(?:@(?P<revision>[\w./-]+))?(?:\[(?P<split>[^\]]+)\])?"

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from clearhead.errors import InputError, key, nearest
-from clearhead.printing import Printed
+from clearhead.base.errors import InputError, key, nearest
+from clearhead.base.printing import Printed
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]

@@ -13,13 +13,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
-from clearhead.commands import make_install_command
+from clearhead.base.commands import make_install_command
+from clearhead.base.errors import InputError, Message, json_text, key, nearest
+from clearhead.base.progress import message
 from clearhead.data.sources.alignment import misalignment
 from clearhead.data.sources.held_out import Keys, Labels, draw_rows
 from clearhead.data.sources.lines import content_key, empty_file, read_lines, stream_lines
 from clearhead.data.sources.run_file_tables import has_ending, user_path
-from clearhead.errors import InputError, Message, json_text, key, nearest
-from clearhead.progress import message
 
 Column = int | str
 Row = tuple[Any, tuple[Any, ...]]

@@ -16,10 +16,10 @@ from typing import Final, Literal, NamedTuple
 
 from pydantic import Field
 
+from clearhead.base.errors import InputError, key
 from clearhead.data.sources.lines import content_key, empty_file, split_lines, stream_text
 from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, user_path
 from clearhead.data.sources.tables import TABLE_FORMATS, Dataset, Examples, JsonLinesFile, Share
-from clearhead.errors import InputError, key
 
 DocumentKind = Literal["file", "line", "paragraph"]
 

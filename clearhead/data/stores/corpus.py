@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from clearhead.base.errors import InputError
 from clearhead.data.cache import load_or_make
 from clearhead.data.sources.tables import WHOLE, Share
 from clearhead.data.sources.texts import TextChunk, TextSource, measure, read_chunks
 from clearhead.data.stores.documents import Documents
 from clearhead.data.stores.store import ArrayWriter, Store, StoreKind, read_apart
 from clearhead.data.tokenize.document_chunks import encoded_parts
-from clearhead.errors import InputError
 from clearhead.spec.describe import number_of
 from clearhead.text.tokenizer import Tokenizer
 

@@ -8,11 +8,11 @@ import numpy as np
 from jaxtyping import Bool
 from numpy import ndarray
 
+from clearhead.base.errors import InputError
 from clearhead.data.arrays import Rows, encode_texts
 from clearhead.data.sources.pairs import read_pairs, same_sides
 from clearhead.data.sources.tables import WHOLE, Share, TableSource
 from clearhead.data.stores.store import Arrays, Encoded, Store, StoreKind, prepare_store, read_apart
-from clearhead.errors import InputError
 from clearhead.text.pair import TokenizerPair
 
 

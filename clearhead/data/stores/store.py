@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
+from clearhead.base.errors import InputError
+from clearhead.base.files import write_json
 from clearhead.data.arrays import Ragged, Rows
 from clearhead.data.cache import FORMAT, load_or_make
-from clearhead.errors import InputError
-from clearhead.files import write_json
 
 _RECORD = "store.json"
 Arrays = Mapping[str, ndarray | Ragged]

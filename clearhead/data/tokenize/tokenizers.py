@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from clearhead.base.errors import within
 from clearhead.data.cache import load_or_make
 from clearhead.data.sources.pairs import read_pairs
 from clearhead.data.sources.tables import WHOLE, Share, TableSource
 from clearhead.data.sources.texts import TextChunk, TextSource, measure, read_chunks
-from clearhead.errors import within
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import unicodedata
 from typing import TYPE_CHECKING
 
-from clearhead.commands import make_install_command
-from clearhead.errors import InputError
+from clearhead.base.commands import make_install_command
+from clearhead.base.errors import InputError
 
 if TYPE_CHECKING:
     from babel import Locale

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from clearhead.base.errors import InputError
 from clearhead.demo.data.cldr import folded, read_locale
-from clearhead.errors import InputError
 
 FIRST_YEAR, LAST_YEAR = 1900, 2099
 STYLES = ("full", "long", "medium")

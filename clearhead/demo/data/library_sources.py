@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 
 # Packages that users installed, tests, character tables, help texts, and what building Python left behind.
 LEFT_OUT = frozenset(

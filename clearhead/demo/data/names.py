@@ -21,8 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from clearhead.base.errors import InputError
 from clearhead.demo.data.cldr import folded, language_name, read_locale
-from clearhead.errors import InputError
 
 # Related languages side by side, so that in a picture frequent confusions are near the diagonal.
 LANGUAGES = (

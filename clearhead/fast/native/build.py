@@ -17,7 +17,7 @@ from typing import Final
 
 import torch
 
-from clearhead.errors import program_name
+from clearhead.base.errors import program_name
 from clearhead.fast.native.cache import fault_of, keep, kernel_folder, locked, workplace
 from clearhead.fast.native.options import INFERENCE, LEVELS, PACKAGED, TRAINING, command, library_name
 from clearhead.fast.probe import processor

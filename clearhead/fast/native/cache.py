@@ -14,7 +14,7 @@ from typing import Final
 
 from filelock import FileLock
 
-from clearhead.files import cache_root
+from clearhead.base.files import cache_root
 
 NAME: Final = "native"
 LOCK: Final = "lock"

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.fast import probe
 from clearhead.fast.native import abi
 from clearhead.fast.native.build import compiled, kept, packaged

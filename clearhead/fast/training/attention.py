@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from clearhead.base.hooks import is_seen
 from clearhead.core.attention import Attention
 from clearhead.fast.native.abi import AttentionCall, Heads, RotationCall
 from clearhead.fast.native.addresses import address
 from clearhead.fast.training.linear import run
-from clearhead.hooks import is_seen
 
 Queries = Float[Tensor, "batch heads queries head_size"]
 Keys = Float[Tensor, "batch heads keys head_size"]

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from clearhead.base.machine import keep_freed_memory
 from clearhead.core.attention import Attention
 from clearhead.core.context import Context
 from clearhead.core.feedforward import FeedForward
@@ -26,7 +27,6 @@ from clearhead.fast.training.norm import normalize, normalizes
 from clearhead.fast.training.stream import FusedStream, dropout, stream_branches
 from clearhead.kernels.dropout import Dropout
 from clearhead.kernels.positions import rotate
-from clearhead.machine import keep_freed_memory
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 Angles = Float[Tensor, "#batch 1 tokens pairs"]

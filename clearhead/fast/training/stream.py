@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from clearhead.base.hooks import is_seen
 from clearhead.core.context import Context
 from clearhead.core.norm import LayerNorm, Norm, RMSNorm
 from clearhead.core.shapes import States
@@ -20,7 +21,6 @@ from clearhead.fast.native.abi import StreamCall
 from clearhead.fast.native.addresses import address
 from clearhead.fast.plan import PlannedBranch, planned_branches
 from clearhead.fast.training.linear import run
-from clearhead.hooks import is_seen
 
 _PARTS: Final = 1 << 32
 """Each element gets 32 random bits, so a drop probability is a whole number of these parts."""

@@ -13,14 +13,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from clearhead.base.errors import InputError
+from clearhead.base.hooks import naming_texts
+from clearhead.base.printing import Printed
 from clearhead.core import Transformer
-from clearhead.errors import InputError
 from clearhead.fast.replica import in_evaluation
 from clearhead.fast.top import top_and_log_total
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, pad_ids
 from clearhead.generate.results import length_normalised
-from clearhead.hooks import naming_texts
-from clearhead.printing import Printed
 
 # fp32 logits of one batch: 64 MiB, for any vocabulary size.
 MOST_LOGITS = 2**24

@@ -19,14 +19,14 @@ from numpy import ndarray
 from torch import Tensor
 
 from clearhead import core
+from clearhead.base.errors import InputError, nth_text
+from clearhead.base.hooks import naming_texts
 from clearhead.core import Transformer
-from clearhead.errors import InputError, nth_text
 from clearhead.fast.replica import in_evaluation
 from clearhead.fast.top import top_and_log_total
 from clearhead.generate.batching import batches_by_cost, device_of
 from clearhead.generate.prefill import check_model
 from clearhead.generate.scoring.targets import MOST_LOGITS, PairScore
-from clearhead.hooks import naming_texts
 from clearhead.text.long_texts import LONGEST_PROMPT
 
 TokenIds = Sequence[int] | Integer[ndarray, " _"]

@@ -37,8 +37,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from clearhead.base.errors import InputError, RunFailure, argument
+from clearhead.base.progress import update
 from clearhead.core import Output, Transformer
-from clearhead.errors import InputError, RunFailure, argument
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.top import top_and_log_total
 from clearhead.generate.generation_config import GenerationConfig
@@ -56,7 +57,6 @@ from clearhead.generate.results import Candidate, length_normalised
 from clearhead.generate.rows import Sentence
 from clearhead.generate.running import Generated, Kept, Member, Progress, Started
 from clearhead.generate.search.recorder import CUT_OFF, END, FORCED_END, BeamRecorder
-from clearhead.progress import update
 
 
 def start_translations(

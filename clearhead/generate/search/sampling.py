@@ -16,13 +16,13 @@ from numpy.random import PCG64, Generator, SeedSequence
 from torch import Tensor
 from torch.nn import functional
 
+from clearhead.base.progress import update
 from clearhead.fast.draw import draw_tokens
 from clearhead.fast.top import top_and_log_total
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.processors import NO_ID, Processor, apply, build_logits_warpers, only_banned, select
 from clearhead.generate.rows import Row
 from clearhead.generate.running import Generated, Kept, Member, Progress
-from clearhead.progress import update
 
 # Numbers drawn at a time; it does not change the stream.
 _DRAWN_AHEAD = 64

@@ -6,7 +6,7 @@ Source: arXiv 1909.11942, section 3.1; tensor names are those of released checkp
 from __future__ import annotations
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.hf.families import bert
 from clearhead.hf.families.bert import FEED, SELF
 from clearhead.hf.mapping import blocks

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.hf.families import bert
 from clearhead.hf.families.bert import SELF
 from clearhead.hf.mapping import blocks

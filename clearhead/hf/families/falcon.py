@@ -8,7 +8,7 @@ checkpoints.
 from __future__ import annotations
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.hf.mapping import blocks, llama_like, rope
 from clearhead.hf.mapping.config import value_at
 from clearhead.hf.mapping.family import Family, Key, Values

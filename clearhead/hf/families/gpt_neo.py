@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.hf.mapping import blocks, layer_types, llama_like
 from clearhead.hf.mapping.family import Family, Key, Values
 from clearhead.hf.mapping.tensor_rules import attention_rules, module_rule

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.hf.families.bert import FEED, SELF, TABLE
 from clearhead.hf.mapping import blocks, layer_types, rope
 from clearhead.hf.mapping.family import Family, Key, Values, Variant

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.hf.mapping import blocks, llama_like
 from clearhead.hf.mapping.config import INERT
 from clearhead.hf.mapping.family import Family, Fixed, Key, Values

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.hf.mapping import blocks, llama_like, rope
 from clearhead.hf.mapping.family import Fixed, Key, Values
 from clearhead.hf.mapping.llama_like import FEED, SELF

@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.hf.mapping import blocks, layer_types, llama_like, rope
 from clearhead.hf.mapping.family import Key, Values
 from clearhead.hf.mapping.llama_like import ROPE_KEYS

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.hf.mapping import blocks
 from clearhead.hf.mapping.config import value_at
 from clearhead.hf.mapping.family import Family, Key, Values, Variant

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.hf.mapping import blocks, layer_types, llama_like, rope
 from clearhead.hf.mapping import config as configs
 from clearhead.hf.mapping.family import Family, Fixed, Key, Values, Variant

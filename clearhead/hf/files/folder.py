@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from clearhead.errors import InputError
-from clearhead.files import refuse_link_out
+from clearhead.base.errors import InputError
+from clearhead.base.files import refuse_link_out
 
 CONFIG = "config.json"
 READ = (".json", ".txt", ".model", ".spm", ".jinja", ".safetensors")

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.errors import InputError
-from clearhead.files import read_json_object, write_json
+from clearhead.base.errors import InputError
+from clearhead.base.files import read_json_object, write_json
+from clearhead.base.machine import refuse_memory
 from clearhead.hf.files.folder import READ, inside
 from clearhead.hf.files.tensor_files import FLOATS, INDEX, check_shards
-from clearhead.machine import refuse_memory
 from clearhead.weights.files import MOST_TENSORS, save_tensors
 
 _SINGLE, _INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"

@@ -6,9 +6,9 @@ import os
 import re
 from pathlib import Path
 
-from clearhead.commands import make_command, quote
-from clearhead.errors import InputError, shortened
-from clearhead.files import absent, names_in, runs_nearby
+from clearhead.base.commands import make_command, quote
+from clearhead.base.errors import InputError, shortened
+from clearhead.base.files import absent, names_in, runs_nearby
 from clearhead.hf.files.folder import check_links, is_checkpoint
 
 LONGEST_NAME = 255

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.hf.files.tensor_files import Header, TensorFiles
 
 METHOD = "mxfp4"

@@ -16,11 +16,11 @@ from pydantic import BaseModel, Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from clearhead.commands import make_command, quote
-from clearhead.errors import InputError
-from clearhead.files import LARGEST_VOCABULARY, parse_json, read_json_object, typed
+from clearhead.base.commands import make_command, quote
+from clearhead.base.errors import InputError
+from clearhead.base.files import LARGEST_VOCABULARY, parse_json, read_json_object, typed
+from clearhead.base.machine import size
 from clearhead.hf.files.folder import CONFIG, inside
-from clearhead.machine import size
 from clearhead.weights.files import MOST_TENSORS
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

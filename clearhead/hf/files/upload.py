@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.hf.files.hub import looks_like_hub_name, strange_answer
 
 

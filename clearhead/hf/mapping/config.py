@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from clearhead import spec
-from clearhead.errors import InputError, nearest
-from clearhead.files import typed
+from clearhead.base.errors import InputError, nearest
+from clearhead.base.files import typed
 from clearhead.hf.mapping.family import Address, Family, Fixed, Key, Values, Variant
 from clearhead.tasks.registry import find
 

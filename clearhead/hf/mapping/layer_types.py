@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.hf.mapping import rope
 from clearhead.hf.mapping.config import value_at
 from clearhead.hf.mapping.family import Address, Key, Values

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.hf.mapping import blocks, layer_types, rope
 from clearhead.hf.mapping.config import value_at
 from clearhead.hf.mapping.family import Family, Fixed, Key, Values, Variant

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.hf.mapping.config import value_at
 from clearhead.hf.mapping.family import Key, Values
 from clearhead.spec.base import Count, Positive

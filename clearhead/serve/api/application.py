@@ -20,8 +20,8 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from clearhead.errors import ContextTooLong, InputError, Reference, RunFailure
-from clearhead.machine import give_memory_back
+from clearhead.base.errors import ContextTooLong, InputError, Reference, RunFailure
+from clearhead.base.machine import give_memory_back
 from clearhead.serve.api.accepting import accept_connections
 from clearhead.serve.api.bodies import in_thread
 from clearhead.serve.api.failures import Busy, Closing

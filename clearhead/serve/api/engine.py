@@ -24,8 +24,10 @@ from typing import Any, Final, Protocol, cast, runtime_checkable
 
 import torch
 
+from clearhead.base.errors import RunFailure
+from clearhead.base.machine import free_memory
+from clearhead.base.progress import Counted, Display, shown_by
 from clearhead.core import Transformer
-from clearhead.errors import RunFailure
 from clearhead.generate.continuation import GenerateRequest, Reading, checked_limits, of_candidates
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.prefill import PIECE_TOKENS
@@ -34,8 +36,6 @@ from clearhead.generate.results import Continuation
 from clearhead.generate.rows import Row, Sentence
 from clearhead.generate.running import Generated, Paused, Progress, RunningBatch, Started
 from clearhead.generate.translation import TranslationReading
-from clearhead.machine import free_memory
-from clearhead.progress import Counted, Display, shown_by
 from clearhead.serve.api.failures import Busy, Closing, named_failure
 from clearhead.serve.api.turns import Turns
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from clearhead.errors import InputError, RunFailure
+from clearhead.base.errors import InputError, RunFailure
 
 OUT_OF_MEMORY: Final = ("not enough memory", "can't allocate memory", "out of memory")
 _LOGGER: Final = logging.getLogger("clearhead.serve")

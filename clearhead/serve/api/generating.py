@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.generate.continuation import GenerateRequest, checked_limits
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.results import Continuation

@@ -19,7 +19,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import Field
 from torch import Tensor
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.maps.attention_maps import AttentionMaps, arrays_of, attend
 from clearhead.maps.hook_points import Captured, Place, Record, edit, matching_addresses
 from clearhead.maps.page import SampleOptions, explorer_page

@@ -13,7 +13,7 @@ from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from clearhead.errors import shortened
+from clearhead.base.errors import shortened
 from clearhead.serve.api.engine import Engine
 from clearhead.serve.api.served import Models, Served
 

@@ -10,7 +10,7 @@ import numpy as np
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from clearhead.errors import ContextTooLong, InputError, nth_text
+from clearhead.base.errors import ContextTooLong, InputError, nth_text
 from clearhead.model.facade import Model
 from clearhead.predict.outputs import max_input_length
 from clearhead.serve.api.bodies import BodyRoute, in_thread

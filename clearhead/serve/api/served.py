@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from clearhead import core
-from clearhead.errors import ContextTooLong, InputError, nearest
+from clearhead.base.errors import ContextTooLong, InputError, nearest
 from clearhead.generate.batching import batches_by_cost, pad_ids, read_tokens
 from clearhead.generate.continuation import GenerateRequest
 from clearhead.generate.options import GenerateOptions, SearchOptions

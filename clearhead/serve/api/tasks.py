@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.generate.results import Hypothesis
 from clearhead.serve.api.bodies import BodyRoute, in_thread
 from clearhead.serve.api.engine import Ended, Job, events

@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from pydantic import Field
 
+from clearhead.base.errors import InputError, json_text, within
+from clearhead.base.files import absent, parse_json
 from clearhead.data.sources.checked_rows import CheckedRows
 from clearhead.data.sources.examples import ListedExamples
 from clearhead.data.sources.lines import content_key, stream_text
@@ -28,8 +30,6 @@ from clearhead.data.sources.tables import (
     field_value,
     read_table,
 )
-from clearhead.errors import InputError, json_text, within
-from clearhead.files import absent, parse_json
 from clearhead.tasks.data import LabelledExamples, TaskData, TaskSection
 from clearhead.text.long_texts import refuse_enormous
 

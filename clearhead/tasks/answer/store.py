@@ -13,10 +13,10 @@ import numpy as np
 from jaxtyping import Integer
 from numpy import ndarray
 
+from clearhead.base.errors import InputError
 from clearhead.data.arrays import Ragged, Rows, encode_texts, id_dtype, pack
 from clearhead.data.sources.tables import WHOLE, Share, Table, TableSource
 from clearhead.data.stores.store import Arrays, Encoded, Store, StoreKind, counted, prepare_store
-from clearhead.errors import InputError
 from clearhead.tasks.answer.data import GoldAnswer, read_answers
 from clearhead.text.tokenizer import Tokenizer
 

@@ -18,16 +18,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from clearhead.base.errors import InputError, argument
+from clearhead.base.hooks import naming_texts
+from clearhead.base.printing import Printed
+from clearhead.base.progress import message
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
 from clearhead.data.stores.store import Store
-from clearhead.errors import InputError, argument
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures
-from clearhead.hooks import naming_texts
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
-from clearhead.printing import Printed
-from clearhead.progress import message
 from clearhead.tasks.answer.data import DATA
 from clearhead.tasks.answer.store import (
     NO_ANSWER,

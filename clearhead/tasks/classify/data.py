@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from pydantic import Field
 
+from clearhead.base.errors import InputError, key, nearest
+from clearhead.base.files import absent
 from clearhead.data.sources.examples import ListedExamples
 from clearhead.data.sources.named import named_dataset
 from clearhead.data.sources.run_file_tables import (
@@ -31,8 +33,6 @@ from clearhead.data.sources.tables import (
     TableSource,
     read_table,
 )
-from clearhead.errors import InputError, key, nearest
-from clearhead.files import absent
 from clearhead.tasks.data import LabelledExamples, PooledSection, TaskData
 from clearhead.tasks.record import LabelKind
 

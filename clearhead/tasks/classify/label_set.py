@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Float, Int64
 from numpy import ndarray
 
+from clearhead.base.errors import InputError, json_text, key, nearest, shortened
 from clearhead.data.sources.tables import Table
-from clearhead.errors import InputError, json_text, key, nearest, shortened
 from clearhead.tasks.record import LabelKind
 
 _MOST_SHOWN = 12

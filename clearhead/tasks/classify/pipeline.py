@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.tasks.pipelines import PipelineParameters
 
 NAME = "text-classification"

@@ -8,10 +8,10 @@ import numpy as np
 from jaxtyping import Bool
 from numpy import ndarray
 
+from clearhead.base.errors import InputError
 from clearhead.data.arrays import Ragged, encode_texts, fitting_lengths
 from clearhead.data.sources.tables import WHOLE, Share, Table, TableSource
 from clearhead.data.stores.store import Encoded, Store, StoreKind, counted, prepare_store, read_together
-from clearhead.errors import InputError
 from clearhead.tasks.classify.data import read_labelled, text_columns
 from clearhead.tasks.classify.label_set import LabelSet, learn_labels
 from clearhead.tasks.record import LabelKind

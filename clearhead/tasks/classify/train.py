@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import spec
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer
 from clearhead.data.arrays import Indices
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.sources.tables import Share, TableSource
 from clearhead.data.stores.store import Store
-from clearhead.errors import InputError
 from clearhead.predict.outputs import run_batch
 from clearhead.presets.task_heads import token_head, usual_label_head, usual_pool, with_head
 from clearhead.tasks.classify.data import ClassifyTask, labelled_texts

@@ -16,10 +16,12 @@ from numpy import ndarray
 from torch import Tensor
 from torch.nn import functional as F
 
+from clearhead.base.errors import InputError, nth_text
+from clearhead.base.printing import Printed
+from clearhead.base.progress import message
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator, ModelInputs
 from clearhead.data.stores.store import Store
-from clearhead.errors import InputError, nth_text
 from clearhead.evaluate.metrics import (
     F1Counts,
     accuracy,
@@ -33,8 +35,6 @@ from clearhead.evaluate.metrics import (
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures, aligned, f1_table, percent
 from clearhead.predict.outputs import Sides, check_finite, encode_sides, max_input_length, pooled_outputs
-from clearhead.printing import Printed
-from clearhead.progress import message
 from clearhead.tasks.classify.data import DATA
 from clearhead.tasks.classify.label_set import LabelSet
 from clearhead.tasks.classify.store import is_paired, labels_of, prepare_labelled

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.tasks.pipelines import PipelineParameters, texts_of
 
 NAME = "feature-extraction"

@@ -13,11 +13,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import training_batches
 from clearhead.data.stores.store import Store
-from clearhead.errors import InputError
 from clearhead.evaluate.result import Validation
 from clearhead.evaluate.retrieval import recall_at
 from clearhead.presets.task_heads import usual_pool, vector_head, with_head

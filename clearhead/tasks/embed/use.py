@@ -14,9 +14,9 @@ from jaxtyping import Float32
 from numpy import ndarray
 
 from clearhead import spec
+from clearhead.base.errors import InputError, RunFailure
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.errors import InputError, RunFailure
 from clearhead.evaluate.metrics import pearson, spearman
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures, aligned, percent

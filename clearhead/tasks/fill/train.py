@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clearhead import spec
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.tasks.fill.data import FillTask
 from clearhead.tasks.record import Noise
 from clearhead.tasks.train import NoisedTraining

@@ -17,17 +17,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead import core, spec
+from clearhead.base.errors import InputError, argument, at_text, nth_text
+from clearhead.base.hooks import naming_texts
+from clearhead.base.printing import Printed
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator, ModelInputs
 from clearhead.data.objectives.build import build_objective
-from clearhead.errors import InputError, argument, at_text, nth_text
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures
 from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import batches_by_cost, device_of, pad_ids
-from clearhead.hooks import naming_texts
 from clearhead.predict.outputs import check_finite, max_input_length
-from clearhead.printing import Printed
 from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.use import collate_texts, corpus_of, measure_hidden_tokens, noise_of, refuse_pair
 from clearhead.text.long_texts import CHARACTERS_PER_TOKEN, warn_of_long_texts

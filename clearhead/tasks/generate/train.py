@@ -8,6 +8,8 @@ from typing import Final
 
 from torch import nn
 
+from clearhead.base.errors import InputError, within
+from clearhead.base.machine import size
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.plans import EpochBatches
 from clearhead.data.batches.streamed import StreamedBatches
@@ -17,9 +19,7 @@ from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
 from clearhead.data.stores.corpus import Corpus
 from clearhead.data.stores.documents import Documents
 from clearhead.data.tokenize.tokenizers import LazyTexts, excerpts
-from clearhead.errors import InputError, within
 from clearhead.evaluate.result import Validation
-from clearhead.machine import size
 from clearhead.spec import Model, Prefix, walk
 from clearhead.tasks.generate.data import GenerateData, GenerateTask
 from clearhead.tasks.record import TaskRecord

@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Integer
 from numpy import ndarray
 
+from clearhead.base.errors import InputError
 from clearhead.data.arrays import Ragged, id_dtype, pack
 from clearhead.data.sources.tables import WHOLE, Share, Table, TableSource
 from clearhead.data.stores.store import Arrays, Encoded, Store, StoreKind, counted, prepare_store, read_together
-from clearhead.errors import InputError
 from clearhead.tasks.tag.data import read_tagged
 from clearhead.tasks.tag.splitting import NO_WORD, WordSplitter, chunk_sentences
 from clearhead.tasks.tag.tag_set import TagSet, find_scheme, learn_tags, to_iob2

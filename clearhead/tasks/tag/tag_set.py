@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from clearhead.base.errors import InputError, json_text, nearest
 from clearhead.data.sources.tables import Table
-from clearhead.errors import InputError, json_text, nearest
 
 OUTSIDE = "O"
 Scheme = Literal["IOB1", "IOB2", "BIOES", "plain"]

@@ -19,18 +19,18 @@ from numpy import ndarray
 from torch import Tensor
 from torch.nn import functional as F
 
+from clearhead.base.errors import InputError, nth_text
+from clearhead.base.hooks import naming_texts
+from clearhead.base.printing import Printed
+from clearhead.base.progress import message
 from clearhead.core import Transformer
 from clearhead.data.arrays import Ragged
 from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
 from clearhead.data.stores.store import Store
-from clearhead.errors import InputError, nth_text
 from clearhead.evaluate.metrics import F1Counts
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures, f1_table, percent
-from clearhead.hooks import naming_texts
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
-from clearhead.printing import Printed
-from clearhead.progress import message
 from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.tag.data import DATA
 from clearhead.tasks.tag.splitting import NO_WORD, WordSplitter, chunk_sentences

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.training.muon import Update, is_served, update_matrices
 

@@ -9,7 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 
 SCHEDULES_WITH_AN_END = ("cosine", "linear", "wsd")
 """The schedules that depend on the number of steps of the run."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 
 
 class ExponentialAverage:

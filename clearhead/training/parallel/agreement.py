@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.runs.directory import differing_keys, dotted
 from clearhead.training.parallel.processes import Processes
 from clearhead.training.runfile.sections import RunFile

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from clearhead.base.printing import num_parameters
 from clearhead.core import build
-from clearhead.printing import num_parameters
 from clearhead.spec import Model
 from clearhead.training.dry_run import Workload
 from clearhead.training.parallel.engines import Engine, Replicated

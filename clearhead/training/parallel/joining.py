@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from clearhead.errors import InputError, RunFailure
-from clearhead.machine import choose_device
+from clearhead.base.errors import InputError, RunFailure
+from clearhead.base.machine import choose_device
 from clearhead.runs.checkpoint import checkpoint_steps
 from clearhead.training.parallel.processes import Group, Process, Processes, Quiet, is_first_to_fail
 

@@ -22,8 +22,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, zeros
 
+from clearhead.base.errors import RunFailure
 from clearhead.core.stack import Layer, Stack
-from clearhead.errors import RunFailure
 from clearhead.training.parallel.engines import Engine
 from clearhead.training.parallel.processes import Processes
 from clearhead.training.parallel.shares import BatchLoss, Share

@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from clearhead.progress import QUIET_SECONDS
+from clearhead.base.progress import QUIET_SECONDS
 from clearhead.training.progress.reports import Pace, Progress, RunPlan, StepReport, ValidationReport, duration, step_of
 
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"

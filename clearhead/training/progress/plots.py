@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torch import nn
 
+from clearhead.base.progress import message
 from clearhead.kernels.dropout import Dropout
-from clearhead.progress import message
 from clearhead.runs.metrics import Metrics
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from clearhead.progress import Display
+from clearhead.base.progress import Display
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from clearhead.commands import make_install_command
-from clearhead.errors import InputError
-from clearhead.files import read_json_object, write_json
+from clearhead.base.commands import make_install_command
+from clearhead.base.errors import InputError
+from clearhead.base.files import read_json_object, write_json
 from clearhead.training.progress.reports import Progress, RunPlan, StepReport, ValidationReport
 
 TRACKER_FILE: Final = "tracker.json"

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from clearhead.errors import InputError, nearest, within
-from clearhead.machine import size, total_memory
+from clearhead.base.errors import InputError, nearest, within
+from clearhead.base.machine import size, total_memory
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.named import PRESETS
 from clearhead.presets.task_heads import with_head

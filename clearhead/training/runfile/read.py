@@ -16,8 +16,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from clearhead.errors import InputError, nearest
-from clearhead.files import read_text_file
+from clearhead.base.errors import InputError, nearest
+from clearhead.base.files import read_text_file
 from clearhead.parts.files import load_parts
 from clearhead.tasks.data import data_of
 from clearhead.tasks.registry import BUILT_IN, kinds

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import TypeVar
 
+from clearhead.base.errors import InputError
 from clearhead.data.sources.run_file_tables import Form, Section
-from clearhead.errors import InputError
 from clearhead.tasks.base import Family
 from clearhead.tasks.data import data_of
 from clearhead.tasks.registry import find, kinds
@@ -217,7 +217,7 @@ def _device(run: RunFile) -> Iterator[Fault]:
         )
     if run.train.threads is not None:
         # Only now: it loads torch, for which a fault in the run file should not wait.
-        from clearhead.machine import too_many_threads
+        from clearhead.base.machine import too_many_threads
 
         fault = too_many_threads(run.train.threads)
         if fault is not None:

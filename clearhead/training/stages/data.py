@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from clearhead.base.errors import InputError
 from clearhead.data.batches.base import Batch
-from clearhead.errors import InputError
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.init_from import InitialModel, find_initial_model, initial_model_of_run

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from clearhead.base.errors import InputError
+from clearhead.base.machine import choose_precision
 from clearhead.core import Transformer, build
-from clearhead.errors import InputError
 from clearhead.hf.export import save_origin
-from clearhead.machine import choose_precision
 from clearhead.runs.directory import RUN_FILE, SPEC_FILE, TASK_FILE
 from clearhead.spec import Model
 from clearhead.training.dry_run import faster_precision

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from clearhead.busy_waiting import adapt_waiting
+from clearhead.fast.busy_waiting import adapt_waiting
 from clearhead.runs.checkpoint import checkpoint_steps, saved_choices
 from clearhead.runs.directory import RunDirectory, open_run
 from clearhead.training.data_files import changed_files

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Num, UInt
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.view.explorer.data import (
     BeamNode,
     Column,

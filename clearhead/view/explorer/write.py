@@ -12,8 +12,8 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from clearhead.errors import InputError
-from clearhead.files import replacing
+from clearhead.base.errors import InputError
+from clearhead.base.files import replacing
 from clearhead.view.explorer.data import Page
 from clearhead.view.explorer.encode import Encoder
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from sphinx.errors import SphinxError
 
 import clearhead as ch
+from clearhead.base.hooks import HookPoints
 from clearhead.core.model import Transformer
-from clearhead.hooks import HookPoints
 from clearhead.maps.shapes import activation_shapes
 
 GUIDE = Path(__file__).parents[2] / "guides" / "activations.md"

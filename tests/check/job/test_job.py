@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from clearhead.base.errors import InputError, RunFailure
 from clearhead.check.job import forecast, kills
 from clearhead.check.job.differences import Difference
 from clearhead.check.job.division import compare_divisions, without_dropout
@@ -23,7 +24,6 @@ from clearhead.check.job.forecast import examine
 from clearhead.check.job.job import faults_of
 from clearhead.check.job.kills import Kill, KilledRun
 from clearhead.cli.main import main
-from clearhead.errors import InputError, RunFailure
 from clearhead.training.parallel.sums import Sums
 from clearhead.training.preflight import Preflight
 from clearhead.training.runfile.read import load_run_file

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from clearhead import spec
+from clearhead.base.hooks import watching
 from clearhead.core import build
 from clearhead.core.attention import Attention
-from clearhead.hooks import watching
 from tests.laws.tiny import difference
 
 WIDTH, HEADS, SIZE, ROWS = 15, 3, 5, 13

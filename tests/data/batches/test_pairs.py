@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clearhead.base.errors import InputError
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, training_batches, validation_batches
 from clearhead.data.batches.shapes import padded_length, rounded_rows
@@ -21,7 +22,6 @@ from clearhead.data.sources.pairs import parallel_files
 from clearhead.data.stores.pairs import prepare_pairs
 from clearhead.data.stores.store import Store
 from clearhead.data.tokenize.tokenizers import cached_tokenizers
-from clearhead.errors import InputError
 from clearhead.tasks.translate.train import collate_pairs
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clearhead.base.errors import InputError
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.streamed import StreamedBatches
 from clearhead.data.batches.text import causal_view, window_view
 from clearhead.data.batches.text_stream import Place, TextStream, sample
 from clearhead.data.sources.texts import TextChunk, TextFiles, TextShard, text_shards
 from clearhead.data.tokenize.document_chunks import encoded_parts
-from clearhead.errors import InputError
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.data.batches.test_text import objective, same, stretches

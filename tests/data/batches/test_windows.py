@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clearhead.base.errors import InputError
 from clearhead.data.batches.packing import pack_windows
 from clearhead.data.batches.windows import Windows, cut_windows
 from clearhead.data.sources.texts import TextFiles
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
-from clearhead.errors import InputError
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clearhead.base.errors import InputError
 from clearhead.data.batches.base import NO_LABEL, Batch
 from clearhead.data.objectives.masking import MaskedLM
-from clearhead.errors import InputError
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.text.word_starts import WordBoundaries, special_ids
 from tests.data.objectives.noisy import SIZES, SPACED, drawn, framed, lines, pieces, stream, tokenizer

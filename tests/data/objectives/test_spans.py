@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clearhead.base.errors import InputError
 from clearhead.data.batches.base import NO_LABEL, Batch
 from clearhead.data.objectives.spans import SpanCorruption, noise_mask, num_sentinels
-from clearhead.errors import InputError
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.data.objectives.noisy import NUM_SENTINELS, drawn, framed, pieces, stream, tokenizer
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clearhead.base.errors import InputError
+from clearhead.base.progress import Display, shown_by
 from clearhead.data.sources.held_out import draw_rows
 from clearhead.data.sources.pairs import read_pairs
 from clearhead.data.sources.tables import Examples, Table, TableSource, read_table
-from clearhead.errors import InputError
-from clearhead.progress import Display, shown_by
 from clearhead.tasks.answer.data import read_answers
 from clearhead.tasks.classify.data import read_labelled
 from clearhead.tasks.data import data_of

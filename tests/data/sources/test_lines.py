@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import clearhead.data.sources.lines as lines_module
+from clearhead.base.errors import InputError
 from clearhead.data.sources.lines import read_lines, stream_lines, stream_text
-from clearhead.errors import InputError
 
 
 def write(folder: Path, content: bytes, name: str = "a.txt") -> Path:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from clearhead.commands import make_install_command
+from clearhead.base.commands import make_install_command
+from clearhead.base.errors import InputError
 from clearhead.data.sources.pairs import PAIR_FORMS, parallel_files
 from clearhead.data.sources.pairs import read_pairs as read_table
 from clearhead.data.sources.run_file_tables import parse_table
 from clearhead.data.sources.tables import Dataset, DelimitedFile, JsonLinesFile, TableSource
-from clearhead.errors import InputError
 
 PAIRS = [("ein Haus", "a house"), ("", "empty"), ("zwei\u2028Häuser", "two houses"), ('"a', 'b"')]
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clearhead.base.errors import InputError
 from clearhead.data.sources.tables import DelimitedFile, JsonLinesFile
-from clearhead.errors import InputError
 
 COLUMNS = {"text": 1, "label": 2}
 

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import clearhead.data.sources.lines as lines_module
-from clearhead.commands import make_install_command
+from clearhead.base.commands import make_install_command
+from clearhead.base.errors import InputError
 from clearhead.data.sources.named import text_table
 from clearhead.data.sources.run_file_tables import parse_table
 from clearhead.data.sources.tables import Dataset, JsonLinesFile
@@ -30,7 +31,6 @@ from clearhead.data.sources.texts import (
     read_chunks,
     text_shards,
 )
-from clearhead.errors import InputError
 
 POEM = "eins\nzwei\n\n \ndrei\u2028vier\n\n\n\tfünf\nsechs\n"
 PARAGRAPHS = ["eins\nzwei", "drei\u2028vier", "\tfünf\nsechs"]

@@ -13,11 +13,11 @@ import clearhead.data.sources.lines as lines_module
 import clearhead.data.stores.corpus as corpus_module
 import clearhead.data.tokenize.document_chunks as chunks_module
 import clearhead.data.tokenize.tokenizers as tokenizers_module
+from clearhead.base.errors import InputError, RunFailure
 from clearhead.data.sources.texts import TextChunk, TextFiles, TextTable
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
 from clearhead.data.tokenize.document_chunks import chunk_documents
 from clearhead.data.tokenize.tokenizers import cached_text_tokenizer, cached_tokenizer
-from clearhead.errors import InputError, RunFailure
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import KINDS, train_tokenizer
 from tests.text.corpus import make_corpus

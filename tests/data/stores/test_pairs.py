@@ -18,10 +18,10 @@ import clearhead.data.arrays as arrays_module
 import clearhead.data.stores.pairs as pairs_module
 import clearhead.data.stores.store as store_module
 import clearhead.data.tokenize.tokenizers as tokenizers_module
+from clearhead.base.errors import InputError, RunFailure
 from clearhead.data.sources.pairs import parallel_files, read_pairs
 from clearhead.data.stores.pairs import prepare_pairs
 from clearhead.data.tokenize.tokenizers import cached_tokenizers
-from clearhead.errors import InputError, RunFailure
 from clearhead.tasks.translate.train import collate_pairs
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clearhead.base.errors import InputError
 from clearhead.data.arrays import Ragged
 from clearhead.data.stores.store import Store, StoreKind, prepare_store, read_apart, read_together
-from clearhead.errors import InputError
 from clearhead.tasks.data import data_of
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer

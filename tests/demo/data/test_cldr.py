@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("babel")
 
-from clearhead.commands import make_install_command
+from clearhead.base.commands import make_install_command
+from clearhead.base.errors import InputError
 from clearhead.demo.data.cldr import folded, language_name, read_locale
-from clearhead.errors import InputError
 
 
 @pytest.mark.parametrize(

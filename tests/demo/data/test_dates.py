@@ -14,6 +14,7 @@ pytest.importorskip("babel")
 from babel import Locale
 from babel.dates import format_date
 
+from clearhead.base.errors import InputError
 from clearhead.demo.data.dates import (
     LOCALES,
     ZEROS,
@@ -24,7 +25,6 @@ from clearhead.demo.data.dates import (
     date_styles,
     make_date_sets,
 )
-from clearhead.errors import InputError
 
 SOME = [datetime.date(1900, 1, 1), datetime.date(1999, 12, 31), datetime.date(2099, 10, 30)]
 SOME += [datetime.date(1968, 2, 29) + datetime.timedelta(1009 * n) for n in range(41)]

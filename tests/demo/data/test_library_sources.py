@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from clearhead.base.errors import InputError
 from clearhead.demo.data.library_sources import SourceFile, library_sources, write_sources
-from clearhead.errors import InputError
 
 MANY = 10**9
 

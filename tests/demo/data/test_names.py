@@ -11,9 +11,9 @@ pytest.importorskip("babel")
 
 from babel import Locale
 
+from clearhead.base.errors import InputError
 from clearhead.demo.data.cldr import folded
 from clearhead.demo.data.names import LANGUAGES, Name, NameSets, is_latin, make_name_sets, read_names, split, unshared
-from clearhead.errors import InputError
 
 FEW = ("de", "el", "es", "hr", "ja", "ru", "uk")
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead import spec
+from clearhead.base.hooks import watching
 from clearhead.core import Transformer, build
 from clearhead.core.attention import Attention, MemoryAttention
 from clearhead.core.feedforward import FeedForward
@@ -16,7 +17,6 @@ from clearhead.fast.training import parts
 from clearhead.fast.training.linear import has_products, linears
 from clearhead.fast.training.parts import FusedAttention, FusedRMSNorm, training_tree
 from clearhead.fast.training.stream import FusedStream
-from clearhead.hooks import watching
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 
 

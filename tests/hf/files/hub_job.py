@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.hf.files.hub import fetch, find_checkpoint
 from clearhead.hf.loading import load_module
 

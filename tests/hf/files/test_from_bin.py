@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.hf.files import from_bin
 from clearhead.hf.files.from_bin import convert_bin
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from clearhead.base.errors import InputError
 from clearhead.core import build
-from clearhead.errors import InputError
 from clearhead.hf.files.hub import find_checkpoint
 from clearhead.hf.saving import save_module
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec

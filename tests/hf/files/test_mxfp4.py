@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.hf.files.mxfp4 import dequantize
 from clearhead.hf.loading import load_module
 from clearhead.hf.saving import save_module

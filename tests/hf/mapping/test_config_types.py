@@ -11,8 +11,8 @@ from typing import Any, get_origin
 import pytest
 from pydantic import BaseModel
 
+from clearhead.base.errors import InputError
 from clearhead.core import build
-from clearhead.errors import InputError
 from clearhead.hf import registry
 from clearhead.hf.mapping import config as configs
 from clearhead.hf.mapping.family import Family, Key

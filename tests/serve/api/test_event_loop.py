@@ -72,7 +72,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[float, str]]
     yield found
 
 
-@pytest.mark.filterwarnings("ignore::clearhead.errors.LongTexts")
+@pytest.mark.filterwarnings("ignore::clearhead.base.errors.LongTexts")
 @pytest.mark.parametrize("name", REQUESTS)
 def test_no_callback_computes_for_long(name: str, address: str, seconds: list[tuple[float, str]]) -> None:
     path, make, status = REQUESTS[name]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.tasks.answer.data import DATA, answer_texts, read_answers
 
 NORSE = 'The Normans, "héros" from\u2028Norse raiders, gave their name to Normandy.'

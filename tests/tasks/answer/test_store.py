@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clearhead.base.errors import InputError
 from clearhead.data.batches.base import NO_LABEL
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.errors import InputError
 from clearhead.tasks.answer.data import DATA, GoldAnswer, answer_texts
 from clearhead.tasks.answer.store import (
     NO_ANSWER,

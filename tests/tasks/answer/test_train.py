@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.base.errors import InputError
 from clearhead.data.batches.base import NO_LABEL, Batch
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.errors import InputError
 from clearhead.tasks.answer.train import answer_loss
 from clearhead.training.assemble import train_run
 from clearhead.training.progress.reports import Progress

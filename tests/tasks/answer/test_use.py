@@ -18,8 +18,8 @@ import torch
 import transformers
 
 import clearhead
+from clearhead.base.errors import InputError
 from clearhead.cli.main import main
-from clearhead.errors import InputError
 from clearhead.tasks.answer.use import Answer, answer, answer_scores
 from tests.cli.test_commands import run
 from tests.hf import tokenizer_folders as made

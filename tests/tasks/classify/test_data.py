@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.tasks.classify.data import DATA, labelled_texts, read_labelled
 from clearhead.tasks.classify.label_set import learn_labels
 

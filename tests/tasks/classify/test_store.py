@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from clearhead import presets
+from clearhead.base.errors import InputError
 from clearhead.data.arrays import fitting_lengths
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, training_batches, validation_batches
 from clearhead.data.stores.store import Store
-from clearhead.errors import InputError
 from clearhead.tasks.classify.data import DATA
 from clearhead.tasks.classify.label_set import LabelSet
 from clearhead.tasks.classify.store import LABELLED, labels_of, prepare_labelled

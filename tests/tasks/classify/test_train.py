@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.base.errors import InputError
 from clearhead.core import Transformer
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.errors import InputError
 from clearhead.tasks.classify.train import label_loss
 from clearhead.training.assemble import train_run
 from clearhead.training.progress.reports import Progress

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from clearhead.base.errors import InputError, LongTexts, RunFailure
 from clearhead.core import Transformer
-from clearhead.errors import InputError, LongTexts, RunFailure
 from clearhead.tasks.classify.data import DATA
 from clearhead.tasks.classify.store import prepare_labelled
 from clearhead.tasks.classify.use import (

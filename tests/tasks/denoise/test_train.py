@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.base.errors import InputError
 from clearhead.core import build
 from clearhead.data.objectives.spans import num_sentinels
-from clearhead.errors import InputError
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.assemble import train_run
 from clearhead.training.progress.reports import Progress

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import clearhead as ch
+from clearhead.base.errors import InputError
 from clearhead.data.sources.lines import read_lines
-from clearhead.errors import InputError
 from clearhead.evaluate.retrieval import recall_at
 from clearhead.tasks.embed.batches import positive_groups
 from clearhead.tasks.embed.train import contrastive_loss

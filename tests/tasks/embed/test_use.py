@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from clearhead.base.errors import InputError, LongTexts, RunFailure
 from clearhead.core import Transformer, build
-from clearhead.errors import InputError, LongTexts, RunFailure
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.presets.task_heads import label_head, vector_head, with_head
 from clearhead.tasks.embed.use import embed, similarity, vector_width

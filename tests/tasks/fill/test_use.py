@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 import torch
 
+from clearhead.base.errors import InputError, LongTexts, RunFailure
 from clearhead.core import Transformer, build
-from clearhead.errors import InputError, LongTexts, RunFailure
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.tasks.fill.use import BLANK, fill
 from clearhead.text.tokenizer import Tokenizer

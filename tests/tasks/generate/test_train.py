@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional as F
 
 import clearhead as ch
+from clearhead.base.errors import InputError
 from clearhead.core import build
 from clearhead.data.batches.base import NO_LABEL
-from clearhead.errors import InputError
 from clearhead.training.assemble import train_run
 from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.tasks.tag.data import DATA, read_tagged, tagged_texts
 
 SENTENCES = [

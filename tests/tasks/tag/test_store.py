@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from clearhead.base.errors import InputError
 from clearhead.data.batches.base import NO_LABEL, Batch
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, training_batches, validation_batches
 from clearhead.data.stores.store import Store
-from clearhead.errors import InputError
 from clearhead.tasks.tag.data import DATA
 from clearhead.tasks.tag.splitting import NO_WORD, WordSplitter
 from clearhead.tasks.tag.store import names_of, prepare_tagged, splitter_of, tags_of

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from clearhead.base.errors import InputError
 from clearhead.data.sources.tables import Table
-from clearhead.errors import InputError
 from clearhead.tasks.tag.tag_set import TagSet, find_scheme, to_iob2
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import clearhead as ch
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.training.assemble import train_run
 from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file

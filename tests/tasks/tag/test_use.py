@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from clearhead.base.errors import InputError, RunFailure
 from clearhead.core import Transformer
-from clearhead.errors import InputError, RunFailure
 from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.tag.data import DATA
 from clearhead.tasks.tag.splitting import WordSplitter

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import _muon as torch_muon
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.fast.training import muon as fast_muon
 from clearhead.training.optim import optimizers
 from clearhead.training.optim.optimizers import build_optimizer, matrix_parameters, orthogonalize

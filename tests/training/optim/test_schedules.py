@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.training.optim.schedules import (
     RULES,
     SCHEDULES_WITH_AN_END,

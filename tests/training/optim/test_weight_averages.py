@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.training.optim.weight_averages import ExponentialAverage, average_checkpoints, weights_in_place
 
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import nn
 
+from clearhead.base.errors import RunFailure
 from clearhead.core import Transformer
-from clearhead.errors import RunFailure
 from clearhead.evaluate.result import Validation
 from clearhead.fast.native import load
 from clearhead.maps.hook_points import Captured, capture

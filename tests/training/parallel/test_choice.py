@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from clearhead.base.printing import num_parameters
 from clearhead.core import build
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.printing import num_parameters
 from clearhead.training.parallel import choice
 from clearhead.training.parallel.processes import Process, Processes
 from clearhead.training.preflight import least_memory

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.signals import StopSignals
 from clearhead.data.batches.base import Batch
 from clearhead.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.training.parallel.processes import Process
 from clearhead.training.parallel.shares import BatchLoss, share_of
 from clearhead.training.parallel.sums import Agreed, Sums
-from clearhead.training.signals import StopSignals
 
 
 def batch() -> Batch:

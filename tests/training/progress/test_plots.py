@@ -16,8 +16,8 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from clearhead.base.progress import shown_by
 from clearhead.kernels.dropout import Dropout
-from clearhead.progress import shown_by
 from clearhead.runs.metrics import Metrics
 from clearhead.training.progress import pictures
 from clearhead.training.progress.pictures import smooth, write_plots

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import clearhead as ch
-from clearhead.commands import make_install_command
-from clearhead.errors import InputError
+from clearhead.base.commands import make_install_command
+from clearhead.base.errors import InputError
 from clearhead.training.progress.reports import Progress
 from clearhead.training.progress.tracker import TRACKER_FILE, TrackedProgress
 from tests.training.progress.test_progress import plan, run_through

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.tasks.registry import BUILT_IN
 from clearhead.training.runfile.faults import find_lines

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.view.explorer.data import LayerAttention
 from clearhead.view.explorer.encode import LEVELS, Encoder, spans_of
 from tests.view.explorer import examples

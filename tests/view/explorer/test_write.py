@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.view.explorer.data import Page, TokenRow
 from clearhead.view.explorer.write import frame_html, page_html, write_page
 from tests.conftest import ROOT

@@ -12,10 +12,10 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
+from clearhead.base.errors import InputError
 from clearhead.data.arrays import Indices, encode_texts
 from clearhead.data.sources.tables import Share, TableSource
 from clearhead.data.stores.store import Encoded, Store, StoreKind, counted, prepare_store, read_together
-from clearhead.errors import InputError
 from clearhead.text.tokenizer import Tokenizer
 from clearhead_rate.data import Bounds, read_rated
 

@@ -13,14 +13,14 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
+from clearhead.base.files import typed
+from clearhead.base.progress import message
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.evaluate.metrics import pearson
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures, aligned
-from clearhead.files import typed
 from clearhead.predict.outputs import Sides, check_finite, encode_sides, max_input_length, pooled_outputs
-from clearhead.progress import message
 from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.use import refuse_pair
 from clearhead.text.tokenizer import Tokenizer

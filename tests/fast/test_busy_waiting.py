@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clearhead import busy_waiting
-from clearhead.busy_waiting import FIRST_TRIAL, LONG, Usage, Waiting
+from clearhead.fast import busy_waiting
+from clearhead.fast.busy_waiting import FIRST_TRIAL, LONG, Usage, Waiting
 
 
 class Threads:
@@ -62,7 +62,7 @@ def test_threads_that_sleep_try_less_and_less_often_whether_they_must() -> None:
 def test_one_sentence_says_that_a_long_computation_waits(
     can_sleep: bool, level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger="clearhead.busy_waiting")
+    caplog.set_level(logging.INFO, logger="clearhead.fast.busy_waiting")
     waiting = Waiting(Threads(2, can_sleep=can_sleep))
     for _ in range(LONG - 1):
         waiting.look(1.0, 2)
@@ -108,7 +108,7 @@ def test_a_way_that_the_user_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -
 WAITING = """
 import ctypes, time
 import torch
-from clearhead.busy_waiting import OpenMP, _libgomp
+from clearhead.fast.busy_waiting import OpenMP, _libgomp
 
 threads, library = OpenMP(), _libgomp()
 nothing = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p)

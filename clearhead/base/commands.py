@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EXTENSIONS: Final = ContextVar[list[str] | None]("EXTENSIONS", default=None)
 """Extension files that the running command has loaded; None means that no command runs."""
 _NAME: Final = "clearhead"
-_FOLDER: Final = Path(__file__).resolve().parents[1]
+_FOLDER: Final = Path(__file__).resolve().parents[2]
 
 
 def make_command(words: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from clearhead.errors import InputError, argument, nearest
+from clearhead.base.errors import InputError, argument, nearest
 
 CheckedT = TypeVar("CheckedT", bound=Callable[..., Any])
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import psutil
 
-from clearhead.child_loop import MEGABYTES
-from clearhead.errors import InputError
+from clearhead.base.child_loop import MEGABYTES
+from clearhead.base.errors import InputError
 
 # The garbage collector finds nothing during the imports; without it they take a quarter less time.
 _START: Final = (

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from clearhead import machine
-from clearhead.errors import InputError
-from clearhead.machine import choose_device, choose_precision, free_memory, refuse_memory, size, total_memory
+from clearhead.base import machine
+from clearhead.base.errors import InputError
+from clearhead.base.machine import choose_device, choose_precision, free_memory, refuse_memory, size, total_memory
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_sizes_read_as_a_person_writes_them(count: int, text: str) -> None:
 def test_memory_that_is_freed_is_kept_for_what_comes_next(is_kept: bool) -> None:
     code = """
 import ctypes, resource, sys, torch
-from clearhead.machine import keep_freed_memory
+from clearhead.base.machine import keep_freed_memory
 ctypes.CDLL(None).mallopt(-3, 1 << 16)  # gives all larger blocks back
 if sys.argv[1] == "True": keep_freed_memory()
 def work(): return [torch.ones(size << 18) for size in (3, 5, 23, 29, 31, 17)].clear()

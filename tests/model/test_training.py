@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.errors import InputError
+from clearhead.base.errors import InputError
 from clearhead.runs.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("quick_trainings")

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clearhead import leftovers
-from clearhead.errors import RunFailure
-from clearhead.files import replacing, write_json
+from clearhead.base import leftovers
+from clearhead.base.errors import RunFailure
+from clearhead.base.files import replacing, write_json
 from clearhead.runs.checkpoint import writing_folder
 
 

@@ -16,9 +16,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from clearhead import commands
+from clearhead.base import commands
+from clearhead.base.commands import EXTENSIONS, list_requirements, make_command, make_install_command
 from clearhead.cli.main import make_app
-from clearhead.commands import EXTENSIONS, list_requirements, make_command, make_install_command
 from clearhead.parts.files import load_parts
 from tests.house.source import ROOT, Source, package_sources
 
@@ -66,7 +66,7 @@ def texts_of(source: Source) -> list[str]:
 
 
 def test_one_function_writes_every_command_that_installs() -> None:
-    sources = [source for source in package_sources() if source.path != "clearhead/commands.py"]
+    sources = [source for source in package_sources() if source.path != "clearhead/base/commands.py"]
     assert [source.path for source in sources if "pip install" in source.text] == []
 
 

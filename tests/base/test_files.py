@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from clearhead import files
-from clearhead.errors import InputError
-from clearhead.files import absent, parse_json, read_json, read_model_file, read_typed, runs_nearby
+from clearhead.base import files
+from clearhead.base.errors import InputError
+from clearhead.base.files import absent, parse_json, read_json, read_model_file, read_typed, runs_nearby
 
 
 def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:

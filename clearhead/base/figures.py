@@ -16,8 +16,8 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
 
-from clearhead.errors import InputError
-from clearhead.files import replacing
+from clearhead.base.errors import InputError
+from clearhead.base.files import replacing
 
 FONT = FontProperties(family="DejaVu Sans", size=10)
 INK, FAINT, EDGE, GRID = "#1f2933", "#8a94a0", "#c5ccd3", "#e4e8ec"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from clearhead.errors import (
+from clearhead.base.errors import (
     InputError,
     Message,
     Reference,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from clearhead.base.progress import counted, counter, message, shown_by
 from clearhead.generate.batching import batches_by_cost
 from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions
-from clearhead.progress import counted, counter, message, shown_by
 from tests.laws.tiny import tiny
 from tests.told import Told
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import GenericAlias, UnionType
 from typing import Any, TypeVar
 
-from clearhead.errors import MOST_FAULTS, InputError, Message, Reference, argument, nearest_name, shortened
-from clearhead.leftovers import temporary_beside
+from clearhead.base.errors import MOST_FAULTS, InputError, Message, Reference, argument, nearest_name, shortened
+from clearhead.base.leftovers import temporary_beside
 
 # Bytes: of any file that is read whole, of a vocabulary, and of any other JSON file.
 LARGEST_FILE, LARGEST_VOCABULARY, LARGEST_JSON = 2**28, 2**26, 2**24

@@ -12,8 +12,8 @@ from typing import Final, Literal
 import psutil
 import torch
 
-from clearhead.arguments import no_device
-from clearhead.errors import InputError
+from clearhead.base.arguments import no_device
+from clearhead.base.errors import InputError
 
 SAFE_PATH: Final = {"PYTHONSAFEPATH": "1"}
 """Environment of a child process that finds no modules in the working directory, such as a user's random.py."""

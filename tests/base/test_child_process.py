@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clearhead.child_process import ChildProcess
-from clearhead.errors import InputError
+from clearhead.base.child_process import ChildProcess
+from clearhead.base.errors import InputError
 
 MODULE = """
 import os, resource, time

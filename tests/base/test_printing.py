@@ -12,11 +12,11 @@ import torch
 
 import clearhead as ch
 from clearhead import spec
+from clearhead.base.printing import MOST_LINES, WIDTH, Printed, short
 from clearhead.compare.fairness import Fairness
 from clearhead.compare.report import Comparison
 from clearhead.maps.hook_points import capture
 from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.printing import MOST_LINES, WIDTH, Printed, short
 from clearhead.spec.describe import model_summary
 from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
@@ -165,7 +165,7 @@ def test_specs_print_as_trees_that_tell_them_apart(name: str) -> None:
 
 
 def test_the_example_of_the_tour_is_what_is_printed() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "guides" / "tour.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "tour.md").read_text("utf-8")
     assert f"```text\n{ch.presets.gpt2(vocab_size=50257)}\n```" in page
 
 

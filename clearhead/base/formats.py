@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clearhead.errors import InputError
-from clearhead.files import read_json_object
+from clearhead.base.errors import InputError
+from clearhead.base.files import read_json_object
 from clearhead.version import __version__
 
 FORMAT_FILE = "format.json"

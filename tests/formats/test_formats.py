@@ -13,11 +13,11 @@ import pytest
 from safetensors import safe_open
 
 import clearhead as ch
+from clearhead.base.errors import InputError
+from clearhead.base.formats import FORMAT_FILE, Format
 from clearhead.check.job.job import CERTIFICATE, read_certificate
 from clearhead.data.cache import FORMAT as STORE
 from clearhead.data.stores.store import Store, StoreKind, read_apart
-from clearhead.errors import InputError
-from clearhead.formats import FORMAT_FILE, Format
 from clearhead.runs.checkpoint import FORMAT as CHECKPOINT
 from clearhead.runs.checkpoint import read_state
 from clearhead.runs.directory import RUN_FORMAT, SAVED_FORMAT, open_run
@@ -25,7 +25,7 @@ from clearhead.version import __version__
 from clearhead.view.saved_maps import MAPS
 from tests.formats.make_samples import make
 
-SAMPLES = Path(__file__).parent / "formats" / "samples"
+SAMPLES = Path(__file__).parent / "samples"
 KIND = StoreKind("pairs", "made pairs", ("source", "target"), lambda store: "", read_apart)
 STATE = "run/checkpoints/step-2"
 

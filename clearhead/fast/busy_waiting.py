@@ -39,7 +39,7 @@ _SECONDS: Final = 1.0
 _STATISTICS: Final = Path("/proc/stat")
 _CHOSEN_BY: Final = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 # Of its own, so that a command shows these messages wherever its output goes.
-_LOGGER = logging.getLogger("clearhead.busy_waiting")
+_LOGGER = logging.getLogger("clearhead.fast.busy_waiting")
 
 
 def adapt_waiting() -> None:

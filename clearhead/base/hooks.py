@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from clearhead.printing import PrintedModule
+from clearhead.base.printing import PrintedModule
 
 Watcher = Callable[[Tensor], Tensor]
 Watchers = Mapping[tuple[object, str], list[Watcher]]

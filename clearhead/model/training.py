@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from clearhead.arguments import checked
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError, RunFailure, nearest
+from clearhead.base.files import read_text_file
+from clearhead.base.progress import shown_by
 from clearhead.data.sources.examples import json_lines, json_lines_entry
 from clearhead.data.sources.tables import Examples
 from clearhead.data.sources.texts import TextTable
-from clearhead.errors import InputError, RunFailure, nearest
-from clearhead.files import read_text_file
-from clearhead.progress import shown_by
+from clearhead.model.facade import Model
+from clearhead.model.loading import load
 from clearhead.runs.checkpoint import checkpoint_steps
 from clearhead.tasks.data import TEXT_EXAMPLES, data_of
 from clearhead.tasks.registry import kinds
@@ -24,9 +26,18 @@ from clearhead.training.progress.console import progress_for
 from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import parse_run_file, parse_tables, parts_folder, toml_text, toml_value
 from clearhead.training.runfile.sections import RunFile
-from clearhead.training.settings import TrainResult
+from clearhead.training.settings import RunResult
 
 _PARTS = ("train", "valid")
+
+
+@dataclass(frozen=True, repr=False)
+class TrainResult(RunResult):
+    """The result of a run, which loads its model."""
+
+    def load(self, *, device: str = "auto", precision: str = "auto") -> Model:
+        """Load the trained model: its best weights, as `clearhead.load` does."""
+        return load(self.run, device=device, precision=precision)
 
 
 @checked
@@ -67,7 +78,7 @@ def train(
         text, name, where = read_text_file(Path(run_file), "run file"), str(run_file), parts_folder(Path(run_file))
     changes = [f"{key}={toml_value(value)}" for key, value in (overrides or {}).items()]
     if data is None:
-        return train_run(parse_run_file(text, name, changes, folder=where), resume=resume)
+        return TrainResult(**vars(train_run(parse_run_file(text, name, changes, folder=where), resume=resume)))
     if Process.here().size > 1:
         raise InputError("each of several processes would write the lists of data; write them to files and name those")
     if resume:
@@ -112,7 +123,7 @@ def _train_on(run_file: RunFile, files: Mapping[Path, Examples], progress: Progr
         for path, examples in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json_lines(examples), encoding="utf-8")
-        return train_run(run_file, progress=progress)
+        return TrainResult(**vars(train_run(run_file, progress=progress)))
     except (InputError, RunFailure):
         if max(checkpoint_steps(run), default=0) == 0:
             shutil.rmtree(run, ignore_errors=True)

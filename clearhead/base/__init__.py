@@ -1,0 +1,1 @@
+"""What every other folder builds on: errors, files, printing, progress, the machine, argument checks, hook points."""
