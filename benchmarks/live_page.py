@@ -34,7 +34,7 @@ from clearhead.serve.explorer import explorer_router
 from clearhead.serve.gate import Access
 from clearhead.serve.runs import Asked, Runs
 from clearhead.serve.work import Workers
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 

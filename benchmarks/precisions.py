@@ -30,8 +30,8 @@ from clearhead.fast.int8 import to_int8
 from clearhead.fast.native.load import isa, library
 from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.runner import Runner, multiplies_in_bf16
-from clearhead.presets.hyperparameters import build_spec
-from clearhead.presets.named import PRESETS
+from clearhead.spec.presets.hyperparameters import build_spec
+from clearhead.spec.presets.named import PRESETS
 
 Work = Callable[[Transformer], int]
 """Runs a tree, and returns how many tokens it made or read."""

@@ -56,8 +56,8 @@ from clearhead.data.stores.pairs import prepare_pairs
 from clearhead.data.tokenize.tokenizers import cached_tokenizers
 from clearhead.fast.training.parts import training_tree
 from clearhead.kernels.positions import sinusoidal_table
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.cost import training_flops
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.tasks.translate.train import collate_pairs
 from clearhead.training.losses import token_loss
 from clearhead.training.optim.gradients import scale_gradients

@@ -1,5 +1,4 @@
 from . import check as check
-from . import presets as presets
 from . import spec as spec
 from . import surgery as surgery
 from .base.errors import InputError as InputError
@@ -22,6 +21,7 @@ from .model.loading import load as load
 from .model.training import TrainResult as TrainResult
 from .model.training import train as train
 from .parts.modules import register as register
+from .spec import presets as presets
 from .sweeps.api import SweepResult as SweepResult
 from .sweeps.api import sweep as sweep
 from .tasks.answer.use import Answer as Answer

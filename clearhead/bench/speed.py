@@ -24,8 +24,8 @@ from clearhead.generate.continuation import GenerateRequest, generate_ids, strea
 from clearhead.generate.options import GenerateOptions
 from clearhead.model.facade import Model
 from clearhead.spec.cost import cost_per_token, forward_flops
+from clearhead.spec.tasks.registry import find
 from clearhead.spec.token_counts import TokenCounts
-from clearhead.tasks.registry import find
 
 SECONDS: Final = 15.0
 """For the measurements of a model in all precisions."""

@@ -25,7 +25,7 @@ from clearhead.core.norm import LayerNorm, RMSNorm
 from clearhead.data.batches.inputs import shift_right
 from clearhead.hf.loading import LoadedModule, bind_rules
 from clearhead.hf.mapping.tensor_rules import BoundRule, Transpose
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.registry import find
 
 _KINDS = (nn.Linear, Linear, Table, LearnedPosition, LayerNorm, RMSNorm)
 

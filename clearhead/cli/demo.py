@@ -15,7 +15,7 @@ from clearhead.base.commands import make_command, quote
 from clearhead.base.errors import InputError, nearest
 from clearhead.cli.console import print_json
 from clearhead.cli.options import ComputeOptions, Json, set_threads_and_seed, takes_compute_options
-from clearhead.tasks.registry import BUILT_IN
+from clearhead.spec.tasks.registry import BUILT_IN
 
 if TYPE_CHECKING:
     from clearhead.demo.common import DemoOutcome, DemoPlan

@@ -31,8 +31,8 @@ from clearhead.cli.options import (
     takes_compute_options,
 )
 from clearhead.cli.progress import counting
-from clearhead.tasks.base import Task
-from clearhead.tasks.registry import every, find
+from clearhead.spec.tasks.base import Task
+from clearhead.spec.tasks.registry import every, find
 
 if TYPE_CHECKING:
     from clearhead import Model

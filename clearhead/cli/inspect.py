@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from clearhead.maps.shapes import ActivationShape
     from clearhead.spec import Model
     from clearhead.spec.cost import Cost
-    from clearhead.tasks.record import TaskRecord
+    from clearhead.spec.tasks.record import TaskRecord
 
 MOST_LABELS = 12
 LABEL_KINDS = {"single_label": "one of", "multi_label": "several of", "regression": "a number", None: "one of"}
@@ -214,7 +214,7 @@ def read_reference(ref: str) -> _Found:
         InputError: the reference leads nowhere, or a file is faulty.
     """
     from clearhead.hf.files.hub import find_checkpoint
-    from clearhead.presets.names import FUNCTIONS
+    from clearhead.spec.presets.names import FUNCTIONS
 
     names = [*FUNCTIONS, *FUNCTIONS.values()]
     if ref in names and not Path(ref).exists():

@@ -55,7 +55,7 @@ from clearhead.cli.translate import translate
 from clearhead.cli.view import view
 from clearhead.cli.waiting import signs_of_life
 from clearhead.fast.busy_waiting import adapt_waiting
-from clearhead.tasks.registry import every, kinds
+from clearhead.spec.tasks.registry import every, kinds
 from clearhead.version import __version__
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130

@@ -17,8 +17,8 @@ from clearhead.base.files import names_in, refuse_unwritable, write_output
 from clearhead.base.leftovers import TEMPORARY, is_running
 from clearhead.cli.console import print_either, print_message
 from clearhead.cli.options import Force, Json, Pattern
-from clearhead.tasks.base import Task
-from clearhead.tasks.registry import every
+from clearhead.spec.tasks.base import Task
+from clearhead.spec.tasks.registry import every
 
 if TYPE_CHECKING:
     from clearhead.recipes.draft import Draft

@@ -246,7 +246,7 @@ def _limit(served: Served) -> str:
 
 def _example(served: Served) -> tuple[str, dict[str, Any]]:
     """Return the path and the body of a request that the model answers."""
-    from clearhead.tasks.registry import find
+    from clearhead.spec.tasks.registry import find
 
     model, outputs = served.model, find(served.model.task.kind).outputs
     if served.writes and not served.translates:

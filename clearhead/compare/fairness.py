@@ -11,7 +11,7 @@ from clearhead.compare.runs import Quality, Run
 from clearhead.compare.table import Row
 from clearhead.runs.directory import differing_keys
 from clearhead.runs.metrics import FILE_NAME, damaged_lines
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.registry import find
 
 TOKENS_TOLERANCE: Final = 1.01
 """Ratio up to which token counts are equal: batches of one budget hold a few tokens more or less."""

@@ -28,8 +28,8 @@ from clearhead.runs.directory import (
 )
 from clearhead.runs.metrics import FILE_NAME, Metrics, read_metrics
 from clearhead.spec import Model
+from clearhead.spec.tasks.registry import find
 from clearhead.spec.token_counts import TokenCounts
-from clearhead.tasks.registry import find
 
 SCORE_NAME: Final = "score_name"
 PLANNED_STEPS: Final = "planned_steps"

@@ -11,7 +11,7 @@ from clearhead.base.progress import message
 from clearhead.data.sources.reading import read_alike
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.registry import find
 
 
 def evaluate_model(model: Evaluated, data: object, options: EvaluateOptions) -> Measures:

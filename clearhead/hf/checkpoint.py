@@ -20,7 +20,7 @@ from clearhead.hf.generation import read_generation_config
 from clearhead.hf.loading import LoadedModule, load_module
 from clearhead.hf.tokenizers import CheckpointTokenizers, load_tokenizers
 from clearhead.hf.variants import find_variant
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens
 from clearhead.text.tokenizer_files import has_tokenizer

@@ -18,8 +18,8 @@ from clearhead.hf.mapping import config as configs
 from clearhead.hf.mapping.blocks import no_head
 from clearhead.hf.mapping.family import Family, Variant
 from clearhead.spec import Model
-from clearhead.tasks.record import TaskRecord
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.record import TaskRecord
+from clearhead.spec.tasks.registry import find
 
 _MOST_LINES = 6
 # The fields that an equivalent spec can have otherwise; where another differs, no change helps.

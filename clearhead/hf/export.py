@@ -21,7 +21,7 @@ from clearhead.hf.mapping.config import to_config
 from clearhead.hf.saving import LARGEST_SHARD, save_module
 from clearhead.hf.tokenizers import load_tokenizers
 from clearhead.hf.variants import find_variant, spec_up_to_dropout
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
 from clearhead.text.token_roles import TokenRoles

@@ -24,8 +24,8 @@ from clearhead.hf.mapping import config as configs
 from clearhead.hf.mapping.family import Family, Values, Variant
 from clearhead.hf.mapping.tensor_rules import BoundRule, bind
 from clearhead.hf.pooling import Pooling, has_pooling, read_pooling, with_head
-from clearhead.tasks.record import LabelKind, TaskRecord
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.record import LabelKind, TaskRecord
+from clearhead.spec.tasks.registry import find
 
 # Of a table that is computed again to compare it.
 MOST_ROWS = 2**16

@@ -22,8 +22,8 @@ from clearhead.hf.mapping import config as configs
 from clearhead.hf.mapping.config import label_names
 from clearhead.hf.mapping.family import Family, Variant
 from clearhead.hf.pooling import makes_vectors, with_head, write_pooling
-from clearhead.tasks.record import TaskRecord
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.record import TaskRecord
+from clearhead.spec.tasks.registry import find
 from clearhead.weights.files import save_shards
 
 LARGEST_SHARD = 5_000_000_000

@@ -17,8 +17,8 @@ from clearhead.hf.mapping import config as configs
 from clearhead.hf.mapping.family import Family, Variant
 from clearhead.hf.pooling import makes_vectors, with_head
 from clearhead.spec import Model
-from clearhead.tasks.record import TaskRecord
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.record import TaskRecord
+from clearhead.spec.tasks.registry import find
 
 _PROBLEM_TYPES = {
     "single_label": "single_label_classification",

@@ -26,7 +26,7 @@ from clearhead.maps.attention_run import AttentionRun
 from clearhead.maps.page import SampleOptions, explorer_page
 from clearhead.maps.reading import Reading, predicts_text
 from clearhead.maps.recording import record_first_layer, record_states
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.view.explorer.write import frame_html, write_page
 from clearhead.view.saved_maps import MAPS

@@ -30,7 +30,7 @@ from clearhead.maps.repeats import heads_over_texts
 from clearhead.maps.streams import Streams
 from clearhead.maps.token_texts import label_tokens
 from clearhead.spec.describe import number_of
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.view.explorer.data import BeamNode
 

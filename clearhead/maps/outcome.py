@@ -17,8 +17,8 @@ from clearhead.base.errors import InputError, key, nearest
 from clearhead.core import Transformer
 from clearhead.maps.streams import Streams
 from clearhead.maps.token_texts import label_tokens, read_token
-from clearhead.tasks.record import TaskRecord
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.record import TaskRecord
+from clearhead.spec.tasks.registry import find
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.word_starts import word_boundaries
 

@@ -21,8 +21,8 @@ from clearhead.generate.prompts import PromptFormat, generate_request, prompt_id
 from clearhead.generate.search.recorder import BeamRecorder, Considered
 from clearhead.generate.translation import search_translations
 from clearhead.predict.outputs import LONGEST_INPUT
-from clearhead.tasks.record import TaskRecord
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.record import TaskRecord
+from clearhead.spec.tasks.registry import find
 from clearhead.tasks.use import collate_texts
 from clearhead.text.long_texts import LONGEST_PROMPT, refuse_enormous
 from clearhead.text.pair import TokenizerPair

@@ -23,8 +23,8 @@ from clearhead.runs.directory import AVERAGED, RUN_FILE, is_run_directory
 from clearhead.runs.metrics import FILE_NAME, read_metrics
 from clearhead.runs.recent_weights import about_averaged
 from clearhead.spec.describe import model_summary
-from clearhead.tasks.record import TaskRecord
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.record import TaskRecord
+from clearhead.spec.tasks.registry import find
 from clearhead.view.architecture import draw_architecture
 
 README: Final = "README.md"

@@ -54,8 +54,8 @@ from clearhead.model.saving import Saving
 from clearhead.model.texts import answer_each
 from clearhead.spec import Model as ModelSpec
 from clearhead.spec.describe import model_summary
-from clearhead.tasks.record import TaskRecord
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.record import TaskRecord
+from clearhead.spec.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
 
 

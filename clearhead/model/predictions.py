@@ -17,13 +17,13 @@ from clearhead.generate.translation import check_two_stacks
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.maps.word_links import Alignments, WordAligner
 from clearhead.model.texts import PAIR, answer_each
+from clearhead.spec.tasks.record import TaskRecord
+from clearhead.spec.tasks.registry import find
 from clearhead.tasks.answer.use import Answer, answer
 from clearhead.tasks.classify.use import Classification, classify
 from clearhead.tasks.embed.use import check_vectors, embed
 from clearhead.tasks.fill.use import Filled
 from clearhead.tasks.fill.use import fill as fill_blanks
-from clearhead.tasks.record import TaskRecord
-from clearhead.tasks.registry import find
 from clearhead.tasks.tag.use import Entity, tag
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens

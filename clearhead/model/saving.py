@@ -15,7 +15,7 @@ from clearhead.hf.files.upload import refuse_no_repository, upload
 from clearhead.hf.saving import LARGEST_SHARD
 from clearhead.runs.checkpoint import writing_folder
 from clearhead.runs.directory import SAVED_FORMAT, SPEC_FILE, TASK_FILE, WEIGHTS_FILE
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.weights.files import save_tensors
 

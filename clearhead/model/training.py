@@ -18,8 +18,8 @@ from clearhead.data.sources.texts import TextTable
 from clearhead.model.facade import Model
 from clearhead.model.loading import load
 from clearhead.runs.checkpoint import checkpoint_steps
+from clearhead.spec.tasks.registry import kinds
 from clearhead.tasks.data import TEXT_EXAMPLES, data_of
-from clearhead.tasks.registry import kinds
 from clearhead.training.assemble import train_run
 from clearhead.training.parallel.processes import Process
 from clearhead.training.progress.console import progress_for

@@ -16,9 +16,9 @@ from clearhead.data.sources.named import named_dataset, pair_table, text_table
 from clearhead.recipes.held_out import HeldOut, draw, num_overlapping, passages
 from clearhead.recipes.run_file import DataPlan
 from clearhead.recipes.survey import MOST_COUNTED, Survey, TextSurvey, held_out_share, survey, survey_text
-from clearhead.tasks.base import Value
+from clearhead.spec.tasks.base import Value
+from clearhead.spec.tasks.registry import find
 from clearhead.tasks.data import LabelledExamples, data_of
-from clearhead.tasks.registry import find
 
 LEAST_EXAMPLES = 20
 LEAST_CHARACTERS = 1_000

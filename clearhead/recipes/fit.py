@@ -14,8 +14,8 @@ from clearhead.data.batches.base import Batch
 from clearhead.recipes.run_file import VALIDATIONS, Choice, DataPlan, run_file_text
 from clearhead.recipes.survey import TextSurvey
 from clearhead.spec.describe import number_of
-from clearhead.tasks.base import Recipe, Size
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.base import Recipe, Size
+from clearhead.spec.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.dry_run import faster_precision, is_out_of_memory, step_cost
 from clearhead.training.init_from import InitialModel, take_weights

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from clearhead.recipes.survey import Survey, TextSurvey, tokenizer_kind, vocab_size
-from clearhead.tasks.base import Recipe, Size, Task, Value
+from clearhead.spec.tasks.base import Recipe, Size, Task, Value
+from clearhead.spec.tasks.registry import find
 from clearhead.tasks.data import data_of
-from clearhead.tasks.registry import find
 
 # The best validation counts; training ends when this many in a row have not improved.
 PATIENCE = 5

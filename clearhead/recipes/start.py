@@ -14,8 +14,8 @@ from clearhead.recipes.fit import Fitted, Fitting, lacks_memory, write
 from clearhead.recipes.run_file import Choice, DataPlan, Start
 from clearhead.recipes.survey import TextSurvey
 from clearhead.spec.cost import TRAINING_BYTES
-from clearhead.tasks.base import Architecture, Recipe
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.base import Architecture, Recipe
+from clearhead.spec.tasks.registry import find
 from clearhead.training.init_from import InitialModel, find_initial_model
 from clearhead.training.progress.reports import duration
 from clearhead.training.random_state import preserved_random_state

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from clearhead.tasks.base import Recipe
+from clearhead.spec.tasks.base import Recipe
 
 Texts = Sequence[tuple[str, ...]]
 DocumentKind = Literal["file", "line"]

@@ -41,7 +41,7 @@ from clearhead.runs.checkpoint import (
 )
 from clearhead.runs.manifest import MANIFEST, manifest_damage, seal
 from clearhead.runs.snapshots import snapshots_folder
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks.record import TaskRecord
 
 RUN_FILE: Final = "run.toml"
 SPEC_FILE: Final = "spec.json"

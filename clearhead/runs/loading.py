@@ -15,8 +15,8 @@ from clearhead.hf.export import load_origin
 from clearhead.parts.trial import try_parts
 from clearhead.runs.directory import SPEC_FILE, TASK_FILE, model_files, read_task, settled
 from clearhead.spec import Model as ModelSpec
-from clearhead.tasks.record import TaskRecord
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.record import TaskRecord
+from clearhead.spec.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
 from clearhead.weights.fill import filled, refuse_nan
 from clearhead.weights.lora import load_merged

@@ -31,7 +31,7 @@ from clearhead.serve.interventions import Data, Edits, Intervention, check, edit
 from clearhead.serve.long_text import is_long, long_sample
 from clearhead.serve.outputs import Outputs, compared, outputs_of
 from clearhead.serve.work import Work
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.registry import find
 from clearhead.view.explorer.data import Sample
 from clearhead.view.explorer.encode import Encoder, compressed
 

@@ -17,11 +17,11 @@ from clearhead.core.initialize import initialize
 from clearhead.core.norm import LayerNorm, RMSNorm
 from clearhead.fast.int8 import refuse_int8
 from clearhead.model.facade import Model
+from clearhead.spec.tasks.base import Outputs
+from clearhead.spec.tasks.record import LabelKind, TaskRecord
+from clearhead.spec.tasks.registry import find, with_outputs
 from clearhead.surgery.addresses import token_output, word_table
 from clearhead.surgery.report import AnyModel, EditedModel, SurgeryReport
-from clearhead.tasks.base import Outputs
-from clearhead.tasks.record import LabelKind, TaskRecord
-from clearhead.tasks.registry import find, with_outputs
 
 # Makes a tensor from an old one and a randomly initialized one of the new shape.
 Change = Callable[[Tensor, Tensor], Tensor]

@@ -12,9 +12,9 @@ from clearhead.data.sources.examples import ListedExamples
 from clearhead.data.sources.run_file_tables import Form, Section, parse_table
 from clearhead.data.sources.tables import Examples, Share, Table
 from clearhead.data.sources.texts import TextRows
-from clearhead.tasks.base import Family, Value
-from clearhead.tasks.record import TaskKind
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.base import Family, Value
+from clearhead.spec.tasks.record import TaskKind
+from clearhead.spec.tasks.registry import find
 
 
 class TaskSection(Section):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from clearhead.tasks.base import Architecture, Value
+from clearhead.spec.tasks.base import Architecture, Value
 
 _MODERN: Final[Mapping[str, Value]] = {"norm": "rms", "norm_place": "pre", "positions": "rotary"}
 GATED: Final[Mapping[str, Value]] = {**_MODERN, "activation": "silu", "gated": True}

@@ -28,9 +28,9 @@ from clearhead.data.stores.store import Store
 from clearhead.data.tokenize.tokenizers import LazyTexts, cached_text_tokenizer, cached_tokenizer, cached_tokenizers
 from clearhead.evaluate.result import Validation
 from clearhead.evaluate.token_accuracy import score_tokens
-from clearhead.presets.task_heads import token_head
+from clearhead.spec.presets.task_heads import token_head
+from clearhead.spec.tasks.record import Noise, TaskRecord
 from clearhead.tasks.data import DataSection, PairSection, TaskSection
-from clearhead.tasks.record import Noise, TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses import token_loss

@@ -20,8 +20,8 @@ from clearhead.evaluate.result import Measures, aligned, percent
 from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.generate.batching import device_of
 from clearhead.spec.describe import number_of
+from clearhead.spec.tasks.record import Noise, TaskRecord
 from clearhead.tasks.data import data_of
-from clearhead.tasks.record import Noise, TaskRecord
 from clearhead.text.tokenizer import Tokenizer
 
 

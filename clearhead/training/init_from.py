@@ -22,8 +22,8 @@ from clearhead.hf.mapping.tensor_rules import BoundRule
 from clearhead.hf.variants import label_config
 from clearhead.runs.directory import SPEC_FILE, model_files, read_task
 from clearhead.spec import Head, Model, validate
-from clearhead.tasks.record import Repeats, TaskRecord
-from clearhead.tasks.registry import find, with_outputs
+from clearhead.spec.tasks.record import Repeats, TaskRecord
+from clearhead.spec.tasks.registry import find, with_outputs
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.progress.reports import Progress
 from clearhead.weights.fill import filled

@@ -10,7 +10,7 @@ from clearhead.base.commands import make_command, quote
 from clearhead.runs.checkpoint import checkpoint_folder
 from clearhead.runs.directory import RUN_FILE
 from clearhead.spec.describe import number_of
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.registry import find
 from clearhead.training.progress.reports import duration
 from clearhead.training.runfile.sections import RunFile
 from clearhead.training.settings import STARTUP_SECONDS, RunResult

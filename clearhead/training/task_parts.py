@@ -20,9 +20,9 @@ from clearhead.data.arrays import Ragged
 from clearhead.data.batches.plans import EpochBatches
 from clearhead.data.sources.reading import reading_of
 from clearhead.evaluate.result import Validation
-from clearhead.presets.task_heads import with_head
-from clearhead.tasks.record import Repeats, TaskRecord
-from clearhead.tasks.registry import find
+from clearhead.spec.presets.task_heads import with_head
+from clearhead.spec.tasks.record import Repeats, TaskRecord
+from clearhead.spec.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.dry_run import Workload

@@ -16,9 +16,9 @@ from clearhead.base.printing import MOST_LINES, WIDTH, Printed, short
 from clearhead.compare.fairness import Fairness
 from clearhead.compare.report import Comparison
 from clearhead.maps.hook_points import capture
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.describe import model_summary
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.runfile.read import parse_run_file

@@ -18,9 +18,9 @@ from clearhead.bench.limits import Limits, best_seconds, measure_limits
 from clearhead.bench.speed import Effort, Speed, measure, weights_of_a_step
 from clearhead.core import build
 from clearhead.model.facade import Model
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec import Model as Spec
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.text.corpus import make_corpus

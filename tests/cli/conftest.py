@@ -11,7 +11,7 @@ import pytest
 from clearhead.fast.native.load import library
 from clearhead.recipes.fit import Fitted
 from clearhead.recipes.run_file import Choice, DataPlan, run_file_text
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.registry import find
 from tests.cli.tiny_run import train, write_run_file
 from tests.cli.tiny_tasks import train_task
 

@@ -11,8 +11,8 @@ import pytest
 
 import clearhead as ch
 from clearhead.cli.main import main
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.runfile.read import load_run_file

@@ -12,8 +12,8 @@ from clearhead.base.errors import InputError
 from clearhead.compare.runs import count_parameters, read_run
 from clearhead.compare.table import Row, Spread, differences, read_rows
 from clearhead.core import build
-from clearhead.presets.hyperparameters import Hyperparameters
 from clearhead.spec.cost import training_flops
+from clearhead.spec.presets.hyperparameters import Hyperparameters
 from clearhead.spec.token_counts import TokenCounts
 from tests.compare.made_runs import WORK, Made
 

@@ -8,8 +8,8 @@ import torch
 from clearhead import spec
 from clearhead.base.errors import InputError
 from clearhead.core.head import Head, Pool
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.presets.task_heads import label_head, token_head, vector_head, with_head
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.task_heads import label_head, token_head, vector_head, with_head
 
 WIDTH = 7
 

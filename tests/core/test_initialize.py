@@ -11,7 +11,7 @@ from torch import nn
 
 from clearhead import spec
 from clearhead.core import MultiHeadAttention, build
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 
 HPARAMS = Hyperparameters(
     encoder_layers=2, decoder_layers=3, width=62, heads=2, feedforward=101, segments=7, positions="buckets"

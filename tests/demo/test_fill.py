@@ -28,10 +28,10 @@ from clearhead.demo.fill import (
     run_fill,
 )
 from clearhead.model.facade import Model
-from clearhead.presets.hyperparameters import build_spec
-from clearhead.presets.named import PRESETS
+from clearhead.spec.presets.hyperparameters import build_spec
+from clearhead.spec.presets.named import PRESETS
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.fill.use import BLANK, Filled
-from clearhead.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.runfile.read import parse_run_file

@@ -12,7 +12,7 @@ from clearhead.data.sources.tables import Dataset
 from clearhead.recipes import fit
 from clearhead.recipes.fit import Fitted
 from clearhead.recipes.run_file import Choice, DataPlan, run_file_text
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.registry import find
 from clearhead.training.runfile.read import load_run_file
 
 

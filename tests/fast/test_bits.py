@@ -25,9 +25,9 @@ from clearhead.generate.prefill import prefill_prompts
 from clearhead.generate.running import RunningBatch
 from clearhead.generate.scoring.targets import score_targets
 from clearhead.generate.translation import translate_ids
-from clearhead.presets.hyperparameters import build_spec
-from clearhead.presets.named import PRESETS
-from clearhead.presets.task_heads import vector_head, with_head
+from clearhead.spec.presets.hyperparameters import build_spec
+from clearhead.spec.presets.named import PRESETS
+from clearhead.spec.presets.task_heads import vector_head, with_head
 
 VOCABULARY = 67
 COUNTS = 1, 2, 3, 7, 8, 9, 16, 17, 33, 64, 129, 257

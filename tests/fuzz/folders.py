@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 import clearhead as ch
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.hf.tokenizer_folders import SENTENCES, merges, pieces_model, processor, word_list, write

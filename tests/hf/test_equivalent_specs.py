@@ -17,10 +17,10 @@ from clearhead.core import Transformer, build
 from clearhead.hf.equivalent_specs import CHANGES, changed, with_folded_scale, with_scaled_output
 from clearhead.hf.loading import load_module
 from clearhead.hf.saving import save_module
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.presets.named import PRESETS
-from clearhead.presets.task_heads import label_head, token_head, usual_label_head, with_head
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.named import PRESETS
+from clearhead.spec.presets.task_heads import label_head, token_head, usual_label_head, with_head
+from clearhead.spec.tasks.record import TaskRecord
 from tests.laws.tiny import difference
 from tests.parity.architectures.harness import no_complaints, outputs_of
 

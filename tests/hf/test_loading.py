@@ -16,7 +16,7 @@ from clearhead.base.errors import InputError
 from clearhead.core import build
 from clearhead.hf.loading import load_module
 from clearhead.hf.saving import save_module
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from tests import hf_models
 
 SMALL = Hyperparameters(

@@ -18,7 +18,7 @@ from clearhead.core import build
 from clearhead.hf.files.tensor_files import BLOCK, TensorFiles
 from clearhead.hf.loading import load_module
 from clearhead.hf.saving import save_module
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from tests.conftest import ROOT
 
 TENSORS = "model.safetensors"

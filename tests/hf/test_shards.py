@@ -16,7 +16,7 @@ from clearhead.core import build
 from clearhead.hf.files.tensor_files import TensorFiles
 from clearhead.hf.loading import load_module
 from clearhead.hf.saving import save_module
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.weights import files
 from clearhead.weights.files import save_shards
 from tests import hf_models as made

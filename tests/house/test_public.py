@@ -23,14 +23,14 @@ NAMES = {
     """,
     "clearhead.check": "Finding Report attention layer loss module norm positions rope transformer",
     "clearhead.core": "Attention Cache MultiHeadAttention Output Sequence Transformer build",
-    "clearhead.presets": "bert_base gpt2 llama_tiny t5_small transformer_base transformer_big",
+    "clearhead.spec.presets": "bert_base gpt2 llama_tiny t5_small transformer_base transformer_big",
     "clearhead.spec": """
         Activation ActivationName Alibi Attention BandScaling Biases Branch Causal ClampedGate Disentangled
         DistanceTable DynamicScaling Embedding EmbeddingPosition FeedForward Full Function Head HeadLayer Layer
         LayerNorm Learned Linear LinearScaling LongRopeScaling Mask MixtureOfExperts Model Node Norm Normal
         OutProjection Part PlainNorm Pool PoolMode Prefix Projection QueryKeyNorm RMSNorm Reference RelativeBuckets
         Rotary RotaryScaling Router ScoreBias ScoreTable Sinusoidal SoftCap Stack Step Table TableHeads L2Normalize
-        Window Xavier YarnScaling builds consistency_faults map_nodes module_of own_parts validate walk
+        Window Xavier YarnScaling builds consistency_faults map_nodes module_of own_parts presets validate walk
     """,
     "clearhead.surgery": """
         EditedModel SurgeryReport cut_vocabulary grow_vocabulary keep_layers remove_heads remove_neurons replace_head
@@ -94,7 +94,7 @@ def test_public_methods(name: str) -> None:
 
 
 def test_presets_build_a_spec_each() -> None:
-    for name in NAMES["clearhead.presets"].split():
+    for name in NAMES["clearhead.spec.presets"].split():
         assert isinstance(getattr(clearhead.presets, name)(vocab_size=97), clearhead.spec.Model)
 
 

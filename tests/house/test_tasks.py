@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from clearhead.tasks.registry import BUILT_IN
+from clearhead.spec.tasks.registry import BUILT_IN
 from tests.house.source import Source, package_sources
 
 AT_HOME = ("clearhead/tasks/", "clearhead/hf/")

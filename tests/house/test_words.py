@@ -23,7 +23,7 @@ DONE = (
 )
 """Files and folders in which none of the words is bound; the others follow."""
 EXCEPTIONS: Mapping[str, str] = {
-    "clearhead/tasks/base.py:part": "the parts of a task, which its folder has as modules, are called so",
+    "clearhead/spec/tasks/base.py:part": "the parts of a task, which its folder has as modules, are called so",
 }
 """Names that stay, as PATH:NAME, each with its reason."""
 

@@ -26,7 +26,7 @@ import clearhead as ch
 from clearhead.base.hooks import HookPoints
 from clearhead.core import build
 from clearhead.kernels.attention import SHORT_ON_CPU
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 
 LENGTH = SHORT_ON_CPU + 3
 WATCHED = ("decoder.layers.0.steps.0.branches.0.function.weights", "encoder.layers.0.after", "logits")

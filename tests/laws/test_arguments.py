@@ -17,10 +17,10 @@ from torch import nn
 import clearhead as ch
 from clearhead import presets, surgery
 from clearhead.base.errors import InputError
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.presets.task_heads import label_head, token_head, vector_head
 from clearhead.spec import Full
-from clearhead.tasks.record import Noise, TaskRecord
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.task_heads import label_head, token_head, vector_head
+from clearhead.spec.tasks.record import Noise, TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from clearhead.core import Cache, Sequence, build
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 
 HPARAMS = Hyperparameters(
     family="decoder",

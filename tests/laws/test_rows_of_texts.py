@@ -12,8 +12,8 @@ from clearhead import spec
 from clearhead.core import build
 from clearhead.maps.hook_points import Place
 from clearhead.model.facade import Model
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import clearhead as ch
 from clearhead import spec
 from clearhead.core import build
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.weights.files import load_tensors, save_tensors

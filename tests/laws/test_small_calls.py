@@ -19,9 +19,9 @@ import clearhead as ch
 from clearhead import spec
 from clearhead.fast import runner
 from clearhead.fast.probe import has_fast_bf16
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.presets.task_heads import label_head, token_head, vector_head
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.task_heads import label_head, token_head, vector_head
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer

@@ -21,7 +21,7 @@ from clearhead.explain.text import text_lines
 from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.page import explorer_page
 from clearhead.model.facade import Model
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.maps.planted import POSITIONS, SHARP, Blocks, attention_of

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.core import Cache, Output, Transformer, build
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 
 VOCAB, TARGET_VOCAB, MAX_POSITIONS = 29, 23, 17
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "buckets")

@@ -12,7 +12,7 @@ from clearhead import spec
 from clearhead.core import Transformer, build
 from clearhead.core.attention import Attention
 from clearhead.model.facade import Model
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer

@@ -17,8 +17,8 @@ from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.hook_points import capture
 from clearhead.maps.pictures import thumbnails
 from clearhead.model.facade import Model
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer

@@ -14,8 +14,8 @@ from clearhead.maps import head_statistics, repeats
 from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.head_statistics import HeadStatistics
 from clearhead.model.facade import Model
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from tests.maps import planted
 

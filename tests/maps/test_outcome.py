@@ -12,7 +12,7 @@ from clearhead.base.errors import InputError
 from clearhead.core import Sequence, Transformer
 from clearhead.maps.outcome import Chosen, Outcome, OutputNames, choose_outcome, predicts_next
 from clearhead.maps.streams import Streams
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.maps.cases import make

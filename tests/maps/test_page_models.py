@@ -14,7 +14,7 @@ from clearhead.core import Transformer, build
 from clearhead.maps.attention_maps import AttentionMaps, attend
 from clearhead.maps.page import SampleOptions, run_sample
 from clearhead.maps.reading import Reading
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer

@@ -12,7 +12,7 @@ from clearhead.core import Transformer, build
 from clearhead.core.attention import MemoryAttention
 from clearhead.maps.hook_points import addresses, capture
 from clearhead.maps.shapes import Axis, activation_shapes
-from clearhead.presets.task_heads import label_head, vector_head, with_head
+from clearhead.spec.presets.task_heads import label_head, vector_head, with_head
 from tests.hf_specs import hf_specs
 from tests.laws.hf_parts import HF_PARTS
 from tests.laws.tiny import FAMILIES, POSITIONS, STYLES, hparams, resolved

@@ -12,8 +12,8 @@ from clearhead.core import build
 from clearhead.generate.results import Hypothesis
 from clearhead.maps.word_links import WordAligner, written_words
 from clearhead.model.facade import Model
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.maps.planted import POSITIONS, SHARP, Blocks, attention_of, vocabulary

@@ -13,8 +13,8 @@ import torch
 import clearhead as ch
 from clearhead.base.errors import InputError
 from clearhead.cli.main import main
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.cli.tiny_run import write_run_file

@@ -17,7 +17,7 @@ from clearhead.core import Attention, Transformer, build
 from clearhead.core.feedforward import FeedForward
 from clearhead.core.stack import Layer
 from clearhead.kernels import attention
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from tests.laws.tiny import difference, with_mask
 
 B, S, T, D, V = 3, 11, 7, 26, 29

@@ -15,13 +15,13 @@ from clearhead.base.errors import InputError
 from clearhead.base.progress import shown_by
 from clearhead.core import build
 from clearhead.model.facade import Model
-from clearhead.presets.task_heads import label_head, token_head, vector_head
 from clearhead.recipes import fit
 from clearhead.recipes.run_file import DataPlan
 from clearhead.recipes.survey import survey
-from clearhead.tasks.base import Architecture, Recipe, Size
-from clearhead.tasks.record import Noise, TaskRecord
-from clearhead.tasks.registry import every, find
+from clearhead.spec.presets.task_heads import label_head, token_head, vector_head
+from clearhead.spec.tasks.base import Architecture, Recipe, Size
+from clearhead.spec.tasks.record import Noise, TaskRecord
+from clearhead.spec.tasks.registry import every, find
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.runfile.model_table import resolve_spec
 from clearhead.training.runfile.read import parse_run_file

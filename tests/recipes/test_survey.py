@@ -15,8 +15,8 @@ from clearhead.recipes.survey import (
     tokenizer_kind,
     vocab_size,
 )
-from clearhead.tasks.base import Architecture, Recipe, Size, Task
-from clearhead.tasks.registry import every
+from clearhead.spec.tasks.base import Architecture, Recipe, Size, Task
+from clearhead.spec.tasks.registry import every
 
 
 def recipe(tokenizer: str = "bpe", size: int = 8_000, least_count: int = 2) -> Recipe:

@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead import spec
 from clearhead.core import build
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.cost import forward_flops, training_flops
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.token_counts import TokenCounts
 from clearhead.training.token_counts import count_batch
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from clearhead import spec
 from clearhead.base.errors import InputError
 from clearhead.core import build
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from tests.laws.hf_parts import HF_PARTS
 
 HPARAMS = Hyperparameters(

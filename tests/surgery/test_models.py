@@ -15,9 +15,9 @@ from clearhead.base.errors import InputError, LongTexts
 from clearhead.core import Transformer, build
 from clearhead.hf.loading import load_module
 from clearhead.hf.saving import save_module
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.presets.task_heads import token_head, vector_head
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.task_heads import token_head, vector_head
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests import hf_models

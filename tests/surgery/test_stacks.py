@@ -8,7 +8,7 @@ import torch
 from clearhead import spec
 from clearhead.base.errors import InputError
 from clearhead.core import Transformer, build
-from clearhead.presets.task_heads import label_head, token_head
+from clearhead.spec.presets.task_heads import label_head, token_head
 from clearhead.surgery import replace_head, to_encoder, to_encoder_decoder
 from tests.laws.hf_parts import HF_PARTS
 from tests.laws.tiny import MODELS, difference, tiny, with_mask

@@ -7,7 +7,7 @@ import torch
 
 from clearhead.base.errors import InputError
 from clearhead.core import Transformer
-from clearhead.presets.task_heads import token_head
+from clearhead.spec.presets.task_heads import token_head
 from clearhead.surgery import cut_vocabulary, grow_vocabulary, replace_head
 from tests.laws.tiny import difference, tiny
 from tests.surgery.models import FAMILIES, family, made, same_run

@@ -12,7 +12,7 @@ import transformers
 
 import clearhead as ch
 from clearhead.cli.main import main
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.tag.use import tag_words
 from tests import hf_models as checkpoints
 from tests.tasks import fine_tuning as made

@@ -13,10 +13,10 @@ import torch
 import clearhead as ch
 from clearhead import spec
 from clearhead.core import build
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.presets.task_heads import label_head, token_head, vector_head
-from clearhead.tasks.record import Noise, TaskRecord
-from clearhead.tasks.registry import BUILT_IN
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.task_heads import label_head, token_head, vector_head
+from clearhead.spec.tasks.record import Noise, TaskRecord
+from clearhead.spec.tasks.registry import BUILT_IN
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 

@@ -54,7 +54,7 @@ def real_trainer(run: Path, *, steps: int = STEPS, precision: Literal["fp32", "b
     from clearhead.data.sources.pairs import parallel_files
     from clearhead.data.stores.pairs import prepare_pairs
     from clearhead.data.tokenize.tokenizers import cached_tokenizers
-    from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+    from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
     from clearhead.tasks.translate.train import collate_pairs
     from clearhead.training.losses import token_loss
     from clearhead.training.optim.optimizers import build_optimizer

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import InputError
 from clearhead.core import build
-from clearhead.presets.hyperparameters import build_spec
-from clearhead.presets.named import PRESETS
 from clearhead.runs import checkpoint as files
+from clearhead.spec.presets.hyperparameters import build_spec
+from clearhead.spec.presets.named import PRESETS
 from clearhead.training import dry_run
 from clearhead.training import preflight as module_under_test
 from clearhead.training.dry_run import StepCost, Workload, step_cost

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from clearhead.core import build
 from clearhead.fast.training.parts import training_tree
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 
 
 def gradients(is_recomputed: bool) -> tuple[dict[str, Tensor], int]:

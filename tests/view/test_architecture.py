@@ -15,7 +15,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
 from clearhead import presets, spec
-from clearhead.presets.task_heads import label_head, vector_head, with_head
+from clearhead.spec.presets.task_heads import label_head, vector_head, with_head
 from clearhead.view.architecture import architecture_shapes, draw_architecture
 from clearhead.view.architecture_blocks import Group, layer_groups
 from clearhead.view.svg import Bounds, Box, Circle, Line, Shape, Text

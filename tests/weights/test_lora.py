@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 import clearhead as ch
 from clearhead.base.errors import InputError
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.training.assemble import train_run
 from clearhead.training.averaging import average_run
 from clearhead.training.runfile.read import load_run_file

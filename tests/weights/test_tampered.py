@@ -15,9 +15,9 @@ import clearhead as ch
 from clearhead.base.errors import InputError
 from clearhead.cli.main import main
 from clearhead.fast.int8 import to_int8
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.runs.manifest import MANIFEST
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.init_from import find_initial_model

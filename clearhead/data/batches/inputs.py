@@ -18,7 +18,7 @@ from clearhead.data.arrays import Indices
 from clearhead.data.batches.base import Batch, DeviceBatch
 from clearhead.data.batches.shapes import padded_length
 from clearhead.spec import Model
-from clearhead.tasks.record import Repeats
+from clearhead.spec.tasks.record import Repeats
 from clearhead.text.special_tokens import Part, SpecialTokens
 from clearhead.text.tokenizer import Tokenizer
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clearhead.data.sources.run_file_tables import has_ending, user_path
-from clearhead.tasks.record import Reading
+from clearhead.spec.tasks.record import Reading
 
 _FORMS = ("text", "tsv", "jsonl", "dataset", "source")
 # Keys that name the data itself.

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, Unpack
 from clearhead import spec
 from clearhead.hf.mapping.family import Address, Fixed, Key, Values, Variant
 from clearhead.hf.mapping.tensor_rules import Rule, module_rule, tensor_rule
-from clearhead.tasks.record import Repeats
+from clearhead.spec.tasks.record import Repeats
 
 AnyNorm = spec.LayerNorm | spec.RMSNorm
 AnyFunction = spec.Attention | spec.FeedForward | spec.MixtureOfExperts

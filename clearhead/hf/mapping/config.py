@@ -11,7 +11,7 @@ from clearhead import spec
 from clearhead.base.errors import InputError, nearest
 from clearhead.base.files import typed
 from clearhead.hf.mapping.family import Address, Family, Fixed, Key, Values, Variant
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.registry import find
 
 # Keys of every class that change nothing here: they name files, configure generation (which is read elsewhere) or
 # memory use, or describe how the model was trained.

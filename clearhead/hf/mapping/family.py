@@ -17,7 +17,7 @@ from torch import Tensor
 from clearhead import spec
 from clearhead.hf.mapping.tensor_rules import Rule
 from clearhead.spec.base import LARGEST_SIZE, MOST_LAYERS
-from clearhead.tasks.record import Repeats
+from clearhead.spec.tasks.record import Repeats
 
 Address = str | Callable[[spec.Model], Any]
 

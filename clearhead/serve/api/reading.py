@@ -16,7 +16,7 @@ from clearhead.predict.outputs import max_input_length
 from clearhead.serve.api.bodies import BodyRoute, in_thread
 from clearhead.serve.api.openai_types import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from clearhead.serve.api.served import Models, Served, check_ids
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.registry import find
 from clearhead.text.long_texts import encode_start, refuse_enormous
 from clearhead.text.tokenizer import Tokenizer
 

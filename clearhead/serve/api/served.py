@@ -22,7 +22,7 @@ from clearhead.maps.token_texts import TokenWriter, WrittenToken
 from clearhead.model.facade import Model
 from clearhead.serve.api.engine import Engine
 from clearhead.serve.runs import Runs
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.registry import find
 from clearhead.text.long_texts import refuse_enormous
 from clearhead.text.tokenizer import Tokenizer
 

@@ -16,8 +16,8 @@ from clearhead.serve.api.bodies import BodyRoute, in_thread
 from clearhead.serve.api.engine import Ended, Job, events
 from clearhead.serve.api.openai_types import Body
 from clearhead.serve.api.served import Models, Served
+from clearhead.spec.tasks.registry import find
 from clearhead.tasks.pipelines import PipelineParameters
-from clearhead.tasks.registry import find
 
 ParametersT = TypeVar("ParametersT", bound=PipelineParameters)
 MOST_INPUTS = 2048

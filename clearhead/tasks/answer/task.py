@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from clearhead.tasks.base import Architecture, EvaluateWords, NewWords, Recipe, Size, Task, Value
+from clearhead.spec.tasks.base import Architecture, EvaluateWords, NewWords, Recipe, Size, Task, Value
 from clearhead.tasks.recipe_parts import GATED, WORDS_TRAIN
 
 # The layers of the other encoders, and a class that finds answers.

@@ -28,6 +28,7 @@ from clearhead.data.stores.store import Store
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.answer.data import DATA
 from clearhead.tasks.answer.store import (
     NO_ANSWER,
@@ -38,7 +39,6 @@ from clearhead.tasks.answer.store import (
     prepare_answers,
     window_ids,
 )
-from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.use import collate_texts, finite
 from clearhead.text.long_texts import MOST_CHARACTERS, warn_of_long_texts
 from clearhead.text.spans import Span

@@ -16,7 +16,7 @@ from numpy import ndarray
 
 from clearhead.base.errors import InputError, json_text, key, nearest, shortened
 from clearhead.data.sources.tables import Table
-from clearhead.tasks.record import LabelKind
+from clearhead.spec.tasks.record import LabelKind
 
 _MOST_SHOWN = 12
 # From this many on, labels that are all different are taken for a wrong column.

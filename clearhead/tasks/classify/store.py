@@ -12,9 +12,9 @@ from clearhead.base.errors import InputError
 from clearhead.data.arrays import Ragged, encode_texts, fitting_lengths
 from clearhead.data.sources.tables import WHOLE, Share, Table, TableSource
 from clearhead.data.stores.store import Encoded, Store, StoreKind, counted, prepare_store, read_together
+from clearhead.spec.tasks.record import LabelKind
 from clearhead.tasks.classify.data import read_labelled, text_columns
 from clearhead.tasks.classify.label_set import LabelSet, learn_labels
-from clearhead.tasks.record import LabelKind
 from clearhead.text.long_texts import CHARACTERS_PER_TOKEN
 from clearhead.text.tokenizer import Tokenizer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from clearhead.tasks.base import EvaluateWords, NewWords, Recipe, Size, Task, Value
+from clearhead.spec.tasks.base import EvaluateWords, NewWords, Recipe, Size, Task, Value
 from clearhead.tasks.recipe_parts import ENCODER, MUON
 from clearhead.tasks.words import DATASETS, POOL
 

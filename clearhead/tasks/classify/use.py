@@ -35,10 +35,10 @@ from clearhead.evaluate.metrics import (
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures, aligned, f1_table, percent
 from clearhead.predict.outputs import Sides, check_finite, encode_sides, max_input_length, pooled_outputs
+from clearhead.spec.tasks.record import Repeats, TaskRecord
 from clearhead.tasks.classify.data import DATA
 from clearhead.tasks.classify.label_set import LabelSet
 from clearhead.tasks.classify.store import is_paired, labels_of, prepare_labelled
-from clearhead.tasks.record import Repeats, TaskRecord
 from clearhead.tasks.use import collate_texts
 from clearhead.text.tokenizer import Tokenizer
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from clearhead.data.sources.run_file_tables import Share
 from clearhead.data.sources.texts import TEXT_FORMS
-from clearhead.tasks.base import Family
+from clearhead.spec.tasks.base import Family
 from clearhead.tasks.data import TEXT_EXAMPLES, TaskData, TaskSection
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from clearhead import spec
 from clearhead.base.errors import InputError
 from clearhead.data.objectives.spans import num_sentinels
+from clearhead.spec.tasks.record import Noise
 from clearhead.tasks.denoise.data import DenoiseTask
-from clearhead.tasks.record import Noise
 from clearhead.tasks.train import NoisedTraining
 from clearhead.text.tokenizer import Tokenizer
 

@@ -22,9 +22,9 @@ from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures, aligned, percent
 from clearhead.evaluate.retrieval import check_pairs, recall_at
 from clearhead.predict.outputs import encode_sides, max_input_length, pooled_outputs
+from clearhead.spec.tasks.record import TaskRecord
+from clearhead.spec.tasks.registry import find
 from clearhead.tasks.embed.batches import positive_groups
-from clearhead.tasks.record import TaskRecord
-from clearhead.tasks.registry import find
 from clearhead.tasks.use import pairs_of
 from clearhead.text.tokenizer import Tokenizer
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from clearhead import spec
 from clearhead.base.errors import InputError
+from clearhead.spec.tasks.record import Noise
 from clearhead.tasks.fill.data import FillTask
-from clearhead.tasks.record import Noise
 from clearhead.tasks.train import NoisedTraining
 from clearhead.text.tokenizer import Tokenizer
 

@@ -28,7 +28,7 @@ from clearhead.evaluate.result import Measures
 from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import batches_by_cost, device_of, pad_ids
 from clearhead.predict.outputs import check_finite, max_input_length
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.use import collate_texts, corpus_of, measure_hidden_tokens, noise_of, refuse_pair
 from clearhead.text.long_texts import CHARACTERS_PER_TOKEN, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer

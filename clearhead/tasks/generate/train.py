@@ -21,8 +21,8 @@ from clearhead.data.stores.documents import Documents
 from clearhead.data.tokenize.tokenizers import LazyTexts, excerpts
 from clearhead.evaluate.result import Validation
 from clearhead.spec import Model, Prefix, walk
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.generate.data import GenerateData, GenerateTask
-from clearhead.tasks.record import TaskRecord
 from clearhead.tasks.train import TextTraining
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from clearhead.tasks.base import EvaluateWords, NewWords, Recipe, Size, Task
+from clearhead.spec.tasks.base import EvaluateWords, NewWords, Recipe, Size, Task
 from clearhead.tasks.recipe_parts import ENCODER, WORDS_TRAIN
 
 _BASELINE: Final = "the commonest tag of each word"

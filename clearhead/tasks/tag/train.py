@@ -19,7 +19,7 @@ from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.sources.tables import Share, TableSource
 from clearhead.data.stores.store import Store
 from clearhead.kernels.linear_cross_entropy import NO_LABEL
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.tag.data import tagged_texts
 from clearhead.tasks.tag.splitting import NO_WORD
 from clearhead.tasks.tag.store import prepare_tagged, splitter_of, tags_of

@@ -31,7 +31,7 @@ from clearhead.evaluate.metrics import F1Counts
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures, f1_table, percent
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.tag.data import DATA
 from clearhead.tasks.tag.splitting import NO_WORD, WordSplitter, chunk_sentences
 from clearhead.tasks.tag.store import names_of, prepare_tagged, tags_of

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from clearhead.data.sources.pairs import PAIR_FORMS, read_pairs
-from clearhead.tasks.base import Family
+from clearhead.spec.tasks.base import Family
 from clearhead.tasks.data import PAIR_EXAMPLES, PairSection, TaskData, TaskSection
 
 

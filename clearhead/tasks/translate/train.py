@@ -19,7 +19,7 @@ from clearhead.evaluate.result import Validation
 from clearhead.evaluate.translations import bleu_chrf, join_segments
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.translation import translate_ids
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.train import PairTraining, evenly_spaced
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.losses import mean_token_loss

@@ -9,9 +9,6 @@ from typing import Final
 
 from clearhead.base.errors import InputError, nearest, within
 from clearhead.base.machine import size, total_memory
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.presets.named import PRESETS
-from clearhead.presets.task_heads import with_head
 from clearhead.spec import (
     Attention,
     Branch,
@@ -26,6 +23,9 @@ from clearhead.spec import (
     own_parts,
 )
 from clearhead.spec.cost import TRAINING_BYTES
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.named import PRESETS
+from clearhead.spec.presets.task_heads import with_head
 from clearhead.training.runfile.sections import ModelSection
 
 DEFAULT_PRESET = "transformer"

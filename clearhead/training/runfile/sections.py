@@ -14,8 +14,8 @@ from pydantic import Discriminator, Field, Tag, create_model
 
 from clearhead.data.sources.run_file_tables import Count, Form, Positive, Section, Share, form_of
 from clearhead.spec.base import MOST_LAYERS
+from clearhead.spec.tasks.registry import kinds
 from clearhead.tasks.data import DataSection, TaskSection, data_of
-from clearhead.tasks.registry import kinds
 
 SUBWORD_KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 from collections.abc import Iterator
 
 import clearhead
@@ -14,7 +14,7 @@ FOREIGN = "Module, BaseModel, Node, tuple, dict, object, Printed, PrintedModule,
 
 def lines(package: str) -> Iterator[str]:
     """Yield the names of a package in the order of the alphabet; classes last."""
-    module = importlib.import_module(package)
+    module = pkgutil.resolve_name(package)
     names = [name for name in module.__all__ if not inspect.ismodule(getattr(module, name)) and name != "__version__"]
     if package != "clearhead":
         names = [name for name in names if getattr(clearhead, name, None) is not getattr(module, name)]

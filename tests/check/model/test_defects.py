@@ -21,7 +21,7 @@ from clearhead.core import Transformer, attention, build, context
 from clearhead.fast import stack as kernels
 from clearhead.fast.native.load import library
 from clearhead.generate.search import beam
-from clearhead.presets.task_heads import label_head, with_head
+from clearhead.spec.presets.task_heads import label_head, with_head
 from tests.laws.tiny import hparams, resolved, tiny, with_mask
 
 FIRST = "decoder.layers.0.steps.0.branches.0.function"

@@ -21,7 +21,7 @@ from clearhead.data.batches.plans import EpochBatches
 from clearhead.data.batches.text import Objective, causal_epoch, causal_view, window_epoch, window_view
 from clearhead.data.sources.texts import TextFiles
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.text.corpus import make_corpus
 

@@ -10,7 +10,7 @@ from clearhead.data.objectives.build import build_objective
 from clearhead.data.objectives.infilling import TextInfilling
 from clearhead.data.objectives.masking import MaskedLM
 from clearhead.data.objectives.spans import SpanCorruption
-from clearhead.tasks.record import Noise, TaskRecord
+from clearhead.spec.tasks.record import Noise, TaskRecord
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.data.objectives.noisy import pieces, stream, tokenizer
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clearhead.data.sources.reading import read_alike, reading_of
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks.record import TaskRecord
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from clearhead.fast.cache import IndexedCache
 from clearhead.fast.int8 import to_int8
 from clearhead.fast.runner import Runner
 from clearhead.kernels.key_values import KeyValues
-from clearhead.presets.hyperparameters import build_spec
-from clearhead.presets.named import PRESETS
+from clearhead.spec.presets.hyperparameters import build_spec
+from clearhead.spec.presets.named import PRESETS
 
 VOCABULARY = 60
 Attend = dict[str, object]

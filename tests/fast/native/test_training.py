@@ -14,7 +14,7 @@ from clearhead.fast.probe import processor
 from clearhead.fast.training import parts
 from clearhead.fast.training.linear import has_products
 from clearhead.fast.training.parts import FusedAttention, FusedFeedForward, FusedLinear, training_tree
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 
 
 def test_where_no_kernel_multiplies_bf16_products_are_those_of_pytorch(

@@ -17,7 +17,7 @@ from clearhead.fast.training import parts
 from clearhead.fast.training.linear import has_products, linears
 from clearhead.fast.training.parts import FusedAttention, FusedRMSNorm, training_tree
 from clearhead.fast.training.stream import FusedStream
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 
 
 @pytest.fixture(params=[("pre", "rotary"), ("post", "buckets")])

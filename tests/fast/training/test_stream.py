@@ -12,7 +12,7 @@ from clearhead import spec
 from clearhead.core import Transformer, build
 from clearhead.core.norm import Norm, build_norm
 from clearhead.fast.training.stream import _Added, _normed, dropout, stream_branches
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 
 pytestmark = pytest.mark.usefixtures("bf16_kernels")
 WANTED = "sum", "normed", "rounded"

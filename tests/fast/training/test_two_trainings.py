@@ -13,7 +13,7 @@ from torch import Tensor
 from clearhead.core import Transformer, build
 from clearhead.data.batches.base import Batch
 from clearhead.fast.training.parts import FusedAttention, FusedRMSNorm, training_tree
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.training.losses import token_loss
 from clearhead.training.optim.gradients import scale_gradients
 from clearhead.training.optim.optimizers import build_optimizer

@@ -13,7 +13,7 @@ from clearhead.base.errors import InputError
 from clearhead.core import build
 from clearhead.hf.files.hub import find_checkpoint
 from clearhead.hf.saving import save_module
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from tests.conftest import ROOT
 from tests.hf.files.fake_hub import COMMITS, Hub, job, serving
 

@@ -26,7 +26,7 @@ from clearhead.hf import registry
 from clearhead.hf.loading import LoadedModule, bind_rules, load_module
 from clearhead.hf.mapping.family import Variant
 from clearhead.hf.saving import module_to_hf_tensors
-from clearhead.tasks.record import Repeats
+from clearhead.spec.tasks.record import Repeats
 
 B, T, U = 3, 13, 7
 transformers.logging.disable_progress_bar()

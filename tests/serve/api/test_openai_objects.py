@@ -24,11 +24,11 @@ from openai.types.chat import (
 from openai.types.chat import completion_create_params as chat_create_params
 
 import clearhead as ch
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.serve.api.openai_types import Body, ChatMessage, ChatRequest, CompletionRequest, EmbeddingRequest
 from clearhead.serve.api.openai_types import StreamOptions as OurStreamOptions
 from clearhead.serve.api.served import Models, Served
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.token_bytes import token_bytes
 from clearhead.text.tokenizer_training import train_tokenizer

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from clearhead.base.errors import InputError, LongTexts, RunFailure
 from clearhead.core import Transformer
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.classify.data import DATA
 from clearhead.tasks.classify.store import prepare_labelled
 from clearhead.tasks.classify.use import (
@@ -26,7 +27,6 @@ from clearhead.tasks.classify.use import (
     classify,
     measure_store,
 )
-from clearhead.tasks.record import TaskRecord
 from clearhead.text.tokenizer import Tokenizer
 from tests.tasks.labelled_models import FAMILIES, character_tokenizer, model, random_texts
 

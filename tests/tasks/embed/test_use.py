@@ -8,8 +8,8 @@ import torch
 
 from clearhead.base.errors import InputError, LongTexts, RunFailure
 from clearhead.core import Transformer, build
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.presets.task_heads import label_head, vector_head, with_head
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.task_heads import label_head, vector_head, with_head
 from clearhead.tasks.embed.use import embed, similarity, vector_width
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer

@@ -12,7 +12,7 @@ import torch
 
 from clearhead.base.errors import InputError, LongTexts, RunFailure
 from clearhead.core import Transformer, build
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.tasks.fill.use import BLANK, fill
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.cli.main import main
-from clearhead.tasks.registry import find
+from clearhead.spec.tasks.registry import find
 from tests.training.quick import leave_out
 
 

@@ -14,7 +14,7 @@ import torch
 
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.core import Transformer
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.tag.data import DATA
 from clearhead.tasks.tag.splitting import WordSplitter
 from clearhead.tasks.tag.store import prepare_tagged

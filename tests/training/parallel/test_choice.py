@@ -7,7 +7,7 @@ import torch
 
 from clearhead.base.printing import num_parameters
 from clearhead.core import build
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.training.parallel import choice
 from clearhead.training.parallel.processes import Process, Processes
 from clearhead.training.preflight import least_memory

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.base.errors import InputError
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.tasks.registry import BUILT_IN
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.tasks.registry import BUILT_IN
 from clearhead.training.runfile.faults import find_lines
 from clearhead.training.runfile.model_table import least_parameters
 from clearhead.training.runfile.read import load_run_file, parse_run_file, to_toml

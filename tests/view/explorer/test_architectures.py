@@ -20,7 +20,7 @@ from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.hook_points import capture
 from clearhead.maps.page import explorer_page
 from clearhead.model.facade import Model
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from clearhead.tasks.base import Architecture, EvaluateWords, NewWords, Recipe, Size, Task, Value
+from clearhead.spec.tasks.base import Architecture, EvaluateWords, NewWords, Recipe, Size, Task, Value
 
 _MODEL: Final = Architecture(
     {"norm": "rms", "norm_place": "pre", "positions": "rotary", "activation": "silu", "gated": True},

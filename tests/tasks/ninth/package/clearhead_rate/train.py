@@ -20,8 +20,8 @@ from clearhead.data.sources.tables import Share, TableSource
 from clearhead.data.stores.store import Store
 from clearhead.evaluate.result import Validation
 from clearhead.predict.outputs import run_batch
-from clearhead.presets.task_heads import usual_pool, with_head
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.presets.task_heads import usual_pool, with_head
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.train import LabelledTraining, Stores
 from clearhead.text.tokenizer import Tokenizer
 from clearhead_rate.data import RateData, RateTask, read_rated

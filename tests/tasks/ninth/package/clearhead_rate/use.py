@@ -21,7 +21,7 @@ from clearhead.evaluate.metrics import pearson
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.evaluate.result import Measures, aligned
 from clearhead.predict.outputs import Sides, check_finite, encode_sides, max_input_length, pooled_outputs
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.use import refuse_pair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead_rate.data import DATA, Bounds, read_rated

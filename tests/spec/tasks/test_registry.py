@@ -11,11 +11,11 @@ import pytest
 
 from clearhead.base.errors import InputError
 from clearhead.cli.main import main
-from clearhead.tasks import registry
-from clearhead.tasks.record import TaskRecord
+from clearhead.spec.tasks import registry
+from clearhead.spec.tasks.record import TaskRecord
 
 TASK = """
-from clearhead.tasks.base import EvaluateWords, NewWords, Task
+from clearhead.spec.tasks.base import EvaluateWords, NewWords, Task
 
 TASK = Task(
     "{kind}", "labels", ("encoder",), NewWords("Write it.", (), "", ("text",), ("mood",), longer=""),
@@ -69,8 +69,8 @@ def test_an_option_without_help_is_still_an_option(install: Install, capsys: pyt
         ("import nothing_like_it\n", "ModuleNotFoundError: No module named 'nothing_like_it'"),
         ("TASK = Task()\n", "NameError: name 'Task' is not defined"),
         ("", "AttributeError"),
-        (TASK.format(kind="temper"), "is not the task 'mood': expected a clearhead.tasks.base.Task of this kind"),
-        ("TASK = 3\n", "is not the task 'mood': expected a clearhead.tasks.base.Task of this kind"),
+        (TASK.format(kind="temper"), "is not the task 'mood': expected a clearhead.spec.tasks.base.Task of this kind"),
+        ("TASK = 3\n", "is not the task 'mood': expected a clearhead.spec.tasks.base.Task of this kind"),
     ],
 )
 def test_a_broken_package_is_named_and_breaks_no_other_task(

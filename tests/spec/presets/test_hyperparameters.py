@@ -8,9 +8,9 @@ import pytest
 
 from clearhead import presets, spec
 from clearhead.base.errors import InputError
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.presets.named import PRESETS
-from clearhead.presets.names import FUNCTIONS
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.named import PRESETS
+from clearhead.spec.presets.names import FUNCTIONS
 
 BASE = Hyperparameters(
     layers=2, width=14, heads=2, head_size=6, feedforward=17, embedding_norm=True, output_transform=True

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from clearhead import spec
 from clearhead.base.arguments import checked
-from clearhead.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 
 PRESETS: dict[str, Hyperparameters] = {
     # arXiv 1706.03762, table 3, rows "base" and "big".

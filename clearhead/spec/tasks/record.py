@@ -9,7 +9,7 @@ from pydantic_core import PydanticKnownError
 
 from clearhead.base.errors import InputError
 from clearhead.base.printing import Printed
-from clearhead.tasks.registry import kinds, no_task
+from clearhead.spec.tasks.registry import kinds, no_task
 
 
 def _known(kind: str) -> str:

@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Final
 
 from clearhead.base.errors import InputError, nearest
-from clearhead.tasks.base import Family, Outputs, Task
+from clearhead.spec.tasks.base import Family, Outputs, Task
 
 BUILT_IN: Final = ("translate", "generate", "fill", "classify", "tag", "embed", "denoise", "answer")
 """One line here registers a task of this package."""
@@ -45,7 +45,7 @@ def find(kind: str) -> Task:
         ) from None
     if not isinstance(loaded, Task) or loaded.kind != kind:
         raise InputError(
-            f"{point.value} is not the task '{kind}': expected a clearhead.tasks.base.Task of this kind; update "
+            f"{point.value} is not the task '{kind}': expected a clearhead.spec.tasks.base.Task of this kind; update "
             "its package"
         )
     return loaded
