@@ -49,13 +49,13 @@ from torch.nn import functional as F
 
 import clearhead as ch
 from clearhead.bench.limits import fast_precisions
+from clearhead.core.kernels.positions import sinusoidal_table
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.plans import LengthSortedPlan
 from clearhead.data.sources.pairs import parallel_files
 from clearhead.data.stores.pairs import prepare_pairs
 from clearhead.data.tokenize.tokenizers import cached_tokenizers
 from clearhead.fast.training.parts import training_tree
-from clearhead.kernels.positions import sinusoidal_table
 from clearhead.spec.cost import training_flops
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.tasks.translate.train import collate_pairs

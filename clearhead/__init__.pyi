@@ -5,6 +5,7 @@ from .base.errors import InputError as InputError
 from .base.errors import RunFailure as RunFailure
 from .base.hooks import HookPoints as HookPoints
 from .core.context import Cache as Cache
+from .core.extensions.modules import register as register
 from .core.model import Output as Output
 from .core.model import Transformer as Transformer
 from .core.model import build as build
@@ -20,7 +21,6 @@ from .model.facade import Model as Model
 from .model.loading import load as load
 from .model.training import TrainResult as TrainResult
 from .model.training import train as train
-from .parts.modules import register as register
 from .spec import presets as presets
 from .sweeps.api import SweepResult as SweepResult
 from .sweeps.api import sweep as sweep

@@ -9,7 +9,7 @@ import pytest
 from jaxtyping import Float, TypeCheckError
 from torch import Tensor, zeros
 
-from clearhead.kernels.positions import rotate
+from clearhead.core.kernels.positions import rotate
 from tests.typechecker import decorated
 
 

@@ -112,7 +112,7 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
     """Return what a model is and costs, as one record and as lines."""
     from clearhead.base.printing import num_parameters
     from clearhead.core import build
-    from clearhead.parts.modules import part_lines
+    from clearhead.core.extensions.modules import part_lines
     from clearhead.spec.base import tree_lines
     from clearhead.spec.cost import FP32_BYTES, cost_per_token
     from clearhead.spec.describe import decoder_masks, head_summary

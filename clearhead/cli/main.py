@@ -207,7 +207,7 @@ def _run(words: Sequence[str], parts: Sequence[str], debug: bool, signals: StopO
     EXTENSIONS.set([])
     try:
         if parts:
-            from clearhead.parts.files import load_parts
+            from clearhead.core.extensions.files import load_parts
 
             load_parts(parts)
         program = typer.main.get_command(make_app())

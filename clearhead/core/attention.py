@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from clearhead import spec
 from clearhead.base.hooks import HookPoints, is_seen
 from clearhead.core.context import Context
+from clearhead.core.kernels.attention import Kernel, choose_kernel, eager_is_better, fused_attention
+from clearhead.core.kernels.dropout import Dropout
+from clearhead.core.kernels.positions import rotary_angles, rotate
 from clearhead.core.norm import build_norm
 from clearhead.core.rare.rope_scaling import total_lengths
 from clearhead.core.shapes import Keys, MayAttend, Queries, Scores, States
-from clearhead.kernels.attention import Kernel, choose_kernel, eager_is_better, fused_attention
-from clearhead.kernels.dropout import Dropout
-from clearhead.kernels.positions import rotary_angles, rotate
 
 Heads = Float[Tensor, "batch any_heads tokens head_size"]
 

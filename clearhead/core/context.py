@@ -20,9 +20,9 @@ from clearhead import spec
 from clearhead.base.arguments import check_tensor, explained
 from clearhead.base.errors import InputError
 from clearhead.base.printing import Printed
+from clearhead.core.kernels.key_values import KeyValues
+from clearhead.core.kernels.positions import token_positions
 from clearhead.core.shapes import Ids, MayAttend, Memory, Real, RealMemory, States
-from clearhead.kernels.key_values import KeyValues
-from clearhead.kernels.positions import token_positions
 
 
 @dataclass(frozen=True, repr=False)

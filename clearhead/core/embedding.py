@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from clearhead import spec
 from clearhead.base.errors import InputError
 from clearhead.base.printing import PrintedModule
+from clearhead.core.kernels.dropout import Dropout
+from clearhead.core.kernels.positions import sinusoidal_table
 from clearhead.core.norm import build_norm
 from clearhead.core.shapes import Ids, States
-from clearhead.kernels.dropout import Dropout
-from clearhead.kernels.positions import sinusoidal_table
 
 
 class Table(PrintedModule, nn.Module):

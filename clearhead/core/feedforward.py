@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.base.printing import PrintedModule
+from clearhead.core.kernels.dropout import Dropout
 from clearhead.core.shapes import States
-from clearhead.kernels.dropout import Dropout
 
 Inner = Float[Tensor, "*axes size"]
 

@@ -15,11 +15,11 @@ from clearhead.base.hooks import HookPoints
 from clearhead.core.attention import MemoryAttention
 from clearhead.core.context import Cache, Context, Sequence
 from clearhead.core.embedding import Embedding
+from clearhead.core.kernels.dropout import Dropout
 from clearhead.core.norm import Vectors, build_norm
 from clearhead.core.rare.disentangled import DisentangledAttention
 from clearhead.core.rare.score_bias import BiasedAttention, build_score_table
 from clearhead.core.shapes import Memory, RealMemory, States
-from clearhead.kernels.dropout import Dropout
 
 
 def build_function(width: int, function: spec.Function, memory_width: int | None = None) -> nn.Module:

@@ -21,12 +21,12 @@ from clearhead.core.context import Masking
 from clearhead.core.embedding import Embedding, LearnedPosition, Table
 from clearhead.core.feedforward import FeedForward, activate
 from clearhead.core.head import Linear, Pointwise, Pool
+from clearhead.core.kernels.positions import rotate
 from clearhead.core.norm import LayerNorm, Norm
 from clearhead.core.rare.mixture_of_experts import MixtureOfExperts
 from clearhead.core.stack import Branch, Layer, Stack, Step
 from clearhead.explain.values import Code, Section, Value, code_of, heads_first, named
 from clearhead.fast.replica import replica
-from clearhead.kernels.positions import rotate
 from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.hook_points import Captured, capture
 from clearhead.maps.outcome import OutputNames

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from clearhead.base.errors import InputError
 from clearhead.core import Transformer
+from clearhead.core.extensions.trial import try_parts
 from clearhead.fast.int8 import is_int8, to_int8
 from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.hf.export import load_origin
-from clearhead.parts.trial import try_parts
 from clearhead.runs.directory import SPEC_FILE, TASK_FILE, model_files, read_task, settled
 from clearhead.spec import Model as ModelSpec
 from clearhead.spec.tasks.record import TaskRecord

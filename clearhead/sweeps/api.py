@@ -15,7 +15,7 @@ from clearhead.base.printing import Printed
 from clearhead.base.progress import message
 from clearhead.compare.report import Comparison, compare_runs
 from clearhead.compare.runs import read_run
-from clearhead.parts.files import parts_options
+from clearhead.core.extensions.files import parts_options
 from clearhead.runs.directory import RunDirectory, acquire_lock, differing_keys, read_configuration
 from clearhead.sweeps.budgets import Planned, budget_of, check_budget
 from clearhead.sweeps.processes import Job, places, train_all

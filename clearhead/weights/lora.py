@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from clearhead.base.errors import InputError
 from clearhead.base.printing import num_parameters
+from clearhead.core.kernels.dropout import Dropout
 from clearhead.fast.int8 import dequantized, holds_int8
-from clearhead.kernels.dropout import Dropout
 from clearhead.spec.addresses import nearest_address, select_addresses
 from clearhead.weights.files import load_weights
 

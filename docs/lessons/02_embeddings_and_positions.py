@@ -27,7 +27,7 @@ from shared import attempt
 import clearhead as ch
 from clearhead import spec
 from clearhead.core.embedding import Embedding
-from clearhead.kernels.positions import sinusoidal_table
+from clearhead.core.kernels.positions import sinusoidal_table
 
 torch.set_printoptions(precision=4, sci_mode=False)
 

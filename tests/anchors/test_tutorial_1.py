@@ -42,11 +42,11 @@ import clearhead as ch
 from clearhead import spec
 from clearhead.base.errors import InputError
 from clearhead.core.context import Masking
+from clearhead.core.kernels.dropout import Dropout
+from clearhead.core.kernels.positions import sinusoidal_table
 from clearhead.core.norm import LayerNorm
 from clearhead.data.sources.pairs import parallel_files
 from clearhead.data.stores.pairs import prepare_pairs
-from clearhead.kernels.dropout import Dropout
-from clearhead.kernels.positions import sinusoidal_table
 from clearhead.tasks.translate.train import collate_pairs
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer

@@ -36,8 +36,8 @@ from clearhead import spec
 from clearhead.base.errors import InputError
 from clearhead.core.context import Masking
 from clearhead.core.feedforward import FeedForward
+from clearhead.core.kernels.positions import sinusoidal_table
 from clearhead.core.norm import LayerNorm
-from clearhead.kernels.positions import sinusoidal_table
 from tests.anchors import builders
 
 WIDTH, HEADS, INNER = 300, 4, 64

@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 from clearhead.base import commands
 from clearhead.base.commands import EXTENSIONS, list_requirements, make_command, make_install_command
 from clearhead.cli.main import make_app
-from clearhead.parts.files import load_parts
+from clearhead.core.extensions.files import load_parts
 from tests.house.source import ROOT, Source, package_sources
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the commands are those of a POSIX shell")

@@ -11,8 +11,8 @@ from clearhead.base.errors import InputError
 from clearhead.base.hooks import watching
 from clearhead.core import MultiHeadAttention, build
 from clearhead.core.attention import Attention, attention_weights
-from clearhead.kernels import attention
-from clearhead.kernels.positions import rotary_angles, rotate
+from clearhead.core.kernels import attention
+from clearhead.core.kernels.positions import rotary_angles, rotate
 from tests.laws.tiny import TARGET_VOCAB, difference, resolved, tiny
 from tests.laws.tiny import hparams as recipe_of
 

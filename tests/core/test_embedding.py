@@ -10,7 +10,7 @@ from clearhead import spec
 from clearhead.base.errors import InputError
 from clearhead.core import build
 from clearhead.core.embedding import Embedding, LearnedPosition, SinusoidalPosition
-from clearhead.kernels.positions import sinusoidal_table
+from clearhead.core.kernels.positions import sinusoidal_table
 
 WIDTH, ROWS, OWN = 7, 13, 5
 IDS = torch.tensor([[3, 0, 12, 5]])

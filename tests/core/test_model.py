@@ -49,7 +49,7 @@ UNTYPED = """
 import torch
 from clearhead import spec
 from clearhead.core import MultiHeadAttention, build
-from clearhead.kernels import attention
+from clearhead.core.kernels import attention
 from clearhead.base.errors import InputError
 from tests.laws.tiny import tiny
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from clearhead import spec
 from clearhead.core import Transformer
+from clearhead.core.kernels.positions import distance_row, relative_bucket, rotary_frequencies
 from clearhead.explain.values import Section
-from clearhead.kernels.positions import distance_row, relative_bucket, rotary_frequencies
 
 Numbers = np.ndarray
 _erf = np.vectorize(math.erf)

@@ -12,10 +12,10 @@ import clearhead as ch
 from clearhead.core import Transformer
 from clearhead.explain.forward import Forward, sections
 from clearhead.explain.score import NotTakenApart, Writer, score_terms
+from tests.core.extensions.test_parts import module as part_module
 from tests.explain.recomputed import Recomputed
 from tests.laws.hf_parts import HF_PARTS, ROTARY, attending
 from tests.maps.cases import CASES, NONLINEAR, make, texts
-from tests.parts.test_parts import module as part_module
 
 RARE = [
     "query-key norm per head", "query-key norm over the width", "query-key norm after rotation", "soft cap",

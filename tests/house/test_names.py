@@ -59,7 +59,7 @@ def modules(source: Source) -> list[str]:
     return faults
 
 
-@pytest.mark.parametrize("package", ["core", "kernels", "training", "generate"])
+@pytest.mark.parametrize("package", ["core", "training", "generate"])
 def test_no_architecture_name(package: str) -> None:
     faults = [fault for source in package_sources(package) for fault in architecture_names(source)]
     assert not faults, "architecture names belong in hf/families/ and presets/:\n" + "\n".join(faults)

@@ -39,8 +39,8 @@ ALLOWED = {
     "clearhead/training/runfile/read.py": {"tomllib.loads": 2, "read_text_file": 1},
     "clearhead/training/parallel/sharded.py": {"safe_open": 1, ".open": 1, "json.loads": 1},
     # Files that the user names: run files, sweep files (as JSON, to be typed), texts, own parts.
-    "clearhead/parts/files.py": {".read_bytes": 1},
-    "clearhead/parts/modules.py": {".read_bytes": 1},
+    "clearhead/core/extensions/files.py": {".read_bytes": 1},
+    "clearhead/core/extensions/modules.py": {".read_bytes": 1},
     "clearhead/sweeps/api.py": {"read_text_file": 1, "tomllib.loads": 1},
     "clearhead/sweeps/variations.py": {"read_text_file": 1, "tomllib.loads": 2, "json.loads": 1},
     "clearhead/cli/sweep.py": {"read_text_file": 1},

@@ -31,7 +31,7 @@ PACKAGE = ROOT / "clearhead"
 RECORD = Path(__file__).with_suffix(".json")
 WALKS = ("load", "translate", "generate", "train", "serve")
 NOT_COUNTED = (
-    "__init__.py", "base/", "core/", "fast/busy_waiting.py", "kernels/", "parts/", "spec/", "version.py",
+    "__init__.py", "base/", "core/", "fast/busy_waiting.py", "spec/", "version.py",
 )  # fmt: skip
 """Files and folders of `base/`, `spec/` and `core/`; and the file of a thread that watches the load of the machine."""
 

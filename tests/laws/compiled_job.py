@@ -25,7 +25,7 @@ from torch import Tensor, fx, nn
 import clearhead as ch
 from clearhead.base.hooks import HookPoints
 from clearhead.core import build
-from clearhead.kernels.attention import SHORT_ON_CPU
+from clearhead.core.kernels.attention import SHORT_ON_CPU
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 
 LENGTH = SHORT_ON_CPU + 3

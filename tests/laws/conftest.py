@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from clearhead.core.kernels import attention
 from clearhead.fast.stack import StackPlan
-from clearhead.kernels import attention
 
 
 @pytest.fixture

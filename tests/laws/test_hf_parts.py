@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clearhead.core import Attention, Cache, Sequence, Transformer, build
-from clearhead.kernels import attention
+from clearhead.core.kernels import attention
 from tests.laws.hf_parts import DEPENDS_ON_LENGTH, HF_PARTS, LENGTH, hf_part
 from tests.laws.tiny import Reader, difference, padded, ragged
 

@@ -16,9 +16,9 @@ from clearhead.base.errors import InputError
 from clearhead.base.hooks import HookPoints, is_seen
 from clearhead.core import Cache, MultiHeadAttention, Sequence, build
 from clearhead.core.attention import Attention, MemoryAttention, attention_weights
+from clearhead.core.kernels import attention as kernels
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.search.beam import start_translations
-from clearhead.kernels import attention as kernels
 from clearhead.maps.hook_points import Place, addresses, capture, edit
 from tests.generate.tiny import run_search
 from tests.laws.hf_parts import HF_PARTS, hf_part

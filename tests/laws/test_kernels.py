@@ -8,7 +8,7 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.core import MultiHeadAttention, Transformer, build
-from clearhead.kernels import attention
+from clearhead.core.kernels import attention
 from tests.laws.tiny import MODELS, Reader, difference, hparams, padded, ragged, resolved, tiny, with_mask
 
 Results = tuple[Tensor, list[Tensor]]

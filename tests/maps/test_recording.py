@@ -75,11 +75,11 @@ def test_the_model_runs_with_the_fused_kernel(name: str, monkeypatch: pytest.Mon
     source, target = inputs(module)
     with capture(module, "**.weights") as seen:
         module.states(source, target)
-    monkeypatch.setattr("clearhead.kernels.attention.SHORT_ON_CPU", 0)
+    monkeypatch.setattr("clearhead.core.kernels.attention.SHORT_ON_CPU", 0)
     calls: list[int] = []
     kernel = torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(
-        "clearhead.kernels.attention.F.scaled_dot_product_attention",
+        "clearhead.core.kernels.attention.F.scaled_dot_product_attention",
         lambda *args, **options: calls.append(1) or kernel(*args, **options),
     )
     records = recorded(module, source, target)

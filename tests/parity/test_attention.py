@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clearhead import spec
 from clearhead.core import MultiHeadAttention
-from clearhead.kernels import attention
+from clearhead.core.kernels import attention
 from tests.laws.tiny import difference
 
 B, T, S, D, H = 3, 7, 11, 26, 2

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from clearhead import spec
 from clearhead.core import Attention, Transformer, build
 from clearhead.core.feedforward import FeedForward
+from clearhead.core.kernels import attention
 from clearhead.core.stack import Layer
-from clearhead.kernels import attention
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from tests.laws.tiny import difference, with_mask
 

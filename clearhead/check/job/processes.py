@@ -17,7 +17,7 @@ import psutil
 
 from clearhead.base.errors import RunFailure, shortened
 from clearhead.base.machine import SAFE_PATH
-from clearhead.parts.files import parts_options
+from clearhead.core.extensions.files import parts_options
 from clearhead.runs.checkpoint import checkpoint_folder, checkpoint_steps
 from clearhead.runs.metrics import FILE_NAME, read_metrics
 

@@ -23,6 +23,7 @@ from clearhead.check.model.flow import Draw
 from clearhead.check.model.readers import Place, Reader, Side, Trace, distance, joined, run
 from clearhead.check.model.report import Outcome
 from clearhead.core import Attention, Sequence, Transformer
+from clearhead.core.kernels.attention import SHORT_ON_CPU
 from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import has_prefix_mask, prefill_prompts
@@ -30,7 +31,6 @@ from clearhead.generate.processors import BannedIds
 from clearhead.generate.rows import Sentence
 from clearhead.generate.running import RunningBatch
 from clearhead.generate.search.beam import start_beams
-from clearhead.kernels.attention import SHORT_ON_CPU
 
 if TYPE_CHECKING:
     from clearhead.model.facade import Model

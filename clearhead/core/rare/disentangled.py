@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from clearhead import spec
 from clearhead.core.attention import Attention
 from clearhead.core.context import Context
+from clearhead.core.kernels.positions import distance_row
 from clearhead.core.norm import build_norm
 from clearhead.core.shapes import Keys, Queries, Scores
-from clearhead.kernels.positions import distance_row
 
 
 class DistanceTable(nn.Module):

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.core.feedforward import activate
+from clearhead.core.kernels.dropout import Dropout
 from clearhead.core.shapes import States
-from clearhead.kernels.dropout import Dropout
 
 Tokens = Float[Tensor, "tokens width"]
 Map = tuple[Tensor, Tensor | None]

@@ -13,9 +13,9 @@ from clearhead.base.printing import PrintedModule
 from clearhead.core.attention import Attention
 from clearhead.core.context import Context, Masking
 from clearhead.core.initialize import initialize
+from clearhead.core.kernels.positions import rotary_angles, rotate
 from clearhead.core.shapes import MayAttend, States
 from clearhead.core.stack import build_function
-from clearhead.kernels.positions import rotary_angles, rotate
 
 MASK_SHAPES = ("queries keys", "#batch queries keys", "#batch #heads #queries keys")
 MASK_HINT = "; key_mask takes [batch, keys], memory makes keys and values, the constructor takes Causal()"

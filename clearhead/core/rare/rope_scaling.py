@@ -9,7 +9,7 @@ from torch import Tensor
 from clearhead import spec
 from clearhead.base.errors import InputError
 from clearhead.core.context import Context
-from clearhead.kernels.positions import sequence_lengths
+from clearhead.core.kernels.positions import sequence_lengths
 
 
 def total_lengths(rotary: spec.Rotary, context: Context) -> Int[Tensor, "batch queries"] | None:

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from clearhead import spec
 from clearhead.core.attention import Attention
 from clearhead.core.context import Context
+from clearhead.core.kernels.positions import alibi_bias, relative_bucket
 from clearhead.core.rare.disentangled import DistanceTable
 from clearhead.core.shapes import Keys, Queries, Scores
-from clearhead.kernels.positions import alibi_bias, relative_bucket
 
 
 class RelativeBuckets(nn.Module):

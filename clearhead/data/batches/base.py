@@ -15,9 +15,9 @@ from jaxtyping import Bool, Float, Int64
 from numpy import ndarray
 from torch import Tensor
 
+from clearhead.core.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.data.arrays import Indices, Ragged
 from clearhead.data.batches.shapes import padded_length
-from clearhead.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.text.special_tokens import PrefixSuffix
 from clearhead.text.tokenizer import Tokenizer
 

@@ -6,7 +6,7 @@ almost a megabyte for each.
 
 from __future__ import annotations
 
-from clearhead.kernels.linear_cross_entropy import shape_step
+from clearhead.core.kernels.linear_cross_entropy import shape_step
 
 # With it, and with the steps of rows, Multi30k has 51 different products of rows and tokens instead of 102, for 2.5 %
 # more padding.

@@ -15,6 +15,7 @@ from numpy import ndarray
 
 from clearhead.base.errors import InputError
 from clearhead.base.progress import counted
+from clearhead.core.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.data.arrays import Indices, Ragged
 from clearhead.data.batches.base import Batch, pad_rows
 from clearhead.data.batches.packing import pack_windows
@@ -22,7 +23,6 @@ from clearhead.data.batches.plans import BatchPlan, EpochBatches, LengthSortedPl
 from clearhead.data.batches.windows import Windows, cut_windows
 from clearhead.data.stores.corpus import Corpus
 from clearhead.data.stores.documents import Documents
-from clearhead.kernels.linear_cross_entropy import NO_LABEL
 
 Objective = Callable[[Sequence[Any], np.random.Generator], Batch]
 

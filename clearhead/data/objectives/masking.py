@@ -11,10 +11,10 @@ import numpy as np
 from jaxtyping import Bool, Int64
 from numpy import ndarray
 
+from clearhead.core.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.data.arrays import Ragged, positions
 from clearhead.data.batches.base import Batch, pad_rows
 from clearhead.data.objectives.rows import Window, check_share, need_mask_id, ragged, sums
-from clearhead.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.word_starts import word_boundaries
 

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Int64
 from numpy import ndarray
 
+from clearhead.core.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.data.arrays import Ragged
 from clearhead.data.batches.base import Batch, pad_rows
 from clearhead.data.objectives.rows import Window, denoising_batch, without_special
-from clearhead.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.text.tokenizer import Tokenizer
 
 

@@ -13,6 +13,8 @@ from clearhead.base.machine import keep_freed_memory
 from clearhead.core.attention import Attention
 from clearhead.core.context import Context
 from clearhead.core.feedforward import FeedForward
+from clearhead.core.kernels.dropout import Dropout
+from clearhead.core.kernels.positions import rotate
 from clearhead.core.norm import Norm, RMSNorm, Vectors
 from clearhead.core.shapes import Keys, Queries, Scores, States
 from clearhead.core.stack import Branch, Layer, Stack, Step
@@ -25,8 +27,6 @@ from clearhead.fast.training.float_linear import has_faster_products, linear, mu
 from clearhead.fast.training.linear import feed_forward, has_products, is_served, linears, serves_network
 from clearhead.fast.training.norm import normalize, normalizes
 from clearhead.fast.training.stream import FusedStream, dropout, stream_branches
-from clearhead.kernels.dropout import Dropout
-from clearhead.kernels.positions import rotate
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 Angles = Float[Tensor, "#batch 1 tokens pairs"]

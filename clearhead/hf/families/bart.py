@@ -13,10 +13,10 @@ from typing import Literal
 from torch import Tensor
 
 from clearhead import spec
+from clearhead.core.kernels.positions import sinusoidal_table
 from clearhead.hf.mapping import blocks
 from clearhead.hf.mapping.family import Constant, Family, Fixed, Key, Values, Variant
 from clearhead.hf.mapping.tensor_rules import OneRow, Rule, attention_rules, module_rule, tensor_rule
-from clearhead.kernels.positions import sinusoidal_table
 from clearhead.spec.tasks.record import Repeats
 
 Side = Literal["encoder", "decoder"]

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from clearhead import spec
 from clearhead.base.errors import InputError
 from clearhead.core import Transformer
+from clearhead.core.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.data.arrays import Indices
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.sources.tables import Share, TableSource
 from clearhead.data.stores.store import Store
-from clearhead.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.predict.outputs import run_batch
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.answer.data import answer_texts

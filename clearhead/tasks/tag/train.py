@@ -13,12 +13,12 @@ import torch
 
 from clearhead import spec
 from clearhead.core import Transformer
+from clearhead.core.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.data.arrays import Indices
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.sources.tables import Share, TableSource
 from clearhead.data.stores.store import Store
-from clearhead.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.tag.data import tagged_texts
 from clearhead.tasks.tag.splitting import NO_WORD

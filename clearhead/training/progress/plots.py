@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from clearhead.base.progress import message
-from clearhead.kernels.dropout import Dropout
+from clearhead.core.kernels.dropout import Dropout
 from clearhead.runs.metrics import Metrics
 
 

@@ -128,7 +128,7 @@ def tried(model: Model) -> Model:
         InputError: one does not do what its role needs.
     """
     if next(own_parts(model), None) is not None:
-        from clearhead.parts.trial import try_parts  # torch is needed for it
+        from clearhead.core.extensions.trial import try_parts  # torch is needed for it
 
         try_parts(model)
     return model

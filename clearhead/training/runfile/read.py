@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from clearhead.base.errors import InputError, nearest
 from clearhead.base.files import read_text_file
-from clearhead.parts.files import load_parts
+from clearhead.core.extensions.files import load_parts
 from clearhead.spec.tasks.registry import BUILT_IN, kinds
 from clearhead.tasks.data import data_of
 from clearhead.training.runfile.faults import Address, Fault, Places, faults_of, find_lines

@@ -14,12 +14,12 @@ from torch import Tensor
 from clearhead import presets, spec
 from clearhead.core import Transformer, build
 from clearhead.core.embedding import Embedding
+from clearhead.core.kernels.key_values import KeyValues
 from clearhead.fast import pieces
 from clearhead.fast import stack as compiled
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.int8 import to_int8
 from clearhead.fast.runner import Runner
-from clearhead.kernels.key_values import KeyValues
 from clearhead.spec.presets.hyperparameters import build_spec
 from clearhead.spec.presets.named import PRESETS
 

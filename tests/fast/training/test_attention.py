@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from clearhead.core.kernels.positions import rotate as plain_rotation
 from clearhead.fast.training.attention import attention, rotation
-from clearhead.kernels.positions import rotate as plain_rotation
 
 pytestmark = pytest.mark.usefixtures("bf16_kernels")
 B, H, T, S, E = 5, 3, 139, 151, 7

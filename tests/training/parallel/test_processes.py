@@ -37,7 +37,7 @@ FAMILIES = {
     "own": "accumulate = 2",
 }
 OWN_PART = f"""
-parts = "{Path(__file__).parents[2] / "parts" / "own.py"}"
+parts = "{Path(__file__).parents[2] / "core/extensions/own.py"}"
 mixer = {{ kind = "last_tokens", count = 2 }}"""
 GROUPS = [
     ("generate", "ddp", 2), ("generate", "ddp", 4), ("translate", "ddp", 2), ("fill", "ddp", 2), ("lora", "ddp", 2),

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from clearhead.base.progress import shown_by
-from clearhead.kernels.dropout import Dropout
+from clearhead.core.kernels.dropout import Dropout
 from clearhead.runs.metrics import Metrics
 from clearhead.training.progress import pictures
 from clearhead.training.progress.pictures import smooth, write_plots

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from clearhead.kernels.key_values import KeyValues
+from clearhead.core.kernels.key_values import KeyValues
 
 
 def test_what_was_appended_and_selected_is_returned() -> None:

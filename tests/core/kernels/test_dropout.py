@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from clearhead.base.errors import InputError
-from clearhead.kernels.dropout import Dropout, dropout
+from clearhead.core.kernels.dropout import Dropout, dropout
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

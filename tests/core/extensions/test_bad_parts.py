@@ -10,8 +10,8 @@ import pytest
 
 from clearhead import spec
 from clearhead.base.errors import InputError
-from clearhead.parts.files import load_parts, parts_options
-from clearhead.parts.trial import try_parts
+from clearhead.core.extensions.files import load_parts, parts_options
+from clearhead.core.extensions.trial import try_parts
 from clearhead.training.runfile.model_table import with_own_parts
 from clearhead.training.runfile.read import parse_run_file
 from clearhead.training.runfile.sections import ModelSection

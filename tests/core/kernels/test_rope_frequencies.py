@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from clearhead import spec
-from clearhead.kernels.positions import rotary_angles, rotary_frequencies, sequence_lengths
+from clearhead.core.kernels.positions import rotary_angles, rotary_frequencies, sequence_lengths
 
 SIZE, ORIGINAL, THETA = 22, 61, 50000.0
 SHORT, LONG = [1.0 + 0.1 * i for i in range(11)], [2.0 + 0.3 * i for i in range(11)]

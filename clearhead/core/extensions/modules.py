@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from clearhead.base.arguments import checked
 from clearhead.core.attention import Attention
+from clearhead.core.extensions.cost import cache_numbers, flops
+from clearhead.core.extensions.recomputing import Recomputed
 from clearhead.core.model import Transformer
-from clearhead.parts.cost import cache_numbers, flops
-from clearhead.parts.recomputing import Recomputed
 from clearhead.spec.describe import number_of
 from clearhead.spec.registry import Role, Source, add_kind, find_kind, own_parts
 

@@ -12,7 +12,7 @@ import torch
 
 from clearhead import spec
 from clearhead.base.errors import InputError
-from clearhead.kernels.positions import (
+from clearhead.core.kernels.positions import (
     alibi_bias,
     distance_row,
     relative_bucket,

@@ -16,6 +16,8 @@ from clearhead import spec, surgery
 from clearhead.base.errors import InputError
 from clearhead.core import Cache, Transformer
 from clearhead.core.context import Sequence
+from clearhead.core.extensions.files import load_parts
+from clearhead.core.extensions.modules import recomputed_parts
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.runner import Runner
 from clearhead.fast.training.parts import training_tree
@@ -25,8 +27,6 @@ from clearhead.generate.options import GenerateOptions
 from clearhead.generate.results import Continuation
 from clearhead.hf.choice import choose_family
 from clearhead.maps.recording import record_run
-from clearhead.parts.files import load_parts
-from clearhead.parts.modules import recomputed_parts
 from clearhead.spec.cost import cost_per_token
 from clearhead.training.runfile.model_table import with_own_parts
 from clearhead.training.runfile.sections import ModelSection
@@ -35,7 +35,7 @@ from clearhead.weights.lora import adapt
 from tests.laws.tiny import VOCAB, difference, hparams, resolved
 
 OWN = Path(__file__).parent / "own.py"
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 EVERYWHERE: dict[str, Any] = {
     "own_norm": {"kind": "gain", "start": 1.5}, "own_position": {"kind": "ramp"}, "score_step": {"kind": "tilt"},
     "weight_step": {"kind": "offbeat"}, "network": {"kind": "last_tokens", "count": 3},

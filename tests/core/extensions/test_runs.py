@@ -14,7 +14,7 @@ import clearhead as ch
 from clearhead.base.errors import InputError
 from clearhead.base.progress import Display, shown_by
 from clearhead.cli.main import main
-from clearhead.parts.files import load_parts
+from clearhead.core.extensions.files import load_parts
 from clearhead.spec.registry import _registry
 from clearhead.training.runfile.read import toml_text
 from tests.training import quick

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from clearhead import spec
 from clearhead.base.errors import InputError
 from clearhead.core import build
-from clearhead.parts.cost import context_for, sample
+from clearhead.core.extensions.cost import context_for, sample
 from clearhead.spec.registry import Kind, Role, kind_of
 
 BATCH, TOKENS, MEMORY_TOKENS = 2, 5, 3
