@@ -13,12 +13,12 @@ from typing import Any
 
 from clearhead.base.errors import InputError
 from clearhead.data.sources.named import named_dataset, pair_table, text_table
+from clearhead.data.task_tables import LabelledExamples, data_of
 from clearhead.recipes.held_out import HeldOut, draw, num_overlapping, passages
 from clearhead.recipes.run_file import DataPlan
 from clearhead.recipes.survey import MOST_COUNTED, Survey, TextSurvey, held_out_share, survey, survey_text
 from clearhead.spec.tasks.base import Value
 from clearhead.spec.tasks.registry import find
-from clearhead.tasks.data import LabelledExamples, data_of
 
 LEAST_EXAMPLES = 20
 LEAST_CHARACTERS = 1_000

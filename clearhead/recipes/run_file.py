@@ -6,10 +6,10 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+from clearhead.data.task_tables import data_of
 from clearhead.recipes.survey import Survey, TextSurvey, tokenizer_kind, vocab_size
 from clearhead.spec.tasks.base import Recipe, Size, Task, Value
 from clearhead.spec.tasks.registry import find
-from clearhead.tasks.data import data_of
 
 # The best validation counts; training ends when this many in a row have not improved.
 PATIENCE = 5

@@ -25,12 +25,12 @@ from clearhead.data.sources.tables import WHOLE, Share, TableSource
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
 from clearhead.data.stores.pairs import prepare_pairs
 from clearhead.data.stores.store import Store
+from clearhead.data.task_tables import DataSection, PairSection, TaskSection
 from clearhead.data.tokenize.tokenizers import LazyTexts, cached_text_tokenizer, cached_tokenizer, cached_tokenizers
 from clearhead.evaluate.result import Validation
 from clearhead.evaluate.token_accuracy import score_tokens
 from clearhead.spec.presets.task_heads import token_head
 from clearhead.spec.tasks.record import Noise, TaskRecord
-from clearhead.tasks.data import DataSection, PairSection, TaskSection
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.losses import token_loss

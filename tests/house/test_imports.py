@@ -35,7 +35,6 @@ ORDER = (
 RANKS = {door: rank for rank, doors in enumerate(ORDER) for door in doors}
 # Modules that stand elsewhere until their door is built.
 MOVING = {
-    "tasks.data": "data",
     "evaluate.result": "generate",
     "evaluate.token_accuracy": "generate",
     "hf": "checkpoints",

@@ -30,7 +30,7 @@ from clearhead.data.sources.tables import (
     field_value,
     read_table,
 )
-from clearhead.tasks.data import LabelledExamples, TaskData, TaskSection
+from clearhead.data.task_tables import LabelledExamples, TaskData, TaskSection
 from clearhead.text.long_texts import refuse_enormous
 
 _FIELDS: Final = {name: name for name in ("context", "question", "answer", "start")}

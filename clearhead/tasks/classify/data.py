@@ -33,8 +33,8 @@ from clearhead.data.sources.tables import (
     TableSource,
     read_table,
 )
+from clearhead.data.task_tables import LabelledExamples, PooledSection, TaskData
 from clearhead.spec.tasks.record import LabelKind
-from clearhead.tasks.data import LabelledExamples, PooledSection, TaskData
 
 if TYPE_CHECKING:
     from clearhead.tasks.classify.label_set import LabelSet

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from clearhead.data.sources.run_file_tables import Share
 from clearhead.data.sources.texts import TEXT_FORMS
+from clearhead.data.task_tables import TEXT_EXAMPLES, TaskData, TaskSection
 from clearhead.spec.tasks.base import Family
-from clearhead.tasks.data import TEXT_EXAMPLES, TaskData, TaskSection
 
 
 class DenoiseTask(TaskSection):

@@ -6,7 +6,7 @@ from typing import Final
 
 from clearhead.data.sources.pairs import PAIR_FORMS, read_pairs
 from clearhead.data.sources.run_file_tables import Positive
-from clearhead.tasks.data import PAIR_EXAMPLES, PairSection, PooledSection, TaskData
+from clearhead.data.task_tables import PAIR_EXAMPLES, PairSection, PooledSection, TaskData
 
 
 class EmbedTask(PooledSection):

@@ -6,7 +6,7 @@ from typing import Final
 
 from clearhead.data.sources.run_file_tables import Share
 from clearhead.data.sources.texts import TEXT_FORMS
-from clearhead.tasks.data import TEXT_EXAMPLES, TaskData, TaskSection
+from clearhead.data.task_tables import TEXT_EXAMPLES, TaskData, TaskSection
 
 
 class FillTask(TaskSection):

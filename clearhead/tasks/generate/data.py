@@ -7,8 +7,8 @@ from typing import Final, Literal
 
 from clearhead.data.sources.run_file_tables import Count
 from clearhead.data.sources.texts import TEXT_FORMS, TextDataset
+from clearhead.data.task_tables import TEXT_EXAMPLES, DataSection, TaskData, TaskSection
 from clearhead.spec.tasks.base import Family
-from clearhead.tasks.data import TEXT_EXAMPLES, DataSection, TaskData, TaskSection
 
 
 class GenerateTask(TaskSection):

@@ -16,7 +16,7 @@ from clearhead.data.sources.examples import ListedExamples
 from clearhead.data.sources.lines import content_key, read_lines
 from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, user_path
 from clearhead.data.sources.tables import WHOLE, JsonLinesFile, Row, Share, Table, TableSource, read_table
-from clearhead.tasks.data import LabelledExamples, TaskData, TaskSection
+from clearhead.data.task_tables import LabelledExamples, TaskData, TaskSection
 from clearhead.tasks.tag.tag_set import entity_type, find_scheme, learn_tags
 
 _FIELDS: Final = {"tokens": "tokens", "tags": "tags"}

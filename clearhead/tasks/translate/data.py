@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from clearhead.data.sources.pairs import PAIR_FORMS, read_pairs
+from clearhead.data.task_tables import PAIR_EXAMPLES, PairSection, TaskData, TaskSection
 from clearhead.spec.tasks.base import Family
-from clearhead.tasks.data import PAIR_EXAMPLES, PairSection, TaskData, TaskSection
 
 
 class TranslateTask(TaskSection):

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from clearhead.base.errors import nearest
 from clearhead.data.sources.run_file_tables import Form, Section, expected, form_of, near_choice
+from clearhead.data.task_tables import data_of
 from clearhead.spec.tasks.registry import kinds
-from clearhead.tasks.data import data_of
 from clearhead.training.runfile.sections import TABLES, EarlyStop, run_file_type, sections_of
 
 Address = tuple[str, ...]

@@ -19,8 +19,8 @@ from pydantic import ValidationError
 from clearhead.base.errors import InputError, nearest
 from clearhead.base.files import read_text_file
 from clearhead.core.extensions.files import load_parts
+from clearhead.data.task_tables import data_of
 from clearhead.spec.tasks.registry import BUILT_IN, kinds
-from clearhead.tasks.data import data_of
 from clearhead.training.runfile.faults import Address, Fault, Places, faults_of, find_lines
 from clearhead.training.runfile.rules import LENGTHS, check_rules, fill_defaults, has_fault
 from clearhead.training.runfile.sections import TABLES, RunFile, run_file_type, sections_of

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from clearhead.base.errors import InputError
 from clearhead.data.sources.run_file_tables import Form, Section
+from clearhead.data.task_tables import data_of
 from clearhead.spec.tasks.base import Family
 from clearhead.spec.tasks.registry import find, kinds
-from clearhead.tasks.data import data_of
 from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, SCHEDULES_WITH_WARMUP
 from clearhead.training.runfile.faults import Address, Fault, name_of, only_for
 from clearhead.training.runfile.sections import SUBWORD_KINDS, RunFile, Train

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Final, Literal, Union
 from pydantic import Discriminator, Field, Tag, create_model
 
 from clearhead.data.sources.run_file_tables import Count, Form, Positive, Section, Share, form_of
+from clearhead.data.task_tables import DataSection, TaskSection, data_of
 from clearhead.spec.base import MOST_LAYERS
 from clearhead.spec.tasks.registry import kinds
-from clearhead.tasks.data import DataSection, TaskSection, data_of
 
 SUBWORD_KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece")
 

@@ -9,8 +9,8 @@ from pydantic.fields import FieldInfo
 from sphinx.errors import SphinxError
 
 from clearhead.data.sources.run_file_tables import Section
+from clearhead.data.task_tables import DataSection, TaskSection, data_of
 from clearhead.spec.tasks.registry import kinds
-from clearhead.tasks.data import DataSection, TaskSection, data_of
 from clearhead.training.runfile.rules import fill_defaults
 from clearhead.training.runfile.sections import EarlyStop, Lora, ModelSection, TokenizerSection, Train, run_file_type
 from reference.fields import comments, type_words, value_words

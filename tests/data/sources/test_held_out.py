@@ -16,9 +16,9 @@ from clearhead.base.progress import Display, shown_by
 from clearhead.data.sources.held_out import draw_rows
 from clearhead.data.sources.pairs import read_pairs
 from clearhead.data.sources.tables import Examples, Table, TableSource, read_table
+from clearhead.data.task_tables import data_of
 from clearhead.tasks.answer.data import read_answers
 from clearhead.tasks.classify.data import read_labelled
-from clearhead.tasks.data import data_of
 from clearhead.tasks.tag.data import read_tagged
 
 SHARES = [0.1, 0.2, 0.3, 0.5]

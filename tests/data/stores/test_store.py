@@ -11,7 +11,7 @@ import pytest
 from clearhead.base.errors import InputError
 from clearhead.data.arrays import Ragged
 from clearhead.data.stores.store import Store, StoreKind, prepare_store, read_apart, read_together
-from clearhead.tasks.data import data_of
+from clearhead.data.task_tables import data_of
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 

@@ -12,7 +12,7 @@ from clearhead.base.errors import InputError, json_text
 from clearhead.data.sources.examples import ListedExamples
 from clearhead.data.sources.run_file_tables import Filled, Form, Section, has_ending, user_path
 from clearhead.data.sources.tables import WHOLE, DelimitedFile, JsonLinesFile, Share, Table, TableSource, read_table
-from clearhead.tasks.data import DataSection, LabelledExamples, PooledSection, TaskData
+from clearhead.data.task_tables import DataSection, LabelledExamples, PooledSection, TaskData
 
 
 class Bounds(Section):
