@@ -10,7 +10,7 @@ from clearhead.base.errors import InputError
 from clearhead.base.progress import message
 from clearhead.data.sources.reading import read_alike
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
-from clearhead.evaluate.result import Measures
+from clearhead.generate.scoring.result import Measures
 from clearhead.spec.tasks.registry import find
 
 

@@ -15,7 +15,6 @@ from clearhead.base.progress import Notify, counter
 from clearhead.core import Transformer
 from clearhead.evaluate.evaluation import evaluate_model
 from clearhead.evaluate.options import EvaluateKwargs, EvaluateOptions
-from clearhead.evaluate.result import Measures
 from clearhead.fast.runner import Runner
 from clearhead.generate.json_schema import Schema
 from clearhead.generate.options import (
@@ -30,6 +29,7 @@ from clearhead.generate.options import (
 )
 from clearhead.generate.prompts import PromptFormat, generate_texts, score_texts, stream_text
 from clearhead.generate.results import Generation, Hypothesis
+from clearhead.generate.scoring.result import Measures
 from clearhead.generate.scoring.targets import PairScore
 from clearhead.generate.translation import score_translations, translate_texts
 from clearhead.hf.checkpoint import HFCheckpoint

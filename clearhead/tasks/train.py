@@ -27,8 +27,8 @@ from clearhead.data.stores.pairs import prepare_pairs
 from clearhead.data.stores.store import Store
 from clearhead.data.task_tables import DataSection, PairSection, TaskSection
 from clearhead.data.tokenize.tokenizers import LazyTexts, cached_text_tokenizer, cached_tokenizer, cached_tokenizers
-from clearhead.evaluate.result import Validation
-from clearhead.evaluate.token_accuracy import score_tokens
+from clearhead.generate.scoring.result import Validation
+from clearhead.generate.scoring.token_accuracy import score_tokens
 from clearhead.spec.presets.task_heads import token_head
 from clearhead.spec.tasks.record import Noise, TaskRecord
 from clearhead.text.pair import TokenizerPair

@@ -24,7 +24,7 @@ from clearhead.base.errors import RunFailure
 from clearhead.base.printing import num_parameters
 from clearhead.base.progress import message, shown_by
 from clearhead.base.signals import Interrupted, StopRequested, StopSignals
-from clearhead.evaluate.result import Validation
+from clearhead.generate.scoring.result import Validation
 from clearhead.runs import checkpoint as files
 from clearhead.runs.directory import RunDirectory, held
 from clearhead.runs.metrics import Metrics

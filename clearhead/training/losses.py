@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from clearhead.core import Transformer
 from clearhead.data.batches.base import Batch
-from clearhead.evaluate.token_accuracy import labelled_states, projected_cross_entropy
 from clearhead.fast.training.loss import fast_cross_entropy
+from clearhead.generate.scoring.token_accuracy import labelled_states, projected_cross_entropy
 
 
 def token_loss(module: nn.Module, batch: Batch, *, label_smoothing: float) -> tuple[Float[Tensor, ""], int]:

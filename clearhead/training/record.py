@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead.base.errors import InputError
 from clearhead.base.progress import message
-from clearhead.evaluate.result import Validation
+from clearhead.generate.scoring.result import Validation
 from clearhead.runs import checkpoint as files
 from clearhead.runs.directory import AVERAGED
 from clearhead.runs.metrics import Metrics, MetricsLog

@@ -13,7 +13,7 @@ from torch import nn
 
 from clearhead.base.printing import Printed
 from clearhead.data.sources.run_file_tables import Count
-from clearhead.evaluate.result import Validation
+from clearhead.generate.scoring.result import Validation
 from clearhead.training.runfile.sections import Train
 
 STARTUP_SECONDS: Final = 10.0

@@ -19,7 +19,7 @@ from clearhead.base.errors import InputError
 from clearhead.data.arrays import Ragged
 from clearhead.data.batches.plans import EpochBatches
 from clearhead.data.sources.reading import reading_of
-from clearhead.evaluate.result import Validation
+from clearhead.generate.scoring.result import Validation
 from clearhead.spec.presets.task_heads import with_head
 from clearhead.spec.tasks.record import Repeats, TaskRecord
 from clearhead.spec.tasks.registry import find

@@ -15,7 +15,7 @@ from clearhead.data.objectives.infilling import TextInfilling
 from clearhead.data.objectives.masking import MaskedLM
 from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
 from clearhead.data.objectives.spans import SpanCorruption
-from clearhead.evaluate.token_accuracy import score_tokens
+from clearhead.generate.scoring.token_accuracy import score_tokens
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from tests.data.objectives.noisy import pieces, stream, tokenizer
 

@@ -27,7 +27,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from clearhead.evaluate.result import Validation
+from clearhead.generate.scoring.result import Validation
 from clearhead.runs.checkpoint import checkpoint_steps
 from clearhead.runs.metrics import read_metrics
 from clearhead.training.loop import Trainer

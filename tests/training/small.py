@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clearhead.evaluate.result import Validation
+from clearhead.generate.scoring.result import Validation
 from clearhead.training.loop import Trainer
 from clearhead.training.optim.schedules import Schedule
 from clearhead.training.progress.reports import Progress, RunPlan, StepReport, ValidationReport

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.base.signals import Interrupted
-from clearhead.evaluate.result import Validation
+from clearhead.generate.scoring.result import Validation
 from clearhead.runs import checkpoint as files
 from clearhead.runs.directory import open_run, resolve_reference
 from clearhead.runs.metrics import Metrics, read_metrics

@@ -14,7 +14,7 @@ from clearhead.base.signals import Interrupted
 from clearhead.check.job.differences import gradient_distance
 from clearhead.check.job.forecast import Job, assembled
 from clearhead.check.job.processes import training
-from clearhead.evaluate.result import Validation
+from clearhead.generate.scoring.result import Validation
 from clearhead.spec import Model
 from clearhead.training.parallel.processes import Process
 from clearhead.training.parallel.shares import BatchLoss, Share, share_of

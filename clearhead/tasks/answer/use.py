@@ -26,7 +26,7 @@ from clearhead.core import Transformer
 from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
 from clearhead.data.stores.store import Store
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
-from clearhead.evaluate.result import Measures
+from clearhead.generate.scoring.result import Measures
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.answer.data import DATA

@@ -33,7 +33,7 @@ from clearhead.evaluate.metrics import (
     spearman,
 )
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
-from clearhead.evaluate.result import Measures, aligned, f1_table, percent
+from clearhead.generate.scoring.result import Measures, aligned, f1_table, percent
 from clearhead.predict.outputs import Sides, check_finite, encode_sides, max_input_length, pooled_outputs
 from clearhead.spec.tasks.record import Repeats, TaskRecord
 from clearhead.tasks.classify.data import DATA

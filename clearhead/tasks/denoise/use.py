@@ -7,7 +7,7 @@ from typing import Any
 
 from clearhead.data.objectives.build import build_objective
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
-from clearhead.evaluate.result import Measures
+from clearhead.generate.scoring.result import Measures
 from clearhead.tasks.use import corpus_of, measure_hidden_tokens, noise_of
 
 

@@ -18,8 +18,8 @@ from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import training_batches
 from clearhead.data.stores.store import Store
-from clearhead.evaluate.result import Validation
 from clearhead.evaluate.retrieval import recall_at
+from clearhead.generate.scoring.result import Validation
 from clearhead.spec import Model
 from clearhead.spec.presets.task_heads import usual_pool, vector_head, with_head
 from clearhead.spec.tasks.record import TaskRecord

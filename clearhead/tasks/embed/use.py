@@ -19,8 +19,8 @@ from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.evaluate.metrics import pearson, spearman
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
-from clearhead.evaluate.result import Measures, aligned, percent
 from clearhead.evaluate.retrieval import check_pairs, recall_at
+from clearhead.generate.scoring.result import Measures, aligned, percent
 from clearhead.predict.outputs import encode_sides, max_input_length, pooled_outputs
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.spec.tasks.registry import find

@@ -24,9 +24,9 @@ from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator, ModelInputs
 from clearhead.data.objectives.build import build_objective
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
-from clearhead.evaluate.result import Measures
 from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import batches_by_cost, device_of, pad_ids
+from clearhead.generate.scoring.result import Measures
 from clearhead.predict.outputs import check_finite, max_input_length
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.use import collate_texts, corpus_of, measure_hidden_tokens, noise_of, refuse_pair

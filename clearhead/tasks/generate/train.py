@@ -19,7 +19,7 @@ from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
 from clearhead.data.stores.corpus import Corpus
 from clearhead.data.stores.documents import Documents
 from clearhead.data.tokenize.tokenizers import LazyTexts, excerpts
-from clearhead.evaluate.result import Validation
+from clearhead.generate.scoring.result import Validation
 from clearhead.spec import Model, Prefix, walk
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.generate.data import GenerateData, GenerateTask

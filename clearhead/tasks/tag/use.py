@@ -29,7 +29,7 @@ from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
 from clearhead.data.stores.store import Store
 from clearhead.evaluate.metrics import F1Counts
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
-from clearhead.evaluate.result import Measures, f1_table, percent
+from clearhead.generate.scoring.result import Measures, f1_table, percent
 from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.tag.data import DATA

@@ -15,7 +15,7 @@ from clearhead.base.errors import InputError
 from clearhead.core.head import Projection
 from clearhead.core.kernels import linear_cross_entropy as loss_file
 from clearhead.core.kernels.linear_cross_entropy import NO_LABEL, linear_cross_entropy, select_rows
-from clearhead.evaluate.token_accuracy import projected_cross_entropy
+from clearhead.generate.scoring.token_accuracy import projected_cross_entropy
 
 ROWS, WIDTH, VOCABULARY = 29, 7, 53
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.core.head import Projection
-from clearhead.evaluate.token_accuracy import projected_cross_entropy
 from clearhead.fast.native.addresses import Unfit
 from clearhead.fast.training import loss as fast_loss
+from clearhead.generate.scoring.token_accuracy import projected_cross_entropy
 
 fast_cross_entropy = partial(fast_loss.fast_cross_entropy, plain=projected_cross_entropy)
 needs_kernels = pytest.mark.usefixtures("bf16_kernels")

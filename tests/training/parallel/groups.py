@@ -19,8 +19,8 @@ from torch import nn
 
 from clearhead.base.errors import RunFailure
 from clearhead.core import Transformer
-from clearhead.evaluate.result import Validation
 from clearhead.fast.native import load
+from clearhead.generate.scoring.result import Validation
 from clearhead.maps.hook_points import Captured, capture
 from clearhead.training import loop
 from clearhead.training.assemble import train_run

@@ -18,7 +18,7 @@ from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import Ids, InputCollator
 from clearhead.data.sources.tables import Share, TableSource
 from clearhead.data.stores.store import Store
-from clearhead.evaluate.result import Validation
+from clearhead.generate.scoring.result import Validation
 from clearhead.predict.outputs import run_batch
 from clearhead.spec.presets.task_heads import usual_pool, with_head
 from clearhead.spec.tasks.record import TaskRecord

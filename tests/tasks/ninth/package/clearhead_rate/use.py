@@ -19,7 +19,7 @@ from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.evaluate.metrics import pearson
 from clearhead.evaluate.options import Evaluated, EvaluateOptions
-from clearhead.evaluate.result import Measures, aligned
+from clearhead.generate.scoring.result import Measures, aligned
 from clearhead.predict.outputs import Sides, check_finite, encode_sides, max_input_length, pooled_outputs
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.use import refuse_pair

@@ -15,7 +15,7 @@ from clearhead.core import Sequence, Transformer
 from clearhead.core.head import Projection
 from clearhead.core.kernels.linear_cross_entropy import NO_LABEL, linear_cross_entropy, select_rows
 from clearhead.data.batches.base import Batch
-from clearhead.evaluate.result import Validation
+from clearhead.generate.scoring.result import Validation
 
 _CHUNK_BYTES = 64 << 20
 
