@@ -77,10 +77,10 @@ CASES = {
 
 def make(case: Case, folder: Path) -> int:
     """Write a case; return how many bytes its weights take in memory as float32."""
+    from clearhead.checkpoints.hf import registry
+    from clearhead.checkpoints.hf.mapping import config as configs
+    from clearhead.checkpoints.hf.saving import save_module
     from clearhead.core import build
-    from clearhead.hf import registry
-    from clearhead.hf.mapping import config as configs
-    from clearhead.hf.saving import save_module
 
     record = registry.find(case.config)
     model = record.spec_of(configs.parse(record, case.config).values, record.variants[0])
@@ -109,8 +109,8 @@ def measure(side: str, case: Case, folder: Path) -> dict[str, float]:
     """Load a folder in this process, and run it once."""
     ids = torch.arange(TOKENS)[None]
     if side == "clearhead":
-        from clearhead.hf import registry
-        from clearhead.hf.loading import load_module
+        from clearhead.checkpoints.hf import registry
+        from clearhead.checkpoints.hf.loading import load_module
 
         registry.all_families()
         before, start, used = mark(), time.perf_counter(), time.process_time()

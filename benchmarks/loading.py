@@ -27,8 +27,8 @@ from pairing import Ratio, Spread
 from safetensors.torch import load_file
 from tokenizers import decoders, models, pre_tokenizers
 
-from clearhead.hf.loading import load_module
-from clearhead.hf.tokenizers import load_tokenizers
+from clearhead.checkpoints.hf.loading import load_module
+from clearhead.checkpoints.hf.tokenizers import load_tokenizers
 from clearhead.text import chat
 from clearhead.text.chat import ChatTemplate
 

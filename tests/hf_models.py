@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from tests.hf import tokenizer_folders as made
+from tests.checkpoints.hf import tokenizer_folders as made
 
 
 def save(model: transformers.PreTrainedModel, folder: Path, settings: dict[str, object] | None = None) -> Path:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from clearhead import spec
-from clearhead.hf import registry
-from clearhead.hf.mapping import config as configs
+from clearhead.checkpoints.hf import registry
+from clearhead.checkpoints.hf.mapping import config as configs
 from tests.parity.architectures.harness import all_cases
 
 

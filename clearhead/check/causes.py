@@ -20,10 +20,10 @@ from clearhead import spec
 from clearhead.base.errors import InputError
 from clearhead.check.measure import Comparison, compare_traces, first_divergence, relative_error
 from clearhead.check.trace import ModelInputs, ModelPair, Trace
+from clearhead.checkpoints.hf.mapping.tensor_rules import RotaryHalves, Slots
+from clearhead.checkpoints.hf.saving import module_to_hf_tensors
+from clearhead.checkpoints.weights.fill import built
 from clearhead.core import Transformer
-from clearhead.hf.mapping.tensor_rules import RotaryHalves, Slots
-from clearhead.hf.saving import module_to_hf_tensors
-from clearhead.weights.fill import built
 
 MOST_CAUSES = 4
 _EPSILONS = (1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12)

@@ -16,9 +16,9 @@ from clearhead.check.causes import find_causes
 from clearhead.check.measure import Comparison, compare_traces, first_divergence, relative_error
 from clearhead.check.texts import TokenizerParity, compare_tokenizers, text_inputs
 from clearhead.check.trace import ModelInputs, ModelPair, first_line, import_transformers, load_with_transformers
-from clearhead.hf.generation import read_generation_config
-from clearhead.hf.loading import load_module
-from clearhead.hf.tokenizers import load_tokenizers
+from clearhead.checkpoints.hf.generation import read_generation_config
+from clearhead.checkpoints.hf.loading import load_module
+from clearhead.checkpoints.hf.tokenizers import load_tokenizers
 from clearhead.text.tokenizer_files import has_tokenizer
 
 TOKENS, TARGETS, LENGTHS = 13, 7, (13, 5, 8)

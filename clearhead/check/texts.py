@@ -12,7 +12,7 @@ import torch
 
 from clearhead.base.printing import Printed
 from clearhead.check.trace import ModelInputs, first_line, import_transformers
-from clearhead.hf.tokenizers import CheckpointTokenizers
+from clearhead.checkpoints.hf.tokenizers import CheckpointTokenizers
 
 # Hard cases for tokenizers; none contains a special token, which is plain text here and not in transformers.
 HARD = (

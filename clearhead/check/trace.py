@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from clearhead.base.commands import make_install_command
 from clearhead.base.errors import InputError
+from clearhead.checkpoints.hf.loading import LoadedModule, bind_rules
+from clearhead.checkpoints.hf.mapping.tensor_rules import BoundRule, Transpose
 from clearhead.core import Transformer
 from clearhead.core.embedding import LearnedPosition, Table
 from clearhead.core.head import Linear
 from clearhead.core.norm import LayerNorm, RMSNorm
 from clearhead.data.batches.inputs import shift_right
-from clearhead.hf.loading import LoadedModule, bind_rules
-from clearhead.hf.mapping.tensor_rules import BoundRule, Transpose
 from clearhead.spec.tasks.registry import find
 
 _KINDS = (nn.Linear, Linear, Table, LearnedPosition, LayerNorm, RMSNorm)

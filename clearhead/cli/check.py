@@ -227,7 +227,7 @@ def _check_file(path: Path, name: str, options: Mapping[str, Any], threads: int,
 def _folder(place: str) -> Iterator[Path]:
     """Yield the folder of a Hugging Face checkpoint; another model is saved as one first."""
     import clearhead
-    from clearhead.hf.files.hub import find_checkpoint
+    from clearhead.checkpoints.hf.files.hub import find_checkpoint
 
     found = find_checkpoint(place)
     if found is not None:

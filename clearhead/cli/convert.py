@@ -66,7 +66,7 @@ def convert(
     if to is None and max_shard_size is not None:
         raise InputError("--max-shard-size has an effect with --to hf only; leave it out")
     if push is not None:
-        from clearhead.hf.files.upload import refuse_no_repository
+        from clearhead.checkpoints.hf.files.upload import refuse_no_repository
 
         if from_bin:
             raise InputError("--push uploads a model that is loaded: leave --from-bin out")
@@ -88,7 +88,7 @@ def _convert(ref: str, out: Path, push: str | None, *, is_int8: bool, max_shard_
     from clearhead.base.files import read_json_object
 
     place = located(ref)
-    from clearhead.hf.saving import LARGEST_SHARD
+    from clearhead.checkpoints.hf.saving import LARGEST_SHARD
     from clearhead.model.loading import load, load_as_stored
 
     size, record = max_shard_size or LARGEST_SHARD, dict[str, str]()
@@ -105,9 +105,9 @@ def _convert(ref: str, out: Path, push: str | None, *, is_int8: bool, max_shard_
 
 def _convert_bin(ref: str, out: Path) -> None:
     from clearhead.base.files import absent
-    from clearhead.hf.files.from_bin import convert_bin
-    from clearhead.hf.files.hub import fetch, looks_like_hub_name
-    from clearhead.runs.checkpoint import writing_folder
+    from clearhead.checkpoints.hf.files.from_bin import convert_bin
+    from clearhead.checkpoints.hf.files.hub import fetch, looks_like_hub_name
+    from clearhead.checkpoints.runs.checkpoint import writing_folder
 
     folder = Path(ref)
     if not folder.is_dir():

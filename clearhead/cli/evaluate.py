@@ -197,7 +197,7 @@ def _flag(name: str) -> str:
 
 def _validation_data(ref: str, options: Mapping[str, Any]) -> Any:
     """Return `data.valid` of the run file; None if options name data, or the model has no run file."""
-    from clearhead.runs.directory import RUN_FILE, is_run_directory, read_configuration, split_reference
+    from clearhead.checkpoints.runs.directory import RUN_FILE, is_run_directory, read_configuration, split_reference
 
     run, _ = split_reference(ref)
     names_data = any(name in options for name in itertools.chain(DATA, *(task.options for task in every())))
@@ -213,7 +213,7 @@ def _validate(model: Model, ref: str, options: Mapping[str, Any]) -> None:
     """Print the loss and score of a model on the share of the training data that its run held out."""
     import torch
 
-    from clearhead.runs.directory import RUN_FILE, read_configuration, split_reference
+    from clearhead.checkpoints.runs.directory import RUN_FILE, read_configuration, split_reference
     from clearhead.training.init_from import initial_model_of_run
     from clearhead.training.progress.reports import Progress
     from clearhead.training.runfile.read import parse_run_file, toml_text
@@ -247,9 +247,9 @@ def _check_options(ref: str, options: Sequence[str], *, is_named: bool) -> Task:
     Raises:
         InputError: one sentence that names all of them, or the reference leads nowhere.
     """
-    from clearhead.hf.files.hub import find_checkpoint, local
-    from clearhead.hf.variants import task_kind
-    from clearhead.runs.directory import model_files, read_task
+    from clearhead.checkpoints.hf.files.hub import find_checkpoint, local
+    from clearhead.checkpoints.hf.variants import task_kind
+    from clearhead.checkpoints.runs.directory import model_files, read_task
 
     ref = local(ref)
     hf_folder = find_checkpoint(ref)

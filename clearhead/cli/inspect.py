@@ -213,7 +213,7 @@ def read_reference(ref: str) -> _Found:
     Raises:
         InputError: the reference leads nowhere, or a file is faulty.
     """
-    from clearhead.hf.files.hub import find_checkpoint
+    from clearhead.checkpoints.hf.files.hub import find_checkpoint
     from clearhead.spec.presets.names import FUNCTIONS
 
     names = [*FUNCTIONS, *FUNCTIONS.values()]
@@ -230,7 +230,7 @@ def read_reference(ref: str) -> _Found:
     if checkpoint is not None:
         return _read_checkpoint(checkpoint)
     from clearhead.base.formats import FORMAT_FILE
-    from clearhead.runs.directory import (
+    from clearhead.checkpoints.runs.directory import (
         TASK_FILE,
         lack_of,
         read_task,
@@ -256,15 +256,15 @@ def read_reference(ref: str) -> _Found:
 def _saved_module(ref: str) -> Transformer:
     import torch
 
-    from clearhead.runs.loading import load_saved
+    from clearhead.checkpoints.runs.loading import load_saved
 
     return load_saved(ref, dtype=torch.float32, keep_int8=True)[0]
 
 
 def _read_checkpoint(folder: Path) -> _Found:
-    from clearhead.hf.generation import read_generation_config
-    from clearhead.hf.loading import load_module
-    from clearhead.hf.tokenizers import load_tokenizers
+    from clearhead.checkpoints.hf.generation import read_generation_config
+    from clearhead.checkpoints.hf.loading import load_module
+    from clearhead.checkpoints.hf.tokenizers import load_tokenizers
     from clearhead.text.tokenizer_files import has_tokenizer
 
     loaded = load_module(folder)

@@ -137,8 +137,8 @@ def located(ref: str) -> str:
         InputError: it is empty, or the name of a model that is neither here nor on the hub.
     """
     from clearhead.base.files import MODEL, refuse_absent
+    from clearhead.checkpoints.hf.files.hub import local
     from clearhead.cli.console import print_message
-    from clearhead.hf.files.hub import local
 
     place = local(ref)
     if place == ref:

@@ -148,7 +148,7 @@ def _in_own_thread(work: Callable[[], Result]) -> Result:
 
 def _named(refs: list[str]) -> dict[str, str]:
     """Return the references of the models by their names, or refuse a name that is invalid or taken."""
-    from clearhead.hf.files.hub import is_local, repository_of
+    from clearhead.checkpoints.hf.files.hub import is_local, repository_of
 
     named: dict[str, str] = {}
     for ref in refs:

@@ -191,7 +191,7 @@ def _runs(
     compare_with: str | None,
 ) -> list[tuple[str, AttentionMaps]]:
     """Return the runs of a page, each with what tells it from the others."""
-    from clearhead.runs.loading import with_weights
+    from clearhead.checkpoints.runs.loading import with_weights
 
     ref, text, target = given
     if compare is not None:
@@ -268,9 +268,9 @@ def _outcome(of: Sequence[str]) -> Chosen:
 
 def _checkpoints(ref: str) -> dict[str, Path]:
     """Return the weights of every step that a run kept, in order, by their labels."""
-    from clearhead.runs.checkpoint import read_best, undamaged_weights
-    from clearhead.runs.directory import is_run_directory, split_reference
-    from clearhead.runs.snapshots import snapshots_folder
+    from clearhead.checkpoints.runs.checkpoint import read_best, undamaged_weights
+    from clearhead.checkpoints.runs.directory import is_run_directory, split_reference
+    from clearhead.checkpoints.runs.snapshots import snapshots_folder
 
     run, _ = split_reference(ref)
     kept = undamaged_weights(snapshots_folder(run), run / "checkpoints")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from clearhead.base.printing import Printed
+from clearhead.checkpoints.runs.directory import differing_keys
+from clearhead.checkpoints.runs.metrics import FILE_NAME, damaged_lines
 from clearhead.compare.runs import Quality, Run
 from clearhead.compare.table import Row
-from clearhead.runs.directory import differing_keys
-from clearhead.runs.metrics import FILE_NAME, damaged_lines
 from clearhead.spec.tasks.registry import find
 
 TOKENS_TOLERANCE: Final = 1.01

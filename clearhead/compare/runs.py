@@ -15,9 +15,8 @@ from pydantic import BaseModel
 from clearhead.base.errors import InputError
 from clearhead.base.files import refuse_absent, typed
 from clearhead.base.printing import Printed, num_parameters
-from clearhead.core import build
-from clearhead.runs.checkpoint import Tally, newest_sound, read_state
-from clearhead.runs.directory import (
+from clearhead.checkpoints.runs.checkpoint import Tally, newest_sound, read_state
+from clearhead.checkpoints.runs.directory import (
     RUN_FILE,
     SPEC_FILE,
     dotted,
@@ -26,7 +25,8 @@ from clearhead.runs.directory import (
     settled,
     split_reference,
 )
-from clearhead.runs.metrics import FILE_NAME, Metrics, read_metrics
+from clearhead.checkpoints.runs.metrics import FILE_NAME, Metrics, read_metrics
+from clearhead.core import build
 from clearhead.spec import Model
 from clearhead.spec.tasks.registry import find
 from clearhead.spec.token_counts import TokenCounts

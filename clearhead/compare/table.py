@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from clearhead.base.errors import InputError
 from clearhead.base.printing import Printed
+from clearhead.checkpoints.runs.directory import differing_keys, dotted
 from clearhead.compare.runs import Quality, Run, read_run
-from clearhead.runs.directory import differing_keys, dotted
 from clearhead.spec.cost import training_flops
 
 SEED_KEYS: Final = ("train.run", "train.seed")

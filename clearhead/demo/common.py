@@ -67,7 +67,7 @@ class DemoOutcome:
 
 def data_folder(plan: DemoPlan) -> Path:
     """Make the run directory with a folder for its data, and return that folder."""
-    # The run directory may hold these two before its run begins: see clearhead.runs.directory.
+    # The run directory may hold these two before its run begins: see clearhead.checkpoints.runs.directory.
     (plan.run / "plots").mkdir(parents=True)
     folder = plan.run / "data"
     folder.mkdir()

@@ -14,14 +14,14 @@ from pydantic import BaseModel
 from clearhead.base.errors import InputError
 from clearhead.base.files import read_json_object, read_model_text, read_typed
 from clearhead.base.printing import num_parameters
+from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
+from clearhead.checkpoints.hf.files.folder import CONFIG
+from clearhead.checkpoints.hf.files.hub import looks_like_hub_name, repository_of
+from clearhead.checkpoints.runs.directory import AVERAGED, RUN_FILE, is_run_directory
+from clearhead.checkpoints.runs.metrics import FILE_NAME, read_metrics
+from clearhead.checkpoints.runs.recent_weights import about_averaged
 from clearhead.core import Transformer
 from clearhead.fast.int8 import is_int8
-from clearhead.hf.checkpoint import HFCheckpoint
-from clearhead.hf.files.folder import CONFIG
-from clearhead.hf.files.hub import looks_like_hub_name, repository_of
-from clearhead.runs.directory import AVERAGED, RUN_FILE, is_run_directory
-from clearhead.runs.metrics import FILE_NAME, read_metrics
-from clearhead.runs.recent_weights import about_averaged
 from clearhead.spec.describe import model_summary
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.spec.tasks.registry import find

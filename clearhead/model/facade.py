@@ -12,6 +12,7 @@ from clearhead.base.arguments import checked
 from clearhead.base.errors import InputError, at_text, within
 from clearhead.base.printing import block, module_summary
 from clearhead.base.progress import Notify, counter
+from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
 from clearhead.core import Transformer
 from clearhead.evaluate.evaluation import evaluate_model
 from clearhead.evaluate.options import EvaluateKwargs, EvaluateOptions
@@ -32,7 +33,6 @@ from clearhead.generate.results import Generation, Hypothesis
 from clearhead.generate.scoring.result import Measures
 from clearhead.generate.scoring.targets import PairScore
 from clearhead.generate.translation import score_translations, translate_texts
-from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.maps.attention_maps import AttentionMaps, attend, in_precision
 from clearhead.maps.head_statistics import HeadStatistics
 from clearhead.maps.hook_points import Captured, Edit, capture, edit

@@ -11,17 +11,17 @@ from clearhead.base.arguments import check_precision, checked
 from clearhead.base.errors import InputError
 from clearhead.base.machine import choose_device, choose_precision
 from clearhead.base.progress import message
+from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
+from clearhead.checkpoints.hf.files.hub import find_checkpoint, local
+from clearhead.checkpoints.hf.files.tensor_files import stored_dtype
+from clearhead.checkpoints.runs.loading import load_saved
+from clearhead.checkpoints.weights.fill import refuse_nan
 from clearhead.core.extensions.files import load_parts
 from clearhead.core.extensions.modules import recomputed_parts
 from clearhead.fast.busy_waiting import adapt_waiting
 from clearhead.fast.int8 import is_int8, to_int8
 from clearhead.fast.runner import Runner, multiplies_in_bf16, warn_of_fp32
-from clearhead.hf.checkpoint import HFCheckpoint
-from clearhead.hf.files.hub import find_checkpoint, local
-from clearhead.hf.files.tensor_files import stored_dtype
 from clearhead.model.facade import Model
-from clearhead.runs.loading import load_saved
-from clearhead.weights.fill import refuse_nan
 
 
 @checked

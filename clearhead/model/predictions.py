@@ -10,11 +10,11 @@ from numpy import ndarray
 
 from clearhead.base.arguments import checked
 from clearhead.base.errors import InputError
+from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
 from clearhead.core import Transformer
 from clearhead.fast.runner import Runner
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.translation import check_two_stacks
-from clearhead.hf.checkpoint import HFCheckpoint
 from clearhead.maps.word_links import Alignments, WordAligner
 from clearhead.model.texts import PAIR, answer_each
 from clearhead.spec.tasks.record import TaskRecord

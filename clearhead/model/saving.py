@@ -8,16 +8,16 @@ from pathlib import Path
 from clearhead.base.arguments import checked
 from clearhead.base.errors import InputError, argument
 from clearhead.base.formats import FORMAT_FILE
+from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
+from clearhead.checkpoints.hf.export import save_checkpoint, save_origin
+from clearhead.checkpoints.hf.files.upload import refuse_no_repository, upload
+from clearhead.checkpoints.hf.saving import LARGEST_SHARD
+from clearhead.checkpoints.runs.checkpoint import writing_folder
+from clearhead.checkpoints.runs.directory import SAVED_FORMAT, SPEC_FILE, TASK_FILE, WEIGHTS_FILE
+from clearhead.checkpoints.weights.files import save_tensors
 from clearhead.core import Transformer
-from clearhead.hf.checkpoint import HFCheckpoint
-from clearhead.hf.export import save_checkpoint, save_origin
-from clearhead.hf.files.upload import refuse_no_repository, upload
-from clearhead.hf.saving import LARGEST_SHARD
-from clearhead.runs.checkpoint import writing_folder
-from clearhead.runs.directory import SAVED_FORMAT, SPEC_FILE, TASK_FILE, WEIGHTS_FILE
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
-from clearhead.weights.files import save_tensors
 
 
 class Saving:

@@ -12,13 +12,13 @@ from clearhead.base.arguments import checked
 from clearhead.base.errors import InputError, RunFailure, nearest
 from clearhead.base.files import read_text_file
 from clearhead.base.progress import shown_by
+from clearhead.checkpoints.runs.checkpoint import checkpoint_steps
 from clearhead.data.sources.examples import json_lines, json_lines_entry
 from clearhead.data.sources.tables import Examples
 from clearhead.data.sources.texts import TextTable
 from clearhead.data.task_tables import TEXT_EXAMPLES, data_of
 from clearhead.model.facade import Model
 from clearhead.model.loading import load
-from clearhead.runs.checkpoint import checkpoint_steps
 from clearhead.spec.tasks.registry import kinds
 from clearhead.training.assemble import train_run
 from clearhead.training.parallel.processes import Process

@@ -74,7 +74,7 @@ class NewOptions:
         if self.valid_labels is not None and self.valid_text is None:
             raise InputError("--valid-labels has no effect without --valid-text, the texts they belong to")
         if self.run is not None:
-            from clearhead.runs.directory import refuse_taken
+            from clearhead.checkpoints.runs.directory import refuse_taken
 
             refuse_taken(Path(self.run))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from clearhead.base.errors import InputError
 from clearhead.base.machine import choose_device
 from clearhead.base.progress import message
+from clearhead.checkpoints.weights.lora import adapt
 from clearhead.core import build
 from clearhead.data.batches.base import Batch
 from clearhead.recipes.run_file import VALIDATIONS, Choice, DataPlan, run_file_text
@@ -26,7 +27,6 @@ from clearhead.training.runfile.read import parse_run_file
 from clearhead.training.runfile.sections import RunFile
 from clearhead.training.settings import STARTUP_SECONDS, TrainSettings
 from clearhead.training.task_parts import TaskParts, TaskSetup, parts_of
-from clearhead.weights.lora import adapt
 
 # Texts that come later may be longer than those of the training data.
 _SPARE = 1.25

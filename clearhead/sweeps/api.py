@@ -13,10 +13,10 @@ from clearhead.base.errors import InputError, RunFailure
 from clearhead.base.files import read_text_file, refuse_unwritable_place
 from clearhead.base.printing import Printed
 from clearhead.base.progress import message
+from clearhead.checkpoints.runs.directory import RunDirectory, acquire_lock, differing_keys, read_configuration
 from clearhead.compare.report import Comparison, compare_runs
 from clearhead.compare.runs import read_run
 from clearhead.core.extensions.files import parts_options
-from clearhead.runs.directory import RunDirectory, acquire_lock, differing_keys, read_configuration
 from clearhead.sweeps.budgets import Planned, budget_of, check_budget
 from clearhead.sweeps.processes import Job, places, train_all
 from clearhead.sweeps.variations import BASE_FILE, SWEEP_FILE, Equal, Variation, names_of

@@ -23,7 +23,7 @@ from clearhead.base.errors import shortened
 from clearhead.base.machine import SAFE_PATH, choose_device, free_memory
 from clearhead.base.progress import message
 from clearhead.base.signals import Interrupted, StopSignals
-from clearhead.runs.checkpoint import checkpoint_steps
+from clearhead.checkpoints.runs.checkpoint import checkpoint_steps
 from clearhead.sweeps.variations import Equal
 from clearhead.training.runfile.sections import RunFile
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from clearhead.base.errors import InputError
 from clearhead.base.files import refuse_absent
-from clearhead.runs.checkpoint import clear_leftovers, undamaged_weights
-from clearhead.runs.directory import is_run_directory, open_run, split_reference
-from clearhead.runs.recent_weights import recent_folder, save_averaged
+from clearhead.checkpoints.runs.checkpoint import clear_leftovers, undamaged_weights
+from clearhead.checkpoints.runs.directory import is_run_directory, open_run, split_reference
+from clearhead.checkpoints.runs.recent_weights import recent_folder, save_averaged
+from clearhead.checkpoints.weights.lora import load_merged
 from clearhead.training.optim.weight_averages import average_checkpoints
-from clearhead.weights.lora import load_merged
 
 
 def average_run(run: Path, last: int) -> tuple[Path, list[int]]:

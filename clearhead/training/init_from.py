@@ -10,24 +10,24 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import InputError, key, within
+from clearhead.checkpoints.hf import registry
+from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
+from clearhead.checkpoints.hf.export import load_origin
+from clearhead.checkpoints.hf.files.hub import find_checkpoint, local
+from clearhead.checkpoints.hf.loading import bind_rules
+from clearhead.checkpoints.hf.mapping import config as configs
+from clearhead.checkpoints.hf.mapping.family import Variant
+from clearhead.checkpoints.hf.mapping.tensor_rules import BoundRule
+from clearhead.checkpoints.hf.variants import label_config
+from clearhead.checkpoints.runs.directory import SPEC_FILE, model_files, read_task
+from clearhead.checkpoints.weights.fill import filled
+from clearhead.checkpoints.weights.lora import load_merged
 from clearhead.core import Transformer, build
-from clearhead.hf import registry
-from clearhead.hf.checkpoint import HFCheckpoint
-from clearhead.hf.export import load_origin
-from clearhead.hf.files.hub import find_checkpoint, local
-from clearhead.hf.loading import bind_rules
-from clearhead.hf.mapping import config as configs
-from clearhead.hf.mapping.family import Variant
-from clearhead.hf.mapping.tensor_rules import BoundRule
-from clearhead.hf.variants import label_config
-from clearhead.runs.directory import SPEC_FILE, model_files, read_task
 from clearhead.spec import Head, Model, validate
 from clearhead.spec.tasks.record import Repeats, TaskRecord
 from clearhead.spec.tasks.registry import find, with_outputs
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.progress.reports import Progress
-from clearhead.weights.fill import filled
-from clearhead.weights.lora import load_merged
 
 HEAD = "head."
 

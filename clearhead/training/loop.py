@@ -24,12 +24,12 @@ from clearhead.base.errors import RunFailure
 from clearhead.base.printing import num_parameters
 from clearhead.base.progress import message, shown_by
 from clearhead.base.signals import Interrupted, StopRequested, StopSignals
+from clearhead.checkpoints.runs import checkpoint as files
+from clearhead.checkpoints.runs.directory import RunDirectory, held
+from clearhead.checkpoints.runs.metrics import Metrics
+from clearhead.checkpoints.runs.recent_weights import about_averaged, load_recent
+from clearhead.checkpoints.runs.snapshots import is_snapshot_step
 from clearhead.generate.scoring.result import Validation
-from clearhead.runs import checkpoint as files
-from clearhead.runs.directory import RunDirectory, held
-from clearhead.runs.metrics import Metrics
-from clearhead.runs.recent_weights import about_averaged, load_recent
-from clearhead.runs.snapshots import is_snapshot_step
 from clearhead.training.dry_run import is_out_of_memory
 from clearhead.training.kernel_cache import return_memory
 from clearhead.training.optim.gradients import scale_gradients

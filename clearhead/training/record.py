@@ -11,12 +11,12 @@ from torch import Tensor
 
 from clearhead.base.errors import InputError
 from clearhead.base.progress import message
+from clearhead.checkpoints.runs import checkpoint as files
+from clearhead.checkpoints.runs.directory import AVERAGED
+from clearhead.checkpoints.runs.metrics import Metrics, MetricsLog
+from clearhead.checkpoints.runs.recent_weights import keep_recent, prune_recent, restore_recent, save_averaged
+from clearhead.checkpoints.runs.snapshots import cut_back_snapshots, prune_snapshots, snapshot_folder
 from clearhead.generate.scoring.result import Validation
-from clearhead.runs import checkpoint as files
-from clearhead.runs.directory import AVERAGED
-from clearhead.runs.metrics import Metrics, MetricsLog
-from clearhead.runs.recent_weights import keep_recent, prune_recent, restore_recent, save_averaged
-from clearhead.runs.snapshots import cut_back_snapshots, prune_snapshots, snapshot_folder
 from clearhead.training.parallel.engines import Engine
 from clearhead.training.progress.plots import Plotter
 from clearhead.training.settings import TrainSettings

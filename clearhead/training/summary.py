@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from clearhead.base.commands import make_command, quote
-from clearhead.runs.checkpoint import checkpoint_folder
-from clearhead.runs.directory import RUN_FILE
+from clearhead.checkpoints.runs.checkpoint import checkpoint_folder
+from clearhead.checkpoints.runs.directory import RUN_FILE
 from clearhead.spec.describe import number_of
 from clearhead.spec.tasks.registry import find
 from clearhead.training.progress.reports import duration

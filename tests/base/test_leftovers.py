@@ -13,7 +13,7 @@ import pytest
 from clearhead.base import leftovers
 from clearhead.base.errors import RunFailure
 from clearhead.base.files import replacing, write_json
-from clearhead.runs.checkpoint import writing_folder
+from clearhead.checkpoints.runs.checkpoint import writing_folder
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from clearhead.base.errors import InputError
 from clearhead.check import trace
 from clearhead.check.parity import ParityReport, compare_with_transformers
 from clearhead.check.texts import compare_tokenizers
+from clearhead.checkpoints.hf.tokenizers import load_tokenizers
 from clearhead.cli.main import main
-from clearhead.hf.tokenizers import load_tokenizers
 from tests import hf_models as made
 from tests.parity.architectures.harness import Case, all_cases, theirs_of
 

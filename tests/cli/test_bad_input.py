@@ -96,7 +96,7 @@ def test_run_directory_that_holds_something_else(tmp_path: Path, capfd: pytest.C
 
 
 def test_run_directory_in_use(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from clearhead.runs.directory import open_run
+    from clearhead.checkpoints.runs.directory import open_run
 
     with open_run(trained / "run", resume=True):
         assert "is in use by" in refused(capfd, "train", f"{trained}/run.toml", "--resume")
@@ -175,7 +175,7 @@ def test_nan_loss_keeps_the_last_good_checkpoint(tmp_path: Path, capfd: pytest.C
     file = write_run_file(tmp_path)
     message = refused(capfd, "train", str(file), "train.steps=50", "train.learning_rate=1e30", "train.warmup=1", code=1)
     assert "step" in message and "last good checkpoint" in message
-    from clearhead.runs.checkpoint import newest_sound
+    from clearhead.checkpoints.runs.checkpoint import newest_sound
 
     assert newest_sound(tmp_path / "run")[0] is not None
 

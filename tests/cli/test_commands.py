@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from clearhead.checkpoints.runs.checkpoint import checkpoint_steps
 from clearhead.cli.main import main
-from clearhead.runs.checkpoint import checkpoint_steps
 from tests.cli.tiny_run import PAIRS, write_run_file
 
 

@@ -134,7 +134,7 @@ def test_a_full_disk_leaves_nothing(
     def full(*_arguments: object, **_options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("clearhead.hf.saving.save_shards", full)
+    monkeypatch.setattr("clearhead.checkpoints.hf.saving.save_shards", full)
     assert main(["convert", str(trained / "run"), str(tmp_path / "out"), "--to", "hf"]) == 1
     message = f"clearhead: {tmp_path}/out could not be saved: the disk is full; nothing of it is left\n"
     assert capfd.readouterr().err == message and not list(tmp_path.iterdir())

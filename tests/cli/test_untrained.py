@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import clearhead as ch
+from clearhead.checkpoints.weights.files import load_tensors, save_tensors
 from clearhead.training.init_from import find_initial_model, take_weights
 from clearhead.training.progress.reports import Progress
-from clearhead.weights.files import load_tensors, save_tensors
 
 
 @pytest.mark.parametrize("kind", ["classify", "tag", "answer"])

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from clearhead.base.formats import FORMAT_FILE
-from clearhead.runs.checkpoint import Checkpoint, Tally, save_checkpoint, write_best
-from clearhead.runs.directory import RUN_FORMAT
-from clearhead.runs.metrics import Metrics, MetricsLog
+from clearhead.checkpoints.runs.checkpoint import Checkpoint, Tally, save_checkpoint, write_best
+from clearhead.checkpoints.runs.directory import RUN_FORMAT
+from clearhead.checkpoints.runs.metrics import Metrics, MetricsLog
 from clearhead.spec import Model
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.token_counts import TokenCounts

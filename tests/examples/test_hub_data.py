@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from clearhead.training.runfile.read import load_run_file
+from tests.checkpoints.hf.files.fake_hub import COMMITS, Hub, job, serving
 from tests.conftest import ROOT
-from tests.hf.files.fake_hub import COMMITS, Hub, job, serving
 
 EXAMPLES = ROOT / "examples"
 OWN = ("copy", "reverse", "tags-library", "multi30k-bpe-en-de")

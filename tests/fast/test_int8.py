@@ -15,6 +15,8 @@ from torch.nn import functional
 import clearhead as ch
 from clearhead import surgery
 from clearhead.base.errors import InputError
+from clearhead.checkpoints.hf.pooling import with_head
+from clearhead.checkpoints.weights.files import load_tensors, save_tensors
 from clearhead.cli.main import main
 from clearhead.core import Transformer
 from clearhead.fast import probe, runner
@@ -24,8 +26,6 @@ from clearhead.fast.linear import int8_linear
 from clearhead.fast.native import load
 from clearhead.fast.probe import has_exact_int_mm
 from clearhead.fast.runner import Runner, ServedLinear, multiplies_in_bf16
-from clearhead.hf.pooling import with_head
-from clearhead.weights.files import load_tensors, save_tensors
 from tests import hf_models as made
 from tests.laws.tiny import FAMILIES, STYLES, tiny
 

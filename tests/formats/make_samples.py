@@ -20,9 +20,9 @@ import torch
 
 import clearhead as ch
 from clearhead.check.job.job import CERTIFICATE
+from clearhead.checkpoints.runs.manifest import sha256_of
 from clearhead.data.arrays import Ragged
 from clearhead.data.stores.store import ArrayWriter
-from clearhead.runs.manifest import sha256_of
 
 SENTENCES = ["ein hund bellt", "ein hund", "zwei hunde bellen", "zwei hunde"]
 RUN_FILE = """\

@@ -16,11 +16,11 @@ import clearhead as ch
 from clearhead.base.errors import InputError
 from clearhead.base.formats import FORMAT_FILE, Format
 from clearhead.check.job.job import CERTIFICATE, read_certificate
+from clearhead.checkpoints.runs.checkpoint import FORMAT as CHECKPOINT
+from clearhead.checkpoints.runs.checkpoint import read_state
+from clearhead.checkpoints.runs.directory import RUN_FORMAT, SAVED_FORMAT, open_run
 from clearhead.data.cache import FORMAT as STORE
 from clearhead.data.stores.store import Store, StoreKind, read_apart
-from clearhead.runs.checkpoint import FORMAT as CHECKPOINT
-from clearhead.runs.checkpoint import read_state
-from clearhead.runs.directory import RUN_FORMAT, SAVED_FORMAT, open_run
 from clearhead.version import __version__
 from clearhead.view.saved_maps import MAPS
 from tests.formats.make_samples import make

@@ -15,7 +15,7 @@ from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
-from tests.hf.tokenizer_folders import SENTENCES, merges, pieces_model, processor, word_list, write
+from tests.checkpoints.hf.tokenizer_folders import SENTENCES, merges, pieces_model, processor, word_list, write
 
 _CHAT = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"
 _SEQ2SEQ = Hyperparameters(layers=1, width=14, heads=2, feedforward=22, max_positions=31)

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from clearhead.hf import families, registry
-from clearhead.hf.mapping.family import Family
+from clearhead.checkpoints.hf import families, registry
+from clearhead.checkpoints.hf.mapping.family import Family
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"

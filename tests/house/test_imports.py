@@ -35,9 +35,6 @@ ORDER = (
 RANKS = {door: rank for rank, doors in enumerate(ORDER) for door in doors}
 # Modules that stand elsewhere until their door is built.
 MOVING = {
-    "hf": "checkpoints",
-    "runs": "checkpoints",
-    "weights": "checkpoints",
     "predict": "tasks",
     "evaluate": "tasks",
     "maps": "interpret",

@@ -62,7 +62,7 @@ def modules(source: Source) -> list[str]:
 @pytest.mark.parametrize("package", ["core", "training", "generate"])
 def test_no_architecture_name(package: str) -> None:
     faults = [fault for source in package_sources(package) for fault in architecture_names(source)]
-    assert not faults, "architecture names belong in hf/families/ and presets/:\n" + "\n".join(faults)
+    assert not faults, "architecture names belong in checkpoints/hf/families/ and spec/presets/:\n" + "\n".join(faults)
 
 
 def test_no_branch_on_a_name() -> None:

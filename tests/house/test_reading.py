@@ -28,13 +28,13 @@ ALLOWED = {
     # Bodies of requests, to be typed.
     "clearhead/serve/api/bodies.py": {"json.loads": 1},
     # The libraries of tensors map files that were checked just before.
-    "clearhead/weights/files.py": {"safe_open": 2},
-    "clearhead/hf/files/tensor_files.py": {"safe_open": 1, ".open": 2},
+    "clearhead/checkpoints/weights/files.py": {"safe_open": 2},
+    "clearhead/checkpoints/hf/files/tensor_files.py": {"safe_open": 1, ".open": 2},
     "clearhead/view/saved_maps.py": {"np.load": 1},
-    "clearhead/hf/files/from_bin.py": {"torch.load": 1},
+    "clearhead/checkpoints/hf/files/from_bin.py": {"torch.load": 1},
     # Text of a run file that was read by the reader, or came from the command line; TOML as JSON, to be typed.
     "clearhead/model/card.py": {"tomllib.loads": 4},
-    "clearhead/runs/directory.py": {"tomllib.loads": 2, ".read_text": 1},
+    "clearhead/checkpoints/runs/directory.py": {"tomllib.loads": 2, ".read_text": 1},
     "clearhead/compare/runs.py": {"json.loads": 1},
     "clearhead/training/runfile/read.py": {"tomllib.loads": 2, "read_text_file": 1},
     "clearhead/training/parallel/sharded.py": {"safe_open": 1, ".open": 1, "json.loads": 1},
@@ -52,7 +52,7 @@ ALLOWED = {
     # What this process wrote: prepared data, pages, pictures, appended metrics, records as JSON.
     "clearhead/data/stores/store.py": {".open": 1, ".read_text": 1, "json.loads": 1, "np.memmap": 1},
     "clearhead/tasks/answer/store.py": {"json.loads": 1},
-    "clearhead/runs/metrics.py": {".open": 1},
+    "clearhead/checkpoints/runs/metrics.py": {".open": 1},
     "clearhead/cli/serve.py": {"read_text_file": 1},
     "clearhead/explain/page.py": {".open": 1, ".read_text": 1},
     "clearhead/view/explorer/write.py": {".open": 1, ".read_text": 1},

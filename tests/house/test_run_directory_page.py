@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import clearhead as ch
-from clearhead.runs.directory import LOCK
-from clearhead.runs.metrics import read_metrics
+from clearhead.checkpoints.runs.directory import LOCK
+from clearhead.checkpoints.runs.metrics import read_metrics
 from clearhead.training.progress.pictures import write_plots
 from clearhead.training.progress.tracker import TRACKER_FILE
 from tests import hf_models

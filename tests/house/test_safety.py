@@ -49,7 +49,7 @@ def machine_traces(text: str) -> list[str]:
 
 
 # The explicit conversion of published weights: one file, one call, and PyTorch's restricted reader.
-BIN_READER = "clearhead/hf/files/from_bin.py"
+BIN_READER = "clearhead/checkpoints/hf/files/from_bin.py"
 
 
 def test_nothing_is_unpickled_or_executed() -> None:

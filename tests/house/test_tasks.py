@@ -14,7 +14,7 @@ import pytest
 from clearhead.spec.tasks.registry import BUILT_IN
 from tests.house.source import Source, package_sources
 
-AT_HOME = ("clearhead/tasks/", "clearhead/hf/")
+AT_HOME = ("clearhead/tasks/", "clearhead/spec/tasks/registry.py", "clearhead/checkpoints/hf/")
 """Tasks themselves, and the classes of checkpoints, each of which names its task."""
 
 

@@ -14,7 +14,7 @@ DONE = (
     "clearhead/evaluate/",
     "clearhead/base/files.py",
     "clearhead/generate/",
-    "clearhead/hf/choice.py",
+    "clearhead/checkpoints/hf/choice.py",
     "clearhead/predict/",
     "clearhead/recipes/",
     "clearhead/tasks/",

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.checkpoints.runs.metrics import read_metrics
 from clearhead.core import Cache
-from clearhead.runs.metrics import read_metrics
 from tests.cli.tiny_run import PAIRS
 from tests.laws.tiny import MODELS, difference, padded, ragged, tiny
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead import spec
+from clearhead.checkpoints.weights.files import load_tensors, save_tensors
+from clearhead.checkpoints.weights.fill import fill
 from clearhead.core import build
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
-from clearhead.weights.files import load_tensors, save_tensors
-from clearhead.weights.fill import fill
 from tests.laws.tiny import MODELS, Reader, tiny
 
 

@@ -18,7 +18,7 @@ from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests import hf_models as made
-from tests.hf.tokenizer_folders import SENTENCES
+from tests.checkpoints.hf.tokenizer_folders import SENTENCES
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 

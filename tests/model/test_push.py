@@ -12,9 +12,9 @@ from huggingface_hub import ModelCard
 
 import clearhead as ch
 from clearhead.base.errors import InputError
+from clearhead.checkpoints.weights.files import save_tensors
 from clearhead.model.card import what_is_known
-from clearhead.weights.files import save_tensors
-from tests.hf.files.fake_hub import COMMITS, TOKEN, Hub, job, serving
+from tests.checkpoints.hf.files.fake_hub import COMMITS, TOKEN, Hub, job, serving
 
 SAMPLE = Path(__file__).parents[1] / "formats" / "samples" / "run"
 
@@ -26,7 +26,7 @@ def model() -> ch.Model:
 
 def test_a_pushed_model_is_loaded_by_its_name_and_the_token_is_never_shown(tmp_path: Path) -> None:
     with serving(Hub({}, {"someone/refused": (403, ""), "someone/broken": (500, "")})) as (hub, endpoint):
-        done = job(endpoint, tmp_path, "tests.hf.files.upload_job", str(SAMPLE))
+        done = job(endpoint, tmp_path, "tests.checkpoints.hf.files.upload_job", str(SAMPLE))
         assert done.returncode == 0, done.stderr
     assert f"Bearer {TOKEN}" in hub.tokens
     assert TOKEN not in done.stdout + done.stderr

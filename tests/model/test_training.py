@@ -12,7 +12,7 @@ import torch
 
 import clearhead as ch
 from clearhead.base.errors import InputError
-from clearhead.runs.metrics import read_metrics
+from clearhead.checkpoints.runs.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("quick_trainings")
 LETTERS = "abcdefgh"

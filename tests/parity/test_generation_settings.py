@@ -14,9 +14,9 @@ import transformers
 
 import clearhead as ch
 from clearhead.base.errors import RunFailure
+from clearhead.checkpoints.hf.generation import read_generation_config
 from clearhead.generate.generation_config import _UNSUPPORTED, _Settings
-from clearhead.hf.generation import read_generation_config
-from tests.hf import tokenizer_folders as made
+from tests.checkpoints.hf import tokenizer_folders as made
 
 pytestmark = pytest.mark.slow
 SIZE, COMBINATIONS = 41, 50

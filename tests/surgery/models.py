@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from clearhead import spec
+from clearhead.checkpoints.hf import registry
+from clearhead.checkpoints.hf.mapping import config as configs
 from clearhead.core import Output, Transformer, build
-from clearhead.hf import registry
-from clearhead.hf.mapping import config as configs
 from tests.laws.hf_parts import hf_part
 from tests.laws.tiny import MODELS, tiny
 from tests.parity.architectures.harness import Case, all_cases

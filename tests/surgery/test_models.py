@@ -12,16 +12,16 @@ import transformers
 import clearhead
 from clearhead import surgery
 from clearhead.base.errors import InputError, LongTexts
+from clearhead.checkpoints.hf.loading import load_module
+from clearhead.checkpoints.hf.saving import save_module
 from clearhead.core import Transformer, build
-from clearhead.hf.loading import load_module
-from clearhead.hf.saving import save_module
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.presets.task_heads import token_head, vector_head
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests import hf_models
-from tests.hf import tokenizer_folders as made
+from tests.checkpoints.hf import tokenizer_folders as made
 from tests.laws.tiny import difference
 from tests.parity.architectures.harness import no_complaints
 from tests.surgery.models import FAMILIES, attentions, family, same_run, scrambled

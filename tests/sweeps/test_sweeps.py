@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import clearhead as ch
+from clearhead.checkpoints.weights.files import load_tensors
 from clearhead.cli.main import main
-from clearhead.weights.files import load_tensors
 from tests.cli.tiny_run import write_run_file
 
 SWEEP = ["--sweep", "train.learning_rate=0.01,1e30"]

@@ -12,7 +12,7 @@ import transformers
 
 from clearhead.training.progress.reports import Progress
 from tests import hf_models as checkpoints
-from tests.hf import tokenizer_folders as made
+from tests.checkpoints.hf import tokenizer_folders as made
 
 WORDS = "the cat sat on mat and dog looked at it small runs over green grass".split()
 RUN_FILE = """

@@ -13,8 +13,8 @@ import torch
 import transformers
 
 import clearhead as ch
+from clearhead.checkpoints.hf.saving import module_to_hf_tensors
 from clearhead.data.batches.inputs import shift_right
-from clearhead.hf.saving import module_to_hf_tensors
 from clearhead.training.assemble import train_run
 from clearhead.training.init_from import find_initial_model, take_weights
 from clearhead.training.progress.reports import Progress

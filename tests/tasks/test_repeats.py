@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import clearhead
-from tests.hf import tokenizer_folders as made
+from tests.checkpoints.hf import tokenizer_folders as made
 from tests.tasks.answer.test_use import byte_merges
 
 TEXTS = ["the cat sat on the mat, and the dog looked at it.", "dog", "a small dog runs over the green grass in 1998!"]

@@ -15,7 +15,7 @@ from clearhead.text.backend import DocumentBackend
 from clearhead.text.sentencepiece import _replacement_tables, check_tables, load_pieces
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_checks import charsmap_fault, check_document
-from tests.hf.tokenizer_folders import pieces_model, write
+from tests.checkpoints.hf.tokenizer_folders import pieces_model, write
 
 MODEL = {"type": "WordLevel", "vocab": {"a": 0, "</s>": 1}, "unk_token": "a"}
 

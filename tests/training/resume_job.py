@@ -27,9 +27,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from clearhead.checkpoints.runs.checkpoint import checkpoint_steps
+from clearhead.checkpoints.runs.metrics import read_metrics
 from clearhead.generate.scoring.result import Validation
-from clearhead.runs.checkpoint import checkpoint_steps
-from clearhead.runs.metrics import read_metrics
 from clearhead.training.loop import Trainer
 from clearhead.training.runfile.sections import EarlyStop
 from clearhead.training.settings import TrainSettings

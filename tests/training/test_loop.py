@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.base.signals import Interrupted
+from clearhead.checkpoints.runs import checkpoint as files
+from clearhead.checkpoints.runs.directory import open_run, resolve_reference
+from clearhead.checkpoints.runs.metrics import Metrics, read_metrics
 from clearhead.generate.scoring.result import Validation
-from clearhead.runs import checkpoint as files
-from clearhead.runs.directory import open_run, resolve_reference
-from clearhead.runs.metrics import Metrics, read_metrics
 from clearhead.training.loop import Trainer
 from clearhead.training.runfile.sections import EarlyStop
 from clearhead.training.settings import TrainSettings, planned_steps

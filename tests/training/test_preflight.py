@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import InputError
+from clearhead.checkpoints.runs import checkpoint as files
 from clearhead.core import build
-from clearhead.runs import checkpoint as files
 from clearhead.spec.presets.hyperparameters import build_spec
 from clearhead.spec.presets.named import PRESETS
 from clearhead.training import dry_run

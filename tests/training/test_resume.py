@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from clearhead.base.errors import InputError
-from clearhead.runs import checkpoint as files
-from clearhead.runs.metrics import read_metrics
-from tests.runs.test_checkpoint import same
+from clearhead.checkpoints.runs import checkpoint as files
+from clearhead.checkpoints.runs.metrics import read_metrics
+from tests.checkpoints.runs.test_checkpoint import same
 from tests.training.resume_job import STEPS, chain_trainer, real_trainer, reversed_words
 from tests.training.small import equal_states
 from tests.training.test_loop import same_metrics

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from torch import Tensor, nn
 
-from clearhead.runs import checkpoint as files
-from clearhead.runs import snapshots as kept
-from clearhead.runs.snapshots import snapshot_folder, snapshots_folder
+from clearhead.checkpoints.runs import checkpoint as files
+from clearhead.checkpoints.runs import snapshots as kept
+from clearhead.checkpoints.runs.snapshots import snapshot_folder, snapshots_folder
 from clearhead.training.settings import TrainSettings, num_snapshots
-from tests.runs.test_checkpoint import same
+from tests.checkpoints.runs.test_checkpoint import same
 from tests.training.small import Tokens, small_trainer, summed_loss
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from clearhead.runs.checkpoint import (
+from clearhead.checkpoints.runs.checkpoint import (
     AVERAGED_WEIGHTS,
     OPTIMIZER,
     WEIGHTS,
@@ -20,9 +20,9 @@ from clearhead.runs.checkpoint import (
     checkpoint_steps,
     read_state,
 )
-from clearhead.runs.directory import dotted
-from clearhead.runs.metrics import FILE_NAME, read_metrics
-from clearhead.weights.files import load_tensors
+from clearhead.checkpoints.runs.directory import dotted
+from clearhead.checkpoints.runs.metrics import FILE_NAME, read_metrics
+from clearhead.checkpoints.weights.files import load_tensors
 
 _FILES: Final = {WEIGHTS: "weights", OPTIMIZER: "optimizer state", AVERAGED_WEIGHTS: "averaged weights"}
 # Sums of gradients, as the first update leaves them.

@@ -16,7 +16,7 @@ import torch
 from clearhead.base.errors import InputError
 from clearhead.base.machine import size
 from clearhead.base.progress import message
-from clearhead.runs.manifest import sha256_of
+from clearhead.checkpoints.runs.manifest import sha256_of
 from clearhead.training.data_files import describe_files
 from clearhead.training.loop import Trainer
 from clearhead.training.parallel.agreement import check_divisible

@@ -23,8 +23,8 @@ from clearhead.check.job.differences import Difference, differences
 from clearhead.check.job.division import TOLERANCE, Division, compare_divisions
 from clearhead.check.job.forecast import Job, examine
 from clearhead.check.job.kills import Kill, KilledRun, killed_runs, undisturbed_run
-from clearhead.runs.checkpoint import WEIGHTS, checkpoint_folder, read_state
-from clearhead.runs.manifest import sha256_of
+from clearhead.checkpoints.runs.checkpoint import WEIGHTS, checkpoint_folder, read_state
+from clearhead.checkpoints.runs.manifest import sha256_of
 from clearhead.version import __version__
 
 CERTIFICATE = Format("a certificate", 1, "check the job again")

@@ -13,7 +13,7 @@ from clearhead.base.errors import RunFailure
 from clearhead.base.progress import message
 from clearhead.check.job.forecast import Job
 from clearhead.check.job.processes import TrainProcess, training
-from clearhead.runs.checkpoint import checkpoint_steps
+from clearhead.checkpoints.runs.checkpoint import checkpoint_steps
 
 Moment = Literal["saving", "validation", "random"]
 FORCED: Final[tuple[Moment, ...]] = ("validation", "saving")

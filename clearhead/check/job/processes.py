@@ -17,9 +17,9 @@ import psutil
 
 from clearhead.base.errors import RunFailure, shortened
 from clearhead.base.machine import SAFE_PATH
+from clearhead.checkpoints.runs.checkpoint import checkpoint_folder, checkpoint_steps
+from clearhead.checkpoints.runs.metrics import FILE_NAME, read_metrics
 from clearhead.core.extensions.files import parts_options
-from clearhead.runs.checkpoint import checkpoint_folder, checkpoint_steps
-from clearhead.runs.metrics import FILE_NAME, read_metrics
 
 _POLL_SECONDS: Final = 0.001
 _WRITING: Final = re.compile(r"\.step-([0-9]+)\.writing-([0-9]+)-.*")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.base.errors import InputError
-from clearhead.runs.directory import differing_keys, dotted
+from clearhead.checkpoints.runs.directory import differing_keys, dotted
 from clearhead.training.parallel.processes import Processes
 from clearhead.training.runfile.sections import RunFile
 from clearhead.training.task_parts import TaskParts

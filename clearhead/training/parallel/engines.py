@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Generic
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from clearhead.checkpoints.weights.files import load_tensors, save_tensors
 from clearhead.training.parallel.shares import BatchLoss, Share
 from clearhead.training.protocols import BatchT, Loss
-from clearhead.weights.files import load_tensors, save_tensors
 
 
 class Engine(Generic[BatchT]):

@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.base.machine import choose_device
-from clearhead.runs.checkpoint import checkpoint_steps
+from clearhead.checkpoints.runs.checkpoint import checkpoint_steps
 from clearhead.training.parallel.processes import Group, Process, Processes, Quiet, is_first_to_fail
 
 ARRIVAL_SECONDS: Final = 300.0

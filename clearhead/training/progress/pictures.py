@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from clearhead.base.figures import COLOURS, INK, THICK, THIN, draw_legend, new_figure, save_figure, style_line_axes
-from clearhead.runs.metrics import Metrics
+from clearhead.checkpoints.runs.metrics import Metrics
 
 _TRAIN, _VALID, _BEST = COLOURS[:3]
 _MULTIPLES = ((0.4, ()), (0.7, tuple(range(1, 10))), (3.0, (1, 2, 5)))

@@ -9,8 +9,8 @@ from pathlib import Path
 from torch import nn
 
 from clearhead.base.progress import message
+from clearhead.checkpoints.runs.metrics import Metrics
 from clearhead.core.kernels.dropout import Dropout
-from clearhead.runs.metrics import Metrics
 
 
 class Plotter:

@@ -8,9 +8,10 @@ from typing import Final, Literal
 
 from clearhead.base.errors import InputError
 from clearhead.base.machine import choose_precision
+from clearhead.checkpoints.hf.export import save_origin
+from clearhead.checkpoints.runs.directory import RUN_FILE, SPEC_FILE, TASK_FILE
+from clearhead.checkpoints.weights.lora import adapt, describe
 from clearhead.core import Transformer, build
-from clearhead.hf.export import save_origin
-from clearhead.runs.directory import RUN_FILE, SPEC_FILE, TASK_FILE
 from clearhead.spec import Model
 from clearhead.training.dry_run import faster_precision
 from clearhead.training.init_from import take_weights
@@ -20,7 +21,6 @@ from clearhead.training.random_state import seed_everything
 from clearhead.training.runfile.read import to_toml
 from clearhead.training.stages.data import PreparedData
 from clearhead.training.stages.opening import OpenedRun, with_precision
-from clearhead.weights.lora import adapt, describe
 
 # The choice of a run under which the tensors are remembered that LoRA trains whole.
 NEW_TENSORS: Final = "new_tensors"

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from clearhead.checkpoints.runs.checkpoint import checkpoint_steps, saved_choices
+from clearhead.checkpoints.runs.directory import RunDirectory, open_run
 from clearhead.fast.busy_waiting import adapt_waiting
-from clearhead.runs.checkpoint import checkpoint_steps, saved_choices
-from clearhead.runs.directory import RunDirectory, open_run
 from clearhead.training.data_files import changed_files
 from clearhead.training.dry_run import memory_in_use
 from clearhead.training.kernel_cache import limit_kernel_cache

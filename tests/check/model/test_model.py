@@ -17,9 +17,9 @@ from clearhead.check.model.health import check_tokenizers
 from clearhead.check.model.invariances import check_saving
 from clearhead.check.model.model import check_module
 from clearhead.check.model.page import report_html
+from clearhead.checkpoints.hf import saving
+from clearhead.checkpoints.hf.loading import load_module
 from clearhead.cli.main import main
-from clearhead.hf import saving
-from clearhead.hf.loading import load_module
 from tests import hf_models as made
 from tests.laws.tiny import tiny
 from tests.parity.architectures.harness import all_cases, theirs_of

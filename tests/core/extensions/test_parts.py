@@ -14,6 +14,8 @@ from torch import Tensor
 import clearhead as ch
 from clearhead import spec, surgery
 from clearhead.base.errors import InputError
+from clearhead.checkpoints.hf.choice import choose_family
+from clearhead.checkpoints.weights.lora import adapt
 from clearhead.core import Cache, Transformer
 from clearhead.core.context import Sequence
 from clearhead.core.extensions.files import load_parts
@@ -25,13 +27,11 @@ from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.results import Continuation
-from clearhead.hf.choice import choose_family
 from clearhead.maps.recording import record_run
 from clearhead.spec.cost import cost_per_token
 from clearhead.training.runfile.model_table import with_own_parts
 from clearhead.training.runfile.sections import ModelSection
 from clearhead.view.architecture import draw_architecture
-from clearhead.weights.lora import adapt
 from tests.laws.tiny import VOCAB, difference, hparams, resolved
 
 OWN = Path(__file__).parent / "own.py"

@@ -20,12 +20,12 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from clearhead.checkpoints.hf import registry
+from clearhead.checkpoints.hf.loading import LoadedModule, bind_rules, load_module
+from clearhead.checkpoints.hf.mapping.family import Variant
+from clearhead.checkpoints.hf.saving import module_to_hf_tensors
 from clearhead.core import Output, Transformer
 from clearhead.data.batches.inputs import shift_right
-from clearhead.hf import registry
-from clearhead.hf.loading import LoadedModule, bind_rules, load_module
-from clearhead.hf.mapping.family import Variant
-from clearhead.hf.saving import module_to_hf_tensors
 from clearhead.spec.tasks.record import Repeats
 
 B, T, U = 3, 13, 7

@@ -15,10 +15,10 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
+from clearhead.checkpoints.hf import registry
+from clearhead.checkpoints.hf.loading import load_module
+from clearhead.checkpoints.hf.saving import save_module
 from clearhead.core import Cache
-from clearhead.hf import registry
-from clearhead.hf.loading import load_module
-from clearhead.hf.saving import save_module
 from clearhead.maps.hook_points import capture
 from clearhead.maps.recording import recording
 from tests.laws.tiny import difference

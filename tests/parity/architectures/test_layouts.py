@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from clearhead.hf.loading import load_module
-from clearhead.hf.saving import save_module
+from clearhead.checkpoints.hf.loading import load_module
+from clearhead.checkpoints.hf.saving import save_module
 from tests.laws.tiny import difference
 from tests.parity.architectures.harness import Case, all_cases, outputs, outputs_of, theirs_of
 

@@ -15,13 +15,13 @@ import torch
 
 import clearhead as ch
 from clearhead.base.errors import InputError
+from clearhead.checkpoints.weights.files import load_tensors
 from clearhead.data.batches.base import NO_LABEL, Batch
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.tasks.answer.train import answer_loss
 from clearhead.training.assemble import train_run
 from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file
-from clearhead.weights.files import load_tensors
 from tests.tasks.labelled_models import character_tokenizer, model
 from tests.tasks.labelled_run import noise, write_run_file
 

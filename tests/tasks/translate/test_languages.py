@@ -23,7 +23,7 @@ from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file
 from clearhead.training.task_parts import TaskSetup
 from tests import hf_models as checkpoints
-from tests.hf import tokenizer_folders as made
+from tests.checkpoints.hf import tokenizer_folders as made
 from tests.tasks.fine_tuning import write_data, write_run
 
 PIECES = "sentencepiece.bpe.model"

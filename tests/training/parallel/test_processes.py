@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from clearhead.runs import checkpoint as files
-from clearhead.runs.metrics import read_metrics
-from tests.runs.test_checkpoint import same
+from clearhead.checkpoints.runs import checkpoint as files
+from clearhead.checkpoints.runs.metrics import read_metrics
+from tests.checkpoints.runs.test_checkpoint import same
 from tests.training.parallel.groups import (
     PAIRS,
     TEXT,

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from clearhead import load
-from clearhead.runs.checkpoint import checkpoint_steps
-from clearhead.runs.metrics import read_metrics
+from clearhead.checkpoints.runs.checkpoint import checkpoint_steps
+from clearhead.checkpoints.runs.metrics import read_metrics
 from tests.training.parallel.groups import TEXT, write_data, write_run_file
 
 pytestmark = pytest.mark.slow

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from clearhead.base.progress import shown_by
+from clearhead.checkpoints.runs.metrics import Metrics
 from clearhead.core.kernels.dropout import Dropout
-from clearhead.runs.metrics import Metrics
 from clearhead.training.progress import pictures
 from clearhead.training.progress.pictures import smooth, write_plots
 from clearhead.training.progress.plots import Plotter, training_loss_note

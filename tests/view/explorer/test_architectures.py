@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from clearhead import spec
+from clearhead.checkpoints.hf import registry
 from clearhead.core import Transformer, build
-from clearhead.hf import registry
 from clearhead.maps.attention_maps import AttentionMaps
 from clearhead.maps.hook_points import capture
 from clearhead.maps.page import explorer_page

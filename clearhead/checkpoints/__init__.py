@@ -1,0 +1,1 @@
+"""Checkpoints on disk: run directories, Hugging Face folders, and the tensors in both."""

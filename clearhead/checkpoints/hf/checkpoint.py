@@ -1,0 +1,212 @@
+"""A Hugging Face checkpoint: a module with the tokenizers and generation settings beside its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clearhead.base.errors import InputError, nearest
+from clearhead.base.printing import Printed
+from clearhead.checkpoints.hf import registry
+from clearhead.checkpoints.hf.files.tensor_files import read_config
+from clearhead.checkpoints.hf.generation import read_generation_config
+from clearhead.checkpoints.hf.loading import LoadedModule, load_module
+from clearhead.checkpoints.hf.tokenizers import CheckpointTokenizers, load_tokenizers
+from clearhead.checkpoints.hf.variants import find_variant
+from clearhead.core import Transformer
+from clearhead.generate.generation_config import GenerationConfig
+from clearhead.generate.prompts import PromptFormat
+from clearhead.spec.tasks.record import TaskRecord
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens
+from clearhead.text.tokenizer_files import has_tokenizer
+
+
+@dataclass(frozen=True, repr=False)
+class HFCheckpoint(Printed):
+    """A Hugging Face checkpoint.
+
+    Args:
+        folder: where it was read.
+        tokenizers: with the special tokens of its decoder.
+        generation_config: its generation settings.
+        config: config.json.
+        loaded: its module and the class of its family; None: the family can no longer express the module.
+    """
+
+    folder: Path
+    tokenizers: CheckpointTokenizers
+    generation_config: GenerationConfig
+    config: Mapping[str, Any]
+    loaded: LoadedModule | None
+
+    @classmethod
+    def load(cls, folder: Path, *, dtype: torch.dtype | None = None) -> HFCheckpoint:
+        """Load a checkpoint.
+
+        Args:
+            folder: with config.json, safetensors and the files of a tokenizer.
+            dtype: of the weights; None: float32.
+
+        Raises:
+            InputError: anything that is not supported, or a tokenizer that does not fit the model.
+        """
+        # Before its tokenizer, which a model of another kind may have in files of its own.
+        registry.find(read_config(folder))
+        if not has_tokenizer(folder):
+            raise InputError(
+                f"{folder} has no tokenizer: expected tokenizer.json, vocab.json with merges.txt, vocab.txt, or a "
+                "SentencePiece model"
+            )
+        tokenizers = load_tokenizers(folder)
+        loaded = load_module(folder, dtype=dtype)
+        generation_config = read_generation_config(folder, loaded.module)
+        tokenizers = with_decoder_tokens(tokenizers, generation_config, loaded.module)
+        return cls(folder, tokenizers, generation_config, loaded.config, loaded)
+
+    def replaced(self, module: Transformer, task: TaskRecord, tokenizers: TokenizerPair | None = None) -> HFCheckpoint:
+        """Return the checkpoint with another module, such as one that was trained further.
+
+        Args:
+            module: the module.
+            task: what its outputs are for.
+            tokenizers: of the module; None: the same.
+        """
+        unused = {} if self.loaded is None else self.loaded.unused
+        own = self.tokenizers if tokenizers is None else replace(self.tokenizers, pair=tokenizers)
+        loaded = find_variant(self.config, module, task, unused, pad=own.pair.source.pad_id)
+        return replace(self, tokenizers=own, loaded=loaded)
+
+    def for_task(self, task: str, module: Transformer) -> tuple[HFCheckpoint, str]:
+        """Return the checkpoint with its settings for a task, and the prefix of its texts.
+
+        Args:
+            task: a name that config.json lists, or the prefix of one.
+            module: of the model.
+
+        Raises:
+            InputError: config.json lists no such task.
+        """
+        prefixes = self.generation_config.task_prefixes
+        known = "; ".join(f"{name} ('{prefix.strip()}')" for name, prefix in prefixes.items())
+        if not prefixes:
+            raise InputError("the checkpoint lists no tasks: write the prefix into the prompt, and leave the task out")
+        name = next((name for name, prefix in prefixes.items() if task in (name, prefix, prefix.strip())), None)
+        if name is None:
+            raise InputError(f"the checkpoint lists no task '{task}'{nearest(task, prefixes)}; it lists: {known}")
+        config = read_generation_config(self.folder, module, name)
+        return replace(self, generation_config=config), prefixes[name]
+
+    def prompt_format(self, *, chat: bool, given: Mapping[str, Any]) -> PromptFormat:
+        """Return how prompts are read.
+
+        Args:
+            chat: a prompt is a message.
+            given: options of the call; numbers of new tokens replace the checkpoint's lengths, which count the prompt.
+
+        Raises:
+            InputError: there is no chat template.
+        """
+        if chat and self.tokenizers.chat is None:
+            raise InputError("the checkpoint has no chat template: leave chat out")
+        config = self.generation_config
+        if "max_new_tokens" in {**given, **config.options}:
+            config = replace(config, max_length=None)
+        if "min_new_tokens" in given:
+            config = replace(config, min_length=0)
+        return PromptFormat(config, self.tokenizers.chat if chat else None)
+
+    def between(self, source: str | None, target: str | None) -> tuple[SpecialTokens, GenerationConfig]:
+        """Return the special tokens and generation settings for two languages.
+
+        Args:
+            source, target: codes of languages; None where the model has none, or for the one that its files name.
+
+        Raises:
+            InputError: a language is missing, unknown, or without effect.
+        """
+        own, config = self.tokenizers, self.generation_config
+        of_source, of_target = own.pair.source.special_tokens, own.pair.target.special_tokens
+        given = [code for code in (source, target) if code is not None]
+        if not own.languages:
+            if given:
+                raise InputError(f"the model has no language codes, so '{given[0]}' has no effect: leave it out")
+            return replace(of_source, target=of_target.target), config
+        ids, known = set(own.languages.values()), ", ".join(own.languages)
+        if source is None and ids.isdisjoint((*of_source.for_source.prefix, *of_source.for_source.suffix)):
+            raise InputError(f"the model reads several languages: name the one of the text; it has: {known}")
+        # After training between two languages, the second is in the decoder's prefix.
+        trained = () if of_target.target is None else of_target.target.prefix
+        trained = () if ids.isdisjoint(trained) else trained
+        if target is not None:
+            index = own.language_id(target)
+            if own.language_is_start:
+                config = replace(config, decoder_start_id=index)
+            else:
+                config = replace(config, forced_bos_id=index)
+        elif trained:
+            forced = trained[1] if len(trained) > 1 else config.forced_bos_id
+            config = replace(config, decoder_start_id=trained[0], forced_bos_id=forced)
+        elif config.forced_bos_id is None:
+            raise InputError(f"the model writes several languages: name the one that you want; it has: {known}")
+        special_tokens = of_source if source is None else own.special_tokens_for(source)
+        return special_tokens.with_target(_after_encoder(config, (), own.pair.target.eos_id)), config
+
+    def for_languages(self, source: str | None, target: str | None) -> HFCheckpoint:
+        """Return the checkpoint for one pair of languages.
+
+        Args:
+            source, target: as for `between`.
+
+        Raises:
+            InputError: as for `between`.
+        """
+        special_tokens, _ = self.between(source, target)
+        pair = self.tokenizers.pair
+        first = pair.source.with_special_tokens(special_tokens)
+        second = first if pair.joint else pair.target.with_special_tokens(special_tokens)
+        return replace(self, tokenizers=replace(self.tokenizers, pair=TokenizerPair(first, second, pair.joint)))
+
+
+def with_decoder_tokens(
+    tokenizers: CheckpointTokenizers, config: GenerationConfig, module: Transformer
+) -> CheckpointTokenizers:
+    """Return the tokenizers of a checkpoint with the special tokens of its decoder.
+
+    Args:
+        tokenizers: with the special tokens of their files, which do not depend on the model.
+        config: the generation settings.
+        module: of the checkpoint.
+    """
+    pair = tokenizers.pair
+    special_tokens = pair.target.special_tokens
+    if module.decoder is None:
+        return tokenizers
+    if module.encoder is None:
+        opening = pair.target.bos_id if config.bos_id is None else config.bos_id
+        end = config.eos_ids[0] if config.eos_ids else pair.target.eos_id
+        # Without a prefix of its tokenizer, a text begins where another one could have ended.
+        target: PrefixSuffix | None = PrefixSuffix(special_tokens.prefix or (opening,), (end,))
+    else:
+        # The language in the tokenizer's prefix is that of the source.
+        prefix = () if tokenizers.languages else special_tokens.prefix
+        target = _after_encoder(config, prefix, pair.target.eos_id)
+    if target is None:
+        return tokenizers
+    own = pair.target.with_special_tokens(special_tokens.with_target(target))
+    return replace(tokenizers, pair=TokenizerPair(own if pair.joint else pair.source, own, pair.joint))
+
+
+def _after_encoder(config: GenerationConfig, prefix: tuple[int, ...], eos: int) -> PrefixSuffix | None:
+    """Return prefix and suffix of a decoder after an encoder; None where the files do not name its start token."""
+    start = config.decoder_start_id
+    if start is None:
+        return None
+    prefix = prefix if config.forced_bos_id is None else (config.forced_bos_id,)
+    # The prefix of some tokenizers begins with the decoder's start token already.
+    prefix = prefix[1:] if prefix[:1] == (start,) else prefix
+    return PrefixSuffix((start, *prefix), (config.eos_ids[0] if config.eos_ids else eos,))

@@ -1,0 +1,238 @@
+"""The safetensors files of a checkpoint, memory-mapped: nothing outside its folder is read."""
+
+from __future__ import annotations
+
+import functools
+import json
+import mmap
+import os
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import BaseModel, Field
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from clearhead.base.commands import make_command, quote
+from clearhead.base.errors import InputError
+from clearhead.base.files import LARGEST_VOCABULARY, parse_json, read_json_object, typed
+from clearhead.base.machine import size
+from clearhead.checkpoints.hf.files.folder import CONFIG, inside
+from clearhead.checkpoints.weights.files import MOST_TENSORS
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+BLOCK = 2**22
+# More than any checkpoint has.
+MOST_SHARDS = 1024
+
+
+class _Task(BaseModel):
+    """Generation settings that replace those of the checkpoint, and what stands in front of a prompt."""
+
+    prefix: str | None = None
+
+
+class _Config(BaseModel):
+    """The keys of config.json that every family shares; those of its own are in the family's table."""
+
+    model_type: str | None = None
+    architectures: list[str] | None = None
+    id2label: dict[str, str | int | float | bool | None] | None = None
+    num_labels: Annotated[int, Field(ge=0, lt=2**26)] | None = None
+    problem_type: str | None = None
+    tokenizer_class: str | None = None
+    task_specific_params: dict[str, _Task] | None = None
+    quantization_config: dict[str, Any] | None = None
+
+
+def read_config(directory: Path, name: str = CONFIG) -> dict[str, Any]:
+    """Read a JSON object from a file of a folder.
+
+    Raises:
+        InputError: there is no such file, it is a link out of the folder, it is not a JSON object, or a key that all
+            families share has a value of another type.
+    """
+    content = read_json_object(inside(directory, name), what=f"a {name}")
+    if name == CONFIG:
+        typed(
+            {key: content[key] for key in _Config.model_fields if key in content}, _Config, name=str(directory / name)
+        )
+    return content
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file's header says of a tensor: its bytes are those from `start` to `end` of the file."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def stored_dtype(directory: Path) -> torch.dtype:
+    """Return the dtype of a checkpoint's floating-point tensors; of several, the one that can represent all.
+
+    Args:
+        directory: with safetensors.
+
+    Raises:
+        InputError: the files cannot be read.
+    """
+    headers = TensorFiles(directory).headers.values()
+    found = sorted({FLOATS[header.dtype] for header in headers if header.dtype in FLOATS}, key=str)
+    return functools.reduce(torch.promote_types, found) if found else torch.float32
+
+
+class TensorFiles(Mapping[str, Tensor]):
+    """The tensors of one safetensors file, or of all shards that an index names."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._files: dict[str, Any] = {}
+        self.headers: dict[str, Header] = {}
+        faults: list[str] = []
+        index = self._index(faults)
+        for name in dict.fromkeys(index.values()) if index is not None else [SINGLE]:
+            self._read_headers(name, faults)
+            if len(self.headers) > MOST_TENSORS:
+                raise InputError(f"{directory / name}: more than {MOST_TENSORS} tensors are too many for a model")
+        if index is not None:
+            faults += [
+                f"{INDEX}: '{name}' should be in {file}, which lacks it"
+                for name, file in index.items()
+                if file in self._files and (name not in self.headers or self.headers[name].file != file)
+            ]
+        if faults:
+            raise InputError.from_faults(list(dict.fromkeys(faults)), subject=str(directory))
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self._files[self.headers[name].file].get_tensor(name)
+        return tensor
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return a floating-point tensor that will be copied, in a mapping of its own, or converted.
+
+        The pages of a mapped file that were read stay in memory as long as another tensor of the file lives, so that a
+        copy would take the memory twice. A mapping of its own ends with the tensor.
+        """
+        header = self.headers[name]
+        stored = FLOATS[header.dtype]
+        if stored == dtype:
+            return self._mapped(header, stored).view(header.shape)
+        made = torch.empty(header.shape, dtype=dtype)
+        for place, part in enumerate(made.view(-1).split(BLOCK) if made.numel() else ()):
+            part.copy_(self._mapped(header, stored, place * BLOCK, part.numel()))
+        return made
+
+    def same(self, first: str, second: str) -> bool:
+        """Whether two tensors are equal bit by bit; neither stays in memory."""
+        one, other = self.headers[first], self.headers[second]
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return False
+        length = one.end - one.start
+        blocks = ((place, min(BLOCK, length - place)) for place in range(0, length, BLOCK))
+        return all(
+            torch.equal(self._mapped(one, torch.uint8, *block), self._mapped(other, torch.uint8, *block))
+            for block in blocks
+        )
+
+    def _mapped(self, header: Header, dtype: torch.dtype, place: int = 0, count: int | None = None) -> Tensor:
+        """Map a part of a tensor: `count` numbers from `place` on; None: all of them."""
+        start = header.start + place * dtype.itemsize
+        end = header.end if count is None else start + count * dtype.itemsize
+        first = start - start % mmap.ALLOCATIONGRANULARITY
+        if start == end:
+            return torch.empty(0, dtype=dtype)
+        with (self.directory / header.file).open("rb") as file:
+            if os.fstat(file.fileno()).st_size < end:
+                raise InputError(f"{self.directory / header.file}: the file was cut off while it was read")
+            pages = mmap.mmap(file.fileno(), end - first, access=mmap.ACCESS_COPY, offset=first)
+        # Numbers may be unaligned in a file; a copy is aligned.
+        if start % dtype.itemsize:
+            return torch.frombuffer(bytearray(pages[start - first :]), dtype=dtype)
+        return torch.frombuffer(pages, dtype=dtype, offset=start - first)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.headers)
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    def _index(self, faults: list[str]) -> dict[str, str] | None:
+        """Return the file of each tensor; None where one file holds all."""
+        if inside(self.directory, SINGLE).is_file():
+            return None
+        if not inside(self.directory, INDEX).is_file():
+            if any((self.directory / name).exists() for name in PICKLED):
+                raise InputError(
+                    f"{self.directory} has its weights as .bin only, a pickle format that is not loaded; "
+                    "write them as safetensors with: "
+                    f"{make_command(f'convert {quote(str(self.directory))} OUT --from-bin')}"
+                )
+            raise InputError(f"{self.directory} has no weights: expected {SINGLE} or {INDEX}")
+        table = read_json_object(inside(self.directory, INDEX), what="an index", largest=LARGEST_VOCABULARY).get(
+            "weight_map"
+        )
+        if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()) or not table:
+            raise InputError(f"{self.directory / INDEX}: weight_map must name a file for each tensor")
+        check_shards(set(table.values()), self.directory / INDEX)
+        faults += [
+            f"{INDEX} names {file}, which is missing"
+            for file in dict.fromkeys(table.values())
+            if not inside(self.directory, file).is_file()
+        ]
+        return table
+
+    def _read_headers(self, name: str, faults: list[str]) -> None:
+        path = inside(self.directory, name)
+        if not path.is_file():
+            return
+        try:
+            # Not a context manager here: the file stays mapped as long as a tensor of it lives.
+            file: Any = safe_open(path, framework="pt")
+            for tensor, header in _headers(path):
+                if tensor in self.headers:
+                    faults.append(f"'{tensor}' is in both {self.headers[tensor].file} and {name}")
+                self.headers[tensor] = header
+        except (SafetensorError, OSError, json.JSONDecodeError) as error:
+            faults.append(f"{name} is damaged or not a safetensors file: {error}")
+            return
+        except RuntimeError:
+            # Of PyTorch, which maps the file.
+            faults.append(f"{name} cannot be mapped into memory: it has {size(path.stat().st_size)}")
+            return
+        self._files[name] = file
+
+
+def check_shards(names: Collection[str], index: Path) -> None:
+    """Refuse an index of very many files.
+
+    Args:
+        names: of the files.
+        index: names them.
+
+    Raises:
+        InputError: there are too many.
+    """
+    if len(names) > MOST_SHARDS:
+        raise InputError(
+            f"{index} names {len(names):,} files, which are too many for a model (at most {MOST_SHARDS:,})"
+        )
+
+
+def _headers(path: Path) -> Iterator[tuple[str, Header]]:
+    """Read the header of a file that the library has opened, and thereby validated."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        content = parse_json(file.read(length).decode("utf-8"))
+    for name, entry in content.items():
+        if name != "__metadata__":
+            start, end = (8 + length + offset for offset in entry["data_offsets"])
+            yield name, Header(path.name, entry["dtype"], tuple(entry["shape"]), start, end)

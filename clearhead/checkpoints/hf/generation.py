@@ -1,0 +1,88 @@
+"""Generation settings of a checkpoint: generation_config.json, or the same keys of config.json and of its class."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from clearhead.base.files import read_json_object
+from clearhead.checkpoints.hf.files.tensor_files import read_config
+from clearhead.core import Transformer
+from clearhead.generate.generation_config import GenerationConfig
+
+GENERATION_CONFIG = "generation_config.json"
+
+
+def _ids(start: int | None, pad: int, bos: int | None, eos: int, forced_eos: int | None = None) -> Mapping[str, int]:
+    found = {
+        "decoder_start_token_id": start,
+        "pad_token_id": pad,
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+        "forced_eos_token_id": forced_eos,
+    }
+    return MappingProxyType({key: index for key, index in found.items() if index is not None})
+
+
+# The ids of an encoder-decoder's config class: a library that writes a config leaves out the class's defaults, so that
+# an absent key is not an absent token. Source: the configuration classes of the transformers library 5.23.
+DEFAULT_IDS: Mapping[str, Mapping[str, int]] = MappingProxyType(
+    {
+        "bart": _ids(2, 1, 0, 2, 2),
+        "blenderbot": _ids(1, 0, 1, 2, 2),
+        "m2m_100": _ids(2, 1, 0, 2),
+        "marian": _ids(58100, 58100, None, 0, 0),
+        "mbart": _ids(None, 1, 0, 2, 2),
+        "mt5": _ids(0, 0, None, 1),
+        "pegasus": _ids(0, 0, None, 1, 1),
+        "t5": _ids(None, 0, None, 1),
+        "umt5": _ids(0, 0, None, 1),
+    }
+)
+
+
+def read_generation_config(folder: Path, module: Transformer, task: str | None = None) -> GenerationConfig:
+    """Read the generation settings of a checkpoint: generation_config.json, else the same keys of config.json.
+
+    A start or an end that the vocabulary of the decoder lacks is left out, and a warning names it.
+
+    Args:
+        folder: of the checkpoint.
+        module: of the checkpoint; it may be on the meta device.
+        task: one of config.json's `task_specific_params`, which take precedence.
+
+    Raises:
+        InputError: a file is no JSON object, or has values of a wrong type, or other ids beyond the vocabulary.
+    """
+    read = _read(folder, task)
+    if module.decoder is None:
+        return read
+    found = read.within(module.num_target_ids, str(folder))
+    if found.left_out and task is None:
+        warnings.warn(
+            f"{folder}: {' and '.join(found.left_out)} {'is' if len(found.left_out) == 1 else 'are'} beyond the "
+            f"vocabulary of {module.num_target_ids} entries and left out",
+            stacklevel=2,
+        )
+    return found
+
+
+def _read(folder: Path, task: str | None) -> GenerationConfig:
+    config = read_config(folder)
+    config = {**DEFAULT_IDS.get(str(config.get("model_type")), {}), **config}
+    listed = config.get("task_specific_params") or {}
+    prefixes = {name: one["prefix"] for name, one in listed.items() if one.get("prefix") is not None}
+    path, settings = folder / GENERATION_CONFIG, config
+    if os.path.lexists(path):
+        settings = read_json_object(path, what="a generation_config.json")
+        # Special token ids that the settings lack are those of the model.
+        ids = ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id")
+        settings |= {key: config[key] for key in ids if key in config and settings.get(key) is None}
+    else:
+        path = folder / "config.json"
+    own = {} if task is None else listed[task]
+    return replace(GenerationConfig.from_settings({**settings, **own}, source=str(path)), task_prefixes=prefixes)

@@ -1,0 +1,318 @@
+"""A Hugging Face checkpoint to a module: config to spec, tensors to slots, or one report of every fault."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead import spec
+from clearhead.base.errors import LONGEST_LINE, MOST_FAULTS, InputError, nearest, shortened
+from clearhead.base.machine import refuse_memory
+from clearhead.base.printing import num_parameters
+from clearhead.checkpoints.hf import registry
+from clearhead.checkpoints.hf.files.mxfp4 import PackedFiles, is_packed
+from clearhead.checkpoints.hf.files.quantization import quantization_of
+from clearhead.checkpoints.hf.files.tensor_files import FLOATS, TensorFiles, read_config
+from clearhead.checkpoints.hf.mapping import config as configs
+from clearhead.checkpoints.hf.mapping.family import Family, Values, Variant
+from clearhead.checkpoints.hf.mapping.tensor_rules import BoundRule, bind
+from clearhead.checkpoints.hf.pooling import Pooling, has_pooling, read_pooling, with_head
+from clearhead.core import Transformer, build
+from clearhead.spec.tasks.record import LabelKind, TaskRecord
+from clearhead.spec.tasks.registry import find
+
+# Of a table that is computed again to compare it.
+MOST_ROWS = 2**16
+
+
+@dataclass(frozen=True)
+class LoadedModule:
+    """A module that was loaded from a checkpoint.
+
+    Args:
+        module: with its weights, in evaluation mode.
+        task: what its outputs are for.
+        config: config.json.
+        family, variant: the family, and which of its classes.
+        prefix: of the stacks' tensors in the file.
+        notes: for the user, though nothing is wrong.
+        unused: tensors that the class does not use and its files may hold; they are saved again.
+        pooling: the modules of sentence-transformers; None: there are none.
+    """
+
+    module: Transformer
+    task: TaskRecord
+    config: dict[str, Any]
+    family: Family
+    variant: Variant
+    prefix: str = ""
+    notes: tuple[str, ...] = ()
+    unused: Mapping[str, Tensor] = field(default_factory=dict)
+    pooling: Pooling | None = None
+
+
+def load_module(directory: Path, *, dtype: torch.dtype | None = None) -> LoadedModule:
+    """Load a checkpoint.
+
+    Args:
+        directory: with config.json and safetensors.
+        dtype: of the weights; None: float32, whatever the file has.
+
+    Raises:
+        InputError: config keys that are not supported, tensors without a slot, slots without a tensor, other shapes:
+            all in one report.
+    """
+    config = read_config(directory)
+    family = registry.find(config)
+    files = TensorFiles(directory)
+    if is_packed(config):
+        # Tensors are dequantized as they are read, and saved as they are held.
+        files, config = PackedFiles(directory), {key: config[key] for key in config if key != "quantization_config"}
+    parsed = configs.parse(family, config)
+    _refuse_quantized(directory, config, files)
+    # The modules of sentence-transformers take the place of the class's head.
+    is_pooled = has_pooling(directory)
+    variant = registry.headless(family) if is_pooled else registry.variant(family, config, frozenset(files))
+    family = family.with_layout(files)
+    found = _FoundTensors.of(family, variant, files)
+    values = _tying(found, parsed.values)
+    faults = list(parsed.faults)
+    module = None
+    if not faults:
+        try:
+            module = build(family.spec_of(values, variant), device="meta")
+        except InputError as error:
+            faults.append(error.as_fault)
+        except (RuntimeError, OverflowError, ArithmeticError) as error:
+            faults.append(f"config.json: no model has these sizes: {str(error).splitlines()[0]}")
+    if module is None:
+        raise InputError.from_faults(faults, subject=str(directory))
+    _refuse_memory(module, files, dtype or torch.float32, directory)
+    is_tied = bool(values.get("tie_word_embeddings"))
+    filled = found.fill(module, is_tied=is_tied, dtype=dtype or torch.float32, faults=faults)
+    unused = found.rest(module.spec, faults)
+    if faults:
+        raise InputError.from_faults(faults, subject=str(directory))
+    module.load_state_dict(filled, strict=True, assign=True)
+    task = _task(variant, config, module.spec.num_outputs or 0)
+    loaded = LoadedModule(module.eval(), task, config, family, variant, found.prefix, tuple(found.notes), unused)
+    return _pooled(loaded, directory, dtype or torch.float32) if is_pooled else loaded
+
+
+def _refuse_quantized(directory: Path, config: Mapping[str, Any], files: TensorFiles) -> None:
+    kind = quantization_of(config, {name: header.dtype for name, header in files.headers.items()})
+    if kind is not None:
+        raise InputError(
+            f"{directory}: the weights are quantized as {kind}, which is not supported; "
+            "use the checkpoint from before quantization"
+        )
+
+
+def _refuse_memory(module: Transformer, files: TensorFiles, dtype: torch.dtype, directory: Path) -> None:
+    """Refuse weights that do not fit into memory; those that need no conversion stay in their mapped files."""
+    stored = {header.dtype for header in files.headers.values() if header.dtype in FLOATS}
+    if isinstance(files, PackedFiles) or any(FLOATS[one] != dtype for one in stored):
+        needed = num_parameters(module) * dtype.itemsize
+        advice = "load it with the precision bf16" if dtype == torch.float32 else ""
+        refuse_memory(needed, f"{directory}: to load it", advice=advice)
+
+
+def _pooled(loaded: LoadedModule, directory: Path, dtype: torch.dtype) -> LoadedModule:
+    model = loaded.module.spec
+    top = model.encoder or model.decoder
+    assert top is not None, "a validated model has a stack"
+    if model.encoder is not None and model.decoder is not None:
+        raise InputError(f"{directory}: pooling needs a model of one stack, and this checkpoint has two")
+    positions = loaded.config.get("max_position_embeddings", loaded.config.get("n_positions"))
+    pooling = read_pooling(directory, width=top.output_width, positions=positions, dtype=dtype)
+    task = TaskRecord(kind="embed", max_length=pooling.max_length, prompt=pooling.prompt)
+    return replace(loaded, module=with_head(loaded.module, pooling.head, pooling.tensors), task=task, pooling=pooling)
+
+
+def bind_rules(family: Family, variant: Variant, prefix: str, module: Transformer) -> tuple[list[BoundRule], list[str]]:
+    """Bind the rules of a family to a module; also return the addresses without a rule."""
+    stacks = (replace(rule, theirs=tuple(prefix + name for name in rule.theirs)) for rule in family.rules)
+    return bind((*stacks, *variant.rules), module.state_dict(), module.spec)
+
+
+@dataclass(frozen=True)
+class _FoundTensors:
+    """The tensors of a file as the family spells their names, and which of them have been used."""
+
+    family: Family
+    variant: Variant
+    files: TensorFiles
+    prefix: str
+    names: dict[str, str]
+    used: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+    overruled: dict[str, Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def of(family: Family, variant: Variant, files: TensorFiles) -> _FoundTensors:
+        """Find out whether the names of the stacks have their prefix, and how norms are spelled."""
+        prefix = family.prefix_of(variant)
+        prefixed = bool(prefix) and any(name.startswith(prefix) for name in files)
+        spelled = {re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name): name for name in files}
+        spelled = {re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", new): name for new, name in spelled.items()}
+        return _FoundTensors(family, variant, files, prefix if prefixed else "", spelled)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.files[self.names[name]]
+
+    def equal(self, first: str, second: str) -> bool:
+        """Whether two tensors of the file are equal."""
+        return self.files.same(self.names[first], self.names[second])
+
+    def tables(self, is_tied: bool) -> list[str]:
+        """Every name that the token embedding may have."""
+        own = [self.prefix + name for name in (self.family.table, *self.family.table_copies)]
+        return [*own, self.variant.output] if is_tied and self.variant.output else own
+
+    def fill(self, module: Transformer, *, is_tied: bool, dtype: torch.dtype, faults: list[str]) -> dict[str, Tensor]:
+        """Return the module's tensors by address; faults are added to the list."""
+        bounds, without_rule = bind_rules(self.family, self.variant, self.prefix, module)
+        assert not without_rule, f"{self.family.model_type} has no rule for {without_rule}"
+        filled: dict[str, Tensor] = {}
+        for bound in bounds:
+            groups = [self._alternatives(group, is_tied) for group in bound.theirs]
+            missing = [group[0] for group, names in zip(bound.theirs, groups, strict=True) if not names]
+            if not missing:
+                filled |= self._bound_tensors(bound, groups, dtype, faults)
+            elif bound.zeros:
+                for address, shape in zip(bound.ours, bound.slots.shapes, strict=True):
+                    filled[address] = torch.zeros(shape, dtype=dtype)
+            else:
+                faults += [f"'{name}' is missing" for name in missing]
+        return filled
+
+    def _bound_tensors(
+        self, bound: BoundRule, groups: Sequence[Sequence[str]], dtype: torch.dtype, faults: list[str]
+    ) -> dict[str, Tensor]:
+        """Return the tensors of a rule by address, from those of its names that the file has."""
+        filled: dict[str, Tensor] = {}
+        stored = groups[0][-1]
+        try:
+            chosen = [self._take(names, faults) for names in groups]
+            tensors = bound.load([self._tensor(name, dtype, is_view=bound.is_view) for name in chosen])
+        except ValueError as error:
+            faults.append(f"'{stored}' has the shape {self._shape(stored)}; {error}")
+            return filled
+        # Kernels of inference read a matrix row by row, and GPT-2's are stored the other way round; what is converted
+        # anyway is turned, what lies in the mapped file stays there.
+        is_mapped = all(self._is_kept(name, dtype, is_view=bound.is_view) for name in chosen)
+        for address, tensor, shape in zip(bound.ours, tensors, bound.slots.shapes, strict=True):
+            if tensor.shape != shape:
+                has, needs = self._shape(stored), list(bound.save_shape())
+                faults.append(f"'{stored}' has the shape {has}, the config needs {needs}")
+                break
+            filled[address] = tensor.to(dtype) if is_mapped else tensor.to(dtype).contiguous()
+        return filled
+
+    def _shape(self, name: str) -> list[int]:
+        return list(self.files.headers[self.names[name]].shape)
+
+    def _alternatives(self, group: tuple[str, ...], is_tied: bool) -> list[str]:
+        tables = self.tables(is_tied)
+        wanted: Sequence[str] = tables if group[0] == tables[0] else group
+        # Where each stack has a token embedding of its own, the output may be tied to the last.
+        if (
+            is_tied
+            and self.variant.output
+            and self.family.table_copies
+            and group[0] == self.prefix + self.family.table_copies[-1]
+        ):
+            wanted = (*group, self.variant.output)
+        return [name for name in wanted if name in self.names]
+
+    def _tensor(self, name: str, dtype: torch.dtype, *, is_view: bool) -> Tensor:
+        """Return a tensor for its slot: inside the mapped file where it needs no conversion."""
+        is_kept = self._is_kept(name, dtype, is_view=is_view)
+        return self[name] if is_kept else self.files.read(self.names[name], dtype)
+
+    def _is_kept(self, name: str, dtype: torch.dtype, *, is_view: bool) -> bool:
+        stored = FLOATS.get(self.files.headers[self.names[name]].dtype)
+        return stored is None or (is_view and stored == dtype)
+
+    def _take(self, names: Sequence[str], faults: list[str]) -> str:
+        """Choose among the names of a tensor: token embeddings must all be equal, else the last counts."""
+        self.used.update(names)
+        chosen = names[0] if names[0] == self.prefix + self.family.table else names[-1]
+        for name in names:
+            if name != chosen and not self.equal(chosen, name):
+                if name in self.tables(True):
+                    faults.append(f"'{name}' and '{chosen}' should be the same token embedding, but differ")
+                else:
+                    self.notes.append(f"'{name}' differs from '{chosen}' and is not used")
+                    self.overruled[name] = self[name]
+        dtype = self.files.headers[self.names[chosen]].dtype
+        if dtype not in FLOATS:
+            faults.append(f"'{chosen}' holds {dtype}, not floating-point numbers; quantized weights are not supported")
+        return chosen
+
+    def rest(self, model: spec.Model, faults: list[str]) -> dict[str, Tensor]:
+        """Account for the tensors that were not used; return those that files of the class may hold."""
+        unused, computed = dict(self.overruled), dict[str, Tensor]()
+        known = [name for name in self.used if name in self.names]
+        constants = {constant.name: constant for constant in self.family.constants}
+        for name in self.names.keys() - self.used:
+            stem = name.removeprefix(self.prefix)
+            if any(re.fullmatch(pattern, stem) for pattern in self.family.ignored):
+                continue
+            if stem in constants:
+                shape = self._shape(name)
+                has_rows = len(shape) == 2 and shape[0] <= MOST_ROWS
+                made = constants[stem].compute(model, shape[0] if has_rows else 0)
+                if made.shape != self[name].shape or not torch.allclose(made, self[name].float(), rtol=0.0, atol=1e-6):
+                    faults.append(f"'{name}' differs from the table that is computed here")
+                computed[name] = self[name]
+            elif self.variant.leaves_unused(name):
+                unused[name] = self[name]
+            else:
+                # A search for the nearest name takes a while: not for names that the report leaves out.
+                hint = nearest(name, known) if len(faults) < MOST_FAULTS else ""
+                faults.append(f"'{name}' has no slot in {self.variant.classes[0]}{hint}")
+        if unused:
+            names = shortened(", ".join(sorted(unused)), LONGEST_LINE)
+            self.notes.append(f"kept but not used by {self.variant.classes[0]}: {names}")
+        return unused | computed
+
+
+def _tying(found: _FoundTensors, values: Values) -> Values:
+    """Let the tensors decide whether the output is tied to the token embedding."""
+    output = found.variant.output
+    tables = [found.prefix + name for name in (found.family.table, *reversed(found.family.table_copies))]
+    table = next((name for name in tables if name in found.names), tables[0])
+    if output is None or "tie_word_embeddings" not in values:
+        return values
+    is_tied, has_output = values["tie_word_embeddings"], output in found.names
+    if is_tied and has_output and table in found.names and not found.equal(table, output):
+        found.notes.append(f"'{output}' and '{table}' differ, so they are not tied, although the config says so")
+        return values.replaced(tie_word_embeddings=False)
+    if found.family.is_tied_by_file and not has_output:
+        return values.replaced(tie_word_embeddings=True)
+    return values
+
+
+def _task(variant: Variant, config: Mapping[str, Any], count: int) -> TaskRecord:
+    if not find(variant.task).has_labels:
+        return TaskRecord(kind=variant.task, repeats=variant.repeats)
+    names = config.get("id2label") or {}
+    labels = tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(count))
+    kind: LabelKind = "regression" if count == 1 else "single_label"
+    if config.get("problem_type") == "multi_label_classification":
+        kind = "multi_label"
+    labels = () if kind == "regression" else labels
+    return TaskRecord(kind=variant.task, labels=labels, label_kind=kind, is_paired=None, repeats=variant.repeats)
+
+
+def hf_tensors(bounds: Sequence[BoundRule], tensors: Mapping[str, Tensor]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Yield their tensors for ours by address: the names of each, and the tensor."""
+    for bound in bounds:
+        yield from zip(bound.theirs, bound.save([tensors[address] for address in bound.ours]), strict=True)

@@ -1,0 +1,243 @@
+"""config.json parsed by a family, every key accounted for, and written again from a spec."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clearhead import spec
+from clearhead.base.errors import InputError, nearest
+from clearhead.base.files import typed
+from clearhead.checkpoints.hf.mapping.family import Address, Family, Fixed, Key, Values, Variant
+from clearhead.spec.tasks.registry import find
+
+# Keys of every class that change nothing here: they name files, configure generation (which is read elsewhere) or
+# memory use, or describe how the model was trained.
+INERT = frozenset(
+    """
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures
+    attn_implementation bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward custom_pipelines
+    decoder_start_token_id directionality diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size
+    eos_token_id exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
+    gradient_checkpointing id2label initializer_range is_encoder_decoder label2id language layerdrop length_penalty
+    max_length min_length model_type name_or_path no_repeat_ngram_size num_beam_groups num_beams num_labels
+    num_return_sequences output_attentions output_hidden_states output_past output_scores pad_token_id prefix
+    problem_type remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id
+    suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript
+    transformers_version typical_p unk_token_id use_bfloat16 use_cache
+    """.split()
+)
+
+# Keys of every class that would change what is computed.
+FIXED_EVERYWHERE = (
+    Fixed("quantization_config", (None,), "this quantization is not supported"),
+    Fixed("auto_map", (None,), "code that comes with a checkpoint is never run"),
+    Fixed("per_layer_config", (None, {}), "settings of single layers are not supported"),
+    Fixed("is_decoder", (False,), "an encoder with causal attention is not supported"),
+    Fixed("add_cross_attention", (False,), "cross-attention to a second model is not supported"),
+    Fixed("cross_attention_hidden_size", (None,), "cross-attention to a second model is not supported"),
+    Fixed("tie_encoder_decoder", (False,), "an encoder and a decoder with the same weights are not supported"),
+    Fixed("pruned_heads", (None, {}), "pruned heads are not supported"),
+)
+_KINDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+
+
+class NotExpressible(InputError):
+    """A spec that no config of a family can express.
+
+    Attributes:
+        expressed: the nearest spec that the family can express; None: there is none.
+    """
+
+    expressed: spec.Model | None = None
+
+    @classmethod
+    def of(cls, faults: Sequence[str], subject: str, expressed: spec.Model | None = None) -> NotExpressible:
+        """Make one report of all faults."""
+        error = cls(*InputError.from_faults(faults, subject=subject).lines)
+        error.expressed = expressed
+        return error
+
+
+class DifferentStacks(NotExpressible):
+    """A family has an encoder or a decoder where a spec has none, or the other way round."""
+
+
+@dataclass(frozen=True)
+class ParsedConfig:
+    """The values of a family's keys in a config, and every fault."""
+
+    values: Values
+    faults: tuple[str, ...]
+
+
+def parse(family: Family, config: Mapping[str, Any]) -> ParsedConfig:
+    """Account for every key of a config: supported, without effect, or a fault."""
+    faults: list[str] = []
+    values: dict[str, Any] = {}
+    known = set(family.inert) | INERT
+    for key in family.keys:
+        known |= {key.name, *key.aliases}
+        values[key.name] = _value(key, config, faults)
+    fixed = {one.name: one for one in (*FIXED_EVERYWHERE, *family.fixed)}
+    for name in (name for name in config if name not in known):
+        one = fixed.get(name)
+        if one is None:
+            hint = nearest(name, known | set(fixed))
+            faults.append(f"config.json: {family.model_type} has no key '{name}', so it is not supported{hint}")
+        elif config[name] not in one.values:
+            expected = " or ".join(map(shown, one.values))
+            faults.append(f"config.json: {name} = {shown(config[name])} ({one.reason}); expected {expected}")
+    return ParsedConfig(Values(values, num_labels(config)), tuple(faults))
+
+
+def label_names(names: Sequence[str]) -> dict[str, Any]:
+    """Return the keys of a config with the names of labels."""
+    label2id = {name: index for index, name in enumerate(names)}
+    return {"id2label": {str(index): name for index, name in enumerate(names)}, "label2id": label2id}
+
+
+def num_labels(config: Mapping[str, Any]) -> int:
+    """Return the number of labels of a config; 2 where it has none, as in its classes."""
+    names = config.get("id2label")
+    if isinstance(names, dict):
+        return len(names)
+    count = config.get("num_labels", 2)
+    return count if isinstance(count, int) and count > 0 else 2
+
+
+def shown(value: Any) -> str:
+    """Return a value as JSON writes it, shortened."""
+    text = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else None
+    return text or (str(value) if len(str(value)) <= 60 else f"{str(value)[:57]}...")
+
+
+def _value(key: Key, config: Mapping[str, Any], faults: list[str]) -> Any:
+    given = [config[name] for name in (key.name, *key.aliases) if name in config]
+    if not given:
+        return key.names[key.default] if key.names and key.default is not None else key.default
+    value = given[0]
+    if any(other != value for other in given[1:]):
+        faults.append(f"config.json: {key.name} is given twice, as {' and '.join(map(shown, given))}")
+    kind = type(key.default) if key.kind is None else key.kind
+    if value is None and (key.default is None or key.is_nullable):
+        return None
+    if kind not in _KINDS:
+        try:
+            typed(value, kind, name=f"config.json: {key.name}")
+        except InputError as error:
+            first, *rest = f"{error}".split("\n")
+            faults += [line.removeprefix("  - ") for line in rest] or [first]
+            return key.default
+        return value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        faults.append(f"config.json: {key.name} must be {_KINDS[kind]}, got {shown(value)}")
+        return key.default
+    if kind is int and isinstance(value, int) and not key.least <= value <= key.most:
+        faults.append(f"config.json: {key.name} = {shown(value)} is out of range; expected {key.least} to {key.most}")
+        return key.default
+    if key.names is not None:
+        name = str(value)
+        if name not in key.names:
+            known, hint = ", ".join(key.names), nearest(name, key.names)
+            faults.append(f"config.json: {key.name} = '{name}' is not supported; expected one of {known}{hint}")
+        return key.names.get(name)
+    return value
+
+
+def value_at(model: spec.Model, address: Address) -> Any:
+    """Return the value at an address of a spec.
+
+    Raises:
+        LookupError: the spec has no such address.
+    """
+    try:
+        if callable(address):
+            return address(model)
+        value: Any = model
+        for part in address.replace("{layer}", "0").split("."):
+            value = value[int(part)] if part.lstrip("-").isdigit() else getattr(value, part)
+        return value
+    except (AssertionError, AttributeError, IndexError, TypeError) as error:
+        raise LookupError(str(error)) from None
+
+
+def config_values(keys: Sequence[Key], model: spec.Model) -> dict[str, Any]:
+    """Return the values of keys as a config has them, without those that a spec says nothing of."""
+    found = {}
+    for key in keys:
+        try:
+            value = value_at(model, key.address) if key.address is not None else None
+        except LookupError:
+            continue
+        if key.names is not None:
+            value = next((theirs for theirs, ours in key.names.items() if ours == value), None)
+        if value is not None or (key.address is not None and (key.default is None or key.is_nullable)):
+            found[key.name] = value
+    return found
+
+
+def to_config(family: Family, variant: Variant, model: spec.Model) -> dict[str, Any]:
+    """Return the config that expresses a spec, checked by parsing it again.
+
+    Raises:
+        InputError: the family cannot express the spec; the report names the differences.
+    """
+    config: dict[str, Any] = {"architectures": [variant.classes[0]], "model_type": family.model_type, **family.written}
+    if find(variant.task).has_labels and model.num_outputs is not None:
+        config |= label_names([f"LABEL_{index}" for index in range(model.num_outputs)])
+    # Only outputs that score the vocabulary can be tied.
+    left_out = () if variant.output else ("tie_word_embeddings",)
+    config |= config_values([key for key in family.keys if key.name not in left_out], model)
+    parsed = parse(family, config)
+    subject = f"saving as {family.model_type}"
+    if parsed.faults:
+        raise NotExpressible.of(parsed.faults, subject)
+    expressed = family.unvalidated_spec(parsed.values, variant)
+    for name in ("encoder", "decoder"):
+        has, can = (getattr(one, name) is not None for one in (model, expressed))
+        if has != can:
+            # Other stacks differ everywhere, which need not be listed.
+            raise DifferentStacks.of([f"{name}: this model has {'one' if has else 'none'}"], subject)
+    faults = differences(expressed, model)
+    if faults:
+        raise NotExpressible.of(faults, subject, expressed)
+    return config
+
+
+def differences(expressed: spec.Model, meant: spec.Model) -> list[str]:
+    """List where two specs differ in what they compute, in sentences; initialization does not count."""
+    return [
+        f"{path}: this model has {shown(ours)}, the format can only express {shown(theirs)}"
+        for path, (theirs, ours) in differing_fields(expressed, meant).items()
+    ]
+
+
+def differing_fields(first: spec.Model, second: spec.Model) -> dict[str, tuple[Any, Any]]:
+    """Return the fields in which two specs compute something else, by their paths, with the values of both."""
+    one, other = _flat(first), _flat(second)
+    pairs = {path: (one.get(path), other.get(path)) for path in sorted(one.keys() | other.keys())}
+    return {path: pair for path, pair in pairs.items() if not _is_same(*pair)}
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    if isinstance(first, float) and isinstance(second, float):
+        return math.isclose(first, second, rel_tol=1e-12)
+    return bool(first == second)
+
+
+def _flat(model: spec.Model) -> dict[str, Any]:
+    found = {}
+    for path, node in spec.walk(model):
+        for name, value in node:
+            if name in ("initialization", "declared_length") or path == "initialization":
+                continue
+            if isinstance(node, spec.Attention) and name == "scale" and value is None:
+                value = node.head_size**-0.5
+            if not any(isinstance(one, spec.Node) for one in (value if isinstance(value, tuple) else (value,))):
+                found[f"{path}.{name}" if path else name] = value
+    return found

@@ -1,0 +1,208 @@
+"""Rotary positions in configs: the older keys and the newer ones, every kind of scaling, read and written.
+
+Older: `rope_theta` and `rope_scaling`, null or an object. Newer: `rope_parameters`, one object with everything. An
+older object replaces the newer one; a theta beside the object is the default of the one in it. The older form is
+written, because every reader knows it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from clearhead import spec
+from clearhead.base.errors import InputError
+from clearhead.checkpoints.hf.mapping.config import value_at
+from clearhead.checkpoints.hf.mapping.family import Key, Values
+from clearhead.spec.base import Count, Positive
+
+# Each kind of scaling: its class, the keys that it must have, and their names in the spec.
+_SCALINGS: dict[str, tuple[type[spec.Node], dict[str, str]]] = {
+    "linear": (spec.LinearScaling, {"factor": "factor"}),
+    "dynamic": (spec.DynamicScaling, {"factor": "factor"}),
+    "llama3": (
+        spec.BandScaling,
+        {"factor": "factor", "low_freq_factor": "low_frequency_factor", "high_freq_factor": "high_frequency_factor"},
+    ),
+    "yarn": (spec.YarnScaling, {"factor": "factor"}),
+    "longrope": (spec.LongRopeScaling, {"short_factor": "short_factor", "long_factor": "long_factor"}),
+}
+_OPTIONAL = {
+    "yarn": {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"},
+    "longrope": {"attention_factor", "factor"},
+}
+_COMMON = {"type", "rope_type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
+# Names in a spec that are written under another name.
+_WRITTEN = {
+    "low_frequency_factor": "low_freq_factor",
+    "high_frequency_factor": "high_freq_factor",
+    "original_length": "original_max_position_embeddings",
+    "magnitude": "attention_factor",
+}
+
+
+class Rotation(BaseModel):
+    """The object that describes rotary positions; null stands for an absent value."""
+
+    type: str | None = None
+    rope_type: str | None = None
+    rope_theta: Positive | None = None
+    partial_rotary_factor: Annotated[float, Field(gt=0, le=1)] | None = None
+    original_max_position_embeddings: Count | None = None
+    factor: Positive | None = None
+    low_freq_factor: Positive | None = None
+    high_freq_factor: Positive | None = None
+    short_factor: list[Positive] | None = None
+    long_factor: list[Positive] | None = None
+    attention_factor: Positive | None = None
+    beta_fast: Positive | None = None
+    beta_slow: Positive | None = None
+    mscale: Annotated[float, Field(ge=0)] | None = None
+    mscale_all_dim: Annotated[float, Field(ge=0)] | None = None
+    truncate: bool | None = None
+
+
+def keys(theta: float, attention: str, length: int) -> tuple[Key, ...]:
+    """The keys of a family with the same rotary positions in all layers.
+
+    Args:
+        theta: the default of the config class.
+        attention: the address of an attention.
+        length: the default of `max_position_embeddings`.
+    """
+    position = f"{attention}.position"
+    return (
+        Key("rope_theta", theta, f"{position}.theta"),
+        Key("rope_scaling", None, lambda model: scaling_config(value_at(model, position)), kind=Rotation),
+        Key("rope_parameters", None, kind=Rotation),
+        Key("max_position_embeddings", length, lambda model: _max_length(model, position)),
+        Key("original_max_position_embeddings", None, kind=int),
+    )
+
+
+def rotated_share(attention: str) -> Callable[[spec.Model], float]:
+    """The share of a head that is rotated."""
+
+    def found(model: spec.Model) -> float:
+        node = value_at(model, attention)
+        rotated, size = node.position.size or node.head_size, node.head_size
+        # Readers truncate the product, so that a quotient just below would lose a dimension.
+        return float(rotated / size if int(size * (rotated / size)) == rotated else (rotated + 0.5) / size)
+
+    return found
+
+
+def read(c: Values, *, head_size: int, partial: float = 1.0, is_partial: bool = False) -> spec.Rotary:
+    """Return the rotary position that a config describes.
+
+    Args:
+        c: the values, `keys` among them.
+        head_size: of an attention.
+        partial: the rotated share of a head.
+        is_partial: whether the family takes the share from the object too.
+
+    Raises:
+        InputError: an unknown kind, or keys that are missing or unknown.
+    """
+    given = c["rope_scaling"] or c["rope_parameters"] or {}
+    return rotary(given, c, theta=c["rope_theta"], head_size=head_size, partial=partial, is_partial=is_partial)
+
+
+def rotary(
+    given: Mapping[str, Any], c: Values, *, theta: float, head_size: int, partial: float = 1.0, is_partial: bool = False
+) -> spec.Rotary:
+    """Return the rotary position that one object of a config describes; what it lacks is taken from the arguments."""
+    given = {name: value for name, value in given.items() if value is not None}
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind != "default" and kind not in _SCALINGS:
+        known = ", ".join(["default", *_SCALINGS])
+        raise InputError(f"config.json: rope_type '{kind}' is not supported; expected one of {known}")
+    needed = _SCALINGS[kind][1].keys() if kind in _SCALINGS else set()
+    missing = sorted(needed - given.keys())
+    unknown = sorted(given.keys() - needed - _OPTIONAL.get(kind, set()) - _COMMON)
+    if missing or unknown:
+        problems = [
+            f"{word} {', '.join(names)}" for word, names in (("lacks", missing), ("has unknown", unknown)) if names
+        ]
+        raise InputError(f"config.json: rope scaling of the type '{kind}' {' and '.join(problems)}")
+    if is_partial:
+        partial = given.get("partial_rotary_factor", partial)
+    elif given.get("partial_rotary_factor", 1.0) != 1.0:
+        raise InputError("config.json: partial_rotary_factor has no effect in this family; only 1.0 is supported")
+    size = int(head_size * partial)
+    scaling: Any = _scaling(kind, given, c) if kind in _SCALINGS else None
+    theta = float(given.get("rope_theta", theta))
+    return spec.Rotary(theta=theta, size=None if size == head_size else size, scaling=scaling)
+
+
+def _scaling(kind: str, given: Mapping[str, Any], c: Values) -> spec.Node:
+    longest = c["max_position_embeddings"]
+    # A length beside the object takes precedence over the one in it.
+    original = c["original_max_position_embeddings"] or given.get("original_max_position_embeddings") or longest
+    cls, names = _SCALINGS[kind]
+    fields: dict[str, Any] = {ours: _number(given[theirs]) for theirs, ours in names.items()}
+    fields["original_length"] = longest if cls is spec.DynamicScaling else original
+    if cls is spec.YarnScaling:
+        fields |= {name: float(given.get(name, default)) for name, default in (("beta_fast", 32), ("beta_slow", 1))}
+        fields |= {"truncate": given.get("truncate", True), "magnitude": _yarn_magnitude(given, fields["factor"])}
+    elif cls is spec.LongRopeScaling:
+        fields["magnitude"] = _longrope_magnitude(given, longest, original)
+    return cls(**{name: value for name, value in fields.items() if name in cls.model_fields})
+
+
+def _number(value: Any) -> Any:
+    return tuple(map(float, value)) if isinstance(value, list) else float(value)
+
+
+def _yarn_magnitude(given: Mapping[str, Any], factor: float) -> float:
+    """Source: arXiv 2309.00071, eq. 22; the two multipliers are those of arXiv 2412.19437's released code."""
+
+    def magnitude(multiplier: float) -> float:
+        return 1.0 if factor <= 1.0 else 0.1 * multiplier * math.log(factor) + 1.0
+
+    if "attention_factor" in given:
+        return float(given["attention_factor"])
+    if given.get("mscale") and given.get("mscale_all_dim"):
+        return magnitude(given["mscale"]) / magnitude(given["mscale_all_dim"])
+    return magnitude(1.0)
+
+
+def _longrope_magnitude(given: Mapping[str, Any], longest: int, original: int) -> float:
+    """Source: arXiv 2404.14219, the released code."""
+    if "attention_factor" in given:
+        return float(given["attention_factor"])
+    factor = given["factor"] if "factor" in given else longest / original
+    return 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(original))
+
+
+def scaling_config(position: spec.Rotary) -> dict[str, Any] | None:
+    """Return the object that describes a scaling; None where there is none."""
+    scaling = position.scaling
+    if scaling is None:
+        return None
+    kind = next(name for name, (cls, _) in _SCALINGS.items() if isinstance(scaling, cls))
+    found: dict[str, Any] = {"rope_type": kind} | ({"factor": 2.0} if kind == "longrope" else {})
+    for name, value in scaling:
+        if name != "kind" and (kind, name) != ("dynamic", "original_length"):
+            found[_WRITTEN.get(name, name)] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def _max_length(model: spec.Model, position: str) -> int | None:
+    """Return the longest sequence: the declared length, or the one that the scaling implies."""
+    match value_at(model, position).scaling:
+        case spec.DynamicScaling(original_length=length):
+            return length
+        case _ if model.declared_length is not None:
+            return model.declared_length
+        case (
+            spec.BandScaling(factor=factor, original_length=length)
+            | spec.YarnScaling(factor=factor, original_length=length)
+        ):
+            return max(int(factor * length), length + 1)
+        case spec.LongRopeScaling(original_length=length):
+            return 2 * length
+    return None

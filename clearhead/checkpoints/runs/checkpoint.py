@@ -1,0 +1,459 @@
+"""Checkpoints: folders of safetensors and JSON, written atomically.
+
+A checkpoint is written under a temporary name, synced to the disk and renamed, so a process that dies at any moment
+leaves the earlier checkpoints as they were. The manifest, written last, holds the size and the SHA-256 of every file,
+by which damage is detected. Tensors go to safetensors files and everything else to JSON; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from safetensors import SafetensorError
+from torch import Tensor
+
+from clearhead.base.errors import InputError, RunFailure
+from clearhead.base.files import read_json_object, read_model_text, refuse_link_out, replacing, sync, typed
+from clearhead.base.formats import Format
+from clearhead.base.leftovers import TEMPORARY, remove, temporary_beside
+from clearhead.checkpoints.runs.manifest import manifest_damage, seal
+from clearhead.checkpoints.weights.files import load_tensors, refuse_dtypes, save_tensors
+
+FORMAT: Final = Format("a checkpoint", 2, "start the run again")
+MOST_THREADS: Final = 1024
+WEIGHTS: Final = "weights.safetensors"
+AVERAGED_WEIGHTS: Final = "ema.safetensors"
+OPTIMIZER: Final = "optimizer.safetensors"
+STATE: Final = "state.json"
+UNTOUCHED: Final = "earlier checkpoints are untouched, and the run continues from them with --resume"
+NOTHING_TRAINED: Final = "no step was taken: make room there, or name another folder with train.run, and start again"
+
+_STEP_NAME: Final = re.compile(r"step-(0|[1-9][0-9]{0,17})")
+_OS_ERROR_NUMBER: Final = re.compile(r"os error (\d+)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of training after one step, for exact resumption.
+
+    Attributes:
+        step: optimizer steps taken.
+        weights: the module's state dict; tied tensors may appear under several names.
+        optimizer: the optimizer's state dict.
+        ema: the exponential average of the weights, or None.
+        state: JSON values: counters, random states, the position in the data, choices.
+    """
+
+    step: int
+    weights: Mapping[str, Tensor]
+    optimizer: Mapping[str, Any]
+    ema: Mapping[str, Tensor] | None
+    state: Mapping[str, Any]
+
+
+@dataclass
+class Tally:
+    """The counters of a run, saved in every checkpoint.
+
+    Attributes:
+        step: optimizer steps taken.
+        tokens: source and target tokens seen.
+        seconds: wall-clock seconds, over all resumptions.
+        best_step: the step of the best validation, None before the first.
+        best_value: its loss or score.
+        misses: validations since the best one.
+        validated_step: the last step that was validated.
+        logged_step: the last step that has a line of metrics.
+        recent: the last validated steps, for averaging.
+        loss_sum, loss_count: training loss and labels since the last line of metrics.
+        window_tokens, window_seconds: tokens and training time since the last line of metrics.
+        validation_seconds: of the last validation; before the first, the forecast of one.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    best_step: int | None = None
+    best_value: float | None = None
+    misses: int = 0
+    validated_step: int = 0
+    logged_step: int = 0
+    recent: list[int] = field(default_factory=list)
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    window_tokens: int = 0
+    window_seconds: float = 0.0
+    validation_seconds: float = 0.0
+
+
+def checkpoint_folder(run: Path, step: int) -> Path:
+    """Return the folder of the checkpoint of one step."""
+    return run / "checkpoints" / f"step-{step}"
+
+
+def checkpoint_steps(run: Path) -> list[int]:
+    """Return the steps that have a checkpoint folder, damaged ones included, in ascending order."""
+    return steps_in(run / "checkpoints")
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Return the steps that have a folder inside one of a run, in ascending order; links are none.
+
+    Raises:
+        InputError: it is itself a link out of the run.
+    """
+    if not folder.is_dir():
+        return []
+    refuse_link_out(folder, folder.parent)
+    folders = (entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink())
+    matches = (_STEP_NAME.fullmatch(entry.name) for entry in folders)
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def save_checkpoint(
+    run: Path, checkpoint: Checkpoint, *, save: Callable[[Path, Mapping[str, Tensor]], None] = save_tensors
+) -> Path:
+    """Write one checkpoint atomically.
+
+    Args:
+        run: the run directory.
+        checkpoint: replaces an earlier checkpoint of the same step.
+        save: writes named tensors to a safetensors file.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        RunFailure: the disk is full or refuses the write; earlier checkpoints are untouched.
+    """
+    folder = checkpoint_folder(run, checkpoint.step)
+    values, _ = _split_optimizer(checkpoint.optimizer)
+    state = {**FORMAT.header(), "step": checkpoint.step, "optimizer": values, **checkpoint.state}
+    is_first = not any(step < checkpoint.step for step in checkpoint_steps(run))
+    with writing_folder(folder, otherwise=NOTHING_TRAINED if is_first else UNTOUCHED) as temporary:
+        for name, tensors in tensor_files(checkpoint):
+            save(temporary / name, tensors)
+        (temporary / STATE).write_text(json.dumps(state, allow_nan=False), encoding="utf-8")
+    return folder
+
+
+def tensor_files(checkpoint: Checkpoint) -> list[tuple[str, Mapping[str, Tensor]]]:
+    """Return the names of the safetensors files of a checkpoint and what is in them, in the order of writing."""
+    files = [(WEIGHTS, checkpoint.weights), (OPTIMIZER, _split_optimizer(checkpoint.optimizer)[1])]
+    return files + ([(AVERAGED_WEIGHTS, checkpoint.ema)] if checkpoint.ema is not None else [])
+
+
+def load_checkpoint(folder: Path, *, load: Callable[[Path], dict[str, Tensor]] = load_tensors) -> Checkpoint:
+    """Load a checkpoint after checking every file against the manifest.
+
+    Args:
+        folder: of the checkpoint.
+        load: reads the named tensors of a safetensors file.
+
+    Raises:
+        InputError: the checkpoint is damaged, or its format is not supported.
+    """
+    damage = checkpoint_damage(folder)
+    if damage is not None:
+        raise InputError(damage)
+    state = read_state(folder)
+    for name in FORMAT.header():
+        del state[name]
+    files = [file for name in (WEIGHTS, AVERAGED_WEIGHTS) if (file := folder / name).exists()]
+    weights = [load(file) for file in files]
+    for tensors, file in zip(weights, files, strict=True):
+        refuse_dtypes(tensors, file)
+    return Checkpoint(
+        step=state.pop("step"),
+        weights=weights[0],
+        optimizer=_join_optimizer(state.pop("optimizer"), load(folder / OPTIMIZER)),
+        ema=weights[1] if len(weights) > 1 else None,
+        state=state,
+    )
+
+
+@contextlib.contextmanager
+def refusing_others(folder: Path) -> Iterator[None]:
+    """Turn what a checkpoint of something else, or an altered one, makes libraries raise into an `InputError`."""
+    try:
+        yield
+    except (InputError, RunFailure):
+        raise
+    except (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{folder} was written by a different model or optimizer, or was altered: {reason}") from error
+
+
+class _Optimizer(BaseModel):
+    state: dict[Annotated[str, StringConstraints(pattern="^[0-9]{1,9}$")], dict[str, Any]]
+    param_groups: list[dict[str, Any]]
+
+
+class _Choices(BaseModel):
+    __pydantic_extra__: dict[str, str | int | float | bool | None] = Field(init=False)
+    model_config = ConfigDict(extra="allow")
+
+    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = None
+    precision: Literal["fp32", "bf16"] | None = None
+    planned_steps: int | None = None
+
+
+class _State(BaseModel):
+    step: Annotated[int, Field(ge=0, lt=2**63)]
+    optimizer: _Optimizer
+    choices: _Choices = _Choices()
+    tally: Tally = Tally()
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read the state of a checkpoint: JSON values, those of `Checkpoint` with those of the training loop.
+
+    Raises:
+        InputError: the file cannot be read, its format is not, or what every state has is missing or of another type.
+    """
+    state = read_json_object(folder / STATE, what="the state of a run")
+    state = FORMAT.current(state, state, folder)
+    typed(state, _State, name=str(folder / STATE))
+    return state
+
+
+def checkpoint_damage(folder: Path) -> str | None:
+    """Return a message about the damage of a checkpoint; None if it can be resumed from."""
+    return _damage(folder, (WEIGHTS, OPTIMIZER, STATE), read=None)
+
+
+def weights_damage(folder: Path) -> str | None:
+    """Return a message about the damage of the validated weights in a folder of a checkpoint, or of weights alone."""
+    return _damage(folder, (WEIGHTS,), read=(measured_weights(folder).name,))
+
+
+def _damage(folder: Path, needed: Collection[str], *, read: Collection[str] | None) -> str | None:
+    # A checkpoint has an average or has none: a file that nobody wrote would be taken for one.
+    present = [path for path in (folder / AVERAGED_WEIGHTS,) if path.exists()]
+    return manifest_damage(folder, needed=needed, read=read, name=folder.name, present=present)
+
+
+def measured_weights(folder: Path) -> Path:
+    """Return the validated weights of a checkpoint: the exponential average if there is one."""
+    average = folder / AVERAGED_WEIGHTS
+    return average if average.exists() else folder / WEIGHTS
+
+
+def newest_sound(
+    run: Path, damage_of: Callable[[Path], str | None] = checkpoint_damage
+) -> tuple[Path | None, list[str]]:
+    """Find the newest undamaged checkpoint.
+
+    Args:
+        run: the run directory.
+        damage_of: what must be undamaged: all of it, or its weights.
+
+    Returns:
+        Its folder, or None, and one message for each newer damaged checkpoint.
+    """
+    skipped: list[str] = []
+    for step in reversed(checkpoint_steps(run)):
+        folder = checkpoint_folder(run, step)
+        damage = damage_of(folder)
+        if damage is None:
+            return folder, skipped
+        # One that training deleted meanwhile is not damaged.
+        if folder.exists():
+            skipped.append(damage)
+    return None, skipped
+
+
+def saved_choices(run: Path) -> dict[str, Any] | None:
+    """Return the automatic choices of a run, such as its precision; None if there is no undamaged checkpoint.
+
+    A resumed run uses them instead of choosing again.
+    """
+    folder, _ = newest_sound(run)
+    if folder is None:
+        return None
+    choices: dict[str, Any] = read_state(folder).get("choices", {})
+    return choices
+
+
+def prune_checkpoints(run: Path, *, newest: int, keep: int, best: int | None, resumed_best: int | None = None) -> None:
+    """Delete the checkpoints up to `newest`, except the last `keep` and the best ones.
+
+    Args:
+        run: the run directory.
+        newest: the step just saved; later (damaged) checkpoints are neither counted nor deleted.
+        keep: number of checkpoints to keep, at least 1.
+        best: the step of the best checkpoint.
+        resumed_best: the step that is the best one for a run that goes on.
+    """
+    past = [step for step in checkpoint_steps(run) if step <= newest]
+    for step in past[:-keep]:
+        if step not in (best, resumed_best):
+            remove_folder(checkpoint_folder(run, step))
+
+
+def write_best(run: Path, step: int) -> None:
+    """Write the step of the best checkpoint to the file `best`."""
+    write_text(run / "best", f"step-{step}\n")
+
+
+def read_best(run: Path) -> int | None:
+    """Return the step in the file `best`, or None."""
+    if not (run / "best").exists():
+        return None
+    match = _STEP_NAME.fullmatch(read_model_text(run / "best", what="the name of a checkpoint").strip())
+    return int(match[1]) if match else None
+
+
+@contextlib.contextmanager
+def writing_folder(
+    folder: Path, *, otherwise: str = "nothing of it is left", unlisted: Collection[str] = ()
+) -> Iterator[Path]:
+    """Yield a temporary folder to fill; on success it gets a manifest, is synced and renamed to `folder`.
+
+    Args:
+        folder: the folder.
+        otherwise: what a message says about the state after a failure.
+        unlisted: names of files that the manifest leaves out, as they may be changed or missing.
+
+    Raises:
+        RunFailure: the disk is full or refuses the write; the temporary folder is removed, an earlier `folder` stays.
+    """
+    temporary = temporary_beside(folder)
+    remove_folder(temporary)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        for path in temporary.rglob("*"):
+            if path.is_dir():
+                sync(path)
+        seal(
+            temporary,
+            folder.name,
+            (path for path in temporary.rglob("*") if path.is_file() and path.name not in unlisted),
+        )
+        _put_in_place(temporary, folder)
+    except (OSError, SafetensorError) as error:
+        raise RunFailure(f"{folder} could not be saved: {_reason(error)}; {otherwise}") from error
+    finally:
+        remove_folder(temporary)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small text file atomically.
+
+    Raises:
+        RunFailure: the disk is full or refuses the write; an earlier file stays.
+    """
+    try:
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise RunFailure(f"{path} could not be saved: {_reason(error)}.") from error
+
+
+def link_weights(run: Path, step: int, folder: Path) -> None:
+    """Keep the validated weights of a checkpoint in a folder of their own, after the checkpoint is deleted as well.
+
+    Raises:
+        RunFailure: the disk is full or refuses the write.
+    """
+    source = measured_weights(checkpoint_folder(run, step))
+    with writing_folder(folder, otherwise=UNTOUCHED) as temporary:
+        try:
+            # A hard link takes no space while the checkpoint exists.
+            os.link(source, temporary / WEIGHTS)
+        except OSError:
+            shutil.copyfile(source, temporary / WEIGHTS)
+
+
+def undamaged_weights(*parents: Path) -> dict[int, Path]:
+    """Return the undamaged validated weights of every step in ascending order.
+
+    Args:
+        parents: folders of a run that hold checkpoints, or weights alone; a later one is preferred.
+    """
+    folders = [(step, parent / f"step-{step}") for parent in parents for step in steps_in(parent)]
+    sound = {step: measured_weights(folder) for step, folder in folders if weights_damage(folder) is None}
+    return dict(sorted(sound.items()))
+
+
+def clear_leftovers(run: Path) -> None:
+    """Remove the temporary files of a killed process; the run directory must be locked."""
+    checkpoints = run / "checkpoints"
+    for folder in (run, run / "plots", checkpoints, checkpoints / "recent", checkpoints / "snapshots"):
+        for entry in list(folder.iterdir()) if folder.is_dir() else []:
+            replaced = re.fullmatch(r"\.(.+)\.replaced", entry.name)
+            if replaced and not (folder / replaced[1]).exists():
+                # Killed between the two renames of a replacement: the earlier folder is still valid.
+                entry.rename(folder / replaced[1])
+            elif replaced or TEMPORARY.fullmatch(entry.name) or re.fullmatch(r"\..+\.removing", entry.name):
+                remove(entry)
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder, if it exists."""
+    doomed = folder.with_name(f".{folder.name.lstrip('.')}.removing")
+    try:
+        # Renamed first: a process killed while deleting must not leave part of a checkpoint under a valid name.
+        folder.rename(doomed)
+    except OSError:
+        doomed = folder
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return an optimizer's state dict without its tensors, as JSON values, and the tensors as "parameter.name"."""
+    values: dict[int, dict[str, Any]] = {}
+    tensors: dict[str, Tensor] = {}
+    for index, parameter in state["state"].items():
+        values[index] = {name: value for name, value in parameter.items() if not isinstance(value, Tensor)}
+        tensors |= {f"{index}.{name}": value for name, value in parameter.items() if isinstance(value, Tensor)}
+    return {"state": values, "param_groups": state["param_groups"]}, tensors
+
+
+def _join_optimizer(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the state dict that `_split_optimizer` split; JSON knows neither integer keys nor tuples."""
+    state = {int(index): dict(parameter) for index, parameter in values["state"].items()}
+    for name, tensor in tensors.items():
+        index, _, key = name.partition(".")
+        if index not in values["state"]:
+            raise InputError(f"{STATE} knows no parameter of the optimizer's tensor '{name}'")
+        state[int(index)][key] = tensor
+    groups = [
+        {key: tuple(value) if isinstance(value, list) and key != "params" else value for key, value in group.items()}
+        for group in values["param_groups"]
+    ]
+    return {"state": state, "param_groups": groups}
+
+
+def _put_in_place(temporary: Path, folder: Path) -> None:
+    replaced = folder.with_name(f".{folder.name}.replaced")
+    if folder.exists():
+        remove_folder(replaced)
+        folder.rename(replaced)
+    temporary.rename(folder)
+    sync(folder.parent)
+    remove_folder(replaced)
+
+
+def _reason(error: OSError | SafetensorError) -> str:
+    """Return the cause; safetensors has the system's error number only inside its message."""
+    match = _OS_ERROR_NUMBER.search(str(error))
+    number = int(match[1]) if match else None
+    if isinstance(error, OSError):
+        number = error.errno
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full"
+    return os.strerror(number) if number is not None else str(error)

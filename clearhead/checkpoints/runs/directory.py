@@ -1,0 +1,487 @@
+"""A run directory: created, locked by one process, compared with its configuration, and found by a reference."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import tomllib
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+from filelock import BaseFileLock, FileLock, Timeout
+
+from clearhead.base.commands import make_command, quote
+from clearhead.base.errors import InputError, nearest
+from clearhead.base.files import (
+    MODEL,
+    absent,
+    read_model_text,
+    refuse_absent,
+    refuse_link_out,
+    refuse_unwritable_place,
+    runs_nearby,
+)
+from clearhead.base.formats import FORMAT_FILE, Format
+from clearhead.base.machine import refuse_memory
+from clearhead.checkpoints.runs.checkpoint import (
+    checkpoint_steps,
+    measured_weights,
+    newest_sound,
+    read_best,
+    steps_in,
+    weights_damage,
+    write_text,
+)
+from clearhead.checkpoints.runs.manifest import MANIFEST, manifest_damage, seal
+from clearhead.checkpoints.runs.snapshots import snapshots_folder
+from clearhead.spec.tasks.record import TaskRecord
+
+RUN_FILE: Final = "run.toml"
+SPEC_FILE: Final = "spec.json"
+TASK_FILE: Final = "task.json"
+WEIGHTS_FILE: Final = "weights.safetensors"
+LOCK: Final = "lock"
+AVERAGED: Final = "averaged"
+RUN_FORMAT: Final = Format("a run directory", 1, "train again")
+SAVED_FORMAT: Final = Format("a saved model", 1, "save the model again")
+_MOST_READS: Final = 20
+
+T = TypeVar("T")
+
+
+class RunDirectory:
+    """A run directory that is locked by this process until it is closed.
+
+    An error inside its `with` block deletes the files of a new run that has no checkpoint yet.
+
+    Args:
+        path: the folder.
+        lock: held by this process.
+        is_new: whether the folder was missing or empty before.
+    """
+
+    def __init__(self, path: Path, lock: BaseFileLock, *, is_new: bool) -> None:
+        self.path = path
+        self.is_new = is_new
+        self._lock = lock
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write one small file of the run atomically."""
+        write_text(self.path / name, text)
+
+    def seal(self) -> None:
+        """Write the manifest of the files that say what the weights mean, once all are written."""
+        seal(self.path, self.path.name, described_files(self.path))
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self._lock.is_locked:
+            # Removed while still locked, so that no other process's lock is removed. Windows refuses to remove an open
+            # file; there the lock removes its file itself.
+            with contextlib.suppress(OSError):
+                (self.path / LOCK).unlink()
+            self._lock.release()
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        nothing_trained = self.is_new and not checkpoint_steps(self.path)
+        if error is not None and nothing_trained:
+            _empty(self.path)
+        self.close()
+        if error is not None and nothing_trained:
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+
+
+def open_run(
+    path: Path, *, configuration: str | None = None, resume: bool = False, may_differ: Sequence[str] = ()
+) -> RunDirectory:
+    """Create or reopen a run directory and lock it.
+
+    Args:
+        path: the folder.
+        configuration: the resolved run file as TOML; compared with an existing `run.toml`, then written there.
+        resume: whether the run continues from a checkpoint.
+        may_differ: dotted keys, such as "train.run", that may change when a run is resumed.
+
+    Raises:
+        InputError: the folder is in use, is not a run directory, cannot be written, holds a link or a run of another
+            configuration, holds a run that took a step though `resume` is off, or has no checkpoint though it is on.
+    """
+    _refuse_unsuitable(path, resume=resume)
+    is_new = not path.exists() or not any(path.iterdir())
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = acquire_lock(path)
+    except OSError as error:
+        raise InputError(f"The run directory {path} cannot be written: {error.strerror}.") from error
+    run = RunDirectory(path, lock, is_new=is_new)
+    try:
+        if resume and not checkpoint_steps(path):
+            raise InputError(
+                f"{path} has no checkpoint yet: the run ended before it saved one; start it without --resume"
+            )
+        if configuration is not None and (resume or _has_trained(path)):
+            _refuse_other_configuration(path, configuration, may_differ)
+        _refuse_wrong_start(path, resume=resume)
+        if resume:
+            refuse_altered(path)
+        else:
+            write_text(path / FORMAT_FILE, RUN_FORMAT.to_json())
+        if configuration is not None:
+            write_text(path / RUN_FILE, configuration)
+    except BaseException as error:
+        run.__exit__(type(error), error, None)
+        raise
+    return run
+
+
+@contextlib.contextmanager
+def held(directory: RunDirectory | None, path: Path, *, resume: bool) -> Iterator[Path]:
+    """Yield the path of a directory that is locked already, or lock the one at `path`."""
+    if directory is not None:
+        yield directory.path
+        return
+    with open_run(path, resume=resume) as own:
+        yield own.path
+
+
+def is_run_directory(path: Path) -> bool:
+    """Return whether a folder looks like a run directory of this library."""
+    return (path / "checkpoints").is_dir() and ((path / "spec.json").exists() or (path / RUN_FILE).exists())
+
+
+def split_reference(reference: str) -> tuple[Path, str | None]:
+    """Split `RUN@best` into folder and label; the name of an existing folder may contain "@"."""
+    name, sign, label = reference.rpartition("@")
+    if not sign or Path(reference).exists():
+        return Path(reference), None
+    return Path(name), label
+
+
+def resolve_reference(reference: str) -> Path:
+    """Find the validated weights of a run directory.
+
+    Args:
+        reference: a run directory, by itself or followed by `@best`, `@last`, `@averaged` or `@step-N`. By itself it
+            means the best checkpoint, or the last one if no step was validated yet.
+
+    Returns:
+        The safetensors file: the exponential average, if the checkpoint has one.
+
+    Raises:
+        InputError: there is no such folder, label or checkpoint, or the checkpoint is damaged.
+    """
+    run, label = split_reference(reference)
+    refuse_absent(run, "run directory")
+    if not (run / "checkpoints").is_dir():
+        raise InputError(f"{run} is not a run directory: it has no checkpoints folder.")
+    has_best = (run / "best").exists()
+    best = read_best(run)
+    if label is None:
+        label = "best" if has_best else "last"
+    match label:
+        case "last":
+            return _last(run)
+        case "best" if best is not None:
+            return _at_step(run, best)
+        case "best" if has_best:
+            raise InputError(f"{run / 'best'} does not name a checkpoint: restore it, or use {run}@last.")
+        case "best":
+            raise InputError(f"{run} has no best checkpoint yet, because no step was validated: use {run}@last.")
+        case "averaged":
+            return _averaged(run)
+        case text if re.fullmatch("step-[0-9]{1,18}", text):
+            return _at_step(run, int(text[5:]))
+        case text:
+            hint = nearest(text, ["best", "last", "averaged"])
+            raise InputError(f"'@{text}' is not a checkpoint of {run}{hint}: use @best, @last, @averaged or @step-N.")
+
+
+def model_files(reference: str) -> tuple[Path, Path]:
+    """Find the folder and the weights of a trained model.
+
+    Args:
+        reference: a run directory, optionally with @best, @last, @averaged or @step-N, or a saved model's folder.
+
+    Returns:
+        the folder with spec, tokenizers and record, and the file of the weights.
+
+    Raises:
+        InputError: nothing usable is there; the sentence says what was expected.
+    """
+    folder, label = split_reference(reference)
+    refuse_absent(folder, expected=MODEL)
+    if not folder.is_dir():
+        raise InputError(f"{folder} is a file; expected {MODEL}")
+    if (folder / FORMAT_FILE).exists():
+        # Before anything else is looked for: another format may have it elsewhere.
+        _refuse_other_format(folder)
+    if is_run_directory(folder):
+        weights = resolve_reference(reference)
+    elif label is not None:
+        raise InputError(f"{folder} is a saved model and has no checkpoint '@{label}'")
+    else:
+        weights = folder / WEIGHTS_FILE
+    for needed in (folder / SPEC_FILE, weights):
+        if not needed.is_file():
+            raise lack_of(folder, needed.name)
+    _refuse_size(weights)
+    refuse_altered(folder)
+    return folder, weights
+
+
+def lack_of(folder: Path, name: str = SPEC_FILE) -> InputError:
+    """Return the error of a folder without a file that runs and saved models have."""
+    lacks = f"{name}, or config.json as in a Hugging Face checkpoint," if name == SPEC_FILE else name
+    return InputError(f"{folder} is neither a run directory nor a saved model: {lacks} is missing")
+
+
+def described_files(folder: Path) -> list[Path]:
+    """Return the files of a run or a saved model that say what its weights mean: all but checkpoints and records."""
+    own = [folder / name for name in (FORMAT_FILE, SPEC_FILE, TASK_FILE)]
+    own += [*folder.glob("*tokenizer.json"), *folder.glob("*tokenizer_config.json"), *(folder / "origin").rglob("*")]
+    return [path for path in own if path.is_file()]
+
+
+def refuse_altered(folder: Path) -> None:
+    """Refuse a run or a saved model of another format, or whose files differ from its manifest.
+
+    Raises:
+        InputError: its format is not read; or a file was altered, is missing or was added, unless there is no manifest.
+    """
+    _refuse_other_format(folder)
+    if not (folder / MANIFEST).exists():
+        return
+    damage = manifest_damage(folder, needed=(SPEC_FILE,), present=described_files(folder))
+    if damage is not None:
+        raise InputError(f"{damage} Restore it; where you changed it yourself, delete {folder / MANIFEST}.")
+
+
+def _refuse_other_format(folder: Path) -> None:
+    """Refuse a run or a saved model that this version cannot read."""
+    (RUN_FORMAT if (folder / "checkpoints").is_dir() else SAVED_FORMAT).check_folder(folder)
+
+
+def settled(reference: str, read: Callable[[], T]) -> T:
+    """Return what a function reads from a run, once no checkpoint was replaced while it read.
+
+    Args:
+        reference: the run directory, optionally with a label.
+        read: fails where training deletes a checkpoint under its hands, and is then called again.
+    """
+    run, _ = split_reference(reference)
+    for _ in range(_MOST_READS):
+        before = _generation(run)
+        try:
+            return read()
+        except (InputError, OSError):
+            if _generation(run) == before:
+                raise
+    return read()
+
+
+def _generation(run: Path) -> list[tuple[str, int]]:
+    """Return what tells one set of checkpoints from another."""
+    found = []
+    for entry in [run / "best", *_entries(run / "checkpoints")]:
+        with contextlib.suppress(OSError):
+            found.append((entry.name, entry.stat().st_ino))
+    return sorted(found)
+
+
+def _entries(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    return []
+
+
+def read_task(folder: Path) -> TaskRecord:
+    """Read the task record of the model in a folder.
+
+    Raises:
+        InputError: the record is missing or not valid.
+    """
+    file = folder / TASK_FILE
+    return TaskRecord.from_json(read_model_text(file, what="a task record"), str(file))
+
+
+def _last(run: Path) -> Path:
+    folder, skipped = newest_sound(run, _damage)
+    if folder is None:
+        reason = f" ({' '.join(skipped)})" if skipped else ""
+        raise InputError(f"{run} has no undamaged checkpoint{reason}.")
+    if skipped:
+        warnings.warn(f"{' '.join(skipped)} {folder.name} is used in its place", stacklevel=2)
+    return measured_weights(folder)
+
+
+def _at_step(run: Path, step: int) -> Path:
+    parents = [snapshots_folder(run), run / "checkpoints"]
+    folders = {step: parent / f"step-{step}" for parent in parents for step in steps_in(parent)}
+    if step not in folders:
+        kept = ", ".join(map(str, sorted(folders))) or "none"
+        raise InputError(f"{run} has no checkpoint of step {step}; the steps it kept are: {kept}.")
+    return _undamaged(folders[step])
+
+
+def _averaged(run: Path) -> Path:
+    folder = run / "checkpoints" / AVERAGED
+    if not folder.is_dir():
+        average = make_command(f"average {quote(str(run))} --last N")
+        raise InputError(f"{run} has no averaged weights yet: create them with: {average}")
+    refuse_link_out(folder, run)
+    return _undamaged(folder)
+
+
+def _undamaged(folder: Path) -> Path:
+    if (damage := _damage(folder)) is not None:
+        raise InputError(damage)
+    return measured_weights(folder)
+
+
+def _damage(folder: Path) -> str | None:
+    """Return a message about the damage of weights that are loaded next."""
+    _refuse_size(measured_weights(folder))
+    return weights_damage(folder)
+
+
+def _refuse_size(weights: Path) -> None:
+    """Refuse weights that do not fit into memory before they are hashed: a file with holes may have any size."""
+    if weights.is_file():
+        refuse_memory(weights.stat().st_size, f"{weights}: to load it")
+
+
+def differing_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the dotted keys whose values differ between two nested configurations, sorted."""
+    ours, theirs = dotted(before), dotted(now)
+    missing = object()
+    return sorted(key for key in ours | theirs if ours.get(key, missing) != theirs.get(key, missing))
+
+
+def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a nested configuration with dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _empty(path: Path) -> None:
+    for entry in path.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.name != LOCK:
+            entry.unlink()
+
+
+def _refuse_unsuitable(path: Path, *, resume: bool) -> None:
+    if path.exists() and not path.is_dir():
+        raise InputError(f"The run directory {path} is a file: name a folder.")
+    if resume and not path.exists():
+        raise InputError(f"{path}: {absent(path, 'run directory', runs_nearby())}; start the run without --resume")
+    known = {RUN_FILE, FORMAT_FILE, LOCK, "checkpoints", "spec.json", "metrics.jsonl", "best", "plots", "data"}
+    entries = {entry.name for entry in path.iterdir()} if path.exists() else set()
+    if entries and not entries & known:
+        raise InputError(f"{path} is not empty and holds no run: name a new folder as the run directory.")
+    # What a run writes would change the files that links name, wherever they lie.
+    for entry in path.rglob("*"):
+        if entry.is_symlink():
+            raise InputError(
+                f"{entry} is a link, and a run writes into its own folder only: put the file itself there."
+            )
+
+
+def refuse_taken(path: Path) -> None:
+    """Refuse a folder in which no new run can begin.
+
+    Raises:
+        InputError: it holds a run that took a step, or something else, or cannot be written.
+    """
+    _refuse_unsuitable(path, resume=False)
+    refuse_unwritable_place(path)
+    if path.exists():
+        _refuse_wrong_start(path, resume=False)
+
+
+def _has_trained(path: Path) -> bool:
+    """Return whether a run took a step that it kept; one that failed before that may start anew."""
+    return max(checkpoint_steps(path), default=0) > 0
+
+
+def _refuse_wrong_start(path: Path, *, resume: bool) -> None:
+    steps = checkpoint_steps(path)
+    if _has_trained(path) and not resume:
+        raise InputError(
+            f"{path} already holds a run that reached step {steps[-1]}: add --resume to continue it, "
+            "or name another run directory."
+        )
+
+
+def _refuse_other_configuration(path: Path, configuration: str, may_differ: Sequence[str]) -> None:
+    run_file = path / RUN_FILE
+    if not run_file.exists():
+        return
+    before, now = read_configuration(run_file), tomllib.loads(configuration)
+    keys = [key for key in differing_keys(before, now) if key not in may_differ]
+    if keys:
+        ours, theirs = dotted(now), dotted(before)
+        shown = "; ".join(f"{key} is {_shown(theirs, key)} there and {_shown(ours, key)} here" for key in keys[:8])
+        more = f"; and {len(keys) - 8} more" if len(keys) > 8 else ""
+        raise InputError(
+            f"{path} holds a run of another configuration ({shown}{more}): restore these values, "
+            "or name another run directory."
+        )
+
+
+def read_configuration(path: Path) -> dict[str, Any]:
+    """Read the run file of a run directory, without validation.
+
+    Raises:
+        InputError: it is missing or not TOML.
+    """
+    text = read_model_text(path, what="a run file")
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, and deep tables
+        raise InputError(
+            f"{path} is not a valid run file ({error}): restore it, or name another run directory."
+        ) from None
+
+
+def _shown(flat: Mapping[str, Any], key: str) -> str:
+    return json.dumps(flat[key], default=str) if key in flat else "not set"
+
+
+def acquire_lock(path: Path) -> BaseFileLock:
+    """Lock the folder through its lock file; the operating system releases the lock of a process that dies.
+
+    Raises:
+        InputError: another process has locked it.
+    """
+    file = path / LOCK
+    lock = FileLock(file, timeout=0, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        holder = ""
+        with contextlib.suppress(OSError):
+            holder = file.read_text(encoding="utf-8", errors="replace").strip()
+        raise InputError(
+            f"The run directory {path} is in use by {holder or 'another process'}: wait for it, or name another folder."
+        ) from None
+    # Only for the message above. Windows lets nobody read or write a locked file.
+    with contextlib.suppress(OSError):
+        file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+    return lock

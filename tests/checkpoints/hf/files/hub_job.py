@@ -1,0 +1,26 @@
+"""Fetch what is asked for in a process whose surroundings say which hub there is; one line of JSON for each."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from clearhead.base.errors import InputError
+from clearhead.checkpoints.hf.files.hub import fetch, find_checkpoint
+from clearhead.checkpoints.hf.loading import load_module
+
+
+def answer(reference: str) -> dict[str, object]:
+    try:
+        folder = fetch(reference[1:], with_bin=True) if reference.startswith("+") else find_checkpoint(reference)
+        assert folder is not None
+        names = sorted(path.name for path in folder.iterdir())
+        rows = None if "model.safetensors" not in names else load_module(folder).module.num_source_ids
+        return {"folder": str(folder), "names": names, "rows": rows}
+    except InputError as error:
+        return {"error": str(error)}
+
+
+if __name__ == "__main__":
+    for asked in sys.argv[1:]:
+        print(json.dumps({"asked": asked, **answer(asked)}), flush=True)

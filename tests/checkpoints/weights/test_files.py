@@ -1,0 +1,51 @@
+"""Tensors come back from a file as they went in, tied where they were tied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from clearhead.base import machine
+from clearhead.base.errors import InputError
+from clearhead.checkpoints.weights import files
+from clearhead.checkpoints.weights.files import load_tensors, save_tensors
+from tests.training.small import NextToken, equal_states
+
+
+def test_tied_weights_are_stored_once_and_come_back_tied(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_tensors(path, NextToken().state_dict())
+    assert set(load_file(path)) == {"table.weight", "mix.weight", "mix.bias"}
+    loaded = load_tensors(path)
+    assert loaded["head.weight"] is loaded["table.weight"]
+    NextToken().load_state_dict(loaded)
+
+
+def test_views_of_one_storage_keep_their_own_values(tmp_path: Path) -> None:
+    whole = torch.arange(30.0).view(5, 6)
+    tensors = {"whole": whole, "row": whole[2], "turned": whole.T, "empty": whole[:0], "other_empty": whole[:0]}
+    save_tensors(tmp_path / "t.safetensors", tensors)
+    assert equal_states(load_tensors(tmp_path / "t.safetensors"), tensors)
+
+
+def test_loaded_tensors_are_aligned_as_torch_aligns_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    save_tensors(path, {f"odd{size}": torch.zeros(size, dtype=torch.int8) for size in (1, 3, 5)} | {"w": torch.ones(5)})
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in load_tensors(path).values())
+
+
+def test_too_many_tensors_are_refused_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tensors(tmp_path / "weights", {name: torch.ones(1) for name in "abc"})
+    monkeypatch.setattr(files, "MOST_TENSORS", 2)
+    with pytest.raises(InputError, match="3 tensors are too many, at most 2"):
+        load_tensors(tmp_path / "weights")
+
+
+def test_weights_that_do_not_fit_into_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tensors(tmp_path / "weights", {"a": torch.ones(1000)})
+    monkeypatch.setattr(machine, "free_memory", lambda: 3999)
+    with pytest.raises(InputError, match=r"to load it needs about 4\.1 kB of memory, but only 4\.0 kB is free"):
+        load_tensors(tmp_path / "weights")
