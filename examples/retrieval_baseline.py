@@ -29,9 +29,9 @@ from clearhead.data.sources.tables import TableSource
 from clearhead.data.stores.pairs import prepare_pairs
 from clearhead.data.stores.store import Store
 from clearhead.data.tokenize.tokenizers import cached_tokenizers
-from clearhead.evaluate.retrieval import Recall, recall_at
 from clearhead.tasks.embed.batches import collate_contrastive, contrastive_plan, positive_groups, store_groups
 from clearhead.tasks.embed.train import contrastive_loss
+from clearhead.tasks.evaluate.retrieval import Recall, recall_at
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.runfile.read import load_run_file
 from clearhead.training.runfile.sections import RunFile

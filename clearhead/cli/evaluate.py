@@ -158,7 +158,7 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     if plot is not None and plot.suffix.lower() != ".png":
         raise InputError(f"the picture is a PNG, but --plot names {plot}: give a name that ends in .png")
     from clearhead.base.files import refuse_unwritable, write_output
-    from clearhead.evaluate.options import EvaluateKwargs
+    from clearhead.tasks.evaluate.options import EvaluateKwargs
 
     written = [path for path in (plot, given.get("output")) if path is not None]
     if force and not written:

@@ -121,7 +121,7 @@ def run_generate(plan: DemoPlan, sizes: GenerateSizes = FULL) -> DemoOutcome:
 
 def bits_per_byte(model: Model, texts: Sequence[str]) -> float:
     """Return how many bits the model needs for a byte of some texts, each a document of its own."""
-    from clearhead.evaluate.text_loss import text_loss
+    from clearhead.tasks.evaluate.text_loss import text_loss
 
     window = model.task.max_length
     assert window is not None, "a run notes the length of its blocks"

@@ -20,9 +20,9 @@ from clearhead.generate.prefill import has_prefix_mask
 from clearhead.generate.prompts import PromptFormat, generate_request, prompt_ids
 from clearhead.generate.search.recorder import BeamRecorder, Considered
 from clearhead.generate.translation import search_translations
-from clearhead.predict.outputs import LONGEST_INPUT
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.spec.tasks.registry import find
+from clearhead.tasks.outputs import LONGEST_INPUT
 from clearhead.tasks.use import collate_texts
 from clearhead.text.long_texts import LONGEST_PROMPT, refuse_enormous
 from clearhead.text.pair import TokenizerPair

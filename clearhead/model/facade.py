@@ -14,8 +14,6 @@ from clearhead.base.printing import block, module_summary
 from clearhead.base.progress import Notify, counter
 from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
 from clearhead.core import Transformer
-from clearhead.evaluate.evaluation import evaluate_model
-from clearhead.evaluate.options import EvaluateKwargs, EvaluateOptions
 from clearhead.fast.runner import Runner
 from clearhead.generate.json_schema import Schema
 from clearhead.generate.options import (
@@ -56,6 +54,8 @@ from clearhead.spec import Model as ModelSpec
 from clearhead.spec.describe import model_summary
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.spec.tasks.registry import find
+from clearhead.tasks.evaluate.evaluation import evaluate_model
+from clearhead.tasks.evaluate.options import EvaluateKwargs, EvaluateOptions
 from clearhead.text.pair import TokenizerPair
 
 

@@ -16,12 +16,12 @@ from clearhead.data.sources.pairs import read_pairs
 from clearhead.data.sources.tables import Table
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
 from clearhead.data.task_tables import data_of
-from clearhead.evaluate.options import Evaluated
 from clearhead.generate.batching import device_of
 from clearhead.generate.scoring.result import Measures, aligned, percent
 from clearhead.generate.scoring.token_accuracy import score_tokens
 from clearhead.spec.describe import number_of
 from clearhead.spec.tasks.record import Noise, TaskRecord
+from clearhead.tasks.evaluate.options import Evaluated
 from clearhead.text.tokenizer import Tokenizer
 
 

@@ -9,7 +9,6 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from clearhead.base.errors import InputError
-from clearhead.evaluate.options import EvaluateKwargs
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import (
     DECLARED,
@@ -22,6 +21,7 @@ from clearhead.generate.options import (
     number_type,
 )
 from clearhead.maps.reading import ReadKwargs
+from clearhead.tasks.evaluate.options import EvaluateKwargs
 
 
 @pytest.mark.parametrize(

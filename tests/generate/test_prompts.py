@@ -7,10 +7,10 @@ import torch
 
 from clearhead import core as ch
 from clearhead.base.errors import InputError
-from clearhead.evaluate.text_loss import text_loss
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.prompts import encode_prompt, generate_texts, score_texts, stream_text
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.tasks.evaluate.text_loss import text_loss
 from clearhead.text.chat import ChatTemplate
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer

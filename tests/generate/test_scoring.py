@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from clearhead.base.errors import InputError
-from clearhead.evaluate.text_loss import target_loss
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.scoring import targets as scoring_targets
 from clearhead.generate.scoring.targets import PairScore, score_targets
 from clearhead.generate.translation import translate_ids
+from clearhead.tasks.evaluate.text_loss import target_loss
 from tests.generate.tiny import BOS, EOS, PAD, some_sources, tiny_model
 
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.base.errors import InputError
-from clearhead.evaluate.text_loss import sequence_loss
 from clearhead.generate.scoring import texts as scoring_texts
 from clearhead.generate.scoring.texts import score_sequences, windows
+from clearhead.tasks.evaluate.text_loss import sequence_loss
 from tests.generate.tiny import BOS, EOS, PAD, some_prompts, tiny_decoder, tiny_model
 
 

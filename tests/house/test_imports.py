@@ -35,8 +35,6 @@ ORDER = (
 RANKS = {door: rank for rank, doors in enumerate(ORDER) for door in doors}
 # Modules that stand elsewhere until their door is built.
 MOVING = {
-    "predict": "tasks",
-    "evaluate": "tasks",
     "maps": "interpret",
     "view": "interpret",
     "explain": "interpret",

@@ -11,7 +11,7 @@ WORDS = frozenset({"found", "one", "own", "part", "place"})
 DONE = (
     "clearhead/cli/evaluate.py",
     "clearhead/cli/main.py",
-    "clearhead/evaluate/",
+    "clearhead/tasks/evaluate/",
     "clearhead/base/files.py",
     "clearhead/generate/",
     "clearhead/checkpoints/hf/choice.py",

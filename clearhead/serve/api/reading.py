@@ -12,11 +12,11 @@ from fastapi.responses import JSONResponse
 
 from clearhead.base.errors import ContextTooLong, InputError, nth_text
 from clearhead.model.facade import Model
-from clearhead.predict.outputs import max_input_length
 from clearhead.serve.api.bodies import BodyRoute, in_thread
 from clearhead.serve.api.openai_types import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from clearhead.serve.api.served import Models, Served, check_ids
 from clearhead.spec.tasks.registry import find
+from clearhead.tasks.outputs import max_input_length
 from clearhead.text.long_texts import encode_start, refuse_enormous
 from clearhead.text.tokenizer import Tokenizer
 

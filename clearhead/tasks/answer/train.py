@@ -21,11 +21,11 @@ from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.sources.tables import Share, TableSource
 from clearhead.data.stores.store import Store
-from clearhead.predict.outputs import run_batch
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.answer.data import answer_texts
 from clearhead.tasks.answer.store import NO_ANSWER, prepare_answers, window_ids
 from clearhead.tasks.answer.use import AnswerMeasures, check_no_answer, longest_answer, measure_store
+from clearhead.tasks.outputs import run_batch
 from clearhead.tasks.train import LabelledTraining, Stores
 from clearhead.text.tokenizer import Tokenizer
 

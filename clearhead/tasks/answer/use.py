@@ -25,9 +25,7 @@ from clearhead.base.progress import message
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
 from clearhead.data.stores.store import Store
-from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.generate.scoring.result import Measures
-from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.answer.data import DATA
 from clearhead.tasks.answer.store import (
@@ -39,6 +37,8 @@ from clearhead.tasks.answer.store import (
     prepare_answers,
     window_ids,
 )
+from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
+from clearhead.tasks.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.tasks.use import collate_texts, finite
 from clearhead.text.long_texts import MOST_CHARACTERS, warn_of_long_texts
 from clearhead.text.spans import Span

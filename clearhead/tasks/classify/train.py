@@ -26,13 +26,13 @@ from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.sources.tables import Share, TableSource
 from clearhead.data.stores.store import Store
-from clearhead.predict.outputs import run_batch
 from clearhead.spec.presets.task_heads import token_head, usual_label_head, usual_pool, with_head
 from clearhead.spec.tasks.record import LabelKind, TaskRecord
 from clearhead.tasks.classify.data import ClassifyTask, labelled_texts
 from clearhead.tasks.classify.label_set import LabelSet
 from clearhead.tasks.classify.store import is_paired, labels_of, prepare_labelled
 from clearhead.tasks.classify.use import ClassifyMeasures, measure_store
+from clearhead.tasks.outputs import run_batch
 from clearhead.tasks.train import LabelledTraining, Stores
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.task_parts import TaskParts, TaskSetup

@@ -22,7 +22,12 @@ from clearhead.base.progress import message
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator, ModelInputs
 from clearhead.data.stores.store import Store
-from clearhead.evaluate.metrics import (
+from clearhead.generate.scoring.result import Measures, aligned, f1_table, percent
+from clearhead.spec.tasks.record import Repeats, TaskRecord
+from clearhead.tasks.classify.data import DATA
+from clearhead.tasks.classify.label_set import LabelSet
+from clearhead.tasks.classify.store import is_paired, labels_of, prepare_labelled
+from clearhead.tasks.evaluate.metrics import (
     F1Counts,
     accuracy,
     confusion_matrix,
@@ -32,13 +37,8 @@ from clearhead.evaluate.metrics import (
     pearson,
     spearman,
 )
-from clearhead.evaluate.options import Evaluated, EvaluateOptions
-from clearhead.generate.scoring.result import Measures, aligned, f1_table, percent
-from clearhead.predict.outputs import Sides, check_finite, encode_sides, max_input_length, pooled_outputs
-from clearhead.spec.tasks.record import Repeats, TaskRecord
-from clearhead.tasks.classify.data import DATA
-from clearhead.tasks.classify.label_set import LabelSet
-from clearhead.tasks.classify.store import is_paired, labels_of, prepare_labelled
+from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
+from clearhead.tasks.outputs import Sides, check_finite, encode_sides, max_input_length, pooled_outputs
 from clearhead.tasks.use import collate_texts
 from clearhead.text.tokenizer import Tokenizer
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from clearhead.data.objectives.build import build_objective
-from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.generate.scoring.result import Measures
+from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.tasks.use import corpus_of, measure_hidden_tokens, noise_of
 
 

@@ -18,13 +18,13 @@ from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import training_batches
 from clearhead.data.stores.store import Store
-from clearhead.evaluate.retrieval import recall_at
 from clearhead.generate.scoring.result import Validation
 from clearhead.spec import Model
 from clearhead.spec.presets.task_heads import usual_pool, vector_head, with_head
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.embed.batches import ContrastiveBatch, collate_contrastive, contrastive_plan, store_groups
 from clearhead.tasks.embed.data import EmbedTask
+from clearhead.tasks.evaluate.retrieval import recall_at
 from clearhead.tasks.train import PairTraining, Stores, evenly_spaced
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.task_parts import TaskParts, one_sided

@@ -17,14 +17,14 @@ from clearhead import spec
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.evaluate.metrics import pearson, spearman
-from clearhead.evaluate.options import Evaluated, EvaluateOptions
-from clearhead.evaluate.retrieval import check_pairs, recall_at
 from clearhead.generate.scoring.result import Measures, aligned, percent
-from clearhead.predict.outputs import encode_sides, max_input_length, pooled_outputs
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.spec.tasks.registry import find
 from clearhead.tasks.embed.batches import positive_groups
+from clearhead.tasks.evaluate.metrics import pearson, spearman
+from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
+from clearhead.tasks.evaluate.retrieval import check_pairs, recall_at
+from clearhead.tasks.outputs import encode_sides, max_input_length, pooled_outputs
 from clearhead.tasks.use import pairs_of
 from clearhead.text.tokenizer import Tokenizer
 

@@ -23,12 +23,12 @@ from clearhead.base.printing import Printed
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator, ModelInputs
 from clearhead.data.objectives.build import build_objective
-from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import batches_by_cost, device_of, pad_ids
 from clearhead.generate.scoring.result import Measures
-from clearhead.predict.outputs import check_finite, max_input_length
 from clearhead.spec.tasks.record import TaskRecord
+from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
+from clearhead.tasks.outputs import check_finite, max_input_length
 from clearhead.tasks.use import collate_texts, corpus_of, measure_hidden_tokens, noise_of, refuse_pair
 from clearhead.text.long_texts import CHARACTERS_PER_TOKEN, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer

@@ -10,10 +10,10 @@ from typing import Any
 from clearhead.base.errors import InputError
 from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
 from clearhead.data.stores.corpus import Corpus
-from clearhead.evaluate.options import Evaluated, EvaluateOptions
-from clearhead.evaluate.text_loss import sequence_loss
 from clearhead.generate.prefill import has_prefix_mask
 from clearhead.generate.scoring.result import Measures, aligned
+from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
+from clearhead.tasks.evaluate.text_loss import sequence_loss
 from clearhead.tasks.use import corpus_of, finite, measure_hidden_tokens
 
 

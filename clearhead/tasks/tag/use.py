@@ -27,11 +27,11 @@ from clearhead.core import Transformer
 from clearhead.data.arrays import Ragged
 from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
 from clearhead.data.stores.store import Store
-from clearhead.evaluate.metrics import F1Counts
-from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.generate.scoring.result import Measures, f1_table, percent
-from clearhead.predict.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.spec.tasks.record import TaskRecord
+from clearhead.tasks.evaluate.metrics import F1Counts
+from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
+from clearhead.tasks.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.tasks.tag.data import DATA
 from clearhead.tasks.tag.splitting import NO_WORD, WordSplitter, chunk_sentences
 from clearhead.tasks.tag.store import names_of, prepare_tagged, tags_of

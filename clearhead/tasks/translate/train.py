@@ -15,11 +15,11 @@ from clearhead.data.batches.base import Batch, seq2seq_batch
 from clearhead.data.batches.plans import LengthSortedPlan, training_batches, validation_batches
 from clearhead.data.sources.pairs import read_pairs
 from clearhead.data.stores.store import Store
-from clearhead.evaluate.translations import bleu_chrf, join_segments
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.scoring.result import Validation
 from clearhead.generate.translation import translate_ids
 from clearhead.spec.tasks.record import TaskRecord
+from clearhead.tasks.evaluate.translations import bleu_chrf, join_segments
 from clearhead.tasks.train import PairTraining, evenly_spaced
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.losses import mean_token_loss

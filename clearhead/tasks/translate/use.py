@@ -10,11 +10,11 @@ from typing import Any
 
 from clearhead.base.progress import message
 from clearhead.data.sources.pairs import same_sides
-from clearhead.evaluate.options import Evaluated, EvaluateOptions
-from clearhead.evaluate.text_loss import TextLoss, target_loss
-from clearhead.evaluate.translations import bleu_chrf, join_segments
 from clearhead.generate.scoring.result import Measures, aligned
 from clearhead.generate.translation import longest_sentence
+from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
+from clearhead.tasks.evaluate.text_loss import TextLoss, target_loss
+from clearhead.tasks.evaluate.translations import bleu_chrf, join_segments
 from clearhead.tasks.use import finite, pairs_of
 from clearhead.text.long_texts import encode_start, refuse_enormous, warn_of_long_texts
 

@@ -14,9 +14,9 @@ from torch import Tensor
 import clearhead as ch
 from clearhead.base.errors import InputError
 from clearhead.data.sources.lines import read_lines
-from clearhead.evaluate.retrieval import recall_at
 from clearhead.tasks.embed.batches import positive_groups
 from clearhead.tasks.embed.train import contrastive_loss
+from clearhead.tasks.evaluate.retrieval import recall_at
 from clearhead.training.assemble import train_run
 from clearhead.training.progress.reports import Progress
 from clearhead.training.runfile.read import load_run_file

@@ -19,9 +19,9 @@ from clearhead.data.batches.inputs import Ids, InputCollator
 from clearhead.data.sources.tables import Share, TableSource
 from clearhead.data.stores.store import Store
 from clearhead.generate.scoring.result import Validation
-from clearhead.predict.outputs import run_batch
 from clearhead.spec.presets.task_heads import usual_pool, with_head
 from clearhead.spec.tasks.record import TaskRecord
+from clearhead.tasks.outputs import run_batch
 from clearhead.tasks.train import LabelledTraining, Stores
 from clearhead.text.tokenizer import Tokenizer
 from clearhead_rate.data import RateData, RateTask, read_rated

@@ -17,11 +17,11 @@ from clearhead.base.files import typed
 from clearhead.base.progress import message
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.evaluate.metrics import pearson
-from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.generate.scoring.result import Measures, aligned
-from clearhead.predict.outputs import Sides, check_finite, encode_sides, max_input_length, pooled_outputs
 from clearhead.spec.tasks.record import TaskRecord
+from clearhead.tasks.evaluate.metrics import pearson
+from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
+from clearhead.tasks.outputs import Sides, check_finite, encode_sides, max_input_length, pooled_outputs
 from clearhead.tasks.use import refuse_pair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead_rate.data import DATA, Bounds, read_rated

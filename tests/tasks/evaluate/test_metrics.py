@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from clearhead.evaluate.metrics import (
+from clearhead.tasks.evaluate.metrics import (
     accuracy,
     confusion_matrix,
     f1_by_label,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.base.errors import InputError
-from clearhead.evaluate.translations import bleu_chrf
+from clearhead.tasks.evaluate.translations import bleu_chrf
 
 REFERENCES = [
     "ein Mann in einem blauen Hemd steht auf einer Leiter und putzt ein Fenster .",

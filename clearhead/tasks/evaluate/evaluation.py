@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from clearhead.base.errors import InputError
 from clearhead.base.progress import message
 from clearhead.data.sources.reading import read_alike
-from clearhead.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.generate.scoring.result import Measures
 from clearhead.spec.tasks.registry import find
+from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
 
 
 def evaluate_model(model: Evaluated, data: object, options: EvaluateOptions) -> Measures:

@@ -14,7 +14,6 @@ from numpy import ndarray
 
 from clearhead.base.errors import InputError
 from clearhead.core import Transformer
-from clearhead.evaluate.translations import tokenize_faults
 from clearhead.generate.options import (
     Option,
     SearchKwargs,
@@ -25,6 +24,7 @@ from clearhead.generate.options import (
 )
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.spec.tasks.registry import find
+from clearhead.tasks.evaluate.translations import tokenize_faults
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
 

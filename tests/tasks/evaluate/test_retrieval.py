@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clearhead.base.errors import InputError
-from clearhead.evaluate.retrieval import Recall, recall_at
+from clearhead.tasks.evaluate.retrieval import Recall, recall_at
 
 
 def unit(seed: int, count: int = 31) -> np.ndarray:
@@ -27,7 +27,7 @@ def sorted_recall(questions: np.ndarray, answers: np.ndarray, k: int, groups: li
 @pytest.mark.parametrize("entries", [1, 100, 2**24])
 @pytest.mark.parametrize("grouped", [False, True])
 def test_recall_is_what_sorting_finds(monkeypatch: pytest.MonkeyPatch, k: int, entries: int, grouped: bool) -> None:
-    monkeypatch.setattr("clearhead.evaluate.retrieval._CHUNK_ENTRIES", entries)
+    monkeypatch.setattr("clearhead.tasks.evaluate.retrieval._CHUNK_ENTRIES", entries)
     first = unit(1)
     second = first + 0.5 * unit(2)
     second /= np.linalg.norm(second, axis=1, keepdims=True)
