@@ -22,8 +22,16 @@ from typing import Any
 import numpy as np
 from playwright.sync_api import sync_playwright
 
-from clearhead.view.explorer.data import Column, ExactHead, LayerAttention, Page, Sample, StackAttention, TokenRow
-from clearhead.view.explorer.write import write_page
+from clearhead.interpret.view.explorer.data import (
+    Column,
+    ExactHead,
+    LayerAttention,
+    Page,
+    Sample,
+    StackAttention,
+    TokenRow,
+)
+from clearhead.interpret.view.explorer.write import write_page
 
 LAYERS = HEADS = 12
 HEAD_SIZE = 64

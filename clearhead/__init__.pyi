@@ -13,10 +13,11 @@ from .core.rare.multi_head_attention import MultiHeadAttention as MultiHeadAtten
 from .generate.results import Generation as Generation
 from .generate.results import Hypothesis as Hypothesis
 from .generate.scoring.targets import PairScore as PairScore
-from .maps.attention_maps import AttentionMaps as AttentionMaps
-from .maps.head_statistics import HeadStatistics as HeadStatistics
-from .maps.hook_points import capture as capture
-from .maps.hook_points import edit as edit
+from .interpret.maps.attention_maps import AttentionMaps as AttentionMaps
+from .interpret.maps.head_statistics import HeadStatistics as HeadStatistics
+from .interpret.maps.hook_points import capture as capture
+from .interpret.maps.hook_points import edit as edit
+from .interpret.view.arrays import view_attention as view_attention
 from .model.facade import Model as Model
 from .model.loading import load as load
 from .model.training import TrainResult as TrainResult
@@ -29,4 +30,3 @@ from .tasks.classify.use import Classification as Classification
 from .tasks.fill.use import Filled as Filled
 from .tasks.tag.use import Entity as Entity
 from .version import __version__ as __version__
-from .view.arrays import view_attention as view_attention

@@ -295,7 +295,7 @@ def _draw(record: dict[str, Any], path: Path) -> None:
     """Draw the confusion matrix of a record, and name the picture there."""
     import numpy as np
 
-    from clearhead.view.confusion import draw_confusion
+    from clearhead.interpret.view.confusion import draw_confusion
 
     draw_confusion(np.array(record["confusion"]), list(record["labels"]), path, title="Expected and predicted labels")
     print_message(f"confusion matrix: {path}")

@@ -23,8 +23,8 @@ from clearhead.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from clearhead.explain.explanation import Explanation
-    from clearhead.explain.score import NotTakenApart, ScoreTerms
+    from clearhead.interpret.explain.explanation import Explanation
+    from clearhead.interpret.explain.score import NotTakenApart, ScoreTerms
 
 
 def explain(
@@ -77,14 +77,14 @@ def explain(
         {"stack": stack, "layer": layer, "head": head, "token": token},
     )
     if output is not None:
-        from clearhead.explain.page import write_explanation
+        from clearhead.interpret.explain.page import write_explanation
 
         write_explanation(explained, output)
         print_either(as_json, {"path": str(output)}, str(output))
     elif as_json:
         print_json(_as_json(explained))
     else:
-        from clearhead.explain.text import text_lines
+        from clearhead.interpret.explain.text import text_lines
 
         print_text("\n".join(text_lines(explained)), end="\n")
 
@@ -101,7 +101,7 @@ def _explained(
     loading: tuple[str, str, str], reading: tuple[str, str | None, dict[str, Any]], choice: dict[str, Any]
 ) -> Explanation:
     import clearhead
-    from clearhead.explain.explanation import explain_text
+    from clearhead.interpret.explain.explanation import explain_text
 
     ref, device, precision = loading
     text, target, languages = reading

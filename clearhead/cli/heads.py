@@ -26,7 +26,7 @@ from clearhead.cli.options import (
 from clearhead.cli.progress import counting
 
 if TYPE_CHECKING:
-    from clearhead.maps.head_statistics import HeadStatistics
+    from clearhead.interpret.maps.head_statistics import HeadStatistics
 
 WIDTH = 160  # of a table that is written to a file
 
@@ -91,7 +91,7 @@ def heads(
 
 
 def _check_column(sort: str) -> None:
-    from clearhead.maps.head_statistics import STATISTICS
+    from clearhead.interpret.maps.head_statistics import STATISTICS
 
     columns = ("layer", *STATISTICS)
     if sort not in columns:
@@ -122,7 +122,7 @@ def _print_table(rows: list[HeadStatistics]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from clearhead.maps.head_statistics import STATISTICS
+    from clearhead.interpret.maps.head_statistics import STATISTICS
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     # In a narrow terminal words go on in the next line, and the spread is left out: all numbers stay whole.

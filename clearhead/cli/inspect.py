@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from clearhead.core import Transformer
     from clearhead.fast.runner import Served
-    from clearhead.maps.shapes import ActivationShape
+    from clearhead.interpret.maps.shapes import ActivationShape
     from clearhead.spec import Model
     from clearhead.spec.cost import Cost
     from clearhead.spec.tasks.record import TaskRecord
@@ -80,7 +80,7 @@ def inspect(
         _draw(svg, found.spec, ref, record["parameters"], force=force)
         record, lines = record | {"picture": str(svg)}, [str(svg)]
     if addresses:
-        from clearhead.maps.shapes import activation_shapes
+        from clearhead.interpret.maps.shapes import activation_shapes
 
         shapes = activation_shapes(found.spec)
         record, lines = record | {"addresses": [asdict(one) for one in shapes]}, [*_address_lines(shapes)]
@@ -89,7 +89,7 @@ def inspect(
 
 def _draw(file: Path, spec: Model, name: str, parameters: int, *, force: bool) -> None:
     from clearhead.base.files import write_output
-    from clearhead.view.architecture import draw_architecture
+    from clearhead.interpret.view.architecture import draw_architecture
 
     write_output(file, draw_architecture(spec, name, [f"{human_count(parameters)} parameters"]), force=force)
 

@@ -85,7 +85,7 @@ def _serve(model: Model, port: int, values: Mapping[str, Any]) -> None:
         InputError: the port is in use.
     """
     from clearhead.fast.native.load import library
-    from clearhead.maps.reading import ReadKwargs
+    from clearhead.interpret.maps.reading import ReadKwargs
     from clearhead.serve.app import listen, make_app, run
     from clearhead.serve.explorer import explorer_router
     from clearhead.serve.gate import Access

@@ -25,7 +25,7 @@ from clearhead.generate.options import SearchKwargs, SearchOptions
 
 if TYPE_CHECKING:
     from clearhead import Hypothesis
-    from clearhead.maps.word_links import WordAligner
+    from clearhead.interpret.maps.word_links import WordAligner
 
 Alignments = Annotated[bool, typer.Option("--alignments", help="Write which words belong together, as 0-0 1-2.")]
 AlignmentHeads = Annotated[

@@ -31,7 +31,7 @@ from clearhead.generate.options import GenerateOptions
 
 if TYPE_CHECKING:
     from clearhead import AttentionMaps, Model
-    from clearhead.maps.outcome import Chosen
+    from clearhead.interpret.maps.outcome import Chosen
 
 # The options that stand for arguments of Python.
 PAGE, PICTURES, ARRAYS, MATRIX = ".html", (".svg", ".png"), ".npz", "matrix"
@@ -170,7 +170,7 @@ class _Attend:
 def _refuse_long(model: Model, text: str, generate: int, layers: list[int] | None, heads: list[int] | None) -> None:
     """Refuse a text that is too long for a page before the model reads it, which takes the square of its length."""
     from clearhead import spec
-    from clearhead.view.explorer.encode import refuse_too_many
+    from clearhead.interpret.view.explorer.encode import refuse_too_many
 
     stack = model.spec.encoder or model.spec.decoder
     assert stack is not None, "a validated model has a stack"
@@ -211,8 +211,8 @@ def _write_page(
     *,
     is_timeline: bool,
 ) -> None:
-    from clearhead.maps.page import SampleOptions, explorer_page
-    from clearhead.view.explorer.write import write_page
+    from clearhead.interpret.maps.page import SampleOptions, explorer_page
+    from clearhead.interpret.view.explorer.write import write_page
 
     page = explorer_page(title, runs, SampleOptions(*options), is_timeline=is_timeline, notify=_notify)
     write_page(page, path)

@@ -199,8 +199,8 @@ def draw(sets: NameSets, labels: Sequence[str], plan: DemoPlan) -> None:
     """Draw the confusion matrix of the languages, related languages side by side."""
     import numpy as np
 
+    from clearhead.interpret.view.confusion import draw_confusion
     from clearhead.tasks.evaluate.metrics import confusion_matrix
-    from clearhead.view.confusion import draw_confusion
 
     place = {language: number for number, language in enumerate(sets.languages)}
     expected_N = np.array([place[name.language] for name in sets.test])

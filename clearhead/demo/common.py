@@ -143,7 +143,7 @@ def write_heads_page(model: Model, text: str, plan: DemoPlan, *, generate: int =
         plan: the run directory.
         generate: most tokens that a decoder-only model writes behind the text.
     """
-    from clearhead.maps.page import SampleOptions
+    from clearhead.interpret.maps.page import SampleOptions
 
     maps = model.attention(text, generate=generate)
     maps.save_html(plan.run / HEADS_PAGE, title=plan.run.name, options=SampleOptions(effects=True))

@@ -21,7 +21,7 @@ from clearhead.demo.data.dates import LOCALES, DatePair, DateSets, date_styles, 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from clearhead.maps.attention_maps import AttentionMaps
+    from clearhead.interpret.maps.attention_maps import AttentionMaps
     from clearhead.model.facade import Model
 
 SAMPLE = "Montag, 5. Januar 1998"
@@ -181,8 +181,8 @@ def draw_attention(model: Model, pair: DatePair, plan: DemoPlan, locales: Sequen
     import torch
 
     from clearhead.base.figures import drawable, shown_label
-    from clearhead.maps.token_texts import label_tokens
-    from clearhead.view.alignment import AlignmentHeatMap, draw_alignments
+    from clearhead.interpret.maps.token_texts import label_tokens
+    from clearhead.interpret.view.alignment import AlignmentHeatMap, draw_alignments
 
     when = datetime.date.fromisoformat(pair.target)
     styles, _ = date_styles([locale for locale in locales if locale in PICTURED] or locales[:1])

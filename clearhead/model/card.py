@@ -22,10 +22,10 @@ from clearhead.checkpoints.runs.metrics import FILE_NAME, read_metrics
 from clearhead.checkpoints.runs.recent_weights import about_averaged
 from clearhead.core import Transformer
 from clearhead.fast.int8 import is_int8
+from clearhead.interpret.view.architecture import draw_architecture
 from clearhead.spec.describe import model_summary
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.spec.tasks.registry import find
-from clearhead.view.architecture import draw_architecture
 
 README: Final = "README.md"
 DRAWING: Final = "architecture.svg"

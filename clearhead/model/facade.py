@@ -31,10 +31,10 @@ from clearhead.generate.results import Generation, Hypothesis
 from clearhead.generate.scoring.result import Measures
 from clearhead.generate.scoring.targets import PairScore
 from clearhead.generate.translation import score_translations, translate_texts
-from clearhead.maps.attention_maps import AttentionMaps, attend, in_precision
-from clearhead.maps.head_statistics import HeadStatistics
-from clearhead.maps.hook_points import Captured, Edit, capture, edit
-from clearhead.maps.reading import (
+from clearhead.interpret.maps.attention_maps import AttentionMaps, attend, in_precision
+from clearhead.interpret.maps.head_statistics import HeadStatistics
+from clearhead.interpret.maps.hook_points import Captured, Edit, capture, edit
+from clearhead.interpret.maps.reading import (
     Reading,
     ReadKwargs,
     ReadOptions,
@@ -44,9 +44,9 @@ from clearhead.maps.reading import (
     read_prompt,
     read_translation,
 )
-from clearhead.maps.recording import AttentionRecord, record_run
-from clearhead.maps.repeats import heads_over_texts
-from clearhead.maps.word_links import Alignments
+from clearhead.interpret.maps.recording import AttentionRecord, record_run
+from clearhead.interpret.maps.repeats import heads_over_texts
+from clearhead.interpret.maps.word_links import Alignments
 from clearhead.model.predictions import Predictions
 from clearhead.model.saving import Saving
 from clearhead.model.texts import answer_each

@@ -15,7 +15,7 @@ from clearhead.core import Transformer
 from clearhead.fast.runner import Runner
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.translation import check_two_stacks
-from clearhead.maps.word_links import Alignments, WordAligner
+from clearhead.interpret.maps.word_links import Alignments, WordAligner
 from clearhead.model.texts import PAIR, answer_each
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.spec.tasks.registry import find

@@ -8,12 +8,12 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 
 from clearhead.core.attention import Attention
+from clearhead.interpret.view.explorer.write import live_html
 from clearhead.serve.forced import Forced, forced
 from clearhead.serve.long_text import Piece, rows_of_weights, tile
 from clearhead.serve.runs import Asked, Runs, Shown, stack_lengths
 from clearhead.serve.sweeps import Sweep, sweep
 from clearhead.serve.work import Work, Workers
-from clearhead.view.explorer.write import live_html
 
 Number = Annotated[int, Query(ge=0, lt=2**31)]
 Sample = Annotated[int, Query(ge=0, le=1)]

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from clearhead.base.errors import InputError
 from clearhead.core import Cache
-from clearhead.maps.attention_maps import AttentionMaps
+from clearhead.interpret.maps.attention_maps import AttentionMaps
 from clearhead.serve.interventions import Data
 from clearhead.serve.runs import Asked
 from clearhead.serve.work import Work

@@ -16,7 +16,7 @@ from torch import Tensor
 from clearhead.base.errors import InputError
 from clearhead.core import Transformer
 from clearhead.core.attention import Attention
-from clearhead.maps.hook_points import Place, addresses, edit, matching_addresses
+from clearhead.interpret.maps.hook_points import Place, addresses, edit, matching_addresses
 
 BY_HEAD = ("queries", "keys", "values", "mixed", "scores", "weights")
 """Activations whose second axis counts heads."""

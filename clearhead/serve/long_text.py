@@ -20,12 +20,12 @@ from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.base.errors import InputError
-from clearhead.maps.attention_maps import AttentionMaps
-from clearhead.maps.page import bias_name, mask_name, stack_attention, token_rows
-from clearhead.maps.recording import STACKS, AttentionRecord
+from clearhead.interpret.maps.attention_maps import AttentionMaps
+from clearhead.interpret.maps.page import bias_name, mask_name, stack_attention, token_rows
+from clearhead.interpret.maps.recording import STACKS, AttentionRecord
+from clearhead.interpret.view.explorer.data import LayerAttention, Sample
+from clearhead.interpret.view.explorer.encode import LARGEST, LEVELS
 from clearhead.serve.interventions import Data
-from clearhead.view.explorer.data import LayerAttention, Sample
-from clearhead.view.explorer.encode import LARGEST, LEVELS
 
 SIDE = 512  # numbers of a tile in each direction
 MASKED = 0xFFFF

@@ -8,8 +8,8 @@ import threading
 import uvicorn
 
 from clearhead.base.arguments import checked
-from clearhead.maps.attention_maps import NOTEBOOK_HEIGHT
-from clearhead.maps.reading import ReadKwargs
+from clearhead.interpret.maps.attention_maps import NOTEBOOK_HEIGHT
+from clearhead.interpret.maps.reading import ReadKwargs
 from clearhead.model.facade import Model
 from clearhead.serve.app import listen, make_app
 from clearhead.serve.explorer import explorer_router

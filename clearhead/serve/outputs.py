@@ -15,8 +15,8 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from clearhead.base.errors import InputError
-from clearhead.maps.attention_maps import AttentionMaps
-from clearhead.maps.outcome import Chosen, Outcome, OutputNames
+from clearhead.interpret.maps.attention_maps import AttentionMaps
+from clearhead.interpret.maps.outcome import Chosen, Outcome, OutputNames
 
 MOST_NUMBERS = 2**23
 """Probabilities of one run that are kept."""

@@ -21,19 +21,19 @@ from torch import Tensor
 
 from clearhead.base.errors import InputError
 from clearhead.base.printing import num_parameters
-from clearhead.maps.attention_maps import AttentionMaps, attend, attend_first_layer, in_precision
-from clearhead.maps.hook_points import capture
-from clearhead.maps.outcome import Chosen
-from clearhead.maps.page import SampleOptions, run_sample
-from clearhead.maps.reading import ReadKwargs, predicts_text
+from clearhead.interpret.maps.attention_maps import AttentionMaps, attend, attend_first_layer, in_precision
+from clearhead.interpret.maps.hook_points import capture
+from clearhead.interpret.maps.outcome import Chosen
+from clearhead.interpret.maps.page import SampleOptions, run_sample
+from clearhead.interpret.maps.reading import ReadKwargs, predicts_text
+from clearhead.interpret.view.explorer.data import Sample
+from clearhead.interpret.view.explorer.encode import Encoder, compressed
 from clearhead.model.facade import Model
 from clearhead.serve.interventions import Data, Edits, Intervention, check, editing, python_lines
 from clearhead.serve.long_text import is_long, long_sample
 from clearhead.serve.outputs import Outputs, compared, outputs_of
 from clearhead.serve.work import Work
 from clearhead.spec.tasks.registry import find
-from clearhead.view.explorer.data import Sample
-from clearhead.view.explorer.encode import Encoder, compressed
 
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")

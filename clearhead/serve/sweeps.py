@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from clearhead.maps.attention_maps import AttentionMaps
-from clearhead.maps.outcome import Chosen
-from clearhead.maps.patching import Patches
+from clearhead.interpret.maps.attention_maps import AttentionMaps
+from clearhead.interpret.maps.outcome import Chosen
+from clearhead.interpret.maps.patching import Patches
 from clearhead.serve.interventions import Data, finite
 from clearhead.serve.runs import Asked, Runs, Written, outputs_asked, position_of, stack_lengths
 from clearhead.serve.work import Work

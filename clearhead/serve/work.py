@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from clearhead.base.errors import InputError
 from clearhead.base.progress import Counted, Display, shown_by
-from clearhead.maps.hook_points import addresses, edit
+from clearhead.interpret.maps.hook_points import addresses, edit
 from clearhead.model.facade import Model
 
 ResultT = TypeVar("ResultT")

@@ -15,7 +15,7 @@ import shared
 import clearhead
 from clearhead import spec
 from clearhead.demo.data.dates import make_date_sets
-from clearhead.view.explorer.write import DATA, document, escaped_json, json_element, source_text
+from clearhead.interpret.view.explorer.write import DATA, document, escaped_json, json_element, source_text
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

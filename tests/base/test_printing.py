@@ -15,7 +15,7 @@ from clearhead import spec
 from clearhead.base.printing import MOST_LINES, WIDTH, Printed, short
 from clearhead.compare.fairness import Fairness
 from clearhead.compare.report import Comparison
-from clearhead.maps.hook_points import capture
+from clearhead.interpret.maps.hook_points import capture
 from clearhead.spec.describe import model_summary
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.tasks.record import TaskRecord

@@ -11,7 +11,7 @@ import pytest
 
 import clearhead as ch
 from clearhead.cli.main import main
-from clearhead.maps.head_statistics import STATISTICS
+from clearhead.interpret.maps.head_statistics import STATISTICS
 from tests.hf_models import language_model
 
 TEXTS = ["a m u", "", "e q y b n"]

@@ -11,7 +11,7 @@ import pytest
 
 import clearhead
 from clearhead.cli.main import main
-from clearhead.maps.hook_points import addresses
+from clearhead.interpret.maps.hook_points import addresses
 from tests import hf_models
 from tests.cli.test_commands import run
 from tests.hf_specs import hf_specs

@@ -72,7 +72,7 @@ NARROW = """
 import pty, sys
 sys.stdout.isatty = lambda: True
 from clearhead.cli.heads import _print_table
-from clearhead.maps.head_statistics import STATISTICS, HeadStatistics
+from clearhead.interpret.maps.head_statistics import STATISTICS, HeadStatistics
 
 numbers = {name: 29.58 for name in STATISTICS}
 row = HeadStatistics("decoder.memory", 11, 7, **numbers, spread=numbers, patterns=("previous",))

@@ -179,8 +179,10 @@ def test_a_target_for_an_encoder_is_refused(
 def test_a_text_too_long_for_a_page_is_refused_before_it_is_read(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("clearhead.view.explorer.encode.LARGEST", 700)
-    monkeypatch.setattr("clearhead.maps.attention_maps.record_states", lambda *_: pytest.fail("the model has run"))
+    monkeypatch.setattr("clearhead.interpret.view.explorer.encode.LARGEST", 700)
+    monkeypatch.setattr(
+        "clearhead.interpret.maps.attention_maps.record_states", lambda *_: pytest.fail("the model has run")
+    )
     assert main(["view", str(trained / "run"), "a m u " * 11, "-o", str(tmp_path / "p.html")]) == 2
     assert "a page holds up to 700 attention weights, and this one would hold 1,089" in capfd.readouterr().err
 

@@ -21,8 +21,8 @@ from clearhead.checkpoints.runs.checkpoint import read_state
 from clearhead.checkpoints.runs.directory import RUN_FORMAT, SAVED_FORMAT, open_run
 from clearhead.data.cache import FORMAT as STORE
 from clearhead.data.stores.store import Store, StoreKind, read_apart
+from clearhead.interpret.view.saved_maps import MAPS
 from clearhead.version import __version__
-from clearhead.view.saved_maps import MAPS
 from tests.formats.make_samples import make
 
 SAMPLES = Path(__file__).parent / "samples"

@@ -20,7 +20,7 @@ from clearhead.generate.options import (
     TranslateKwargs,
     number_type,
 )
-from clearhead.maps.reading import ReadKwargs
+from clearhead.interpret.maps.reading import ReadKwargs
 from clearhead.tasks.evaluate.options import EvaluateKwargs
 
 

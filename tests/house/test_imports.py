@@ -35,9 +35,6 @@ ORDER = (
 RANKS = {door: rank for rank, doors in enumerate(ORDER) for door in doors}
 # Modules that stand elsewhere until their door is built.
 MOVING = {
-    "maps": "interpret",
-    "view": "interpret",
-    "explain": "interpret",
     **dict.fromkeys(("bench", "check", "cli", "compare", "demo", "recipes", "serve", "surgery", "sweeps"), "apps"),
 }
 TRAINING = re.compile(r"clearhead\.(training|apps|model\.training|tasks\.(\w+\.)?(train|pipeline))\b")

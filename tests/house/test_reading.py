@@ -30,7 +30,7 @@ ALLOWED = {
     # The libraries of tensors map files that were checked just before.
     "clearhead/checkpoints/weights/files.py": {"safe_open": 2},
     "clearhead/checkpoints/hf/files/tensor_files.py": {"safe_open": 1, ".open": 2},
-    "clearhead/view/saved_maps.py": {"np.load": 1},
+    "clearhead/interpret/view/saved_maps.py": {"np.load": 1},
     "clearhead/checkpoints/hf/files/from_bin.py": {"torch.load": 1},
     # Text of a run file that was read by the reader, or came from the command line; TOML as JSON, to be typed.
     "clearhead/model/card.py": {"tomllib.loads": 4},
@@ -54,9 +54,9 @@ ALLOWED = {
     "clearhead/tasks/answer/store.py": {"json.loads": 1},
     "clearhead/checkpoints/runs/metrics.py": {".open": 1},
     "clearhead/cli/serve.py": {"read_text_file": 1},
-    "clearhead/explain/page.py": {".open": 1, ".read_text": 1},
-    "clearhead/view/explorer/write.py": {".open": 1, ".read_text": 1},
-    "clearhead/maps/attention_maps.py": {".open": 1},
+    "clearhead/interpret/explain/page.py": {".open": 1, ".read_text": 1},
+    "clearhead/interpret/view/explorer/write.py": {".open": 1, ".read_text": 1},
+    "clearhead/interpret/maps/attention_maps.py": {".open": 1},
     "clearhead/cli/embed.py": {".open": 1},
     "clearhead/cli/inspect.py": {"json.loads": 2},
     # The system's own files.

@@ -19,7 +19,7 @@ from clearhead.core.attention import Attention, MemoryAttention, attention_weigh
 from clearhead.core.kernels import attention as kernels
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.search.beam import start_translations
-from clearhead.maps.hook_points import Place, addresses, capture, edit
+from clearhead.interpret.maps.hook_points import Place, addresses, capture, edit
 from tests.generate.tiny import run_search
 from tests.laws.hf_parts import HF_PARTS, hf_part
 from tests.laws.tiny import MODELS, TARGET_VOCAB, Reader, difference, hparams, padded, ragged, resolved, tiny

@@ -10,7 +10,7 @@ import torch
 
 from clearhead import spec
 from clearhead.core import build
-from clearhead.maps.hook_points import Place
+from clearhead.interpret.maps.hook_points import Place
 from clearhead.model.facade import Model
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.tasks.record import TaskRecord

@@ -16,17 +16,17 @@ import clearhead as ch
 from clearhead import spec
 from clearhead.cli.main import main
 from clearhead.core import build
-from clearhead.explain.explanation import explain_text
-from clearhead.explain.text import text_lines
-from clearhead.maps.attention_maps import AttentionMaps
-from clearhead.maps.page import explorer_page
+from clearhead.interpret.explain.explanation import explain_text
+from clearhead.interpret.explain.text import text_lines
+from clearhead.interpret.maps.attention_maps import AttentionMaps
+from clearhead.interpret.maps.page import explorer_page
 from clearhead.model.facade import Model
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
-from tests.maps.planted import POSITIONS, SHARP, Blocks, attention_of
-from tests.maps.test_attention_maps import model_of
-from tests.view.explorer.browser import Tab, browser
+from tests.interpret.maps.planted import POSITIONS, SHARP, Blocks, attention_of
+from tests.interpret.maps.test_attention_maps import model_of
+from tests.interpret.view.explorer.browser import Tab, browser
 
 SOURCE, WRITTEN = "null eins zwei drei vier", "zero one two three four"
 HEAD = 1

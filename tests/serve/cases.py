@@ -15,7 +15,7 @@ from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
-from tests.view.explorer.test_architectures import BLANK, TEXT, first_cases, peaked
+from tests.interpret.view.explorer.test_architectures import BLANK, TEXT, first_cases, peaked
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
 

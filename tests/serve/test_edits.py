@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.maps.attention_maps import AttentionMaps, attend
+from clearhead.interpret.maps.attention_maps import AttentionMaps, attend
 from clearhead.model.facade import Model
+from tests.interpret.view.explorer.test_architectures import ARCHITECTURES
 from tests.serve.cases import Browser, model_of, text_of
-from tests.view.explorer.test_architectures import ARCHITECTURES
 
 OTHER = "the dog ran"
 

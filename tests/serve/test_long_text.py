@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from clearhead.core.feedforward import FeedForward
-from clearhead.maps.attention_maps import AttentionMaps
-from clearhead.maps.page import SampleOptions, run_sample
+from clearhead.interpret.maps.attention_maps import AttentionMaps
+from clearhead.interpret.maps.page import SampleOptions, run_sample
+from clearhead.interpret.view.explorer.encode import LEVELS, spans_of
 from clearhead.serve import long_text
 from clearhead.serve.long_text import MASKED, Piece, long_sample, rows_of_weights, tile
-from clearhead.view.explorer.encode import LEVELS, spans_of
-from tests.maps.test_page_models import maps_of, module_of
+from tests.interpret.maps.test_page_models import maps_of, module_of
 from tests.serve.cases import Browser, model_of, text_of
 
 SIDE = 3

@@ -15,8 +15,8 @@ from clearhead.serve.explorer import explorer_router
 from clearhead.serve.gate import Access
 from clearhead.serve.runs import Asked, Runs
 from clearhead.serve.work import Workers
+from tests.interpret.view.explorer.browser import browser
 from tests.serve.cases import model_of, text_of
-from tests.view.explorer.browser import browser
 
 ANSWERED = "() => document.documentElement.dataset.asking === '0'"
 DRAWN = "() => document.documentElement.dataset.drawn === document.documentElement.dataset.update"

@@ -22,7 +22,7 @@ from clearhead.core import Attention, Sequence, Transformer
 from clearhead.core.embedding import Embedding
 from clearhead.core.head import Linear as HeadLinear
 from clearhead.core.norm import Norm
-from clearhead.maps.hook_points import capture
+from clearhead.interpret.maps.hook_points import capture
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 

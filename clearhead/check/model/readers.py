@@ -17,7 +17,7 @@ from torch import Tensor
 from clearhead import spec
 from clearhead.core import Attention, Cache, Sequence, Transformer
 from clearhead.core.stack import Stack
-from clearhead.maps.hook_points import addresses, capture
+from clearhead.interpret.maps.hook_points import addresses, capture
 
 Side = Literal["encoder", "decoder"]
 _WATCHED = re.compile(r"embedded|.*\.(queries|keys|mixed|steps\.\d+\.after)")

@@ -20,7 +20,7 @@ from clearhead.base.errors import InputError
 from clearhead.generate.continuation import GenerateRequest, checked_limits
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.results import Continuation
-from clearhead.maps.token_texts import TokenWriter, WrittenToken
+from clearhead.interpret.maps.token_texts import TokenWriter, WrittenToken
 from clearhead.serve.api.bodies import BodyRoute, in_thread
 from clearhead.serve.api.engine import Job, Step, events
 from clearhead.serve.api.openai_types import ChatRequest, CompletionRequest, _Generating

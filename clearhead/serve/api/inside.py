@@ -20,9 +20,10 @@ from pydantic import Field
 from torch import Tensor
 
 from clearhead.base.errors import InputError
-from clearhead.maps.attention_maps import AttentionMaps, arrays_of, attend
-from clearhead.maps.hook_points import Captured, Place, Record, edit, matching_addresses
-from clearhead.maps.page import SampleOptions, explorer_page
+from clearhead.interpret.maps.attention_maps import AttentionMaps, arrays_of, attend
+from clearhead.interpret.maps.hook_points import Captured, Place, Record, edit, matching_addresses
+from clearhead.interpret.maps.page import SampleOptions, explorer_page
+from clearhead.interpret.view.explorer.write import page_html
 from clearhead.model.facade import Model
 from clearhead.serve.api.bodies import BodyRoute
 from clearhead.serve.api.failures import Busy, named_failure
@@ -32,7 +33,6 @@ from clearhead.serve.interventions import Data, Edits
 from clearhead.serve.runs import Runs, Written, stack_lengths
 from clearhead.serve.work import Left, Work, Workers
 from clearhead.tasks.pipelines import PipelineParameters
-from clearhead.view.explorer.write import page_html
 
 ResultT = TypeVar("ResultT")
 MOST_NUMBERS: Final = {"json": 2**20, "npz": 2**24}

@@ -17,8 +17,8 @@ from clearhead.generate.continuation import GenerateRequest
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prompts import generate_request
 from clearhead.generate.translation import TranslationReading
-from clearhead.maps.reading import ReadKwargs
-from clearhead.maps.token_texts import TokenWriter, WrittenToken
+from clearhead.interpret.maps.reading import ReadKwargs
+from clearhead.interpret.maps.token_texts import TokenWriter, WrittenToken
 from clearhead.model.facade import Model
 from clearhead.serve.api.engine import Engine
 from clearhead.serve.runs import Runs

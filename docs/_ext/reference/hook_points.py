@@ -11,7 +11,7 @@ from sphinx.errors import SphinxError
 import clearhead as ch
 from clearhead.base.hooks import HookPoints
 from clearhead.core.model import Transformer
-from clearhead.maps.shapes import activation_shapes
+from clearhead.interpret.maps.shapes import activation_shapes
 
 GUIDE = Path(__file__).parents[2] / "guides" / "activations.md"
 

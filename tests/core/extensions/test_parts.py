@@ -27,11 +27,11 @@ from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.results import Continuation
-from clearhead.maps.recording import record_run
+from clearhead.interpret.maps.recording import record_run
+from clearhead.interpret.view.architecture import draw_architecture
 from clearhead.spec.cost import cost_per_token
 from clearhead.training.runfile.model_table import with_own_parts
 from clearhead.training.runfile.sections import ModelSection
-from clearhead.view.architecture import draw_architecture
 from tests.laws.tiny import VOCAB, difference, hparams, resolved
 
 OWN = Path(__file__).parent / "own.py"

@@ -19,8 +19,8 @@ from clearhead.checkpoints.hf import registry
 from clearhead.checkpoints.hf.loading import load_module
 from clearhead.checkpoints.hf.saving import save_module
 from clearhead.core import Cache
-from clearhead.maps.hook_points import capture
-from clearhead.maps.recording import recording
+from clearhead.interpret.maps.hook_points import capture
+from clearhead.interpret.maps.recording import recording
 from tests.laws.tiny import difference
 from tests.parity.architectures.harness import (
     B,

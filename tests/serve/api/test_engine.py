@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from clearhead.generate import prefixes
-from clearhead.maps.token_texts import token_texts
+from clearhead.interpret.maps.token_texts import token_texts
 from clearhead.serve.api import served as served_module
 from clearhead.serve.api.engine import Ended, Engine, Event, Job, events
 from clearhead.serve.api.served import Models, Served

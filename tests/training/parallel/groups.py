@@ -21,7 +21,7 @@ from clearhead.base.errors import RunFailure
 from clearhead.core import Transformer
 from clearhead.fast.native import load
 from clearhead.generate.scoring.result import Validation
-from clearhead.maps.hook_points import Captured, capture
+from clearhead.interpret.maps.hook_points import Captured, capture
 from clearhead.training import loop
 from clearhead.training.assemble import train_run
 from clearhead.training.runfile.read import load_run_file

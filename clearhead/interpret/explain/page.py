@@ -1,0 +1,214 @@
+"""An explanation as a page: one HTML file without scripts, in which every step opens.
+
+Legend: T rows (tokens), C columns.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+from torch import Tensor
+
+from clearhead.base.errors import InputError
+from clearhead.base.files import replacing
+from clearhead.interpret.explain.explanation import Explanation
+from clearhead.interpret.explain.score import NotTakenApart, ScoreTerms
+from clearhead.interpret.explain.values import Code, Section, Value
+from clearhead.interpret.view.explorer.write import digest
+
+COMPONENTS, TOKENS, WRITERS = 8, 24, 8
+"""The components of a vector, the tokens of an axis and the writers that are shown."""
+MOST_CELLS = 400_000
+"""The numbers on a page; beyond, only the chosen head is shown."""
+
+
+def write_explanation(explanation: Explanation, path: Path) -> None:
+    """Write an explanation as one HTML file.
+
+    Args:
+        explanation: the explanation.
+        path: the file, replaced as a whole or not at all; missing folders are created.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(_document(explanation))
+    except OSError as error:
+        raise InputError(f"the page {path} cannot be written: {error.strerror}") from None
+
+
+def _document(explanation: Explanation) -> Iterator[str]:
+    style = (files("clearhead.interpret.explain") / "page.css").read_text("utf-8")
+    # The policy allows no styles of elements: a share has one of eleven shades.
+    style += "".join(f".share-{tenth} {{ background: rgb(var(--heat) / {tenth / 16}); }}\n" for tenth in range(11))
+    policy = f"default-src 'none'; style-src '{digest(style)}'; base-uri 'none'; form-action 'none'"
+    title = html.escape(explanation.title)
+    yield f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
+    yield f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">\n'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+    yield f"<style>{style}</style></head><body>\n<h1>{title}</h1>\n"
+    yield from _introduction(explanation)
+    stacks = {"encoder": "Encoder", "decoder": "Decoder", "head": "Head"}
+    last = ""
+    all_heads = _cells(explanation) <= MOST_CELLS
+    for section in explanation.sections:
+        if section.stack != last:
+            last = section.stack
+            yield f"<h2>{stacks[last]}</h2>\n"
+        yield from _section(explanation, section, all_heads)
+    yield "</body></html>\n"
+
+
+def _introduction(explanation: Explanation) -> Iterator[str]:
+    choice, forward = explanation.choice, explanation.forward
+    yield (
+        f"<p>Looked at: layer {choice.layer} of the {choice.stack}, head {choice.head}, token "
+        f"{html.escape(explanation.token)}. It is marked below. A row of a table is a token that the stack reads; in "
+        "cross-attention it is the token that the decoder writes. A vector is shown by its first "
+        f"{COMPONENTS} components and its length. Every step opens.</p>\n"
+    )
+    for name, tokens in forward.tokens.items():
+        yield f'<h3>What the {name} reads</h3>\n<ol class="tokens">'
+        for place, (token, index) in enumerate(zip(tokens, forward.ids(name).tolist(), strict=True)):
+            mark = ' class="chosen"' if (name, place) == (choice.stack, choice.token) else ""
+            yield f'<li{mark}>{html.escape(token)} <span class="faint">{index}</span></li>'
+        yield "</ol>\n"
+    if forward.written:
+        written = "".join(f"<li>{html.escape(token)}</li>" for token in forward.written)
+        yield f'<h3>What the decoder writes</h3>\n<ol class="tokens">{written}</ol>\n'
+
+
+def _section(explanation: Explanation, section: Section, all_heads: bool) -> Iterator[str]:
+    is_chosen = section in explanation.chosen
+    marks = ' class="chosen" open' if is_chosen else ""
+    output = section.values[-1]
+    yield (
+        f"<details{marks}><summary><b>{html.escape(section.title)}</b>"
+        f'<span class="faint">{section.address}</span><span class="shape">{_shape(output)}</span></summary>\n'
+    )
+    for value in section.values:
+        yield from _value(explanation, section, value, all_heads)
+    if section.address in explanation.scores and is_chosen:
+        key, terms = explanation.scores[section.address]
+        keys = explanation.forward.tokens[section.keys or section.stack]
+        yield from _score(section.rows[explanation.choice.token], keys[key], terms)
+    yield "</details>\n"
+
+
+def _value(explanation: Explanation, section: Section, value: Value, all_heads: bool) -> Iterator[str]:
+    is_open = " open" if value.name == "weights" and section in explanation.chosen else ""
+    yield (
+        f"<details{is_open}><summary><b>{html.escape(value.name)}</b>"
+        f'<span class="formula">{html.escape(value.formula)}</span>'
+        f'<span class="shape">{_shape(value)}</span></summary><div class="body">\n'
+    )
+    chosen = explanation.choice.head
+    if not value.has_heads:
+        yield from _table(explanation, section, value, value.numbers)
+    else:
+        heads = range(len(value.numbers)) if all_heads else [chosen]
+        for head in heads:
+            marks = ' class="chosen" open' if head == chosen else ""
+            yield f'<details{marks}><summary>head {head}</summary><div class="body">'
+            yield from _table(explanation, section, value, value.numbers[head])
+            yield "</div></details>\n"
+        if not all_heads:
+            yield '<p class="faint">The text is long: of the heads only the chosen one is on this page.</p>'
+    if value.address:
+        yield f'<p class="faint">address: {html.escape(value.address)}</p>'
+    if value.code is not None:
+        yield from _code(value.code)
+    yield "</div></details>\n"
+
+
+def _code(code: Code) -> Iterator[str]:
+    yield f'<p class="faint">{html.escape(code.place)}</p><pre>{html.escape(chr(10).join(code.lines))}</pre>'
+
+
+def _table(explanation: Explanation, section: Section, value: Value, numbers_TC: Tensor) -> Iterator[str]:
+    tokens, chosen = explanation.rows(section, value)
+    rows = _window(len(numbers_TC), chosen)
+    columns = range(min(COMPONENTS, numbers_TC.shape[1]))
+    if value.columns is not None:
+        columns = _window(numbers_TC.shape[1], chosen)
+    yield f"<table>{_header(value, columns)}\n"
+    for row in rows:
+        marks = ' class="chosen"' if section in explanation.chosen and row == chosen else ""
+        yield f"<tr{marks}><th>{html.escape(tokens[row])}</th>"
+        yield f'<td class="text">{html.escape(value.notes[row])}</td>' if value.notes else ""
+        yield from [] if value.notes else _cells_of(value, numbers_TC[row], columns)
+        yield "</tr>\n"
+    yield "</table>"
+    if len(rows) < len(numbers_TC):
+        yield f'<p class="faint">{len(rows)} of {len(numbers_TC)} tokens are shown.</p>'
+    if len(columns) < numbers_TC.shape[1] and not value.notes:
+        what = "components" if value.columns is None else "columns"
+        yield f'<p class="faint">{len(columns)} of {numbers_TC.shape[1]} {what} are shown.</p>'
+
+
+def _header(value: Value, columns: range) -> str:
+    if value.notes:
+        names = ["the most probable"]
+    elif value.columns is None:
+        names = [*map(str, columns), "length"]
+    else:
+        names = [html.escape(value.columns[column]) for column in columns]
+    return f"<tr><th></th>{''.join(f'<th>{name}</th>' for name in names)}</tr>"
+
+
+def _cells_of(value: Value, numbers_C: Tensor, columns: range) -> Iterator[str]:
+    is_share = value.name in ("weights", "shares")
+    for number in numbers_C[columns.start : columns.stop].tolist():
+        shade = f' class="share-{round(10 * number)}"' if is_share else ""
+        yield f"<td{shade}>{_written(number, value)}</td>"
+    if value.columns is None:
+        yield f"<td>{float(numbers_C.double().norm()):.4g}</td>"
+
+
+def _written(number: float, value: Value) -> str:
+    if number == float("-inf"):
+        return "−∞"
+    return f"{number:.0f}" if value.name == "mask" else f"{number:.4f}".replace("-", "−")
+
+
+def _score(query: str, key: str, terms: ScoreTerms | NotTakenApart) -> Iterator[str]:
+    if isinstance(terms, NotTakenApart):
+        yield f"<p>Why {html.escape(query)} looks at {html.escape(key)}, its largest weight, {terms.sentence}</p>"
+        return
+    yield (
+        f'<details class="chosen" open><summary><b>why {html.escape(query)} looks at {html.escape(key)}</b>'
+        f"<span>its largest weight</span></summary><div class=body><p>The score {terms.score:.4f} is the sum of what "
+        "every pair of writers gives, the statistics of norms held at their values in this run"
+        + (f", and of {terms.position_bias:.4f} for the distance" if terms.position_bias else "")
+        + '.</p><div class="columns">'
+    )
+    for title, found in terms.tables(WRITERS).items():
+        lines = "".join(f"<tr><th>{html.escape(name)}</th><td>{value:.4f}</td></tr>" for name, value in found)
+        yield f"<div><h3>{title}</h3><table>{lines}</table></div>\n"
+    yield "</div></div></details>\n"
+
+
+def _shape(value: Value) -> str:
+    return value.shape.replace(" x ", " × ")
+
+
+def _window(count: int, around: int) -> range:
+    """Return at most TOKENS places, with one of them in the middle as far as there are so many."""
+    first = max(0, min(around - TOKENS // 2, count - TOKENS))
+    return range(first, min(count, first + TOKENS))
+
+
+def _cells(explanation: Explanation) -> int:
+    found = 0
+    for section in explanation.sections:
+        for value in section.values:
+            *heads, rows, columns = value.numbers.shape
+            shown = COMPONENTS if value.columns is None else min(TOKENS, columns)
+            found += (heads[0] if heads else 1) * min(TOKENS, rows) * shown
+    return found

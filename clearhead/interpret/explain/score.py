@@ -1,0 +1,362 @@
+"""Why a head looks where it looks: a score taken apart into what wrote the query and what wrote the key.
+
+Every vector of the residual stream is a sum of what was written into it: the rows of the embedding, the output of every
+head and of every feed-forward network below, and biases. With the statistics of every norm held at their values in this
+run, the way from the stream to query and key is linear, and their product is a sum over all pairs of writers.
+
+Legend: W writers, P positions that are followed, D width, H heads, E head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor, nn
+
+from clearhead.core.attention import Attention
+from clearhead.core.norm import LayerNorm, Norm
+from clearhead.core.stack import Branch, Layer, Stack, Step
+from clearhead.interpret.explain.forward import Forward
+
+
+@dataclass(frozen=True)
+class Writer:
+    """What writes into the residual stream.
+
+    Args:
+        part: "token", "position", "segment"; "self-attention", "cross-attention", "feed-forward"; or "bias", of all
+            projections and norms together.
+        stack: "encoder" or "decoder".
+        layer: how many layers of its stack ran before; None: it is below the layers.
+        head: its number; None where the part has no heads.
+    """
+
+    part: str
+    stack: str
+    layer: int | None = None
+    head: int | None = None
+
+    def __str__(self) -> str:
+        place = "" if self.layer is None else f" of layer {self.layer}"
+        return f"{self.part}{place}" if self.head is None else f"head {self.head}{place} ({self.part})"
+
+
+BIAS = "bias"
+
+
+class NotTakenApart(Exception):
+    """A norm of the user's own stands on the way, which need not be linear; the message is the name of its class."""
+
+    @property
+    def sentence(self) -> str:
+        """The rest of a sentence that asks why."""
+        return f"is not taken apart: the norm {self} is not one of ours, and need not be linear."
+
+
+def _is_linear(norm: nn.Module) -> bool:
+    """Return whether there is a norm, which is linear with its statistics held.
+
+    Raises:
+        NotTakenApart: there is one of the user's own.
+    """
+    if isinstance(norm, Norm | nn.Identity):
+        return isinstance(norm, Norm)
+    raise NotTakenApart(type(norm).__name__)
+
+
+@dataclass(frozen=True)
+class ScoreTerms:
+    """The terms of one score, before a soft cap and a mask.
+
+    Args:
+        score: what the terms add up to.
+        query_writers, key_writers: what wrote the query and the key.
+        terms: the part of each pair of writers.
+        position_bias: what a bias on the scores adds, by the distance of the tokens alone or with their content.
+    """
+
+    score: float
+    query_writers: tuple[Writer, ...]
+    key_writers: tuple[Writer, ...]
+    terms: Float64[Tensor, "query_writers key_writers"]
+    position_bias: float
+
+    def by_query(self) -> list[tuple[Writer, float]]:
+        """Return what each writer of the query adds, whatever wrote the key, largest first."""
+        return _sorted(self.query_writers, self.terms.sum(1))
+
+    def by_key(self) -> list[tuple[Writer, float]]:
+        """Return what each writer of the key adds, whatever wrote the query, largest first."""
+        return _sorted(self.key_writers, self.terms.sum(0))
+
+    def tables(self, most: int) -> dict[str, list[tuple[str, float]]]:
+        """Return the largest terms by what they are of, and the rest of each as one; every table adds up to the score.
+
+        Args:
+            most: terms of a table.
+        """
+        by_writer = {"what wrote the query": self.by_query(), "what wrote the key": self.by_key()}
+        found = {title: [(f"{writer}", value) for writer, value in terms] for title, terms in by_writer.items()}
+        found["pairs of both"] = [(f"{one} × {other}", value) for one, other, value in self.pairs()]
+        for title, terms in found.items():
+            rest = terms[most:]
+            others = [(f"{len(rest)} others", sum(value for _, value in rest))] if rest else []
+            found[title] = terms[:most] + others
+        return found
+
+    def pairs(self) -> list[tuple[Writer, Writer, float]]:
+        """Return every pair of writers with what it adds, largest first."""
+        order = self.terms.abs().flatten().argsort(descending=True, stable=True).tolist()
+        columns = len(self.key_writers)
+        places = [divmod(index, columns) for index in order]
+        return [(self.query_writers[q], self.key_writers[k], float(self.terms[q, k])) for q, k in places]
+
+
+@torch.no_grad()
+def score_terms(forward: Forward, place: tuple[str, str, int], head: int, query: int, key: int) -> ScoreTerms:
+    """Take the score of a query and a key apart; the terms and the bias of the position add up to it.
+
+    It is the score before a soft cap, a mask and a step of the user's own.
+
+    Args:
+        forward: the forward pass.
+        place: the name of the stack, what it attends to ("self" or "memory"), and how many layers ran before.
+        head: the head.
+        query, key: the positions of the tokens.
+
+    Raises:
+        NotTakenApart: a norm of the user's own stands on the way.
+
+    Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", query-key circuits.
+    """
+    stack, source, depth = place
+    record = forward.record(stack, source, depth)
+    query_vectors = _Reader(forward, place).vectors("query", query, head)
+    key_vectors = _Reader(forward, place).vectors("key", key, record.kv_head(head))
+    scale = record.attention.scale
+    terms = torch.stack(list(query_vectors.values())) @ torch.stack(list(key_vectors.values())).T * scale
+    bias = record.bias(slice(query, query + 1))
+    position_bias = 0.0 if bias is None else float(bias[0].expand(record.num_heads, -1, -1)[head, 0, key])
+    product = record.query_BHTE[0, head, query].double() @ record.key_BKSE[0, record.kv_head(head), key].double()
+    score = float(product) * scale + position_bias
+    return ScoreTerms(score, tuple(query_vectors), tuple(key_vectors), terms, position_bias)
+
+
+class _Stream:
+    """The residual stream of a stack at some positions, as the sum of what was written; moved on part by part.
+
+    Args:
+        forward: the forward pass.
+        stack: its name.
+        position: the one that is followed.
+    """
+
+    def __init__(self, forward: Forward, stack: str, position: int) -> None:
+        self.forward, self.name, self.position = forward, stack, position
+        self.stack: Stack = getattr(forward.module, stack)
+        self.terms: dict[Writer, Tensor] = {}
+        self._embed()
+
+    def run_to(self, depth: int, source: str) -> tuple[Step, str]:
+        """Run to the step of a depth that attends to a source, and return it with its address."""
+        for layer_depth, index in enumerate(self.stack.order):
+            layer = self.stack.layers[index]
+            assert isinstance(layer, Layer)
+            for number, step in enumerate(layer.steps):
+                assert isinstance(step, Step)
+                address = f"{self.name}.layers.{index}.steps.{number}"
+                if layer_depth == depth and _attention_to(step, source) is not None:
+                    return step, address
+                self._run(step, address, layer_depth)
+        raise AssertionError(f"no step at depth {depth} of the {self.name} attends to {source}")
+
+    def run_to_the_end(self) -> None:
+        """Run all layers, and what follows them."""
+        for depth, index in enumerate(self.stack.order):
+            layer = self.stack.layers[index]
+            assert isinstance(layer, Layer)
+            for number, step in enumerate(layer.steps):
+                assert isinstance(step, Step)
+                self._run(step, f"{self.name}.layers.{index}.steps.{number}", depth)
+        address = f"{self.name}.layers.{self.stack.order[-1]}.after"
+        x_D = self._at(address, len(self.stack.order) - 1)
+        self.norm(self.stack.final_norm, x_D)
+        self.linear(self.stack.projection_out)
+
+    def norm(self, norm: nn.Module, x_D: Tensor) -> None:
+        """Pass every term through a norm whose statistics are those of x."""
+        if _is_linear(norm):
+            assert isinstance(norm, Norm)
+            self.terms = {writer: _normed(norm, term, x_D) for writer, term in self.terms.items()}
+            self._add_bias(norm.bias)
+
+    def linear(self, linear: nn.Module) -> None:
+        """Pass every term through a linear layer."""
+        if isinstance(linear, nn.Linear):
+            self.terms = {writer: linear.weight.double() @ term for writer, term in self.terms.items()}
+            self._add_bias(linear.bias)
+
+    def _at(self, address: str, depth: int = 0) -> Tensor:
+        return self.forward.at(address, depth)[self.position].double()
+
+    def _write(self, writer: Writer, vector: Tensor) -> None:
+        self.terms[writer] = self.terms[writer] + vector if writer in self.terms else vector
+
+    def _add_bias(self, bias: Tensor | None) -> None:
+        if bias is not None:
+            self._write(Writer(BIAS, self.name), bias.double())
+
+    def _embed(self) -> None:
+        embedding, address = self.stack.embedding, f"{self.name}.embedding"
+        ids = self.forward.ids(self.name)
+        row_D = embedding.rows.weight[ids[self.position]].double() * embedding.scale
+        self.terms[Writer("token", self.name)] = row_D
+        self.norm(embedding.word_norm, row_D)
+        if embedding.place == "before_sum":
+            self.linear(embedding.projection)
+        for part, module in (("segment", embedding.segments), ("position", embedding.position)):
+            if module is not None:
+                x_TD = self.forward.at(f"{address}.{part}{'s' * (part == 'segment')}").expand(len(ids), -1)
+                self._write(Writer(part, self.name), x_TD[self.position].double())
+        if embedding.place == "before_norm":
+            self.linear(embedding.projection)
+        self.norm(embedding.norm, sum(self.terms.values(), torch.zeros(())))
+        if embedding.place == "after_norm":
+            self.linear(embedding.projection)
+
+    def _run(self, step: Step, address: str, depth: int) -> None:
+        """Add what the branches of a step write, and pass the stream through the norm behind them."""
+        x_D = self._at(f"{address}.before", depth)
+        for number, branch in enumerate(step.branches):
+            assert isinstance(branch, Branch)
+            own = f"{address}.branches.{number}"
+            x_D = x_D + self._at(own, depth)
+            self._add(branch, f"{own}.function", depth)
+        self.norm(step.out, x_D)
+
+    def _add(self, branch: Branch, address: str, depth: int) -> None:
+        function, out_D = branch.function, self._at(address, depth)
+        written: dict[Writer, Tensor] = {}
+        bias: Tensor | None = None
+        if isinstance(function, Attention):
+            mixed_HE = self.forward.at(f"{address}.mixed", depth)[:, self.position].double()
+            weight_DHE = function.out.weight.double().unflatten(1, mixed_HE.shape)
+            part = "cross-attention" if function.spec.source == "memory" else "self-attention"
+            heads_HD = torch.einsum("dhe,he->hd", weight_DHE, mixed_HE)
+            written = {Writer(part, self.name, depth, head): vector for head, vector in enumerate(heads_HD)}
+            bias = function.out.bias
+        else:
+            written[Writer("feed-forward", self.name, depth)] = out_D
+        if bias is not None:
+            written[Writer(BIAS, self.name)] = bias.double()
+        for writer, vector in written.items():
+            if _is_linear(branch.post):
+                assert isinstance(branch.post, Norm)
+                vector = _normed(branch.post, vector, out_D)
+            self._write(writer, vector * branch.scale)
+        if isinstance(branch.post, Norm) and branch.post.bias is not None:
+            self._add_bias(branch.post.bias * branch.scale)
+
+
+class _Reader:
+    """Reads queries or keys from the stream: one vector for each writer.
+
+    Args:
+        forward: the forward pass.
+        place: the name of the stack, what it attends to, and the depth.
+    """
+
+    def __init__(self, forward: Forward, place: tuple[str, str, int]) -> None:
+        self.forward, (self.stack, self.source, self.depth) = forward, place
+        self.record = forward.record(*place)
+
+    def vectors(self, name: str, position: int, head: int) -> dict[Writer, Tensor]:
+        """Return the parts [E] of a query or a key, by what wrote them.
+
+        Args:
+            name: "query" or "key".
+            position: of the token.
+            head: a query head, or a key/value head.
+        """
+        attention, depth = self.record.attention, self.depth
+        is_memory = self.source == "memory" and name == "key"
+        stream = _Stream(self.forward, "encoder" if is_memory else self.stack, position)
+        if is_memory:
+            stream.run_to_the_end()
+        else:
+            step, address = stream.run_to(depth, self.source)
+            branch = _attention_to(step, self.source)
+            assert branch is not None
+            x_D = self.forward.at(f"{address}.before", depth)[position].double()
+            stream.norm(step.pre, x_D)
+            read_D = self.forward.at(f"{address}.pre", depth)[position].double()
+            stream.norm(branch.pre, read_D)
+        stream.linear(getattr(attention, name))
+        projected = self.forward.at(f"{self.record.address}.{name}", depth)[position].double()
+        if (clip := attention.spec.clip) is not None:
+            kept = projected.clamp(-clip, clip) / projected.where(projected != 0, 1.0)
+            stream.terms = {writer: term * kept for writer, term in stream.terms.items()}
+            projected = projected.clamp(-clip, clip)
+        return self._prepared(stream.terms, name, position, head, projected)
+
+    def _prepared(
+        self, terms: dict[Writer, Tensor], name: str, position: int, head: int, projected: Tensor
+    ) -> dict[Writer, Tensor]:
+        """Norm and rotate the terms [heads * E] of a query or key as the attention does, and return those of a head."""
+        attention, choice = self.record.attention, self.record.attention.spec.query_key_norm
+        size, norm = attention.spec.head_size, getattr(attention, f"{name}_norm")
+        whole = Writer("all", self.stack)  # beside its terms, as the statistics of the norm are its own
+        parts = {writer: term.unflatten(0, (-1, size)) for writer, term in {**terms, whole: projected}.items()}
+        if choice is None:
+            parts = self._rotated(parts, position)
+        elif choice.after_rotation:
+            parts = self._normed(norm, self._rotated(parts, position), whole)
+        else:
+            parts = self._rotated(self._normed(norm, parts, whole), position)
+        return {writer: part[head] for writer, part in parts.items() if writer != whole}
+
+    def _rotated(self, parts: dict[Writer, Tensor], position: int) -> dict[Writer, Tensor]:
+        attention, rotary = self.record.attention, self.record.attention.spec.position
+        if rotary is None:
+            return parts
+        cos, sin = (one[:, :, position : position + 1] for one in attention.angles(rotary, self.record.context))
+        rotate = attention.rotate
+        return {writer: rotate(part[None, :, None], cos, sin)[0, :, 0] for writer, part in parts.items()}
+
+    def _normed(self, norm: nn.Module, parts: dict[Writer, Tensor], whole: Writer) -> dict[Writer, Tensor]:
+        _is_linear(norm)
+        assert isinstance(norm, Norm)
+        choice, x_HE = self.record.attention.spec.query_key_norm, parts[whole]
+        assert choice is not None
+        # Over the width the heads are one vector.
+        axes = (-1,) if choice.over == "width" else x_HE.shape
+        x = x_HE.reshape(axes)
+        found = {writer: _normed(norm, part.reshape(axes), x).view_as(x_HE) for writer, part in parts.items()}
+        if norm.bias is not None:
+            bias_HE = norm.bias.double().expand(axes if axes != (-1,) else x.shape).reshape(x_HE.shape)
+            for writer in (Writer(BIAS, self.stack), whole):
+                found[writer] = found.get(writer, torch.zeros_like(x_HE)) + bias_HE
+        return found
+
+
+def _attention_to(step: Step, source: str) -> Branch | None:
+    for branch in step.branches:
+        assert isinstance(branch, Branch)
+        if isinstance(branch.function, Attention) and branch.function.spec.source == source:
+            return branch
+    return None
+
+
+def _normed(norm: Norm, term: Tensor, x: Tensor) -> Tensor:
+    """Pass a term through a norm without its bias, with the mean and the variance of x held fixed."""
+    weight = 1.0 if norm.weight is None else norm.weight.double() + float(norm.has_unit_offset)
+    if isinstance(norm, LayerNorm):
+        term, x = term - term.mean(-1, keepdim=True), x - x.mean(-1, keepdim=True)
+    return term * (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt() * weight
+
+
+def _sorted(writers: tuple[Writer, ...], values: Tensor) -> list[tuple[Writer, float]]:
+    found = list(zip(writers, values.tolist(), strict=True))
+    return sorted(found, key=lambda one: -abs(one[1]))

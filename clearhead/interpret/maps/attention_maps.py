@@ -1,0 +1,272 @@
+"""`AttentionMaps`: the attention of a model over one text, measured, saved, drawn and shown.
+
+Legend: L layers, H heads, T queries, S keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError, key
+from clearhead.base.files import refuse_unwritable, replacing
+from clearhead.base.progress import Notify
+from clearhead.core import Transformer
+from clearhead.core.head import Head
+from clearhead.fast.replica import converted
+from clearhead.generate.batching import check_lengths
+from clearhead.interpret.maps.attention_run import AttentionRun
+from clearhead.interpret.maps.page import SampleOptions, explorer_page
+from clearhead.interpret.maps.reading import Reading, predicts_text
+from clearhead.interpret.maps.recording import record_first_layer, record_states
+from clearhead.interpret.view.explorer.write import frame_html, write_page
+from clearhead.interpret.view.saved_maps import MAPS
+from clearhead.spec.tasks.record import TaskRecord
+from clearhead.text.pair import TokenizerPair
+
+NOTEBOOK_HEIGHT = 720  # pixels
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@checked
+class AttentionMaps(AttentionRun):
+    """What one run of a model attended to, at every layer and head of every stack; a notebook shows it as a page."""
+
+    def with_module(self, module: Transformer) -> AttentionMaps:
+        """Return the attention of another model over the same tokens.
+
+        Args:
+            module: a model of the same vocabulary, such as another checkpoint of a run.
+
+        Raises:
+            InputError: the tokens are more than its positions.
+        """
+        for read in filter(None, (self.reading.source, self.reading.target)):
+            check_lengths(read.ids.tolist(), module.max_positions, what="text")
+        return attend(module, self.tokenizers, self.task, self.reading)
+
+    def save(
+        self,
+        path: str | Path,
+        *,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+        force: bool = False,
+    ) -> None:
+        """Write tokens and weights as a .npz file that `numpy.load` reads.
+
+        It holds `tokens`, for two stacks `target_tokens`, for a decoder that writes text `written_tokens`, the rows of
+        "decoder.memory", and for each stack, such as "decoder.self", the weights
+        [layers, heads, queries, keys], float32, NaN for a head that a layer does not have; "decoder.self.layers" and
+        "decoder.self.heads" are the numbers of these layers and heads. `format` and `clearhead` say how it is written;
+        `clearhead.view_attention` shows the file.
+
+        Args:
+            path: the file.
+            layers, heads: the layers and heads to write; None: all.
+            force: whether an existing file is replaced.
+
+        Raises:
+            InputError: a layer or head that no stack has, weights that are too large, or a file that exists or cannot
+                be written.
+        """
+        path = Path(path)
+        if path.suffix != ".npz":
+            raise InputError(f"weights are saved as .npz, but the file is named {path}: give a name that ends in .npz")
+        refuse_unwritable(path, force=force)
+        arrays = arrays_of(self, layers, heads)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as temporary, temporary.open("wb") as file:
+                np.savez(file, **arrays)
+        except OSError as error:
+            raise InputError(f"{path} cannot be written: {error.strerror or error}") from None
+
+    def save_picture(
+        self,
+        path: str | Path,
+        *,
+        view: str = "matrix",
+        stack: str | None = None,
+        layer: int | None = None,
+        head: int | None = None,
+        force: bool = False,
+    ) -> None:
+        """Draw attention into a .png or .svg file.
+
+        Args:
+            path: the file.
+            view: "matrix": one head, with the tokens on both axes; "overview": every head as a thumbnail.
+            stack: one of `stacks`; None: the only one, or for the overview all.
+            layer, head: of the matrix, counted from 0.
+            force: whether an existing file is replaced.
+
+        Raises:
+            InputError: the view is not known or lacks an argument, there is no such stack, layer or head, there are too
+                many tokens for a picture, or the file exists or cannot be written.
+        """
+        # Not at the top: half a second of matplotlib for every command that loads a model.
+        from clearhead.interpret.maps.pictures import draw_record_overview
+        from clearhead.interpret.view.attention import draw_matrix
+
+        if view not in ("matrix", "overview"):
+            raise InputError(f"there is no view '{view}'; a picture has the view matrix or overview")
+        refuse_unwritable(Path(path), force=force)
+        if stack is not None:
+            self.layers(stack)
+        one_head = key("layer") + " and " + key("head")
+        if view == "overview":
+            if layer is not None or head is not None:
+                raise InputError("an overview shows every layer and head: leave " + one_head + " out")
+            names = self.stacks if stack is None else (stack,)
+            chosen = [self.record(name, number) for name in names for number in self.layers(name)]
+            draw_record_overview(chosen, Path(path), title="Where each head looks")
+            return
+        stack = self.stacks[0] if stack is None and len(self.stacks) == 1 else stack
+        if stack is None or layer is None or head is None:
+            stacks = ", ".join(self.stacks)
+            raise InputError("a matrix shows one head: give " + key("stack") + f" ({stacks}), " + one_head)
+        weights = self.weights(stack, layer, head).numpy()
+        title = f"{stack}, layer {layer}, head {head}"
+        row = "token being written" if stack == "decoder.memory" and self.written_ids else "token that looks"
+        draw_matrix(weights, *self._labels(stack), Path(path), title=title, row=row)
+
+    def save_html(
+        self,
+        path: str | Path,
+        *,
+        title: str = "attention",
+        options: SampleOptions | None = None,
+        notify: Notify | None = None,
+        force: bool = False,
+    ) -> None:
+        """Write a page that shows every head, as one file that needs no network.
+
+        Args:
+            path: the file.
+            title: the heading.
+            options: what is shown; None: everything that needs no further run of the model.
+            notify: called with the numbers of heads whose effects are measured, and of all.
+            force: whether an existing file is replaced.
+
+        Raises:
+            InputError: a layer or head that no stack has, an output that the model has not, too many weights for a
+                page, or a file that exists or cannot be written.
+        """
+        refuse_unwritable(Path(path), force=force)
+        write_page(explorer_page(title, [("", self)], options, notify=notify), Path(path))
+
+    def _repr_html_(self) -> str:
+        return frame_html(explorer_page("attention", [("", self)]), height=NOTEBOOK_HEIGHT)
+
+    def to_json(self, *, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None) -> dict[str, Any]:
+        """Return tokens and weights as JSON values.
+
+        Args:
+            layers, heads: the layers and heads to return; None: all.
+
+        Raises:
+            InputError: a layer or head that no stack has, or weights that are too large.
+        """
+        chosen = self.choose(layers, heads)
+        found = [
+            {
+                "stack": record.stack,
+                "layer": record.layer,
+                "head": head,
+                "weights": record.weights([head])[0, 0].tolist(),
+            }
+            for record, own in chosen
+            for head in own
+        ]
+        return {**self.token_lists(), "attention": found}
+
+
+def arrays_of(
+    maps: AttentionMaps, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """Return tokens and weights as the arrays of a .npz file, by their names; see `AttentionMaps.save`.
+
+    Args:
+        maps: of one run.
+        layers, heads: the layers and heads; None: all.
+
+    Raises:
+        InputError: a layer or head that no stack has, or weights that are too large.
+    """
+    chosen = maps.choose(layers, heads)
+    arrays: dict[str, Any] = MAPS.header()
+    for name, tokens in maps.token_lists().items():
+        if tokens is not None:
+            arrays[name] = np.array(tokens)
+    for stack in dict.fromkeys(record.stack for record, _ in chosen):
+        found = [(record, own) for record, own in chosen if record.stack == stack]
+        numbers = sorted({head for _, own in found for head in own})
+        query, key = found[0][0].query_BHTE, found[0][0].key_BKSE
+        weights_LHTS = np.full((len(found), len(numbers), query.shape[2], key.shape[2]), np.nan, dtype=np.float32)
+        for row, (record, own) in enumerate(found):
+            weights_LHTS[row, [numbers.index(head) for head in own]] = record.weights(own)[0].cpu().numpy()
+        arrays[stack] = weights_LHTS
+        arrays[f"{stack}.layers"] = np.array([record.layer for record, _ in found])
+        arrays[f"{stack}.heads"] = np.array(numbers)
+    return arrays
+
+
+def attend(module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, reading: Reading) -> AttentionMaps:
+    """Run a model once over what its stacks read, and return its attention.
+
+    Args:
+        module: run in evaluation mode; its own mode is restored.
+        tokenizers: of the model.
+        task: what it was trained for.
+        reading: what its stacks read.
+    """
+    records, hidden_1TD = record_states(module, reading.source, reading.target)
+    # Now, for edits of the model end with the block around this call.
+    next_id = None
+    if predicts_text(module, task) and module.head is not None:
+        next_id = _most_probable(module.head, hidden_1TD, tokenizers.target.vocab_size)
+    return AttentionMaps(module, tokenizers, task, reading, records, next_id)
+
+
+@torch.no_grad()
+def _most_probable(head: Head, hidden_1TD: Float[Tensor, "1 tokens width"], entries: int) -> int:
+    """Return the entry of the vocabulary that is most probable after the last token.
+
+    The head may have more outputs than the vocabulary has entries.
+    """
+    return int(head(hidden_1TD[:, -1:])[0, 0, :entries].argmax())
+
+
+def attend_first_layer(
+    module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, reading: Reading
+) -> AttentionMaps:
+    """Return the self-attention of the lowest layer alone; the arguments are those of `attend`."""
+    return AttentionMaps(module, tokenizers, task, reading, record_first_layer(module, reading.source))
+
+
+def in_precision(module: Transformer, precision: str) -> Transformer:
+    """Return a module whose weights have a dtype: itself, or a copy.
+
+    Args:
+        module: the module.
+        precision: fp32, bf16, or auto for the dtype that it has.
+
+    Raises:
+        InputError: another precision.
+    """
+    if precision == "auto":
+        return module
+    if precision not in _DTYPES:
+        raise InputError(f"precision must be auto, fp32 or bf16; got '{precision}'")
+    dtype = _DTYPES[precision]
+    if all(parameter.dtype == dtype for parameter in module.parameters()):
+        return module
+    return converted(module, dtype)

@@ -1,0 +1,418 @@
+"""One run of a model, and everything that is measured on it: weights, statistics, effects, the logit lens.
+
+Legend: H heads, T queries, S keys, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from jaxtyping import Float32
+from torch import Tensor
+
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError, nearest
+from clearhead.base.printing import block, short
+from clearhead.base.progress import Notify
+from clearhead.core import Transformer
+from clearhead.interpret.maps.beams import beam_tree
+from clearhead.interpret.maps.contributions import Contribution, contributions
+from clearhead.interpret.maps.effects import HeadEffect, head_effects, key_effects
+from clearhead.interpret.maps.flow import norm_weighted, rollout
+from clearhead.interpret.maps.head_statistics import HeadStatistics
+from clearhead.interpret.maps.lens import Lens, logit_lens
+from clearhead.interpret.maps.outcome import Chosen, Outcome, OutputNames, choose_outcome
+from clearhead.interpret.maps.patching import Patcher, Patches, Positions, aligned_positions
+from clearhead.interpret.maps.reading import Reading
+from clearhead.interpret.maps.recording import ALL, STACKS, AttentionRecord
+from clearhead.interpret.maps.repeats import heads_over_texts
+from clearhead.interpret.maps.streams import Streams
+from clearhead.interpret.maps.token_texts import label_tokens
+from clearhead.interpret.view.explorer.data import BeamNode
+from clearhead.spec.describe import number_of
+from clearhead.spec.tasks.record import TaskRecord
+from clearhead.text.pair import TokenizerPair
+
+MOST_BYTES = 2**31
+"""The largest array of weights that is made at once."""
+
+
+@checked
+class AttentionRun:
+    """What one run of a model attended to.
+
+    Args:
+        module: the model that ran, in evaluation mode.
+        tokenizers: of the model.
+        task: what it was trained for.
+        reading: what its stacks read.
+        records: its attentions, as they ran.
+        next_id: the id that the decoder predicts after the last token that it reads; None: it writes no text, or the
+            run did not reach its output.
+    """
+
+    def __init__(
+        self,
+        module: Transformer,
+        tokenizers: TokenizerPair,
+        task: TaskRecord,
+        reading: Reading,
+        records: Sequence[AttentionRecord],
+        next_id: int | None = None,
+    ) -> None:
+        self.module = module
+        self.tokenizers = tokenizers
+        self.task = task
+        self.reading = reading
+        self.next_id = next_id
+        self.records: dict[tuple[str, int], AttentionRecord] = {
+            (record.stack, record.layer): record for record in records
+        }
+        assert len(self.records) == len(records), "a layer attends to each source once"
+
+    def __repr__(self) -> str:
+        lines = [f"{type(self).__name__}, weights(stack, layer, head) of"]
+        for stack in self.stacks:
+            layers = self.layers(stack)
+            queries, keys = len(self.query_tokens(stack)), len(self.key_tokens(stack))
+            heads = sorted({self.num_heads(stack, layer) for layer in layers})
+            count = f"{' or '.join(map(str, heads))} head{'s' * (heads != [1])}"
+            lines.append(f"  {stack}: {number_of(len(layers), 'layer')} with {count}, {queries} queries, {keys} keys")
+        sides = self.token_lists().items()
+        return block(lines + [f"  {name}: {short(tokens)}" for name, tokens in sides if tokens is not None])
+
+    @property
+    def tokens(self) -> list[str]:
+        """What the first stack reads, as entries of the vocabulary, special tokens included."""
+        tokenizer = self.tokenizers.target if self.module.encoder is None else self.tokenizers.source
+        return tokenizer.tokens(self.reading.source.ids[0].tolist())
+
+    @property
+    def target_tokens(self) -> list[str] | None:
+        """What the decoder of a two-stack model reads, as entries of the vocabulary; None: there is one stack."""
+        target = self.reading.target
+        return None if target is None else self.tokenizers.target.tokens(target.ids[0].tolist())
+
+    @property
+    def written_tokens(self) -> list[str] | None:
+        """The token that the decoder writes at each step, as entries of the vocabulary; None: it writes no text.
+
+        There are as many as tokens that the decoder reads. Entry i follows token i in the text. The last entry is the
+        end token of a generated text; where the text was given, it is the most probable next token.
+        """
+        ids = self.written_ids
+        return None if ids is None else self.tokenizers.target.tokens(ids)
+
+    @property
+    def written_ids(self) -> list[int] | None:
+        """The ids of `written_tokens`."""
+        steps = self.reading.last.ids.shape[1]
+        ids = [*self.reading.written, *(() if self.next_id is None else (self.next_id,))][:steps]
+        return ids if len(ids) == steps else None
+
+    def token_lists(self) -> dict[str, list[str] | None]:
+        """Return `tokens`, `target_tokens` and `written_tokens` by these names, as files and JSON hold them."""
+        return {"tokens": self.tokens, "target_tokens": self.target_tokens, "written_tokens": self.written_tokens}
+
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        """The stacks with what they attend to: encoder.self, decoder.self, decoder.memory, as far as they exist."""
+        return tuple(dict.fromkeys(stack for stack, _ in self.records))
+
+    def layers(self, stack: str) -> tuple[int, ...]:
+        """Return the numbers of the layers of a stack that attend, from 0; shared layers count at every depth.
+
+        Raises:
+            InputError: there is no such stack.
+        """
+        if stack not in self.stacks:
+            raise InputError(f"{_why_absent(stack, self.stacks)}; it has {', '.join(self.stacks)}")
+        return tuple(layer for name, layer in self.records if name == stack)
+
+    def num_heads(self, stack: str, layer: int) -> int:
+        """Return how many heads a layer has.
+
+        Raises:
+            InputError: there is no such stack or layer.
+        """
+        return self.record(stack, layer).num_heads
+
+    def record(self, stack: str, layer: int) -> AttentionRecord:
+        """Return the queries, keys and values of a layer, from which its weights follow.
+
+        Raises:
+            InputError: there is no such stack or layer.
+        """
+        layers = self.layers(stack)
+        if layer not in layers:
+            raise InputError(f"{stack} has no layer {layer!r}; it has {_numbers(layers)}")
+        return self.records[stack, layer]
+
+    def query_tokens(self, stack: str) -> list[str]:
+        """Return the tokens of the rows of a stack's weights.
+
+        A row of `decoder.memory` has the token that is written at that step, and any other row the token that is read.
+        """
+        if stack == "decoder.memory" and self.target_tokens is not None and self.written_tokens is not None:
+            return self.written_tokens
+        return self.tokens if self.target_tokens is None or stack.startswith("encoder") else self.target_tokens
+
+    def key_tokens(self, stack: str) -> list[str]:
+        """Return the tokens that are looked at: the columns of the weights of a stack."""
+        return self.tokens if stack.endswith("memory") else self.query_tokens(stack)
+
+    def weights(
+        self, stack: str, layer: int, head: int | None = None, *, queries: slice = ALL
+    ) -> Float32[Tensor, "*heads queries keys"]:
+        """Return the attention weights of a head, or of all heads of a layer, recomputed as the eager kernel does.
+
+        Args:
+            stack: one of `stacks`.
+            layer: one of its layers, counted from 0.
+            head: counted from 0; None: all heads, with an axis of their own in front.
+            queries: the queries, for texts whose weights would be too large; None: all.
+
+        Returns:
+            float32 on the CPU; a row sums to one, or to less where the model has attention sinks.
+
+        Raises:
+            InputError: there is no such stack, layer or head, or the weights are too large.
+        """
+        record = self.record(stack, layer)
+        heads = None if head is None else [_checked_head(record, head)]
+        num_queries, num_keys = len(range(*queries.indices(record.query_BHTE.shape[2]))), record.key_BKSE.shape[2]
+        _check_size(
+            (record.num_heads if heads is None else 1) * num_queries * num_keys, "choose some with head= and queries="
+        )
+        found = record.weights(heads, queries)[0].cpu()
+        return found if head is None else found[0]
+
+    def heads(self, *, seed: int = 0) -> list[HeadStatistics]:
+        """Return what each head does, a row for each: see `HeadStatistics`.
+
+        Its duplicate-token and induction scores are those on generated sequences of random tokens.
+
+        Args:
+            seed: of these sequences.
+        """
+        return heads_over_texts(self.module, self.tokenizers, [(self.reading, list(self.records.values()))], seed=seed)
+
+    def norm_weighted(self, stack: str, layer: int, head: int) -> Float32[Tensor, "queries keys"]:
+        """Return the attention weights of a head times the length of what they move: see `flow.norm_weighted`.
+
+        Args:
+            stack, layer, head: as for `weights`.
+
+        Raises:
+            InputError: as for `weights`.
+        """
+        return norm_weighted(*self._record_of(stack, layer, head))
+
+    def rollout(self, stack: str) -> Float32[Tensor, "layers queries keys"]:
+        """Return the share of each token in the stream at each position, after each layer: see `flow.rollout`.
+
+        Args:
+            stack: one of `stacks`.
+
+        Raises:
+            InputError: there is no such stack, or the text is too long.
+        """
+        records = [self.record(stack, layer) for layer in self.layers(stack)]
+        heads = max(record.num_heads for record in records)
+        query, key = records[0].query_BHTE, records[0].key_BKSE
+        _check_size((heads + len(records)) * query.shape[2] * key.shape[2], "give a shorter text")
+        return rollout(list(self.records.values()), stack)
+
+    def outcome(self, of: Chosen = None) -> Outcome:
+        """Return the output that effects and contributions are measured on.
+
+        Args:
+            of: as for `outcome.choose_outcome`: a position; a token or a label; two of them, for why the first and not
+                the second; a position in front of one or two; None: the last token of a language model, the first
+                mask of a masked model, the label of a classifier.
+
+        Raises:
+            InputError: there is no such output, or the model gives no probabilities.
+        """
+        return choose_outcome(of, self._streams, self.output_names, self.reading.labels)
+
+    def effects(self, of: Chosen = None, *, notify: Notify | None = None) -> list[HeadEffect]:
+        """Return how much the log-probability of an output, or a difference of two, changes without each head.
+
+        The model runs once for each head, in batches, from the layer of the head on.
+
+        Args:
+            of: as for `outcome`.
+            notify: called with the numbers of heads that are done, and of all.
+
+        Raises:
+            InputError: as for `outcome`.
+        """
+        return head_effects(self._streams, list(self.records.values()), self.outcome(of), notify)
+
+    def key_effects(
+        self, stack: str, layer: int, head: int, of: Chosen = None, *, notify: Notify | None = None
+    ) -> Float32[Tensor, " keys"]:
+        """Return how much the log-probability of an output changes when a head does not look at each key.
+
+        Args:
+            stack, layer, head: as for `weights`.
+            of: as for `outcome`.
+            notify: called with the numbers of keys that are done, and of all.
+
+        Raises:
+            InputError: as for `weights` and `outcome`.
+        """
+        record, head = self._record_of(stack, layer, head)
+        return key_effects(self._streams, record, head, self.outcome(of), notify)
+
+    def patch(
+        self,
+        other: AttentionRun,
+        of: Chosen = None,
+        *,
+        positions: Positions | None = None,
+        notify: Notify | None = None,
+    ) -> Patches:
+        """Return how much the log-probability of an output changes when activations of another text are put into this.
+
+        The model runs once for each depth and position of every stack and once for each head, in batches.
+
+        Args:
+            other: the same model's run on the other text.
+            of: as for `outcome`, of this text.
+            positions: by the name of a stack ("encoder", "decoder"), pairs of a position in this text and its
+                counterpart in the other one; None: both read as many tokens, each the counterpart of the other.
+            notify: called with the numbers of places that are done, and of all.
+
+        Raises:
+            InputError: the runs are of different models, positions have no counterparts, or as for `outcome`.
+        """
+        if other.module.spec != self.module.spec:
+            raise InputError("the two runs are of different models: let one model read both texts")
+        outcome, names = self.outcome(of), self.output_names
+        pairs = aligned_positions(self._streams, other._streams, positions)
+        patcher = Patcher(self._streams, other._streams, outcome, pairs, list(self.records.values()), notify)
+        tokens = {name: self._labels(f"{name}.self")[0] for name in pairs}
+        name = names.difference(outcome, " rather than ")
+        return Patches(patcher.streams(), patcher.heads(), patcher.total(), name, tokens)
+
+    def contributions(self, of: Chosen = None) -> list[Contribution]:
+        """Return the terms whose sum is the logit of an output, by what wrote them: see `contributions.contributions`.
+
+        Args:
+            of: as for `outcome`.
+
+        Raises:
+            InputError: as for `outcome`.
+        """
+        return contributions(self._streams, self.outcome(of))
+
+    def beams(self) -> tuple[BeamNode, ...]:
+        """Return the tree of the beam search that wrote the tokens; empty where none did."""
+        reading = self.reading
+        if not reading.considered or reading.num_given is None:
+            return ()
+        start = int((reading.target or reading.source).ids[0, reading.num_given - 1])
+        return beam_tree(reading.considered, self.tokenizers.target, start)
+
+    def lens(self, top_k: int = 5, of: Chosen = None) -> Lens:
+        """Return what the model would predict if it ended after each layer of its last stack.
+
+        Args:
+            top_k: outputs for each position.
+            of: as for `outcome`, an output that is followed at every position; None: none.
+
+        Raises:
+            InputError: top_k is out of range, there is no such output, or the model gives no probabilities.
+        """
+        followed = None if of is None else self.outcome(of)
+        return logit_lens(self._streams, self.output_names, top_k, self.reading.labels, followed)
+
+    def _labels(self, stack: str) -> tuple[list[str], list[str]]:
+        """Return the labels of the rows and of the columns of a stack's weights, as pictures write them."""
+        source, target = self.reading.source, self.reading.target
+        first = self.tokenizers.target if self.module.encoder is None else self.tokenizers.source
+        keys = queries = label_tokens(first, source.ids[0].tolist())
+        if target is not None and not stack.startswith("encoder"):
+            queries = label_tokens(self.tokenizers.target, target.ids[0].tolist())
+        if not stack.endswith("memory"):
+            return queries, queries
+        return queries if self.written_ids is None else label_tokens(self.tokenizers.target, self.written_ids), keys
+
+    def _record_of(self, stack: str, layer: int, head: int) -> tuple[AttentionRecord, int]:
+        """Return a layer and a head that it has, all of whose weights can be made at once."""
+        record = self.record(stack, layer)
+        _check_size(record.query_BHTE.shape[2] * record.key_BKSE.shape[2], "give a shorter text")
+        return record, _checked_head(record, head)
+
+    @cached_property
+    def _streams(self) -> Streams:
+        """The residual stream at every depth, by another run of the model."""
+        return Streams.of(self.module, self.reading.source, self.reading.target)
+
+    @cached_property
+    def output_names(self) -> OutputNames:
+        """The names of the model's outputs.
+
+        Raises:
+            InputError: they are vectors or numbers.
+        """
+        tokenizer = self.tokenizers.source if self.module.decoder is None else self.tokenizers.target
+        return OutputNames.of(self.module, tokenizer, self.task)
+
+    def choose(
+        self, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
+    ) -> list[tuple[AttentionRecord, list[int]]]:
+        """Return the attentions of some layers, each with those of some heads that it has.
+
+        Args:
+            layers, heads: the layers and heads; None: all.
+
+        Raises:
+            InputError: a layer or head that no stack has, or weights that are too large together.
+        """
+        known_layers = {record.layer for record in self.records.values()}
+        known_heads = set(range(max((record.num_heads for record in self.records.values()), default=0)))
+        for name, given, known in (("layer", layers, known_layers), ("head", heads, known_heads)):
+            unknown = [number for number in given or () if number not in known]
+            if unknown:
+                raise InputError(f"this model has no {name} {unknown[0]!r}; it has {_numbers(sorted(known))}")
+        chosen = []
+        for record in self.records.values():
+            chosen_heads = [head for head in range(record.num_heads) if heads is None or head in heads]
+            if chosen_heads and (layers is None or record.layer in layers):
+                chosen.append((record, chosen_heads))
+        count = sum(len(some) * record.query_BHTE.shape[2] * record.key_BKSE.shape[2] for record, some in chosen)
+        _check_size(count, "choose some with layers= and heads=")
+        return chosen
+
+
+def _why_absent(stack: str, stacks: Sequence[str]) -> str:
+    """Say why a model has no stack of a name: it lacks what the name is of, or there is no such name."""
+    absent = [part for part in ("encoder", "decoder") if not any(name.startswith(part) for name in stacks)]
+    if stack in STACKS and absent:
+        reason = ", so its decoder reads no memory" if absent == ["encoder"] and stack.endswith("memory") else ""
+        return f"'{stack}': this model has no {absent[0]}{reason}"
+    return f"this model has no stack '{stack}'{nearest(stack, stacks)}"
+
+
+def _checked_head(record: AttentionRecord, head: int) -> int:
+    if head not in range(record.num_heads):
+        raise InputError(
+            f"layer {record.layer} of {record.stack} has no head {head!r}; it has {_numbers(range(record.num_heads))}"
+        )
+    return head
+
+
+def _check_size(count: int, advice: str) -> None:
+    if 4 * count > MOST_BYTES:
+        raise InputError(f"{4 * count / 2**30:.1f} GiB of attention weights are too large at once: {advice}")
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """Return ascending numbers in words: 0 to 11."""
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,201 @@
+"""Direct contributions: what each head and each feed-forward network adds to the logit of an outcome.
+
+The residual stream below the head is a sum, of the embedding and of what every branch wrote. The path from the stream
+to the logit is linear once the statistics of its norms are held at their values in this run, so the logit is a sum too.
+
+Legend: T positions that count, D width, H heads, E head size, V outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
+
+from clearhead.base.printing import Printed
+from clearhead.core.attention import Attention
+from clearhead.core.feedforward import FeedForward
+from clearhead.core.head import Linear, Pool
+from clearhead.core.norm import LayerNorm, Norm
+from clearhead.core.rare.mixture_of_experts import MixtureOfExperts
+from clearhead.core.stack import Branch, Layer, Stack, Step
+from clearhead.interpret.maps.hook_points import Place, edit
+from clearhead.interpret.maps.outcome import Outcome
+from clearhead.interpret.maps.streams import Streams
+
+
+@dataclass(frozen=True, repr=False)
+class Contribution(Printed):
+    """A term of the logit, or of the difference of two logits.
+
+    Args:
+        part: "embedding"; the stack of an attention, such as "decoder.self"; "feed-forward", or the class of a part of
+            the user's own; or "bias": of projections
+            and norms behind the branches of a layer, or, without a layer, behind the last one.
+        layer: its number; None: below or behind the layers.
+        head: its number; None where the part has no heads.
+        value: what it adds.
+    """
+
+    part: str
+    layer: int | None
+    head: int | None
+    value: float
+
+
+def contributions(streams: Streams, outcome: Outcome) -> list[Contribution]:
+    """Return the terms whose sum is the logit of an outcome, before a soft cap of the head, from one run.
+
+    Of two outputs it is the difference of their logits, which without a cap is that of their log-probabilities.
+
+    Norms are linear with their statistics held fixed. A nonlinear layer of the head below its last map (an activation,
+    the scaling to length 1) is replaced by its tangent at this point, whose constant part is a bias. The encoder of a
+    two-stack model has no term of its own: what it does reaches the logit through the attention to the memory.
+
+    Args:
+        streams: of the text.
+        outcome: whose logit is taken apart.
+
+    Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", direct paths.
+    """
+    with torch.no_grad():
+        path = _Path(streams, outcome.logits_position)
+        gradient_TD = path.back_through_head(outcome)
+        path.add_bias(0, None)
+        stack: Stack = getattr(streams.module, streams.top)
+        for depth in reversed(range(len(stack.order))):
+            layer = stack.layers[stack.order[depth]]
+            assert isinstance(layer, Layer)
+            behind = len(path.terms)
+            for number, step in reversed(list(enumerate(layer.steps))):
+                assert isinstance(step, Step)
+                place = (f"{streams.top}.layers.{stack.order[depth]}.steps.{number}", depth)
+                gradient_TD = path.back_through_step(step, place, gradient_TD)
+            path.add_bias(behind, depth)
+        embedded_TD = path.chosen(streams.before[streams.top][0])
+        path.terms.append(Contribution("embedding", None, None, float((gradient_TD * embedded_TD).sum())))
+    return path.terms[::-1]
+
+
+class _Path:
+    """The way back from a logit to everything that was written to the stream, terms collected in reverse order."""
+
+    def __init__(self, streams: Streams, position: int | None) -> None:
+        self.streams = streams
+        self.positions = slice(None) if position is None else slice(position, position + 1)
+        self.seen: dict[tuple[str, int], Tensor] = {}
+        self.terms: list[Contribution] = []
+        self.bias = 0.0
+        layers = f"{streams.top}.layers"
+        points = ("before", "branches.[0-9]", "function", "mixed")
+        with edit(streams.module, {f"{layers}.**.{point}": self._keep for point in points}):
+            streams.continue_from(streams.top, 0, 1)
+
+    def _keep(self, tensor: Tensor, at: Place) -> Tensor:
+        by_token = tensor.transpose(1, 2) if at.address.endswith(".mixed") else tensor
+        self.seen[at.address, at.depth] = self.chosen(by_token)
+        return tensor
+
+    def chosen(self, x_BT: Float[Tensor, "1 tokens *axes"]) -> Float64[Tensor, "positions *axes"]:
+        """Return the positions on which the logit depends directly."""
+        return x_BT[0, self.positions].double()
+
+    def add_bias(self, index: int, layer: int | None) -> None:
+        """Add the biases since the last call as one term, at an index among the terms."""
+        self.terms.insert(index, Contribution("bias", layer, None, self.bias))
+        self.bias = 0.0
+
+    def back_through_head(self, outcome: Outcome) -> Float64[Tensor, "positions width"]:
+        """Return the gradient of the logit with respect to the stream behind the last layer."""
+        streams, head = self.streams, self.streams.module.head
+        assert head is not None
+        stack: Stack = getattr(streams.module, streams.top)
+        projection, below = head.projection(), head.layers[: -1 if head.soft_cap is None else -2]
+        x_TD = self.chosen(streams.before[streams.top][-1])
+        parts: list[nn.Module] = [stack.final_norm, stack.projection_out, *below]
+        inputs: list[Tensor] = []
+        for part in parts:
+            inputs.append(x_TD)
+            x_TD = self._run(part, x_TD)
+        ids, signs = list(outcome.signs), x_TD.new_tensor(list(outcome.signs.values()))
+        gradient = (signs @ projection.weight_VD[ids].double() * projection.scale).expand_as(x_TD)
+        if projection.bias_V is not None:
+            self.bias += float(signs @ projection.bias_V[ids].double())
+        for part, x in zip(reversed(parts), reversed(inputs), strict=True):
+            gradient = self._back(part, x, gradient)
+        return gradient
+
+    def back_through_step(
+        self, step: Step, place: tuple[str, int], gradient_TD: Float64[Tensor, "positions width"]
+    ) -> Float64[Tensor, "positions width"]:
+        """Add the terms of the branches of a step, and return the gradient with respect to the stream before it."""
+        address, depth = place
+        written_TD = [self.seen[f"{address}.branches.{number}", depth] for number in range(len(step.branches))]
+        gradient_TD = self._back(step.out, sum(written_TD, self.seen[f"{address}.before", depth]), gradient_TD)
+        for number, branch in reversed(list(enumerate(step.branches))):
+            assert isinstance(branch, Branch)
+            function = f"{address}.branches.{number}.function"
+            output_TD = self.seen[function, depth]
+            inner_TD = self._back(branch.post, output_TD, gradient_TD * branch.scale)
+            if isinstance(branch.function, Attention):
+                self._add_heads(branch.function, self.seen[f"{function}.mixed", depth], inner_TD, depth)
+            else:
+                name = getattr(type(branch.function), "plain", type(branch.function)).__name__
+                name = "feed-forward" if isinstance(branch.function, FeedForward | MixtureOfExperts) else name
+                self.terms.append(Contribution(name, depth, None, float((inner_TD * output_TD).sum())))
+        return gradient_TD
+
+    def _add_heads(self, attention: Attention, mixed_THE: Tensor, gradient_TD: Tensor, depth: int) -> None:
+        gradient_THE = (gradient_TD @ attention.out.weight.double()).view_as(mixed_THE)
+        values = (gradient_THE * mixed_THE).sum((0, 2)).tolist()
+        part = f"{self.streams.top}.{attention.spec.source}"
+        self.terms += [Contribution(part, depth, head, values[head]) for head in reversed(range(len(values)))]
+        if attention.out.bias is not None:
+            self.bias += float((gradient_TD * attention.out.bias).sum())
+
+    def _run(self, part: nn.Module, x: Tensor) -> Tensor:
+        """Run a part above the layers on the chosen positions; in float64 where it has no weights."""
+        weight = next(part.parameters(), None)
+        y: Tensor
+        if isinstance(part, Pool):
+            y = part(x[None], self.streams.last.mask)[0]
+        else:
+            y = part(x if weight is None else x.to(weight.dtype))
+        return y.double()
+
+    def _back(self, part: nn.Module, x: Tensor, gradient: Tensor) -> Tensor:
+        """Return the gradient with respect to the input of a part; what the input does not explain is bias."""
+        if isinstance(part, nn.Identity):
+            return gradient
+        bias: Tensor | None
+        if isinstance(part, Norm):
+            bias, found = part.bias, _back_through_norm(part, x, gradient)
+        elif isinstance(part, nn.Linear):
+            bias, found = part.bias, gradient @ part.weight.double()
+        elif isinstance(part, Linear):
+            projection = part.projection
+            bias, found = projection.bias_V, gradient @ projection.weight_VD.double() * projection.scale
+        else:
+            x = x.detach().requires_grad_()
+            with torch.enable_grad():
+                y = self._run(part, x)
+            (found,) = torch.autograd.grad(y, x, gradient)
+            self.bias += float((gradient * y).sum() - (found * x).sum())
+            return found
+        if bias is not None:
+            self.bias += float((gradient * bias).sum())
+        return found
+
+
+def _back_through_norm(
+    norm: Norm, x: Float64[Tensor, "*axes width"], gradient: Float64[Tensor, "*axes width"]
+) -> Float64[Tensor, "*axes width"]:
+    """Return the gradient with respect to the input of a norm whose mean and variance are those of x, held fixed."""
+    if norm.weight is not None:
+        gradient = gradient * (norm.weight.double() + float(norm.has_unit_offset))
+    if isinstance(norm, LayerNorm):
+        gradient = gradient - gradient.mean(-1, keepdim=True)
+        x = x - x.mean(-1, keepdim=True)
+    return gradient * (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt()

@@ -1,0 +1,216 @@
+"""What a head does, in numbers: where its weight goes, over one text and over repeated random tokens.
+
+Notation: w_ij is the weight of query i (of T) on key j (of S), y_i and x_j are the tokens that both read. Every
+score is a mean over queries and, but for entropy and distance, a share of the weight from 0 to 1.
+
+Legend: B texts, H heads, T queries, S keys.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from clearhead.base.printing import Printed
+from clearhead.interpret.maps.recording import AttentionRecord
+
+Scores = dict[str, Float[Tensor, "texts heads"]]
+"""By the name of a statistic: the number of each head for each text, float64 on the CPU; NaN where it has no query."""
+
+MOST_OF_IT = 0.5
+"""A head has a pattern where more than this share of its weight follows it."""
+_CHUNK = 2**21  # weights computed at once: what the caches of a CPU hold is fastest
+
+
+@dataclass(frozen=True, repr=False)
+class HeadStatistics(Printed):
+    """What one head does; each number is a mean over texts, or None where it is not defined.
+
+    Args:
+        stack: encoder.self, decoder.self or decoder.memory.
+        layer, head: counted from 0.
+        entropy: how widely it looks, in nats: the mean of -sum_j w_ij ln w_ij. Source: arXiv 1906.04341, section 3.3.
+        distance: how far it looks, in tokens: the mean of sum_j w_ij |i - j|, in self-attention. Source: arXiv
+            1906.04284, "Attention Distance".
+        first_token: w_i0, in self-attention of queries behind the first token. Source: arXiv 2309.17453, section 3.1.
+        previous_token: w_i,i-1, in self-attention. Source: arXiv 1906.04341, section 3.1.
+        duplicate_token: in the second half of random tokens that occur twice, sum_j w_ij over the other places of the
+            same token, x_j = y_i. Source: arXiv 2211.00593, section 3.
+        induction: there, sum_j w_ij over the places behind the same token, x_j-1 = y_i: what came next the last time.
+            Source: arXiv 2209.11895, section "Induction heads".
+        diagonal: the weight on the key at the same share of the length, floor((i + 1/2) S / T); in self-attention the
+            token itself. Source: arXiv 1908.08593, section 4.1.
+        alignment: over the memory, the weight of the links that are the largest of both their query and their key, as
+            a share of the queries. Source: Och and Ney 2003, symmetrization by intersection.
+        patterns: the names of the patterns that more than half of its weight follows: "first token", "previous token",
+            "duplicate token", "induction" and "current token" in self-attention; "first token", "duplicate token",
+            "copying", "diagonal" and "alignment" over the memory.
+        spread: of each number the standard deviation over texts, for duplicate_token and induction over the sequences
+            of random tokens; None where there are fewer than two.
+        num_texts: how many texts were read.
+    """
+
+    stack: str
+    layer: int
+    head: int
+    entropy: float | None = None
+    distance: float | None = None
+    first_token: float | None = None
+    previous_token: float | None = None
+    duplicate_token: float | None = None
+    induction: float | None = None
+    diagonal: float | None = None
+    alignment: float | None = None
+    patterns: tuple[str, ...] = ()
+    spread: Mapping[str, float | None] = field(default_factory=dict)
+    num_texts: int = 1
+
+
+STATISTICS = (
+    "entropy", "distance", "first_token", "previous_token", "duplicate_token", "induction", "diagonal", "alignment",
+)  # fmt: skip
+_SELF_PATTERNS = {
+    "first_token": "first token",
+    "previous_token": "previous token",
+    "duplicate_token": "duplicate token",
+    "induction": "induction",
+    "diagonal": "current token",
+}
+_MEMORY_PATTERNS = {
+    "first_token": "first token",
+    "duplicate_token": "duplicate token",
+    "induction": "copying",
+    "diagonal": "diagonal",
+    "alignment": "alignment",
+}
+
+
+def text_scores(record: AttentionRecord) -> Scores:
+    """Return the statistics of the heads of one attention over one text, a chunk of queries at a time.
+
+    Args:
+        record: of a single text.
+    """
+    (_, num_heads, num_queries, _), num_keys = record.query_BHTE.shape, record.key_BKSE.shape[2]
+    is_self, device = record.attention.spec.source == "self", record.query_BHTE.device
+    key_S = torch.arange(num_keys, device=device)
+    sums = {name: torch.zeros(num_heads, dtype=torch.float64, device=device) for name in STATISTICS}
+    links = _Links(num_heads, num_queries, num_keys, device)
+    for queries, weights_BHTS in query_chunks(record):
+        weights_HTS = weights_BHTS[0]
+        query_T = torch.arange(num_queries, device=device)[queries]
+        sums["entropy"] += torch.special.entr(weights_HTS).sum((1, 2), dtype=torch.float64)
+        same_share_T = (2 * query_T + 1) * num_keys // (2 * num_queries)
+        sums["diagonal"] += _picked(weights_HTS, same_share_T)
+        later_HTS, later_T = weights_HTS[:, query_T > 0], query_T[query_T > 0]
+        if is_self:
+            distance_TS = (query_T[:, None] - key_S).abs()
+            sums["distance"] += (weights_HTS * distance_TS).sum((1, 2), dtype=torch.float64)
+            sums["first_token"] += _picked(later_HTS, torch.zeros_like(later_T))
+            sums["previous_token"] += _picked(later_HTS, later_T - 1)
+        else:
+            sums["first_token"] += _picked(weights_HTS, torch.zeros_like(query_T))
+            links.add(queries, weights_HTS)
+    if not is_self:
+        sums["alignment"] += links.mutual()
+    num_later = num_queries - 1 if is_self else num_queries
+    counts = dict.fromkeys(("entropy", "diagonal"), num_queries) | {"first_token": num_later}
+    counts |= {"distance": num_queries, "previous_token": num_later} if is_self else {"alignment": num_queries}
+    return {name: (sums[name] / (count or math.nan))[None].cpu() for name, count in counts.items()}
+
+
+def repeat_scores(
+    record: AttentionRecord,
+    query_ids_BT: Int[Tensor, "texts queries"],
+    key_ids_BS: Int[Tensor, "texts keys"],
+    is_second_T: Bool[Tensor, " queries"],
+) -> Scores:
+    """Return the scores on tokens that occur twice.
+
+    Args:
+        record: of texts that repeat their tokens.
+        query_ids_BT: what the queries read.
+        key_ids_BS: what the keys read.
+        is_second_T: True at the queries of the second occurrences.
+    """
+    same_BTS = query_ids_BT[:, :, None] == key_ids_BS[:, None, :]
+    if record.attention.spec.source == "self":
+        same_BTS = same_BTS & ~torch.eye(same_BTS.shape[1], dtype=torch.bool, device=same_BTS.device)
+    behind_BTS = torch.zeros_like(same_BTS)
+    behind_BTS[:, :, 1:] = same_BTS[:, :, :-1]
+    seen_BHTS = record.weights()[:, :, is_second_T].double()
+    found = {"duplicate_token": same_BTS, "induction": behind_BTS}
+    return {
+        name: (seen_BHTS * where_BTS[:, None, is_second_T]).sum(-1).mean(-1).cpu() for name, where_BTS in found.items()
+    }
+
+
+def summarise(stack: str, layer: int, scores: Scores, num_texts: int) -> list[HeadStatistics]:
+    """Return a row for each head of an attention.
+
+    Args:
+        stack, layer: of the attention.
+        scores: its statistics, each over the texts that it was measured on.
+        num_texts: how many texts were read.
+    """
+    rows = []
+    for head in range(scores["entropy"].shape[1]):
+        values = {name: found[:, head][~found[:, head].isnan()].tolist() for name, found in scores.items()}
+        means = {name: statistics.fmean(found) if found else None for name, found in values.items()}
+        spread = {name: statistics.stdev(found) if len(found) > 1 else None for name, found in values.items()}
+        names = tuple(named_patterns(stack, means))
+        rows.append(HeadStatistics(stack, layer, head, **means, patterns=names, spread=spread, num_texts=num_texts))
+    return rows
+
+
+def named_patterns(stack: str, scores: Mapping[str, float | None]) -> Iterator[str]:
+    """Yield the names of the patterns that a head follows with more than half of its weight."""
+    for name, pattern in (_MEMORY_PATTERNS if stack.endswith("memory") else _SELF_PATTERNS).items():
+        if (scores.get(name) or 0.0) > MOST_OF_IT:
+            yield pattern
+
+
+def query_chunks(
+    record: AttentionRecord,
+) -> Iterator[tuple[slice, Float[Tensor, "texts heads queries keys"]]]:
+    """Yield the weights of all heads, as many queries at a time as memory allows."""
+    rows, heads, num_queries, _ = record.query_BHTE.shape
+    step = max(1, _CHUNK // (rows * heads * record.key_BKSE.shape[2]))
+    for start in range(0, num_queries, step):
+        queries = slice(start, min(start + step, num_queries))
+        yield queries, record.weights(queries=queries)
+
+
+def _picked(weights_HTS: Tensor, key_T: Int[Tensor, " queries"]) -> Float[Tensor, " heads"]:
+    """Sum the weights of one key for each query."""
+    return weights_HTS.gather(2, key_T[None, :, None].expand(len(weights_HTS), -1, 1)).sum((1, 2), dtype=torch.float64)
+
+
+class _Links:
+    """The largest weight of every query and of every key, over chunks of queries."""
+
+    def __init__(self, num_heads: int, num_queries: int, num_keys: int, device: torch.device) -> None:
+        self.weight_HT = torch.zeros(num_heads, num_queries, device=device)
+        self.key_HT = torch.zeros(num_heads, num_queries, dtype=torch.long, device=device)
+        self.weight_HS = torch.full((num_heads, num_keys), -1.0, device=device)
+        self.query_HS = torch.zeros(num_heads, num_keys, dtype=torch.long, device=device)
+
+    def add(self, queries: slice, weights_HTS: Float[Tensor, "heads queries keys"]) -> None:
+        """Take the weights of the next queries."""
+        self.weight_HT[:, queries], self.key_HT[:, queries] = weights_HTS.max(2)
+        weight_HS, query_HS = weights_HTS.max(1)
+        is_larger = weight_HS > self.weight_HS
+        self.weight_HS = torch.where(is_larger, weight_HS, self.weight_HS)
+        self.query_HS = torch.where(is_larger, query_HS + queries.start, self.query_HS)
+
+    def mutual(self) -> Float[Tensor, " heads"]:
+        """Return the summed weight of the links that are the largest of both their query and their key."""
+        places_T = torch.arange(self.weight_HT.shape[1], device=self.weight_HT.device)
+        is_mutual_HT = self.query_HS.gather(1, self.key_HT) == places_T
+        return (self.weight_HT * is_mutual_HT).sum(1, dtype=torch.float64)

@@ -1,0 +1,469 @@
+"""One run of a model as the attention explorer shows it: from attention maps to the arrays of its page."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32
+
+from clearhead import spec
+from clearhead.base.errors import InputError
+from clearhead.base.printing import num_parameters
+from clearhead.base.progress import Notify, counter
+from clearhead.generate.streaming_decoder import StreamingDecoder
+from clearhead.interpret.maps.attention_run import AttentionRun
+from clearhead.interpret.maps.outcome import Chosen
+from clearhead.interpret.maps.recording import STACKS, AttentionRecord
+from clearhead.interpret.maps.token_texts import token_texts
+from clearhead.interpret.view.explorer.data import (
+    Column,
+    ExactHead,
+    LayerAttention,
+    Lens,
+    Page,
+    RowName,
+    Sample,
+    StackAttention,
+    StackName,
+    TokenRow,
+)
+from clearhead.interpret.view.explorer.encode import refuse_too_many
+from clearhead.text.tokenizer import Tokenizer
+
+Weights = Float32[np.ndarray, "heads queries keys"]
+
+MOST_EXACT = 2**20
+"""Numbers behind the weights that a page holds of every head without being asked."""
+MOST_TEXT = 2000
+"""Characters of a text in the heading."""
+MOST_MEASURED = 2**22
+"""Weights up to which a page also holds them times the norm of what they move."""
+
+STATISTIC_COLUMNS = (
+    Column("entropy", "entropy", "How widely the head looks, in nats: 0 is one token, ln n is n tokens alike."),
+    Column("distance", "distance", "The mean distance between a token and what it looks at, in tokens."),
+    Column("first_token", "first token", "The share of the weight on the first token."),
+    Column("previous_token", "previous token", "The share of the weight on the token before."),
+    Column("duplicate_token", "duplicate", "The share of the weight on earlier copies of a repeated random token."),
+    Column("induction", "induction", "The share of the weight on what followed the earlier copy of a random token."),
+    Column("diagonal", "diagonal", "The share of the weight on the same place: the token itself, in self-attention."),
+    Column("alignment", "alignment", "The share of links between source and target that are best in both directions."),
+)
+EFFECT: Final = "effect"
+CONTRIBUTION: Final = "contribution"
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """What is computed for a page.
+
+    Args:
+        layers, heads: those that are shown, with the exact numbers behind their weights; None: all.
+        effects: whether the effect of every head on the outcome is measured, a run of the model for each; and that of
+            each key of the heads that `layers` and `heads` choose.
+        of: the outcome, as for `AttentionRun.outcome`.
+        top_k: predictions at each position and depth of the logit lens.
+    """
+
+    layers: Sequence[int] | None = None
+    heads: Sequence[int] | None = None
+    effects: bool = False
+    of: Chosen = None
+    top_k: int = 5
+
+    @property
+    def are_chosen(self) -> bool:
+        """Whether some heads were asked for."""
+        return self.layers is not None or self.heads is not None
+
+
+def run_sample(run: AttentionRun, label: str, options: SampleOptions, notify: Notify | None = None) -> Sample:
+    """Return one run as a sample of a page.
+
+    Args:
+        run: the run.
+        label: what tells it from other samples.
+        options: what is shown.
+        notify: called with counts of heads whose effects are measured; None: `progress.update` is.
+
+    Raises:
+        InputError: a layer or head that no stack has, or an outcome that the model has not.
+    """
+    return _SampleBuilder(run, options, notify).build(label)
+
+
+def explorer_page(
+    title: str,
+    runs: Sequence[tuple[str, AttentionRun]],
+    options: SampleOptions | None = None,
+    *,
+    is_timeline: bool = False,
+    notify: Notify | None = None,
+) -> Page:
+    """Return a page that shows one run, or several side by side.
+
+    Args:
+        title: the heading.
+        runs: each with what tells it from the others, such as "step 100".
+        options: what is shown; None: everything that needs no further run of the model.
+        is_timeline: whether the runs are of one text at successive checkpoints.
+        notify: called with counts of heads whose effects are measured; None: `progress.update` is.
+
+    Raises:
+        InputError: as for `run_sample`.
+    """
+    samples = tuple(run_sample(run, label, options or SampleOptions(), notify) for label, run in runs)
+    facts = [("task", runs[0][1].task.kind), ("parameters", f"{num_parameters(runs[0][1].module):,}")]
+    if is_timeline:
+        facts.append(("steps kept", " · ".join(label.removeprefix("step ") for label, _ in runs)))
+    return Page(title, samples, is_timeline, tuple(facts))
+
+
+def token_row(tokenizer: Tokenizer, ids: Sequence[int], num_given: int | None) -> TokenRow:
+    """Return the tokens of a stack with their readable texts and words.
+
+    Args:
+        tokenizer: of the tokens.
+        ids: what the stack reads.
+        num_given: how many of them were not generated; None: nothing was.
+    """
+    decoder = StreamingDecoder(tokenizer.decode)
+    pieces = [decoder.add(index) for index in ids]
+    specials = [tokenizer.decode([index]) == "" for index in ids]
+    words, word = [], 0
+    for place, piece in enumerate(pieces):
+        if place and (specials[place] or specials[place - 1] or _starts_word(pieces[place - 1], piece)):
+            word += 1
+        words.append(word)
+    return TokenRow(
+        tuple(tokenizer.tokens(ids)),
+        tuple(token_texts(tokenizer, ids)),
+        np.array(words, dtype=np.int64),
+        None if num_given is None or num_given >= len(ids) else np.arange(len(ids)) >= num_given,
+        np.array(specials) if any(specials) else None,
+    )
+
+
+def _starts_word(before: str, piece: str) -> bool:
+    if not before or not piece:
+        return False
+    first, last = piece[0], before[-1]
+    if first.isspace() or last.isspace():
+        return not before.isspace()  # a space by itself belongs to the word behind it
+    return unicodedata.east_asian_width(first) in "WF" or first.isalnum() != last.isalnum()
+
+
+def token_rows(run: AttentionRun) -> dict[RowName, TokenRow]:
+    """Return the tokens that each stack of a run reads, and the tokens that a decoder with a memory writes."""
+    reading, tokenizers = run.reading, run.tokenizers
+    sequences = {"encoder" if run.module.decoder is None else "decoder": reading.source}
+    if reading.target is not None:
+        sequences = {"encoder": reading.source, "decoder": reading.target}
+    rows: dict[RowName, TokenRow] = {}
+    for name, sequence in sequences.items():
+        ids = sequence.ids[0].tolist()
+        if name == "decoder":
+            rows["decoder"] = token_row(tokenizers.target, ids, reading.num_given)
+        else:
+            rows["encoder"] = token_row(tokenizers.source, ids, None)
+    if run.written_ids is not None:
+        # A step writes the token after the token that it reads.
+        num_given = None if reading.num_given is None else reading.num_given - 1
+        written = token_row(tokenizers.target, run.written_ids, num_given)
+        rows["decoder"] = replace(rows["decoder"], writes=written.texts)
+        if reading.target is not None:
+            rows["written"] = written
+    return rows
+
+
+class _SampleBuilder:
+    """Builds one sample; every number is computed once."""
+
+    def __init__(self, run: AttentionRun, options: SampleOptions, notify: Notify | None) -> None:
+        self.run, self.options, self.rows = run, options, token_rows(run)
+        self.chosen = run.choose(options.layers, options.heads)
+        # Before anything is measured; a causal mask hides at most half of the weights.
+        refuse_too_many(sum(len(heads) * _num_weights(record) for record, heads in self.chosen) // 2)
+        self.values: dict[tuple[str, int, int], dict[str, float]] = {}
+        self.patterns: dict[tuple[str, int, int], str] = {}
+        self.feed_forward: dict[int, dict[str, float]] = {}
+        self.key_effects: dict[tuple[str, int, int], Float32[np.ndarray, " keys"]] = {}
+        self.columns = list(STATISTIC_COLUMNS)
+        self.facts: list[tuple[str, str]] = []
+        for row in run.heads():
+            place = (row.stack, row.layer, row.head)
+            found = {column.name: getattr(row, column.name) for column in STATISTIC_COLUMNS}
+            self.values[place] = {name: math.nan if value is None else value for name, value in found.items()}
+            self.patterns[place] = ", ".join(row.patterns)
+        self._add_outcome(notify)
+
+    def build(self, label: str) -> Sample:
+        """Return the sample."""
+        stacks = [name for name in STACKS if any(record.stack == name for record, _ in self.chosen)]
+        maps = [self._stack]
+        if sum(len(heads) * _num_weights(record) for record, heads in self.chosen) <= MOST_MEASURED:
+            maps += [self._norm_weighted, self._rollout]
+        attentions = tuple(make(stack) for make in maps for stack in stacks)
+        columns, facts = tuple(self.columns), tuple(self.facts)
+        return Sample(label, self.rows, attentions, columns, self._lens(), self.run.beams(), facts, self._texts())
+
+    def _texts(self) -> tuple[tuple[str, str], ...]:
+        """Return what is read and what is written, as text."""
+        reading, tokenizers = self.run.reading, self.run.tokenizers
+        ids, given = reading.source.ids[0].tolist(), reading.num_given
+        if self.top == "encoder":
+            read, written = tokenizers.source.decode(ids), self._predicted()
+        elif reading.target is not None:
+            read, written = tokenizers.source.decode(ids), tokenizers.target.decode(list(reading.labels))
+        else:
+            read, written = (
+                tokenizers.target.decode(part) for part in (ids[:given], [ids[0], *reading.labels][given:])
+            )
+        texts = (("reads", read.strip()), ("writes", written.strip()))
+        return tuple((name, text[:MOST_TEXT]) for name, text in texts if text)
+
+    def _predicted(self) -> str:
+        """Return what a model without a decoder predicts; empty: it predicts no word and no label."""
+        try:
+            return self.run.output_names.difference(self.run.outcome(None), "")
+        except InputError:
+            return ""
+
+    def _add_outcome(self, notify: Notify | None) -> None:
+        """Add contributions and effects, where the model has an outcome that they can be measured on."""
+        run, of = self.run, self.options.of
+        try:
+            outcome = run.outcome(of)
+        except InputError:
+            if of is not None or self.options.effects:
+                raise
+            return
+        where = "" if outcome.position is None else f" at position {outcome.position}"
+        self.facts.append(("followed output", f"{run.output_names.difference(outcome, ' rather than ')}{where}"))
+        written = run.output_names.difference(outcome, " less that of ")
+        self.columns.append(
+            Column(CONTRIBUTION, "contribution", f"What it adds to the logit of {written}.", CONTRIBUTION)
+        )
+        for term in run.contributions(of):
+            if term.head is not None and term.layer is not None:
+                self.values[term.part, term.layer, term.head][CONTRIBUTION] = term.value
+            elif term.part == "feed-forward" and term.layer is not None:
+                self.feed_forward[term.layer] = {CONTRIBUTION: term.value}
+        if self.options.effects:
+            description = f"The change of the log-probability of {written} when the head is switched off."
+            self.columns.append(Column(EFFECT, "effect", description, EFFECT))
+            self._measure_effects(counter("heads", notify))
+
+    def _measure_effects(self, notify: Notify) -> None:
+        run, of = self.run, self.options.of
+        places = [(record.stack, record.layer, head) for record, heads in self.chosen for head in heads]
+        chosen = places if self.options.are_chosen else []
+        for row in run.effects(of, notify=lambda done, total: notify(done, total + len(chosen))):
+            self.values[row.stack, row.layer, row.head][EFFECT] = row.change
+        for number, place in enumerate(chosen, start=1):
+            self.key_effects[place] = run.key_effects(*place, of).numpy()
+            notify(len(self.values) + number, len(self.values) + len(chosen))
+
+    def _stack(self, stack: StackName) -> StackAttention:
+        count = sum(
+            len(heads) * (_num_weights(record) + record.query_BHTE.shape[3] * sum(_size(record)))
+            for record, heads in self.chosen
+        )
+        is_exact = self.options.are_chosen or count <= MOST_EXACT
+        return stack_attention(
+            stack,
+            [
+                self._layer(record, heads, partial(_weights, record, heads), heads if is_exact else ())
+                for record, heads in self.chosen
+                if record.stack == stack
+            ],
+            self.rows,
+        )
+
+    def _norm_weighted(self, stack: StackName) -> StackAttention:
+        return stack_attention(
+            stack,
+            [
+                self._layer(record, heads, partial(self._moved, record, heads))
+                for record, heads in self.chosen
+                if record.stack == stack
+            ],
+            self.rows,
+            "weight times length of what it moves, as a share of the largest in the layer",
+        )
+
+    def _moved(self, record: AttentionRecord, heads: Sequence[int]) -> Weights:
+        found = np.stack([self.run.norm_weighted(record.stack, record.layer, head).numpy() for head in heads])
+        shares: Weights = found / max(found.max(), np.finfo(np.float32).tiny)
+        return shares
+
+    def _rollout(self, stack: StackName) -> StackAttention:
+        shares = dict(zip(self.run.layers(stack), self.run.rollout(stack).numpy(), strict=True))
+        mask = _reach([self.run.record(stack, layer) for layer in shares])
+        return stack_attention(
+            stack,
+            [
+                LayerAttention(
+                    layer=record.layer,
+                    heads=(0,),
+                    num_heads=1,
+                    num_kv_heads=1,
+                    weights=partial(np.expand_dims, shares[record.layer], 0),
+                    mask=mask,
+                    mask_name="none" if mask is None else "causal",
+                )
+                for record, _ in self.chosen
+                if record.stack == stack
+            ],
+            self.rows,
+            "rollout: the share of each token in the stream after the layer",
+        )
+
+    def _layer(
+        self, record: AttentionRecord, heads: Sequence[int], weights: Callable[[], Weights], exact: Sequence[int] = ()
+    ) -> LayerAttention:
+        places = [(record.stack, record.layer, head) for head in heads]
+        key_effects = None
+        if self.key_effects:
+            key_effects = np.stack([self.key_effects[place] for place in places])
+        feed_forward: dict[str, float] = {}
+        if record.stack == f"{self.top}.self":
+            feed_forward = self.feed_forward.get(record.layer, {})
+        return LayerAttention(
+            layer=record.layer,
+            heads=tuple(heads),
+            num_heads=record.num_heads,
+            num_kv_heads=record.key_BKSE.shape[1],
+            weights=weights,
+            mask=_mask(record),
+            mask_name=mask_name(record),
+            has_sink=record.attention.sink is not None,
+            score_bias=bias_name(record),
+            exact={head: _exact_head(record, head) for head in exact},
+            values={column.name: self._column_values(column.name, places) for column in self.columns},
+            patterns=tuple(self.patterns[place] for place in places),
+            key_effects=key_effects,
+            feed_forward=feed_forward,
+        )
+
+    def _column_values(self, name: str, places: Sequence[tuple[str, int, int]]) -> Float[np.ndarray, " heads"]:
+        return np.array([self.values[place].get(name, math.nan) for place in places])
+
+    @property
+    def top(self) -> RowName:
+        """The stack below the head."""
+        return "encoder" if self.run.module.decoder is None else "decoder"
+
+    def _compared(self) -> tuple[str, Chosen]:
+        """Return the two outputs that are compared at every depth, in words and as chosen; or nothing.
+
+        A single output is not shown there: its effects and contributions are numbers of the heads.
+        """
+        of = self.options.of
+        if isinstance(of, tuple) and (outcome := self.run.outcome(of)).other is not None:
+            return self.run.output_names.difference(outcome, " rather than "), of
+        return "", None
+
+    def _lens(self) -> Lens | None:
+        try:
+            top_k = min(self.options.top_k, len(self.run.output_names.names))
+        except InputError:
+            return None
+        compared, of = self._compared()
+        lens = self.run.lens(top_k, of)
+        followed = lens.followed if lens.followed is None else lens.followed.numpy()
+        tokenizer = self.run.tokenizers.source if self.top == "encoder" else self.run.tokenizers.target
+        places = {index: place for place, index in enumerate(lens.names)}
+        is_label = bool(self.run.task.labels)
+        vocabulary = tuple(
+            name if is_label or not name else token_texts(tokenizer, [index])[0] for index, name in lens.names.items()
+        )
+        find = np.vectorize(places.__getitem__, otypes=[np.int64])
+        depths = len(lens.ids)
+        return Lens(
+            self.top,
+            ("embedding", *map(str, range(depths - 1))),
+            vocabulary,
+            find(lens.ids.numpy()),
+            lens.probabilities.numpy(),
+            find(lens.target_ids.numpy()),
+            lens.target_probabilities.numpy(),
+            followed,
+            compared,
+        )
+
+
+def stack_attention(
+    stack: StackName, layers: Sequence[LayerAttention], rows: Collection[RowName], measure: str = "attention weight"
+) -> StackAttention:
+    """Return the attention of some layers with the names of the tokens of its rows and columns.
+
+    Args:
+        stack: the name of the stack.
+        layers: ascending.
+        rows: the names of the rows that the sample has.
+        measure: the meaning of a number.
+    """
+    queries: RowName = "encoder" if stack == "encoder.self" else "decoder"
+    keys: RowName = "decoder" if stack == "decoder.self" else "encoder"
+    if stack == "decoder.memory" and "written" in rows:
+        queries = "written"
+    return StackAttention(stack, queries, keys, tuple(layers), measure)
+
+
+def _weights(record: AttentionRecord, heads: Sequence[int]) -> Weights:
+    return record.weights(heads)[0].cpu().numpy()
+
+
+def _size(record: AttentionRecord) -> tuple[int, int]:
+    return record.query_BHTE.shape[2], record.key_BKSE.shape[2]
+
+
+def _num_weights(record: AttentionRecord) -> int:
+    return math.prod(_size(record))
+
+
+def _mask(record: AttentionRecord) -> np.ndarray | None:
+    mask = record.mask()
+    return None if mask is None else mask[0, 0].expand(_size(record)).cpu().numpy()
+
+
+def _reach(records: Sequence[AttentionRecord]) -> np.ndarray | None:
+    """Return what a query sees through several layers: every token, or those up to itself."""
+    masks = [_mask(record) for record in records]
+    causal = np.tri(*_size(records[0]), dtype=np.bool_)
+    return causal if all(mask is not None and not mask[~causal].any() for mask in masks) else None
+
+
+def bias_name(record: AttentionRecord) -> str:
+    """Return the kind of the bias on scores in words; empty: none."""
+    bias = record.attention.spec.score_bias
+    return "" if bias is None else bias.kind.replace("_", " ")
+
+
+def mask_name(record: AttentionRecord) -> str:
+    """Return the mask of an attention in words."""
+    mask = record.attention.spec.mask
+    if isinstance(mask, spec.Window):
+        return f"window: {mask.before} before, {mask.after} after"
+    return "none" if isinstance(mask, spec.Full) else mask.kind
+
+
+@torch.no_grad()
+def _exact_head(record: AttentionRecord, head: int) -> ExactHead:
+    bias, sink = record.bias(), record.attention.sink
+    return ExactHead(
+        query=record.query_BHTE[0, head].float().cpu().numpy(),
+        key=record.key_BKSE[0, record.kv_head(head)].float().cpu().numpy(),
+        scale=record.attention.scale,
+        soft_cap=record.attention.spec.soft_cap,
+        bias=None if bias is None else bias.expand(1, record.num_heads, *_size(record))[0, head].float().cpu().numpy(),
+        sink=None if sink is None else float(sink[head]),
+    )

@@ -1,0 +1,244 @@
+"""One run of a model, recorded: the queries, keys and values of every attention at every depth.
+
+Attention weights are not kept. They are recomputed for the heads and queries that someone looks at, so that memory
+follows the number of tokens and not its square, and the model itself runs with the fused kernel.
+
+Legend: B batch, T queries, S keys, H heads, K key/value heads, E head size.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from clearhead.base.errors import InputError
+from clearhead.core import Sequence as Read
+from clearhead.core import Transformer
+from clearhead.core.attention import Attention, attention_weights
+from clearhead.core.context import Context
+from clearhead.fast.replica import replica
+from clearhead.interpret.maps.hook_points import capture, edit
+from clearhead.interpret.view.explorer.data import StackName
+
+ALL = slice(None)
+_STEPS = ("scores", "normalize")
+STACKS: tuple[StackName, ...] = ("encoder.self", "decoder.self", "decoder.memory")
+
+
+@dataclass(frozen=True)
+class AttentionRecord:
+    """One attention at one depth, as it ran.
+
+    Args:
+        address: of the module.
+        attention: the module.
+        context: what it shared with the other attentions of its stack: positions, masks and depth.
+        query_BHTE, key_BKSE, value_BKSE: after norms and rotation; no copies.
+    """
+
+    address: str
+    attention: Attention
+    context: Context
+    query_BHTE: Float[Tensor, "batch heads queries head_size"]
+    key_BKSE: Float[Tensor, "batch kv_heads keys head_size"]
+    value_BKSE: Float[Tensor, "batch kv_heads keys head_size"]
+
+    @property
+    def stack(self) -> str:
+        """The name of its stack and of what it attends to, such as "decoder.memory"."""
+        return f"{self.address.partition('.')[0]}.{self.attention.spec.source}"
+
+    @property
+    def layer(self) -> int:
+        """How many layers of its stack ran before."""
+        return self.context.depth
+
+    @property
+    def num_heads(self) -> int:
+        """The number of query heads."""
+        return self.query_BHTE.shape[1]
+
+    @property
+    def is_only_causal(self) -> bool:
+        """Whether a query sees all keys up to its own and nothing else, so that what follows never changes it."""
+        return self.context.masking.is_only_causal(self.attention.spec.mask) and not self.needs_all_heads
+
+    def beginning(self, count: int) -> AttentionRecord:
+        """Return the attention of the first tokens of a causal one, which is the same as in the longer text.
+
+        Args:
+            count: of the tokens.
+        """
+        masking = replace(self.context.masking, num_queries=count, num_keys=count)
+        positions = {name: getattr(self.context, name)[:, :count] for name in ("query_position", "key_position")}
+        return replace(
+            self,
+            context=replace(self.context, masking=masking, **positions, shared={}),
+            query_BHTE=self.query_BHTE[:, :, :count],
+            key_BKSE=self.key_BKSE[:, :, :count],
+            value_BKSE=self.value_BKSE[:, :, :count],
+        )
+
+    def kv_head(self, head: int) -> int:
+        """Return the key/value head that a head uses."""
+        return head * self.key_BKSE.shape[1] // self.num_heads
+
+    @torch.no_grad()
+    def mask(self, queries: slice = ALL) -> Bool[Tensor, "#batch #heads #queries keys"] | None:
+        """Return the mask of some queries, True = may attend; None: they may attend to every key."""
+        return self.attention.mask(self._context(queries))
+
+    @torch.no_grad()
+    def bias(self, queries: slice = ALL) -> Float[Tensor, "#batch heads queries keys"] | None:
+        """Return the bias on the scores of some queries; None: there is none."""
+        return self.attention.bias(self.query_BHTE[:, :, queries], self.key_BKSE, self._context(queries))
+
+    @torch.no_grad()
+    def scores(
+        self, heads: Sequence[int] | None = None, queries: slice = ALL
+    ) -> Float[Tensor, "batch heads queries keys"]:
+        """Return the scores before the softmax, -inf where the mask is False.
+
+        Args:
+            heads: the heads; None: all.
+            queries: the queries.
+        """
+        return self._scores(heads, queries, self._context(queries))
+
+    @torch.no_grad()
+    def weights(
+        self, heads: Sequence[int] | None = None, queries: slice = ALL
+    ) -> Float[Tensor, "batch heads queries keys"]:
+        """Return the attention weights, float32, as the eager kernel computes them.
+
+        Args:
+            heads: the heads; None: all.
+            queries: the queries.
+        """
+        return self.weights_and_mask(heads, queries)[0]
+
+    @torch.no_grad()
+    def weights_and_mask(
+        self, heads: Sequence[int] | None = None, queries: slice = ALL
+    ) -> tuple[Float[Tensor, "batch heads queries keys"], Bool[Tensor, "#batch #heads #queries keys"] | None]:
+        """Return the weights of some queries and their mask, which is built once: see `weights` and `mask`."""
+        context = self._context(queries)
+        if self.needs_all_heads:
+            weights = self.attention.normalize(self._scores(None, queries, context), context).float()
+            return weights if heads is None else weights[:, list(heads)], self.attention.mask(context)
+        sink: Tensor | None = self.attention.sink
+        if sink is not None and heads is not None:
+            sink = sink[list(heads)]
+        mask = self.attention.mask(context)
+        return attention_weights(self._scores(heads, queries, context), mask, sink).float(), mask
+
+    def _scores(self, heads: Sequence[int] | None, queries: slice, context: Context) -> Tensor:
+        query, key = self.query_BHTE[:, :, queries], self.key_BKSE
+        bias = self.attention.bias(query, key, context)
+        if self.needs_all_heads:
+            scores = self.attention.scores(query, key, bias, context)
+            return scores if heads is None else scores[:, list(heads)]
+        if heads is not None:
+            query, key = query[:, list(heads)], key[:, [self.kv_head(head) for head in heads]]
+            bias = None if bias is None else bias[:, list(heads)]
+        return self.attention.scores(query, key, bias, context)
+
+    @property
+    def needs_all_heads(self) -> bool:
+        """Whether a step, or a class, of a user's own computes scores or weights, of which a head may need others."""
+        has_step = self.attention.score_step is not None or self.attention.weight_step is not None
+        return has_step or any(getattr(type(self.attention), name) is not getattr(Attention, name) for name in _STEPS)
+
+    def _context(self, queries: slice) -> Context:
+        """Return the context of some queries; it shares nothing, so that no mask outlives its use."""
+        context = self.context
+        masking = replace(context.masking, rows=queries)
+        return replace(context, masking=masking, query_position=context.query_position[:, queries], shared={})
+
+
+class _Enough(Exception):
+    """What is wanted of a run is known."""
+
+
+def record_first_layer(module: Transformer, source: Read) -> list[AttentionRecord]:
+    """Return the self-attention of the first layer of the first stack, without running the layers above it.
+
+    Args:
+        module: a replica of it runs, in evaluation mode.
+        source: what the stack reads.
+    """
+    module = replica(module)
+    first = next(path for path, part in module.named_modules() if isinstance(part, Attention))
+
+    def stop(_: Tensor) -> Tensor:
+        raise _Enough
+
+    with torch.no_grad(), recording(module) as records, suppress(_Enough), edit(module, {f"{first}.values": stop}):
+        module.states(source, None)
+    return records
+
+
+def record_run(module: Transformer, source: Read, target: Read | None) -> list[AttentionRecord]:
+    """Run a model once and return its attentions: those of each stack, lowest layer first.
+
+    Args:
+        module: a replica of it runs, in evaluation mode.
+        source: what the first stack reads.
+        target: what the decoder of a two-stack model reads.
+    """
+    return record_states(module, source, target)[0]
+
+
+def record_states(
+    module: Transformer, source: Read, target: Read | None
+) -> tuple[list[AttentionRecord], Float[Tensor, "batch tokens width"]]:
+    """Run a model once and return its attentions and its last hidden states; arguments as for `record_run`."""
+    # Without the head, whose logits for a long text would be larger than all the rest.
+    module = replica(module)
+    with torch.no_grad(), recording(module) as records:
+        hidden: Tensor = module.states(source, target).hidden
+    return records, hidden
+
+
+@contextmanager
+def recording(module: nn.Module) -> Iterator[list[AttentionRecord]]:
+    """Record every attention of a model while it runs once in the block.
+
+    Args:
+        module: a model.
+
+    Returns:
+        a list that is filled when the block ends: the records of each stack, lowest layer first.
+    """
+    attentions = {path: child for path, child in module.named_modules() if isinstance(child, Attention)}
+    if not attentions:
+        raise InputError(
+            "this model has no attention, and so no maps of it, nor an explanation; capture shows what it computes"
+        )
+    contexts: dict[str, list[Context]] = defaultdict(list)
+    records: list[AttentionRecord] = []
+
+    def keep(path: str, _: nn.Module, arguments: tuple[Any, ...]) -> None:
+        # A copy, for the depth counts on while the stack runs.
+        contexts[path].append(replace(arguments[1], shared={}))
+
+    points = [f"{path}.{point}" for path in attentions for point in ("queries", "keys", "values")]
+    with ExitStack() as blocks:
+        seen = blocks.enter_context(capture(module, points))
+        for path, attention in attentions.items():
+            hook = attention.register_forward_pre_hook(partial(keep, path))
+            blocks.callback(hook.remove)
+        yield records
+    for path, attention in attentions.items():
+        tensors = [[record.tensor for record in seen[f"{path}.{point}"]] for point in ("queries", "keys", "values")]
+        for context, query, key, value in zip(contexts[path], *tensors, strict=True):
+            records.append(AttentionRecord(path, attention, context, query, key, value))
+    records.sort(key=lambda record: (STACKS.index(record.stack), record.layer))

@@ -1,0 +1,118 @@
+"""The shapes of all activations of a model, from its spec alone: run on the meta device, it allocates nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from clearhead import spec
+from clearhead.core import Transformer, build
+from clearhead.interpret.maps.hook_points import Captured, Record, capture
+
+Axis = int | str
+# Two calls of different sizes; an axis whose size differs between them is named after the size that it follows.
+_CALLS = ({"batch": 2, "source": 5, "target": 7}, {"batch": 3, "source": 11, "target": 13})
+
+
+@dataclass(frozen=True)
+class ActivationShape:
+    """The shape of an activation.
+
+    Args:
+        address: of the activation.
+        shape: sizes of the model as numbers, those of a call by name: "batch"; "tokens", or "source" and "target" with
+            two stacks; "queries" and "keys" in a matrix of both; "batch*tokens" where two axes are one; "source|target"
+            where records differ.
+        records: how often a call computes it: several times where depths share a layer, or stacks a table.
+        is_identity: whether nothing happens there, as in the place of an absent norm.
+    """
+
+    address: str
+    shape: tuple[Axis, ...]
+    records: int
+    is_identity: bool
+
+
+def activation_shapes(model: spec.Model) -> list[ActivationShape]:
+    """Return the shape of every activation of a call without padding and cache, in the order of `addresses()`.
+
+    What is inside the experts of a mixture is left out: its size depends on the tokens that choose an expert.
+
+    Raises:
+        InputError: the spec is inconsistent; every fault is named.
+    """
+    module = build(model, device="meta").eval()
+    first, second = (_captured(module, sizes) for sizes in _CALLS)
+    names = _axis_names(has_two_stacks=model.encoder is not None and model.decoder is not None)
+    parts = dict(module.named_modules())
+    return [
+        ActivationShape(
+            address,
+            _joined([_named(*pair, names) for pair in zip(records, second[address], strict=True)]),
+            len(records),
+            isinstance(parts.get(address), nn.Identity),
+        )
+        for address, records in first.items()
+        if records
+    ]
+
+
+class _WithoutValues(TorchDispatchMode):
+    """Answers the questions that a model asks about values: on the meta device every number is taken for 0.
+
+    So a check passes, and no expert is chosen by a token; none of that changes the shape of an activation.
+    """
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return torch.zeros((), dtype=args[0].dtype, device="cpu").item()
+        if func is torch.ops.aten.nonzero.default:
+            return args[0].new_empty((0, args[0].dim()), dtype=torch.long)
+        return func(*args, **(kwargs or {}))
+
+
+def _captured(module: Transformer, sizes: Mapping[str, int]) -> Captured:
+    source, target = (
+        torch.zeros(sizes["batch"], sizes[side], dtype=torch.long, device="meta") for side in ("source", "target")
+    )
+    has_two_stacks = module.encoder is not None and module.decoder is not None
+    with torch.no_grad(), _WithoutValues(), capture(module, "**") as seen:  # type: ignore[no-untyped-call]
+        module(source, target if has_two_stacks else None)
+    return seen
+
+
+def _axis_names(*, has_two_stacks: bool) -> dict[tuple[int, int], str]:
+    """Return the name of every pair of sizes that an axis can have in the two calls."""
+    first, second = _CALLS
+    shown = {"batch": "batch", "source": "source" if has_two_stacks else "tokens", "target": "target"}
+    names = {(first[name], second[name]): text for name, text in shown.items()}
+    for side in ("source", "target"):
+        pair = (first["batch"] * first[side], second["batch"] * second[side])
+        names[pair] = f"batch*{shown[side]}"
+    return names
+
+
+def _named(first: Record, second: Record, names: Mapping[tuple[int, int], str]) -> tuple[Axis, ...]:
+    pairs = zip(first.tensor.shape, second.tensor.shape, strict=True)
+    shape: list[Axis] = [one if one == other else names[one, other] for one, other in pairs]
+    tokens = {"tokens", "source", "target"}
+    if len(shape) > 1 and shape[-1] in tokens and shape[-2] in tokens:
+        shape[-2:] = ["queries", "keys"]
+    return tuple(shape)
+
+
+def _joined(shapes: Sequence[tuple[Axis, ...]]) -> tuple[Axis, ...]:
+    """Join the shapes of the records of one activation, which have the same number of axes."""
+    choices = (list(dict.fromkeys(axes)) for axes in zip(*shapes, strict=True))
+    return tuple(axes[0] if len(axes) == 1 else "|".join(map(str, axes)) for axes in choices)

@@ -1,0 +1,202 @@
+"""Word alignments: from which word of a text each word of its translation was written, by attention to the memory.
+
+Legend: B texts, T target tokens, S source tokens, W target words, V source words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.base.errors import InputError
+from clearhead.core import Sequence as Read
+from clearhead.core import Transformer
+from clearhead.core.attention import Attention
+from clearhead.generate.batching import batches_by_cost, device_of, pad_ids, read_tokens
+from clearhead.generate.results import Hypothesis
+from clearhead.generate.streaming_decoder import StreamingDecoder
+from clearhead.generate.translation import longest_sentence
+from clearhead.interpret.maps.head_statistics import text_scores
+from clearhead.interpret.maps.recording import AttentionRecord, record_run
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.spans import trim_spans, word_numbers
+from clearhead.text.special_tokens import SpecialTokens
+from clearhead.text.tokenizer import Tokenizer
+
+SAMPLE = 64
+"""Translations on which heads are measured."""
+MOST_HEADS, LEAST_SHARE = 4, 0.8
+"""Heads that are taken together: the best ones, whose alignment is at least this share of that of the best."""
+
+Head = tuple[int, int]
+"""The number of a layer and that of a head."""
+Alignments = bool | Sequence[Head]
+"""Whether words are aligned, or by which heads."""
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """What encoder and decoder read of a text and its translation, and the word of each token; -1: of none."""
+
+    source: list[int]
+    target: list[int]
+    source_words: list[int]
+    target_words: list[int]
+
+    @property
+    def has_words(self) -> bool:
+        """Whether there is something to align on both sides."""
+        return max(self.source_words, default=-1) >= 0 and max(self.target_words, default=-1) >= 0
+
+
+class WordAligner:
+    """Aligns the words of translations with those of their texts.
+
+    A head's weights in row t say where the decoder looks while it writes target token t. Of the mean over some heads,
+    the weights on the tokens of a source word are added up, and the rows of a target word averaged; a link joins two
+    words each of which has its largest weight on the other.
+
+    Args:
+        module: an encoder-decoder model.
+        tokenizers: of the model.
+        special_tokens: around its texts.
+        heads: of the attention to the memory; None: those that align best in the first translations, see `measure`.
+        max_length: as for `translate_texts`.
+
+    Raises:
+        InputError: a head that the attention to the memory has not.
+
+    Source: Och and Ney 2003, symmetrization by intersection; arXiv 1909.02074, section 3 (attention as alignment).
+    """
+
+    def __init__(
+        self,
+        module: Transformer,
+        tokenizers: TokenizerPair,
+        special_tokens: SpecialTokens,
+        heads: Sequence[Head] | None = None,
+        *,
+        max_length: int | None = None,
+    ) -> None:
+        self.module: Transformer = module
+        self.tokenizers: TokenizerPair = tokenizers
+        self.heads = None if heads is None else tuple(heads)
+        self._special_tokens, self._limit = special_tokens, longest_sentence(module, max_length)
+        if heads is not None:
+            _check_heads(heads, module)
+
+    def add_to(self, texts: Sequence[str], translations: Sequence[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        """Return translations with their alignments.
+
+        Args:
+            texts: what was translated.
+            translations: the hypotheses of each text.
+        """
+        pairs = [[self._pair(text, one) for one in found] for text, found in zip(texts, translations, strict=True)]
+        if self.heads is None:
+            self.heads = self._measured([own[0] for own in pairs if own and own[0].has_words][:SAMPLE])
+        links = iter(self._links(list(chain.from_iterable(pairs))))
+        return [[replace(one, alignment=next(links)) for one in found] for found in translations]
+
+    def _pair(self, text: str, hypothesis: Hypothesis) -> _Pair:
+        affixes, start = self._special_tokens.for_source, self._special_tokens.for_target.prefix[0]
+        ids, words = self.tokenizers.source.words(text)
+        ids = ids[: self._limit - len(affixes)]
+        source_words = [-1] * len(affixes.prefix) + words[: len(ids)].tolist() + [-1] * len(affixes.suffix)
+        written = hypothesis.ids
+        return _Pair(affixes(ids), [start, *written[:-1]], source_words, written_words(self.tokenizers.target, written))
+
+    def _memory(self, pairs: Sequence[_Pair]) -> list[AttentionRecord]:
+        """Return the attentions of the decoder to the memory, of a batch."""
+        pad, device = self.tokenizers.source.pad_id, device_of(self.module)
+        source, target = (
+            Read(*pad_ids([getattr(pair, side) for pair in pairs], pad, device)) for side in ("source", "target")
+        )
+        records = record_run(self.module, source, target)
+        return [record for record in records if record.stack == "decoder.memory"]
+
+    def _measured(self, pairs: Sequence[_Pair]) -> tuple[Head, ...] | None:
+        """Return the heads whose statistic `alignment` is the largest over some texts, best first; None: of no text."""
+        sums: dict[Head, float] = {}
+        for pair in pairs:
+            for record in self._memory([pair]):
+                for head, value in enumerate(text_scores(record)["alignment"][0].tolist()):
+                    sums[record.layer, head] = sums.get((record.layer, head), 0.0) + value
+        ranked = sorted(sums, key=lambda place: -sums[place])[:MOST_HEADS]
+        return tuple(place for place in ranked if sums[place] >= LEAST_SHARE * sums[ranked[0]]) or None
+
+    def _links(self, pairs: Sequence[_Pair]) -> list[str]:
+        found = [""] * len(pairs)
+        filled = [place for place, pair in enumerate(pairs) if pair.has_words]
+        costs = [len(pairs[place].source) + len(pairs[place].target) for place in filled]
+        for batch in batches_by_cost(costs, budget=read_tokens(self.module), most_rows=None):
+            places = [filled[index] for index in batch]
+            weights_BTS = self._weights([pairs[place] for place in places])
+            for place, weights_TS in zip(places, weights_BTS, strict=True):
+                found[place] = _written(_mutual(weights_TS, pairs[place]))
+        return found
+
+    def _weights(self, pairs: Sequence[_Pair]) -> Float[Tensor, "batch target source"]:
+        """Return the mean weights of the heads."""
+        assert self.heads is not None
+        records = {record.layer: record for record in self._memory(pairs)}
+        return torch.stack([records[layer].weights([head])[:, 0] for layer, head in self.heads]).mean(0)
+
+
+def written_words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+    """Return the number of the word that each id was written into, counted from 0; -1 for one without text.
+
+    Words are what white space separates in the text of the ids.
+
+    Args:
+        tokenizer: of the ids.
+        ids: of one text, special ones included.
+    """
+    decoder, spans, text = StreamingDecoder(tokenizer.decode), [], ""
+    for index in ids:
+        piece = decoder.add(index)
+        spans.append((len(text), len(text) + len(piece)))
+        text += piece
+    words = word_numbers(text + decoder.finish(), trim_spans(text, spans), joint=None).tolist()
+    return [-1 if tokenizer.decode([index]) == "" else word for index, word in zip(ids, words, strict=True)]
+
+
+def _mutual(weights_TS: Float[Tensor, "target source"], pair: _Pair) -> list[tuple[int, int]]:
+    """Return the pairs of a source and a target word that have their largest weights on each other."""
+    target, source = (_membership(words, weights_TS) for words in (pair.target_words, pair.source_words))
+    weights_WV = target.T @ weights_TS[: len(target), : len(source)] @ source / target.sum(0)[:, None].clamp(min=1)
+    source_W, target_V = weights_WV.argmax(1).tolist(), weights_WV.argmax(0).tolist()
+    return [(word, target_V[word]) for word in range(len(target_V)) if source_W[target_V[word]] == word]
+
+
+def _membership(words: Sequence[int], like: Tensor) -> Float[Tensor, "tokens words"]:
+    """Return 1 where a token belongs to a word, else 0."""
+    number = torch.tensor(words, device=like.device)[:, None]
+    return (number == torch.arange(max(words) + 1, device=like.device)).to(like)
+
+
+def _written(links: Sequence[tuple[int, int]]) -> str:
+    return " ".join(f"{source}-{target}" for source, target in links)
+
+
+def _check_heads(heads: Sequence[Head], module: Transformer) -> None:
+    if not heads:
+        raise InputError("no head is named to align words by: name some, or let those be found that align best")
+    assert module.decoder is not None
+    counts = {}
+    for depth, index in enumerate(module.decoder.order):
+        for part in module.decoder.layers[index].modules():
+            if isinstance(part, Attention) and part.spec.source == "memory":
+                counts[depth] = part.spec.num_heads
+    for layer, head in heads:
+        if layer not in counts:
+            raise InputError(f"the attention to the source has no layer {layer}; it has 0 to {max(counts)}")
+        if not 0 <= head < counts[layer]:
+            raise InputError(
+                f"layer {layer} of the attention to the source has no head {head}; it has 0 to {counts[layer] - 1}"
+            )
