@@ -43,7 +43,7 @@ from inference_models import (
 )
 from side_by_side import Side, alternate, described, figures, machine, table
 
-from clearhead.bench.limits import fast_precisions, measure_limits
+from clearhead.apps.bench.limits import fast_precisions, measure_limits
 from clearhead.fast.probe import has_fast_bf16
 
 SIDES: dict[str, tuple[tuple[str, bool], ...]] = {

@@ -27,13 +27,13 @@ import uvicorn
 from playwright.sync_api import sync_playwright
 
 from clearhead import presets
+from clearhead.apps.serve.app import listen, make_app
+from clearhead.apps.serve.explorer import explorer_router
+from clearhead.apps.serve.gate import Access
+from clearhead.apps.serve.runs import Asked, Runs
+from clearhead.apps.serve.work import Workers
 from clearhead.core import build
 from clearhead.model.facade import Model
-from clearhead.serve.app import listen, make_app
-from clearhead.serve.explorer import explorer_router
-from clearhead.serve.gate import Access
-from clearhead.serve.runs import Asked, Runs
-from clearhead.serve.work import Workers
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer

@@ -21,8 +21,8 @@ from pairing import Ratio, Spread
 from side_by_side import described, machine
 
 import clearhead as ch
-from clearhead.serve.api.engine import Job, Step
-from clearhead.serve.api.served import Served
+from clearhead.apps.serve.api.engine import Job, Step
+from clearhead.apps.serve.api.served import Served
 
 QUESTION_WORDS = 16
 

@@ -57,7 +57,9 @@ def main() -> int:
     given = parser.parse_args()
     seed = random.SystemRandom().randrange(2**32) if given.seed is None else given.seed
     print(f"seed {seed}", flush=True)
-    multiprocessing.set_forkserver_preload(["clearhead.cli.main", "clearhead.training.assemble", "matplotlib.pyplot"])
+    multiprocessing.set_forkserver_preload(
+        ["clearhead.apps.cli.main", "clearhead.training.assemble", "matplotlib.pyplot"]
+    )
     faults = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -150,7 +152,7 @@ def train(file: Path, run: Path, *, seconds: float | None = None, writes: int | 
 
 def _train(words: list[str], run: str, writes: int | None, messages: str, began: str) -> None:
     """Run one command line in a process of its own."""
-    from clearhead.cli.main import main as command
+    from clearhead.apps.cli.main import main as command
 
     with open(messages, "wb") as file:
         os.dup2(file.fileno(), 1)

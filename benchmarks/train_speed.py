@@ -48,7 +48,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import clearhead as ch
-from clearhead.bench.limits import fast_precisions
+from clearhead.apps.bench.limits import fast_precisions
 from clearhead.core.kernels.positions import sinusoidal_table
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.plans import LengthSortedPlan

@@ -1,6 +1,8 @@
-from . import check as check
 from . import spec as spec
-from . import surgery as surgery
+from .apps import check as check
+from .apps import surgery as surgery
+from .apps.sweeps.api import SweepResult as SweepResult
+from .apps.sweeps.api import sweep as sweep
 from .base.errors import InputError as InputError
 from .base.errors import RunFailure as RunFailure
 from .base.hooks import HookPoints as HookPoints
@@ -23,8 +25,6 @@ from .model.loading import load as load
 from .model.training import TrainResult as TrainResult
 from .model.training import train as train
 from .spec import presets as presets
-from .sweeps.api import SweepResult as SweepResult
-from .sweeps.api import sweep as sweep
 from .tasks.answer.use import Answer as Answer
 from .tasks.classify.use import Classification as Classification
 from .tasks.fill.use import Filled as Filled

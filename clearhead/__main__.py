@@ -4,13 +4,13 @@ import contextlib
 import os
 import sys
 
-from clearhead.cli.console import print_message
+from clearhead.apps.cli.console import print_message
 
 
 def main() -> int:
     """Run the command line of this process and return its exit code."""
     try:
-        from clearhead.cli.main import main as run
+        from clearhead.apps.cli.main import main as run
 
         code = run()
     except KeyboardInterrupt:

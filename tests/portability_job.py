@@ -30,8 +30,8 @@ def import_for_others(
 def run(folder: Path) -> None:
     """Do what a user does first."""
     import clearhead
-    from clearhead.cli.main import main
-    from tests.cli.tiny_run import write_run_file
+    from clearhead.apps.cli.main import main
+    from tests.apps.cli.tiny_run import write_run_file
 
     modules = [found.name for found in pkgutil.walk_packages(clearhead.__path__, "clearhead.")]
     for name in modules:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 import clearhead as ch
-from clearhead.check import Report
+from clearhead.apps.check import Report
 
 # A page has no moving bars, and no need of the package that draws them.
 warnings.filterwarnings("ignore", message="IProgress not found")

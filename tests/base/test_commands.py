@@ -16,9 +16,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from clearhead.apps.cli.main import make_app
 from clearhead.base import commands
 from clearhead.base.commands import EXTENSIONS, list_requirements, make_command, make_install_command
-from clearhead.cli.main import make_app
 from clearhead.core.extensions.files import load_parts
 from tests.house.source import ROOT, Source, package_sources
 
@@ -26,9 +26,9 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="the commands are those 
 
 # A card and a run file are read on other machines, and reports of a check name the process that failed.
 FOR_ELSEWHERE = {
-    "clearhead/model/card.py", "clearhead/recipes/run_file.py", "clearhead/demo/translate.py",
-    "clearhead/training/parallel/joining.py", "clearhead/check/job/processes.py", "clearhead/check/job/kills.py",
-    "clearhead/check/model/page.py", "clearhead/cli/new.py",
+    "clearhead/model/card.py", "clearhead/apps/recipes/run_file.py", "clearhead/apps/demo/translate.py",
+    "clearhead/training/parallel/joining.py", "clearhead/apps/check/job/processes.py",
+    "clearhead/apps/check/job/kills.py", "clearhead/apps/check/model/page.py", "clearhead/apps/cli/new.py",
 }  # fmt: skip
 QUOTED_NAME = re.compile(r"[`']clearhead [a-z]+[`']")
 EXTENSION = """

@@ -12,9 +12,9 @@ import torch
 
 import clearhead as ch
 from clearhead import spec
+from clearhead.apps.compare.fairness import Fairness
+from clearhead.apps.compare.report import Comparison
 from clearhead.base.printing import MOST_LINES, WIDTH, Printed, short
-from clearhead.compare.fairness import Fairness
-from clearhead.compare.report import Comparison
 from clearhead.interpret.maps.hook_points import capture
 from clearhead.spec.describe import model_summary
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec

@@ -6,12 +6,12 @@ import json
 import sys
 from pathlib import Path
 
+from clearhead.apps.cli.main import main
+from clearhead.apps.recipes import fit
+from clearhead.apps.recipes.fit import Fitted
+from clearhead.apps.recipes.run_file import Choice, DataPlan, run_file_text
 from clearhead.base.errors import InputError
-from clearhead.cli.main import main
 from clearhead.data.sources.tables import Dataset
-from clearhead.recipes import fit
-from clearhead.recipes.fit import Fitted
-from clearhead.recipes.run_file import Choice, DataPlan, run_file_text
 from clearhead.spec.tasks.registry import find
 from clearhead.training.runfile.read import load_run_file
 

@@ -14,10 +14,10 @@ from torch.nn import functional
 
 import clearhead as ch
 from clearhead import surgery
+from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError
 from clearhead.checkpoints.hf.pooling import with_head
 from clearhead.checkpoints.weights.files import load_tensors, save_tensors
-from clearhead.cli.main import main
 from clearhead.core import Transformer
 from clearhead.fast import probe, runner
 from clearhead.fast.cache import IndexedCache

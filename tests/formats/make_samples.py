@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import clearhead as ch
-from clearhead.check.job.job import CERTIFICATE
+from clearhead.apps.check.job.job import CERTIFICATE
 from clearhead.checkpoints.runs.manifest import sha256_of
 from clearhead.data.arrays import Ragged
 from clearhead.data.stores.store import ArrayWriter

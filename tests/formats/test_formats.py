@@ -13,9 +13,9 @@ import pytest
 from safetensors import safe_open
 
 import clearhead as ch
+from clearhead.apps.check.job.job import CERTIFICATE, read_certificate
 from clearhead.base.errors import InputError
 from clearhead.base.formats import FORMAT_FILE, Format
-from clearhead.check.job.job import CERTIFICATE, read_certificate
 from clearhead.checkpoints.runs.checkpoint import FORMAT as CHECKPOINT
 from clearhead.checkpoints.runs.checkpoint import read_state
 from clearhead.checkpoints.runs.directory import RUN_FORMAT, SAVED_FORMAT, open_run

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import clearhead as ch
+from clearhead.apps.cli import main as command_line
+from clearhead.apps.compare.runs import read_run
 from clearhead.base.errors import InputError
-from clearhead.cli import main as command_line
-from clearhead.compare.runs import read_run
 
 TEXT = "the cat sat on a mat"
 LINES = [TEXT, "a small dog", "x" * 200]

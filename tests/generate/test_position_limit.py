@@ -11,8 +11,8 @@ import torch
 
 import clearhead as ch
 from clearhead import spec
+from clearhead.apps.cli.main import main
 from clearhead.base.errors import ContextTooLong, InputError
-from clearhead.cli.main import main
 from tests.hf_models import language_model, rotary_model
 
 PROMPT = "a m u"

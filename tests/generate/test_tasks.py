@@ -11,9 +11,9 @@ import transformers
 
 import clearhead
 from clearhead.base.errors import InputError
+from tests.apps.cli.test_commands import run
+from tests.apps.cli.test_generate import refused
 from tests.checkpoints.hf import tokenizer_folders as made
-from tests.cli.test_commands import run
-from tests.cli.test_generate import refused
 
 TASKS = {
     "summarization": {

@@ -17,8 +17,8 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 import clearhead as ch
-from tests.cli.tiny_run import PAIRS, write_run_file
-from tests.cli.tiny_tasks import write_task
+from tests.apps.cli.tiny_run import PAIRS, write_run_file
+from tests.apps.cli.tiny_tasks import write_task
 from tests.golden.records import Entry
 from tests.parity.architectures.harness import Pair, all_cases
 

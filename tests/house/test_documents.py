@@ -65,7 +65,7 @@ def test_make_targets_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_exist(path: Path) -> None:
-    from clearhead.cli.main import make_app
+    from clearhead.apps.cli.main import make_app
 
     known = set(typer.main.get_command(make_app()).commands)
     named = set(re.findall(r"^clearhead ([a-z]+)", "\n".join(blocks(path, "sh")), re.MULTILINE))

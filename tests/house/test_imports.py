@@ -33,10 +33,6 @@ ORDER = (
     ("__main__",),
 )
 RANKS = {door: rank for rank, doors in enumerate(ORDER) for door in doors}
-# Modules that stand elsewhere until their door is built.
-MOVING = {
-    **dict.fromkeys(("bench", "check", "cli", "compare", "demo", "recipes", "serve", "surgery", "sweeps"), "apps"),
-}
 TRAINING = re.compile(r"clearhead\.(training|apps|model\.training|tasks\.(\w+\.)?(train|pipeline))\b")
 """The modules that only training, or a program, imports."""
 
@@ -81,9 +77,7 @@ def imported_modules(source: Source) -> set[str]:
 
 
 def door_of(module: str) -> str:
-    names = module.split(".")[1:] or [module]
-    moving = (MOVING.get(".".join(names[:size])) for size in range(len(names), 0, -1))
-    return next(filter(None, moving), names[0])
+    return module.split(".")[1] if "." in module else module
 
 
 def upward_imports(source: Source) -> list[str]:
@@ -170,7 +164,7 @@ def test_no_public_function_hides_a_module(package: str) -> None:
     [
         ("def f():\n    from clearhead.training import loop", "clearhead/core/example.py"),
         ("from clearhead import load", "clearhead/core/example.py"),
-        ("import clearhead.cli.main", "clearhead/training/example.py"),
+        ("import clearhead.apps.cli.main", "clearhead/training/example.py"),
         ("from clearhead import surgery", "clearhead/training/example.py"),
     ],
 )

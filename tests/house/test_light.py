@@ -34,7 +34,7 @@ model = clearhead.load("model")
 assert model.generate("Ada", max_new_tokens=3, temperature=0)[0].tokens
 """,
     "command": """
-from clearhead.cli.main import main
+from clearhead.apps.cli.main import main
 
 assert main(["generate", "model", "--prompt", "Ada", "--max-new-tokens", "3", "--greedy"]) == 0
 """,

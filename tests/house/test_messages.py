@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from tests.cli.test_surface import commands
+from tests.apps.cli.test_surface import commands
 from tests.house.source import Source, package_sources
 
 REFERENCES = {"argument", "key", "nth_text", "at_text"}

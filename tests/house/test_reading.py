@@ -9,7 +9,7 @@ from tests.house.source import Source, package_sources
 
 READER = "clearhead/base/files.py"
 # Files that the user names as data, which may be pipes, and those of Python's own library.
-DATA = ("clearhead/data/sources/", "clearhead/demo/data/")
+DATA = ("clearhead/data/sources/", "clearhead/apps/demo/data/")
 CALLS = {
     "open", "os.open", "gzip.open", "json.loads", "json.load", "np.load", "np.memmap", "safe_open", "load_file",
     "torch.load", "tomllib.load", "tomllib.loads", "read_text_file",
@@ -22,11 +22,11 @@ ALLOWED = {
     "clearhead/text/tokenizer_training.py": {"json.loads": 2},
     "clearhead/base/child_loop.py": {"json.loads": 1, "open": 1},
     "clearhead/base/child_process.py": {"json.loads": 1},
-    "clearhead/check/job/processes.py": {".open": 1, ".read_text": 1},
-    "clearhead/check/handwritten/child.py": {"json.loads": 1},
-    "clearhead/check/handwritten/importing.py": {"json.loads": 1, ".read_text": 1},
+    "clearhead/apps/check/job/processes.py": {".open": 1, ".read_text": 1},
+    "clearhead/apps/check/handwritten/child.py": {"json.loads": 1},
+    "clearhead/apps/check/handwritten/importing.py": {"json.loads": 1, ".read_text": 1},
     # Bodies of requests, to be typed.
-    "clearhead/serve/api/bodies.py": {"json.loads": 1},
+    "clearhead/apps/serve/api/bodies.py": {"json.loads": 1},
     # The libraries of tensors map files that were checked just before.
     "clearhead/checkpoints/weights/files.py": {"safe_open": 2},
     "clearhead/checkpoints/hf/files/tensor_files.py": {"safe_open": 1, ".open": 2},
@@ -35,30 +35,30 @@ ALLOWED = {
     # Text of a run file that was read by the reader, or came from the command line; TOML as JSON, to be typed.
     "clearhead/model/card.py": {"tomllib.loads": 4},
     "clearhead/checkpoints/runs/directory.py": {"tomllib.loads": 2, ".read_text": 1},
-    "clearhead/compare/runs.py": {"json.loads": 1},
+    "clearhead/apps/compare/runs.py": {"json.loads": 1},
     "clearhead/training/runfile/read.py": {"tomllib.loads": 2, "read_text_file": 1},
     "clearhead/training/parallel/sharded.py": {"safe_open": 1, ".open": 1, "json.loads": 1},
     # Files that the user names: run files, sweep files (as JSON, to be typed), texts, own parts.
     "clearhead/core/extensions/files.py": {".read_bytes": 1},
     "clearhead/core/extensions/modules.py": {".read_bytes": 1},
-    "clearhead/sweeps/api.py": {"read_text_file": 1, "tomllib.loads": 1},
-    "clearhead/sweeps/variations.py": {"read_text_file": 1, "tomllib.loads": 2, "json.loads": 1},
-    "clearhead/cli/sweep.py": {"read_text_file": 1},
+    "clearhead/apps/sweeps/api.py": {"read_text_file": 1, "tomllib.loads": 1},
+    "clearhead/apps/sweeps/variations.py": {"read_text_file": 1, "tomllib.loads": 2, "json.loads": 1},
+    "clearhead/apps/cli/sweep.py": {"read_text_file": 1},
     "clearhead/model/training.py": {"read_text_file": 1},
-    "clearhead/cli/answer.py": {"read_text_file": 1},
-    "clearhead/cli/learn.py": {"read_text_file": 2},
+    "clearhead/apps/cli/answer.py": {"read_text_file": 1},
+    "clearhead/apps/cli/learn.py": {"read_text_file": 2},
     "clearhead/training/data_files.py": {".open": 1},
-    "clearhead/recipes/draft.py": {".read_text": 1},
+    "clearhead/apps/recipes/draft.py": {".read_text": 1},
     # What this process wrote: prepared data, pages, pictures, appended metrics, records as JSON.
     "clearhead/data/stores/store.py": {".open": 1, ".read_text": 1, "json.loads": 1, "np.memmap": 1},
     "clearhead/tasks/answer/store.py": {"json.loads": 1},
     "clearhead/checkpoints/runs/metrics.py": {".open": 1},
-    "clearhead/cli/serve.py": {"read_text_file": 1},
+    "clearhead/apps/cli/serve.py": {"read_text_file": 1},
     "clearhead/interpret/explain/page.py": {".open": 1, ".read_text": 1},
     "clearhead/interpret/view/explorer/write.py": {".open": 1, ".read_text": 1},
     "clearhead/interpret/maps/attention_maps.py": {".open": 1},
-    "clearhead/cli/embed.py": {".open": 1},
-    "clearhead/cli/inspect.py": {"json.loads": 2},
+    "clearhead/apps/cli/embed.py": {".open": 1},
+    "clearhead/apps/cli/inspect.py": {"json.loads": 2},
     # The system's own files.
     "clearhead/fast/busy_waiting.py": {".read_text": 1},
     "clearhead/base/machine.py": {".read_text": 3},
@@ -68,8 +68,8 @@ ALLOWED = {
     "clearhead/fast/probe.py": {".read_text": 1},
     "clearhead/fast/native/verdict.py": {".read_bytes": 2},
     "clearhead/fast/native/cache.py": {"os.open": 1, "open": 1, ".read_bytes": 1},
-    "clearhead/cli/console.py": {"os.open": 1},
-    "clearhead/cli/doctor.py": {".read_text": 1},
+    "clearhead/apps/cli/console.py": {"os.open": 1},
+    "clearhead/apps/cli/doctor.py": {".read_text": 1},
 }
 
 

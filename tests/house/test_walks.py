@@ -27,11 +27,11 @@ def test_a_walk_runs_in_no_more_files_than_recorded(name: str, walks: dict[str, 
 @pytest.mark.parametrize(
     ("name", "file"),
     [
-        ("load", "runs/directory.py"),
+        ("load", "checkpoints/runs/directory.py"),
         ("translate", "generate/translation.py"),
         ("generate", "generate/continuation.py"),
         ("train", "training/loop.py"),
-        ("serve", "serve/api/engine.py"),
+        ("serve", "apps/serve/api/engine.py"),
     ],
 )
 def test_a_walk_reaches_the_code_that_it_is_about(name: str, file: str, walks: dict[str, list[str]]) -> None:

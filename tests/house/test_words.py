@@ -9,14 +9,15 @@ from tests.house.source import Source, package_sources
 
 WORDS = frozenset({"found", "one", "own", "part", "place"})
 DONE = (
-    "clearhead/cli/evaluate.py",
-    "clearhead/cli/main.py",
+    "clearhead/apps/cli/evaluate.py",
+    "clearhead/apps/cli/main.py",
     "clearhead/tasks/evaluate/",
     "clearhead/base/files.py",
     "clearhead/generate/",
     "clearhead/checkpoints/hf/choice.py",
-    "clearhead/predict/",
-    "clearhead/recipes/",
+    "clearhead/model/training.py",
+    "clearhead/spec/tasks/",
+    "clearhead/apps/recipes/",
     "clearhead/tasks/",
     "clearhead/text/special_tokens.py",
     "clearhead/training/",

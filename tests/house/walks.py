@@ -85,8 +85,8 @@ def counted_file(code: CodeType) -> str | None:
 
 def make_models(folder: Path) -> None:
     """Train the two tiny models that the walks use, and write the run file of the third walk."""
-    from tests.cli.tiny_run import train, write_run_file
-    from tests.cli.tiny_tasks import train_task
+    from tests.apps.cli.tiny_run import train, write_run_file
+    from tests.apps.cli.tiny_tasks import train_task
 
     for name in ("translate", "generate", "train"):
         (folder / name).mkdir()
@@ -139,7 +139,7 @@ def walk_train(folder: Path, trace: FileTrace) -> None:
 
 def walk_serve(folder: Path, trace: FileTrace) -> None:
     """Send one request to a server; counts from the request to its answer."""
-    from clearhead.cli.main import main
+    from clearhead.apps.cli.main import main
 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -13,7 +13,7 @@ import torch
 import clearhead as ch
 from clearhead.checkpoints.runs.metrics import read_metrics
 from clearhead.core import Cache
-from tests.cli.tiny_run import PAIRS
+from tests.apps.cli.tiny_run import PAIRS
 from tests.laws.tiny import MODELS, difference, padded, ragged, tiny
 
 AVAILABLE = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}

@@ -14,7 +14,7 @@ import torch
 
 import clearhead as ch
 from clearhead import spec
-from clearhead.cli.main import main
+from clearhead.apps.cli.main import main
 from clearhead.core import build
 from clearhead.interpret.explain.explanation import explain_text
 from clearhead.interpret.explain.text import text_lines

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError
-from clearhead.cli.main import main
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
-from tests.cli.tiny_run import write_run_file
+from tests.apps.cli.tiny_run import write_run_file
 
 TEXTS = ["a m u", "e q y b n", "c", "zzz a"]
 

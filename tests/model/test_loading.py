@@ -11,8 +11,8 @@ import torch
 import transformers
 
 import clearhead as ch
+from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError
-from clearhead.cli.main import main
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import clearhead as ch
-from clearhead.cli.main import main
+from clearhead.apps.cli.main import main
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.tag.use import tag_words
 from tests import hf_models as checkpoints

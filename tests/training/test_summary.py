@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from clearhead.cli.main import make_app
+from clearhead.apps.cli.main import make_app
 from clearhead.training.runfile.read import parse_run_file
 from clearhead.training.settings import RunResult
 from clearhead.training.summary import next_commands, summary_lines

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from clearhead.cli.main import make_app
+from clearhead.apps.cli.main import make_app
 
 
 def lines(_argument: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from clearhead.cli.main import main
+from clearhead.apps.cli.main import main
 from tests import hf_models as made
 
 TENSORS, INDEX = "model.safetensors", "model.safetensors.index.json"

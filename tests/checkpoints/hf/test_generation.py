@@ -12,9 +12,9 @@ import torch
 import transformers
 
 import clearhead as ch
+from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError
 from clearhead.checkpoints.hf.generation import DEFAULT_IDS, read_generation_config
-from clearhead.cli.main import main
 from tests import hf_models
 from tests.checkpoints.hf import tokenizer_folders as made
 from tests.laws.tiny import tiny

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 import clearhead as ch
-from clearhead.cli.main import main
+from clearhead.apps.cli.main import main
 from tests import hf_models as made
 from tests.checkpoints.hf.test_memory import inside, mapped
 from tests.laws.tiny import difference

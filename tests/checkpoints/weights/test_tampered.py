@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import clearhead as ch
+from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError
 from clearhead.checkpoints.runs.manifest import MANIFEST
 from clearhead.checkpoints.weights.lora import adapt, merged
-from clearhead.cli.main import main
 from clearhead.fast.int8 import to_int8
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.tasks.record import TaskRecord

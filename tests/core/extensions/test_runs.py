@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import clearhead as ch
+from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError
 from clearhead.base.progress import Display, shown_by
-from clearhead.cli.main import main
 from clearhead.core.extensions.files import load_parts
 from clearhead.spec.registry import _registry
 from clearhead.training.runfile.read import toml_text

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clearhead.cli.console import library_messages
-from clearhead.cli.stopping import StopOnSignal, Stopped
+from clearhead.apps.cli.console import library_messages
+from clearhead.apps.cli.stopping import StopOnSignal, Stopped
 from clearhead.fast.native import build
 from clearhead.fast.native.options import INFERENCE, PACKAGED, library_name
 from clearhead.fast.probe import processor
@@ -54,7 +54,7 @@ def test_no_compiler_goes_on_when_the_program_is_stopped(monkeypatch: pytest.Mon
     compiler.chmod(0o700)
     monkeypatch.setenv("CXX", str(compiler))
     # The process that would be ended is that of the tests.
-    monkeypatch.setattr("clearhead.cli.stopping.GRACE", 60)
+    monkeypatch.setattr("clearhead.apps.cli.stopping.GRACE", 60)
 
     def stop() -> None:
         while not started.exists() or len(started.read_text().split()) < 2:

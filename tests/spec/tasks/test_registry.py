@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError
-from clearhead.cli.main import main
 from clearhead.spec.tasks import registry
 from clearhead.spec.tasks.record import TaskRecord
 

@@ -18,11 +18,11 @@ import torch
 import transformers
 
 import clearhead
+from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError
-from clearhead.cli.main import main
 from clearhead.tasks.answer.use import Answer, answer, answer_scores
+from tests.apps.cli.test_commands import run
 from tests.checkpoints.hf import tokenizer_folders as made
-from tests.cli.test_commands import run
 
 QUESTION = "what runs over the grass?"
 SHORT = "the cat sat on the mat, and the dog looked at it."

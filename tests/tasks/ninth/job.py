@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.cli.main import main
+from clearhead.apps.cli.main import main
 from clearhead.spec.tasks.registry import find
 from tests.training.quick import leave_out
 

@@ -13,9 +13,9 @@ import torch
 import transformers
 
 import clearhead as ch
+from clearhead.apps.cli.lines import one_line
+from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError
-from clearhead.cli.lines import one_line
-from clearhead.cli.main import main
 from clearhead.tasks.translate.train import Training, collate_pairs
 from clearhead.training.assemble import train_run
 from clearhead.training.init_from import find_initial_model

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.demo import classify, fill, generate, translate
+from clearhead.apps.demo import classify, fill, generate, translate
 from clearhead.spec.tasks.registry import BUILT_IN
 from clearhead.training.runfile.read import parse_run_file, to_toml
 from tests.house.source import ROOT

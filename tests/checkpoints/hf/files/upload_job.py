@@ -9,7 +9,7 @@ import tempfile
 import torch
 
 import clearhead as ch
-from clearhead.cli.main import main
+from clearhead.apps.cli.main import main
 
 PAIR = "ein hund", "hund ein"
 

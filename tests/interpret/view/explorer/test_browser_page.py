@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import clearhead as ch
-from clearhead.demo.translate import RECIPE
+from clearhead.apps.demo.translate import RECIPE
 from tests.interpret.view.explorer.browser import browser
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -1,0 +1,282 @@
+"""The speed of a model at its own work: tokens generated, prompts read, sentences translated or encoded.
+
+Texts are random tokens, and a text never ends before its limit, so what is measured does not depend on them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from clearhead.apps.bench.limits import Limits, Precision, seconds
+from clearhead.base.progress import message
+from clearhead.core.head import Linear
+from clearhead.generate.batching import device_of
+from clearhead.generate.continuation import GenerateRequest, generate_ids, stream_ids
+from clearhead.generate.options import GenerateOptions
+from clearhead.model.facade import Model
+from clearhead.spec.cost import cost_per_token, forward_flops
+from clearhead.spec.tasks.registry import find
+from clearhead.spec.token_counts import TokenCounts
+
+SECONDS: Final = 15.0
+"""For the measurements of a model in all precisions."""
+CONTEXTS: Final = (32, 500, 2000, 8000)
+"""Tokens in front of those that are generated; the first is what batches have."""
+SENTENCE: Final = 25
+"""Tokens of a sentence that is translated or encoded."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured.
+
+    Args:
+        new_tokens: generated after a prompt.
+        repeats: of everything, after one that does not count; medians count.
+        seconds: after which nothing is repeated, so that all of it takes little more than these. A context that would
+            take more than these by itself is left out.
+        batch: texts of the larger batch.
+        contexts: as of `CONTEXTS`.
+        seed: of the texts.
+    """
+
+    new_tokens: int = 32
+    repeats: int = 5
+    seconds: float = 5.0
+    batch: int = 16
+    contexts: tuple[int, ...] = CONTEXTS
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One measurement.
+
+    Attributes:
+        work: what was measured.
+        precision: of the weights.
+        batch: texts at a time.
+        context: tokens of each text before the work began, or that were read.
+        unit: "tokens" or "sentences".
+        per_second: how many of them, the median of the repetitions.
+        limit: how many the machine's limits allow.
+        p50, p95: seconds of a token, its median and its 95th percentile; None: not measured one by one.
+    """
+
+    work: str
+    precision: str
+    batch: int
+    context: int
+    unit: str
+    per_second: float
+    limit: float
+    p50: float | None = None
+    p95: float | None = None
+
+    @property
+    def share(self) -> float:
+        """The share of the limit."""
+        return self.per_second / self.limit
+
+
+def measure(model: Model, precision: Precision, limits: Limits, effort: Effort) -> Iterator[Speed]:
+    """Yield the speeds of a model at the work of its kind.
+
+    Args:
+        model: loaded in the precision.
+        precision: of its weights.
+        limits: of its device.
+        effort: how much is measured.
+
+    Raises:
+        InputError: the model cannot do its work, such as a multilingual one that needs languages.
+    """
+    bench = _Bench(model, precision, limits, effort)
+    if model.module.decoder is None:
+        yield from bench.encoding()
+    elif model.module.encoder is None:
+        yield from bench.decoding()
+    else:
+        yield from bench.translation()
+
+
+class _Bench:
+    """The measurements of one model in one precision."""
+
+    def __init__(self, model: Model, precision: Precision, limits: Limits, effort: Effort) -> None:
+        self.model, self.precision, self.limits, self.effort = model, precision, limits, effort
+        self.device, self.chance = device_of(model.module), np.random.default_rng(effort.seed)
+        self.seconds_each = effort.seconds
+
+    def decoding(self) -> Iterator[Speed]:
+        """Yield prompt processing and decoding of one text at each context that fits, and of a batch."""
+        effort, fitting = self.effort, [*_fitting(self.model, self.effort)]
+        self.seconds_each = effort.seconds / (len(fitting) + 1)
+        times_limit = 0.0
+        for number, (context, new) in enumerate(fitting):
+            least = context / self._product_limit(context)
+            # As many times as long as the limit allows as the context before it.
+            if times_limit * least > effort.seconds:
+                left_out = ", ".join(f"{length:,}" for length, _ in fitting[number:])
+                message(f"left out: {left_out} tokens; {context:,} take about {times_limit * least:.0f} s to read")
+                return
+            runs = self._repeated(lambda: self._stream(context, new))  # noqa: B023
+            tokens = [later - earlier for run in runs for earlier, later in pairwise(run[1:])]
+            first = statistics.median(run[1] - run[0] for run in runs)
+            times_limit = first / least
+            yield self._speed("prompt", 1, context, context / first, self._product_limit(context))
+            middle = statistics.median(tokens)
+            yield replace(
+                self._speed("decode", 1, context, 1 / middle, self._read_limit(1, context)),
+                p50=middle,
+                p95=float(np.percentile(tokens, 95)),
+            )
+            if number == 0:
+                rate, limit = self._batch_rate(context, new), self._read_limit(effort.batch, context)
+                yield self._speed("decode", effort.batch, context, rate, limit)
+
+    def translation(self) -> Iterator[Speed]:
+        """Yield the tokens per second of translations, greedy and by beam search, of one sentence and of a batch."""
+        self.seconds_each = self.effort.seconds / 4
+        for beam_size in (1, 5):
+            for batch in (1, self.effort.batch):
+                texts = self._texts(batch)
+
+                def run(texts: Sequence[str] = texts, beam_size: int = beam_size) -> float:
+                    began = time.perf_counter()
+                    found = self.model.translate_n_best(list(texts), n=1, beam_size=beam_size, max_length=SENTENCE)
+                    return sum(len(best.tokens) for (best, *_) in found) / (time.perf_counter() - began)
+
+                work = "translate, greedy" if beam_size == 1 else f"translate, beam {beam_size}"
+                yield self._speed(work, batch, SENTENCE, self._median(run), self._read_limit(batch, SENTENCE))
+
+    def encoding(self) -> Iterator[Speed]:
+        """Yield the sentences per second of an encoder at its task."""
+        self.seconds_each = self.effort.seconds / 2
+        for batch in (1, self.effort.batch):
+            texts = self._texts(batch)
+            rate = self._median(lambda: batch / seconds(lambda: self._use(texts), self.device))  # noqa: B023
+            limit = self._product_limit(SENTENCE) / SENTENCE
+            yield replace(self._speed("encode", batch, SENTENCE, rate, limit), unit="sentences")
+
+    def _speed(self, work: str, batch: int, context: int, per_second: float, limit: float) -> Speed:
+        return Speed(work, self.precision, batch, context, "tokens", per_second, limit)
+
+    def _median(self, run: Callable[[], float]) -> float:
+        return statistics.median(self._repeated(run))
+
+    def _repeated(self, run: Callable[[], T]) -> list[T]:
+        """Return what each repetition found; the first one counts only where there was time for no other."""
+        began, found = time.perf_counter(), [run()]
+        while len(found) <= self.effort.repeats and time.perf_counter() - began < self.seconds_each:
+            found.append(run())
+        return found[1:] or found
+
+    def _stream(self, context: int, new: int) -> list[float]:
+        """Return when a generation began and when each token came; every id is one letter, so none is held back."""
+        times = [time.perf_counter()]
+        for _ in stream_ids(self.model.tree, self._request(1, context, new)):
+            times.append(time.perf_counter())
+        return times
+
+    def _batch_rate(self, context: int, new: int) -> float:
+        """Return the tokens per second of a batch, without reading its prompts."""
+        batch = self.effort.batch
+
+        def run() -> float:
+            one, all_of_them = (self._request(batch, context, count) for count in (1, new))
+            begin = seconds(lambda: generate_ids(self.model.tree, one), self.device)
+            whole = seconds(lambda: generate_ids(self.model.tree, all_of_them), self.device)
+            return batch * (new - 1) / max(whole - begin, 1e-9)
+
+        return self._median(run)
+
+    def _request(self, batch: int, context: int, new_tokens: int) -> GenerateRequest:
+        tokenizer = self.model.tokenizer
+        options = GenerateOptions(max_new_tokens=new_tokens, min_new_tokens=new_tokens, temperature=0, batch_size=batch)
+        return GenerateRequest(
+            [self._ids(context) for _ in range(batch)],
+            options,
+            eos_id=tokenizer.eos_id,
+            pad_id=tokenizer.pad_id,
+            decode=lambda ids: "x" * len(ids),
+        )
+
+    def _ids(self, count: int) -> list[int]:
+        size = min(self.model.tokenizer.vocab_size, self.model.module.num_source_ids)
+        return [int(index) for index in self.chance.integers(0, size, size=count)]
+
+    def _texts(self, count: int) -> list[str]:
+        """Return texts of about the tokens of a sentence."""
+        return [self.model.tokenizers.source.decode(self._ids(SENTENCE)) or "a" for _ in range(count)]
+
+    def _use(self, texts: list[str]) -> object:
+        """Do the task of an encoder; where it is none of these, run the model."""
+        if find(self.model.task.kind).outputs in ("labels", "token_labels", "vector"):
+            return self.model.predict(texts)
+        tokenizer = self.model.tokenizer
+        rows = [ids[:SENTENCE] for ids in tokenizer.encode_batch(texts)]
+        width = max(1, *map(len, rows))
+        ids = torch.tensor([row + [tokenizer.pad_id] * (width - len(row)) for row in rows], device=self.device)
+        mask = torch.tensor([[place < max(1, len(row)) for place in range(width)] for row in rows], device=self.device)
+        with torch.inference_mode():
+            return self.model.tree(ids, mask=mask)
+
+    def _product_limit(self, length: int) -> float:
+        """Return the tokens per second that the matrix products of reading a text allow; a decoder has one output."""
+        is_decoder = self.model.module.encoder is None
+        counts = TokenCounts(
+            first_tokens=length,
+            first_pairs=length * (length + 1) // 2 if is_decoder else length**2,
+            outputs=1 if is_decoder else length,
+            sequences=1,
+        )
+        return length * self.limits.flops[self.precision] / forward_flops(self.model.spec, counts)
+
+    def _read_limit(self, batch: int, context: int) -> float:
+        """Return the tokens per second that reading weights and cache once for each step allows."""
+        cost = cost_per_token(self.model.spec, context, context)
+        number = next(self.model.module.parameters()).element_size()
+        cache = number * batch * context * (cost.cache_numbers + cost.memory_numbers)
+        return batch * self.limits.bytes_per_second / (weights_of_a_step(self.model) + cache)
+
+
+def weights_of_a_step(model: Model) -> int:
+    """Return the bytes of weights that a decoding step reads: the decoder and the head, but of a table only rows."""
+    module = model.module
+    assert module.decoder is not None, "a model that decodes has a decoder"
+    parts = [module.decoder] if module.head is None else [module.decoder, module.head]
+    own: set[Tensor] = {weight for part in parts for weight in _tensors(part)}
+    own -= set(_tensors(module.decoder.embedding))
+    if module.head is not None:
+        # A tied matrix belongs to the embedding, and the head reads all of it.
+        linear = next(layer for layer in reversed(module.head.layers) if isinstance(layer, Linear))
+        holder = linear.borrowed[0] if linear.borrowed else linear
+        own.update(_tensors(holder))
+    return sum(weight.nbytes for weight in own)
+
+
+def _tensors(part: nn.Module) -> list[Tensor]:
+    """Return the weights of a part; those in 8 bits are buffers."""
+    return [*part.parameters(), *part.buffers()]
+
+
+def _fitting(model: Model, effort: Effort) -> Iterator[tuple[int, int]]:
+    """Yield the contexts that a model has, with the tokens to generate; a short one where it has none of them."""
+    most = min((limit for limit in (model.module.max_positions, model.task.max_length) if limit is not None), default=0)
+    fitting = [context for context in effort.contexts if not most or context + effort.new_tokens <= most]
+    for context in fitting:
+        yield context, effort.new_tokens
+    if not fitting:
+        yield most - most // 2, most // 2

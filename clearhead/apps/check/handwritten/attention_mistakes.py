@@ -1,0 +1,392 @@
+"""Attention in plain PyTorch, with every known mistake as one changed step.
+
+Legend: B batch, T queries, S keys, H heads, E head size, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.apps.check.handwritten.weights import Projection, Projections
+
+Split = Callable[[Tensor, int], Tensor]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One input of an attention.
+
+    Args:
+        name: what it shows, in words.
+        query: [B, T, D].
+        memory: [B, S, D]; None: the query.
+        allowed: [B or 1, 1, T or 1, S], True = may attend; None: no mask.
+    """
+
+    name: str
+    query: Tensor
+    memory: Tensor | None = None
+    allowed: Tensor | None = None
+
+
+def _interleaved(x: Tensor, heads: int) -> Tensor:
+    apart: Tensor = x.unflatten(-1, (-1, heads))
+    return apart.permute(0, 3, 1, 2)
+
+
+SPLITS: dict[str, Split] = {
+    "heads": lambda x, heads: x.unflatten(-1, (heads, -1)).transpose(1, 2),
+    "interleaved": _interleaved,
+    "view": lambda x, heads: x.reshape(len(x), heads, x.shape[1], -1),
+    "view of features first": lambda x, heads: x.mT.reshape(len(x), heads, x.shape[1], -1),
+    "pieces of `heads` features": lambda x, heads: x.unflatten(-1, (-1, heads)).transpose(1, 2),
+    "tokens first": lambda x, heads: x.unflatten(-1, (heads, -1)),
+    "heads first": lambda x, heads: (
+        x.unflatten(-1, (heads, -1)).permute(2, 0, 1, 3).reshape(len(x), heads, x.shape[1], -1)
+    ),
+    "view of batch": lambda x, heads: x.reshape(heads, len(x), x.shape[1], -1).transpose(0, 1),
+    "reversed": lambda x, heads: x.unflatten(-1, (heads, -1)).transpose(1, 2).flip(1),
+    "shifted": lambda x, heads: x.unflatten(-1, (heads, -1)).transpose(1, 2).roll(1, 1),
+}
+MERGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "heads": lambda mixed: mixed.transpose(1, 2).flatten(2),
+    "interleaved": lambda mixed: mixed.permute(0, 2, 3, 1).flatten(2),
+    "view": lambda mixed: mixed.reshape(len(mixed), mixed.shape[2], -1),
+    "view of features first": lambda mixed: mixed.mT.reshape(len(mixed), mixed.shape[2], -1),
+    "tokens first": lambda mixed: mixed.flatten(2),
+    "batch and heads": lambda mixed: mixed.transpose(0, 1).permute(0, 2, 1, 3).reshape(len(mixed), mixed.shape[2], -1),
+    "heads first": lambda mixed: mixed.transpose(0, 1).reshape(len(mixed), mixed.shape[2], -1),
+    "heads, tokens, batch": lambda mixed: mixed.permute(2, 1, 0, 3).reshape(len(mixed), mixed.shape[2], -1),
+    "tokens, batch": lambda mixed: mixed.permute(2, 0, 1, 3).reshape(len(mixed), mixed.shape[2], -1),
+    "heads of the fold": lambda mixed: (
+        mixed.reshape(mixed.shape[1], len(mixed), *mixed.shape[2:]).permute(1, 2, 0, 3).flatten(2)
+    ),
+    "heads of the fold, last": lambda mixed: (
+        mixed.reshape(mixed.shape[1], len(mixed), *mixed.shape[2:])
+        .transpose(0, 1)
+        .reshape(len(mixed), mixed.shape[2], -1)
+    ),
+}
+Scale = Callable[[int, int, int, int], float]
+SCALES: dict[str, Scale] = {  # of head size, heads, keys and width
+    "root": lambda e, h, s, d: e**-0.5,
+    "no_scaling": lambda e, h, s, d: 1.0,
+    "scaled_by_width": lambda e, h, s, d: d**-0.5,
+    "scaled_by_heads": lambda e, h, s, d: h**-0.5,
+    "scaled_without_root": lambda e, h, s, d: 1.0 / e,
+    "scaled_twice": lambda e, h, s, d: 1.0 / e,
+    "scale_multiplied": lambda e, h, s, d: e**0.5,
+    "scaled_by_length": lambda e, h, s, d: s**-0.5,
+}
+_MORE_SCALES: dict[str, tuple[Scale, ...]] = {
+    "scaled_by_width": (lambda e, h, s, d: 1.0 / d,),
+    "scaled_by_heads": (lambda e, h, s, d: 1.0 / h,),
+    "scaled_twice": (lambda e, h, s, d: e**-1.5, lambda e, h, s, d: e**-0.75),
+    "scale_multiplied": (lambda e, h, s, d: float(e),),
+}
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How an attention is computed; the defaults are right.
+
+    Args:
+        scale: of the scores.
+        softmax: its axis.
+        query_split, key_split, value_split, merge: how heads are split and merged.
+        without: biases that are missing, by role, and "output projection".
+        transposed: roles whose weight is transposed.
+        roles: which projection makes queries, keys and values.
+        inputs: which input queries, keys and values are made of: 0 the query, 1 the memory.
+        is_flipped: scores are k q^T.
+        mask: how it is applied.
+        value: of hidden scores, where `mask` uses one.
+        is_causal: the part masks by itself.
+        diagonal: of the causal mask: 0 is right, 1 shows the next token.
+        slices: of tokens in place of features: "" none, "first", or "blocks".
+    """
+
+    scale: Scale = SCALES["root"]
+    softmax: int = -1
+    query_split: str = "heads"
+    key_split: str = "heads"
+    value_split: str = "heads"
+    merge: str = "heads"
+    without: frozenset[str] = frozenset()
+    transposed: frozenset[str] = frozenset()
+    roles: tuple[str, str, str] = ("query", "key", "value")
+    inputs: tuple[int, int, int] = (0, 1, 1)
+    is_flipped: bool = False
+    mask: str = "hide"
+    value: float = -math.inf
+    is_causal: bool = False
+    diagonal: int = 0
+    slices: str = ""
+
+
+def attend(steps: Steps, weights: Projections, probe: Probe, heads: int) -> Tensor:
+    """Return the output of the steps."""
+    sources = probe.query, probe.query if probe.memory is None else probe.memory
+    q, k, v = (
+        _project(steps, weights, role, sources[which]) for role, which in zip(steps.roles, steps.inputs, strict=True)
+    )
+    if steps.slices:
+        return _finish(steps, weights, _sliced(steps, q, k, v, heads))
+    size = q.shape[-1] // heads
+    groups = heads if steps.query_split.startswith("pieces") else k.shape[-1] // size
+    q = SPLITS[steps.query_split](q, heads)
+    k, v = SPLITS[steps.key_split](k, groups), SPLITS[steps.value_split](v, groups)
+    if k.shape[1] != q.shape[1] and steps.query_split != "tokens first":
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    scores = (k @ q.mT if steps.is_flipped else q @ k.mT) * steps.scale(
+        q.shape[-1], heads, k.shape[2], probe.query.shape[-1]
+    )
+    return _finish(steps, weights, MERGES[steps.merge](_weights(steps, scores, probe) @ v))
+
+
+def _project(steps: Steps, weights: Projections, role: str, x: Tensor) -> Tensor:
+    found: Projection = weights[role]
+    weight = found.weight.T if role in steps.transposed else found.weight
+    return torch.nn.functional.linear(x, weight, None if role in steps.without else found.bias)
+
+
+def _finish(steps: Steps, weights: Projections, merged: Tensor) -> Tensor:
+    if "out" not in weights or "output projection" in steps.without:
+        return merged
+    return _project(steps, weights, "out", merged)
+
+
+def _sliced(steps: Steps, q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
+    width, size = q.shape[-1], q.shape[-1] // heads
+    starts = [0] if steps.slices == "first" else range(0, q.shape[1], size)
+    length = width if steps.slices == "first" else size
+    pieces = []
+    for start in starts:
+        a, b, c = (x[:, start : start + length] for x in (q, k, v))
+        pieces.append((a @ b.mT * steps.scale(width, heads, b.shape[1], width)).softmax(-1) @ c)
+    return torch.cat(pieces, 1)
+
+
+def _allowed(steps: Steps, probe: Probe, queries: int, keys: int) -> Tensor | None:
+    """Return what the steps' mask allows; None: everything."""
+    own = torch.ones(queries, keys, dtype=torch.bool).tril(steps.diagonal) if steps.is_causal else None
+    given = probe.allowed
+    if given is not None and steps.mask == "ignored":
+        given = None
+    if given is None or own is None:
+        either = given if own is None else own
+        if either is None or steps.mask not in ("inverted", "transposed", "diagonal hidden"):
+            return either
+        if steps.mask == "diagonal hidden":
+            return either & ~torch.eye(queries, keys, dtype=torch.bool)
+        return ~either if steps.mask == "inverted" else either.mT
+    match steps.mask:
+        case "inverted":
+            return own & ~given
+        case "transposed":
+            return own & given.mT
+        case "either":
+            return own | given
+        case "only future":
+            return ~own & given
+        case "not both":
+            return ~own | given
+        case "differ":
+            return own ^ given
+        case "neither":
+            return ~(own | ~given)
+        case "nor":
+            return ~(own | given)
+        case "inverted both":
+            return ~(own & given)
+        case "own inverted, or given inverted":
+            return ~own | ~given
+        case "own alone":
+            return own
+        case "given alone":
+            return given
+    return own & given
+
+
+def _weights(steps: Steps, scores: Tensor, probe: Probe) -> Tensor:
+    allowed = _allowed(steps, probe, *scores.shape[-2:])
+    if allowed is None:
+        return scores.softmax(steps.softmax)
+    if steps.mask == "of other rows":
+        rows = allowed.expand(len(scores), 1, *scores.shape[-2:])[:, 0]
+        order = torch.arange(scores.shape[0] * scores.shape[1]) % len(scores)
+        allowed = rows[order].view(scores.shape)
+    match steps.mask:
+        case "added":
+            return (scores + allowed.to(scores.dtype)).softmax(steps.softmax)
+        case "added inverted":
+            return (scores + (~allowed).to(scores.dtype)).softmax(steps.softmax)
+        case "subtracted":
+            return (scores - (~allowed).to(scores.dtype)).softmax(steps.softmax)
+        case "multiplied":
+            return (scores * allowed).softmax(steps.softmax)
+        case "multiplied inverted":
+            return (scores * ~allowed).softmax(steps.softmax)
+        case "after":
+            return scores.softmax(steps.softmax) * allowed
+        case "after inverted":
+            return scores.softmax(steps.softmax) * ~allowed
+        case "hide after":
+            return scores.softmax(steps.softmax).masked_fill(~allowed, steps.value)
+        case "hide after, inverted":
+            return scores.softmax(steps.softmax).masked_fill(allowed, steps.value)
+        case "plus":
+            return (scores + (~allowed) * steps.value).softmax(steps.softmax)
+    return scores.masked_fill(~allowed, steps.value).softmax(steps.softmax)
+
+
+CONVENTIONS: tuple[dict[str, Any], ...] = tuple(
+    {"query_split": split, "key_split": split, "value_split": value, "merge": value}
+    for split in ("heads", "interleaved")
+    for value in ("heads", "interleaved")
+)
+"""How heads may lie among the features: any order, if queries agree with keys, and values with the result."""
+
+
+def mistakes(steps: Steps, weights: Projections, has_mask: bool, has_memory: bool) -> Iterator[tuple[str, Steps]]:
+    """Yield the steps with each known mistake."""
+    for cause, change in _changes(weights, has_mask or steps.is_causal, has_memory, steps.is_causal):
+        yield cause, replace(steps, **change)
+
+
+def _changes(
+    weights: Projections, masks: bool, has_memory: bool, is_causal: bool
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    for cause, scale in SCALES.items():
+        if cause != "root":
+            yield from ((cause, {"scale": one}) for one in (scale, *_MORE_SCALES.get(cause, ())))
+    yield "softmax_over_queries", {"softmax": -2}
+    yield "softmax_over_heads", {"softmax": 1}
+    yield "softmax_over_batch", {"softmax": 0}
+    if "out" in weights:
+        yield "output_projection_missing", {"without": frozenset({"output projection"})}
+    biased = [role for role, one in weights.items() if one.bias is not None]
+    for roles in dict.fromkeys((*((role,) for role in biased), tuple(biased), tuple(set(biased) - {"out"}))):
+        if roles:
+            yield "bias_missing", {"without": frozenset(roles)}
+    square = [role for role, one in weights.items() if one.weight.shape[0] == one.weight.shape[1]]
+    for roles in dict.fromkeys(((*square,), *((role,) for role in square), tuple(set(square) - {"out"}))):
+        yield "weights_transposed", {"transposed": frozenset(roles)}
+    yield from _swaps(has_memory)
+    yield from _layouts()
+    if masks:
+        yield from _maskings(is_causal)
+
+
+def _swaps(has_memory: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    flipped = "scores_transposed", {"is_flipped": True}
+    swaps = (
+        ("query_and_key_swapped", {"roles": ("key", "query", "value")}),
+        ("query_and_key_swapped", {"inputs": (1, 0, 0)}),
+        ("query_and_key_swapped", {"inputs": (1, 0, 1)}),
+        ("query_and_key_swapped", {"inputs": (1, 1, 0)}),
+        ("query_and_key_swapped", {"inputs": (1, 1, 1)}),
+        ("query_and_key_swapped", {"inputs": (1, 0, 1), "roles": ("key", "query", "value")}),
+        ("query_and_key_swapped", {"inputs": (1, 0, 0), "roles": ("key", "query", "value")}),
+    )
+    yield from ((*swaps, flipped) if has_memory else (flipped, swaps[0]))
+    yield "key_and_value_swapped", {"roles": ("query", "value", "key")}
+    yield "key_and_value_swapped", {"roles": ("key", "value", "query")}
+    if has_memory:
+        yield "key_and_value_swapped", {"inputs": (0, 1, 0)}
+        yield "key_and_value_swapped", {"inputs": (0, 0, 1)}
+        yield "key_and_value_swapped", {"inputs": (0, 0, 0)}
+
+
+def _layouts() -> Iterator[tuple[str, dict[str, Any]]]:
+    def every(split: str) -> dict[str, str]:
+        return {"query_split": split, "key_split": split, "value_split": split}
+
+    pieces = every("pieces of `heads` features")
+    of_head_size: Scale = lambda e, h, s, d: (d // h) ** -0.5  # noqa: E731
+    for scale in (
+        *(SCALES[name] for name in ("root", "no_scaling", "scaled_by_heads", "scaled_by_width")),
+        of_head_size,
+    ):
+        for merge in MERGES:
+            yield "split_by_number_of_heads", {**pieces, "scale": scale, "merge": merge}
+    for kind in ("first", "blocks"):
+        yield "time_sliced_for_features", {"slices": kind}
+        yield "time_sliced_for_features", {"slices": kind, "scale": of_head_size}
+    for split in ("view", "tokens first", "view of features first", "heads first", "view of batch"):
+        cause = (
+            "heads_without_transpose"
+            if split in ("view", "tokens first", "view of features first")
+            else "batch_mixed_into_heads"
+        )
+        for merge in MERGES:
+            yield cause, {**every(split), "merge": merge}
+    for merge in MERGES:
+        batch = any(word in merge for word in ("batch", "heads first", "fold"))
+        if merge not in ("heads", "interleaved", "tokens first"):
+            yield "batch_mixed_into_heads" if batch else "heads_merged_without_transpose", {"merge": merge}
+    yield "heads_merged_without_transpose", {"merge": "interleaved"}
+    for other in ("interleaved", "reversed", "shifted", "view"):
+        for role in ("query", "key", "value"):
+            yield "heads_mismatched", {f"{role}_split": other}
+        if other != "interleaved":
+            yield "heads_mismatched", {"query_split": other, "key_split": other}
+    for split in ("view", "heads first"):
+        yield "heads_without_transpose", {"key_split": split, "value_split": split}
+        yield "heads_without_transpose", {"query_split": split, "key_split": split}
+
+
+def _maskings(is_causal: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield "mask_ignored", {"mask": "ignored"}
+    yield "mask_polarity", {"mask": "inverted"}
+    if is_causal:
+        yield "mask_polarity", {"mask": "transposed"}
+    yield "mask_transposed", {"mask": "transposed"}
+    for kind in ("added", "added inverted", "subtracted"):
+        yield "mask_added_where_boolean", {"mask": kind}
+    for kind in ("multiplied", "multiplied inverted"):
+        yield "mask_multiplied_before_softmax", {"mask": kind}
+    for kind in ("after", "after inverted"):
+        yield "mask_after_softmax", {"mask": kind}
+    for value in (-math.inf, -1e9, 1e-9, -1e-9, -1e20, -1e10, -1e4):
+        for kind in ("hide after", "hide after, inverted"):
+            yield "mask_after_softmax", {"mask": kind, "value": value}
+    yield "batch_mixed_into_heads", {"mask": "of other rows"}
+    yield "causal_diagonal_blocked", {"mask": "diagonal hidden"}
+    for kind in ("either", "only future", "not both", "differ", "neither", "nor", "inverted both",
+                 "own inverted, or given inverted"):  # fmt: skip
+        yield "masks_combined_by_max", {"mask": kind}
+    if is_causal:
+        yield "causal_future_visible", {"diagonal": 1}
+        yield "causal_future_visible", {"is_causal": False}
+        yield "causal_diagonal_blocked", {"diagonal": -1}
+        yield "mask_ignored", {"mask": "own alone"}
+    values = (
+        0.0,
+        -1e-9,
+        1e-9,
+        -1.0,
+        1.0,
+        -2.0,
+        -5.0,
+        -10.0,
+        -20.0,
+        -50.0,
+        -100.0,
+        -1e3,
+        -1e4,
+        1e9,
+        1e4,
+        -0.5,
+        -1e-6,
+        -1e-4,
+    )
+    for value in values:
+        for kind in ("hide", "plus"):
+            yield "mask_value_too_small", {"mask": kind, "value": value}

@@ -1,0 +1,164 @@
+"""How a hand-written part is called: what each of its arguments is, by its name and its place."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.apps.check.handwritten.report import CannotCompare
+from clearhead.apps.check.handwritten.weights import role_of
+
+_HEADS = {"heads", "num_heads", "n_heads", "h", "n_head", "nhead", "num_attention_heads", "head_count"}
+_WIDTH = {"width", "d_model", "dim", "embed_dim", "hidden_size", "n_embd", "d", "embed_size", "emb_dim", "model_dim"}
+_MEMORY = re.compile(r"memory|^mem|context|enc|^kv|other|source|^src|cross|^y$")
+_MASK = re.compile("mask|block|padding|^pad|keep|visible|allowed")
+_LETTERS = {"q": "query", "k": "key", "v": "value", "query": "query", "key": "key", "value": "value",
+            "queries": "query", "keys": "key", "values": "value"}  # fmt: skip
+_INPUT_OF = re.compile(r"^(?:x_?)?(q|k|v|query|key|value|queries|keys|values)(?:_?(?:in|input|x|seq|states?))?$")
+
+ADDED = ("additive",)
+MASK_NAMES: Mapping[str, tuple[str, ...]] = {
+    "attn_mask": ("attend", "block", "additive"), "key_padding_mask": ("block", "attend"),
+    "attention_mask": ("attend", "ones", "additive"), "attn_bias": ADDED, "attention_bias": ADDED,
+}  # fmt: skip
+"""What masks of known names may mean, the names being those of PyTorch and of checkpoints."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of a part.
+
+    Args:
+        name: in its signature.
+        role: query, key, value, memory, mask, heads, width, rotation, or a weight such as "weight query".
+        is_required: whether it has no default.
+    """
+
+    name: str
+    role: str
+    is_required: bool
+
+
+def function_of(part: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that a call of a part runs."""
+    return part.forward if isinstance(part, nn.Module) else part
+
+
+def parameters_of(part: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a call that have a name.
+
+    Raises:
+        CannotCompare: it has no signature.
+    """
+    try:
+        found = list(inspect.signature(function_of(part)).parameters.values())
+    except (TypeError, ValueError):
+        raise CannotCompare("its arguments cannot be read") from None
+    return [one for one in found if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+
+
+def attention_arguments(part: Callable[..., Any]) -> list[Argument]:
+    """Return the arguments of an attention.
+
+    Raises:
+        CannotCompare: it needs an argument that no attention has.
+    """
+    parameters = parameters_of(part)
+    weights = _weight_names([one.name for one in parameters]) if not isinstance(part, nn.Module) else {}
+    found: list[Argument] = []
+    for one in parameters:
+        required = one.default is one.empty
+        role = weights.get(one.name) or _role(one.name, [argument.role for argument in found], required)
+        if isinstance(one.default, bool | float):
+            role = None  # a switch, such as need_weights or is_causal
+        if role is None and required:
+            raise CannotCompare(f"what to pass for its argument '{one.name}' is not known; give it a default")
+        if role is not None:
+            found.append(Argument(one.name, role, required))
+    roles = [one.role for one in found]
+    if "query" not in roles:
+        raise CannotCompare("it takes no argument that could be the input")
+    return found
+
+
+def _weight_names(names: Sequence[str]) -> dict[str, str]:
+    """Return the arguments of a function that are weights: those that name a role and are not the inputs themselves."""
+    found = {}
+    for name in names:
+        role = role_of(name)
+        if role is not None and not _INPUT_OF.match(name.lower()) and "mask" not in name.lower():
+            is_bias = re.search(r"bias|^b_?[qkvo]|_b$", name.lower()) is not None
+            found[name] = f"{'bias' if is_bias else 'weight'} {role}"
+    return found if sum(one.startswith("weight") for one in found.values()) >= 1 else {}
+
+
+def _role(name: str, before: Sequence[str], required: bool) -> str | None:
+    low = name.lower()
+    inputs = [role for role in before if role in ("query", "key", "value", "memory")]
+    if _MASK.search(low) or low in MASK_NAMES:
+        return "mask"
+    if low in _HEADS:
+        return "heads"
+    if low in _WIDTH and not (low == "d" and not before):
+        return "width"
+    if low == "position_embeddings":
+        return "rotation"
+    if low in ("need_weights", "return_weights", "training", "dropout", "p", "dropout_p"):
+        return None
+    if named := _INPUT_OF.match(low):
+        return _LETTERS[named[1]]
+    if not inputs:
+        return "memory" if re.match(r"enc|memory", low) else "query"
+    if _MEMORY.search(low) and (required or "memory" not in inputs):
+        return "memory"
+    if "memory" in inputs and "query" not in inputs:
+        return "query"
+    if not required:
+        return None
+    return {1: "memory", 2: "value"}.get(len(inputs)) if "memory" not in inputs or len(inputs) == 2 else None
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a call passes, by role; None is passed only where an argument has no default."""
+
+    query: Tensor
+    memory: Tensor | None = None
+    mask: Tensor | None = None
+    mask_name: str | None = None
+
+
+def call_arguments(
+    part: Callable[..., Any], arguments: Sequence[Argument], given: Given, numbers: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return positional and named arguments of a call.
+
+    Args:
+        part: the part.
+        arguments: of it.
+        given: the inputs.
+        numbers: heads, width, and weights by their role.
+    """
+    source = given.query if given.memory is None else given.memory
+    values: dict[str, Any] = {}
+    for one in arguments:
+        if one.role == "query":
+            values[one.name] = given.query
+        elif one.role in ("key", "value") or (one.role == "memory" and (given.memory is not None or one.is_required)):
+            values[one.name] = source
+        elif one.role == "mask" and (one.is_required or one.name == given.mask_name):
+            values[one.name] = given.mask if one.name == given.mask_name else None
+        elif one.role == "rotation":
+            size = numbers["width"] // numbers["heads"]
+            shape = (len(given.query), given.query.shape[1], size)
+            values[one.name] = torch.ones(shape, dtype=given.query.dtype), torch.zeros(shape, dtype=given.query.dtype)
+        elif one.role in numbers and (one.is_required or one.role not in ("heads", "width") or one.role == "heads"):
+            values[one.name] = numbers[one.role]
+    positional = [one.name for one in parameters_of(part) if one.kind is one.POSITIONAL_ONLY and one.name in values]
+    return [values.pop(name) for name in positional], values

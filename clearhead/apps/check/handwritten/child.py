@@ -1,0 +1,182 @@
+"""Child process that imports a user's file and compares its parts: python -m ...child FILE NAME KIND SETTINGS.
+
+It writes one JSON object per line to its standard output. The first object is empty and precedes the import. The names
+of the parts follow, then one report for each part. A fault ends the output. NAME and KIND may be empty. SETTINGS are
+arguments as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from torch import nn
+
+from clearhead.apps.check.handwritten.adapters import ADAPTERS
+from clearhead.apps.check.handwritten.attentions import attention
+from clearhead.apps.check.handwritten.importing import import_file
+from clearhead.apps.check.handwritten.layers import layer
+from clearhead.apps.check.handwritten.modules import module
+from clearhead.apps.check.handwritten.report import CannotCompare, Report
+from clearhead.apps.check.handwritten.running import shown_error
+from clearhead.apps.check.handwritten.small_parts import loss, norm, positions, rope
+from clearhead.apps.check.handwritten.transformers import transformer
+from clearhead.base.errors import InputError, nearest
+
+Check = Callable[..., Report]
+CHECKS: Final[Mapping[str, tuple[str, Check]]] = {
+    "rope": ("rope|rotary", rope),
+    "positions": ("pos(?!t)|sinus", positions),
+    "attention": ("att|mha|multi_?head", attention),
+    "norm": ("norm", norm),
+    "loss": ("loss|entropy", loss),
+    "layer": ("layer|block", layer),
+    "transformer": ("transformer|lm$|language|model|decoder|encoder", transformer),
+    "module": ("$^", module),
+}
+"""The kinds of parts: the names that say so, and their comparison."""
+_SIZES: Mapping[str, str] = {
+    "width": r"^(width|d_model|dim|embed_dim|hidden(_size|_dim)?|n_embd|embed(_size)?|emb(_dim|_size)?|model_dim|d|c|"
+    r"features|normalized_shape|size)$",
+    "heads": r"^(n|num)?_?(attention_)?heads?$|^h$|^nhead$|^n_head$",
+    "head_size": r"^(head_size|head_dim|d_k|d_head)$",
+    "inner": r"d_ff|ff|inner|hidden|mlp|intermediate",
+    "vocabulary": r"voc",
+    "length": r"len|ctx|context|block_size|seq|positions",
+    "layers": r"layers|depth|blocks|^n$",
+    "dropout": r"drop|^p$",
+    "theta": r"theta|base",
+}
+
+
+def build(cls: type[Any], width: int, heads: int) -> Any:
+    """Return a module of a user's class, its sizes known by the names of the constructor.
+
+    Raises:
+        CannotCompare: an argument is not known.
+    """
+    values = {"width": width, "heads": heads, "head_size": width // heads, "inner": 2 * width, "vocabulary": 29,
+              "length": 64, "layers": 2, "dropout": 0.1, "theta": 10000.0}  # fmt: skip
+    given = {}
+    for one in inspect.signature(cls).parameters.values():
+        if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+            continue
+        role = next((role for role, names in _SIZES.items() if re.search(names, one.name.lower())), None)
+        if role in ("width", "heads", "head_size") or (one.default is one.empty and role is not None):
+            given[one.name] = values[role]
+        elif one.default is one.empty:
+            raise CannotCompare(f"what to pass for '{one.name}' of its constructor is not known; give it a default")
+    return cls(**given)
+
+
+def kind_of(name: str) -> str | None:
+    """Return the kind of a part by its name."""
+    low = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    return next((kind for kind, (names, _) in CHECKS.items() if re.search(names, low)), None)
+
+
+def _parts(found: ModuleType, name: str, kind: str) -> dict[str, str]:
+    """Return the parts to compare by their names, each with its kind.
+
+    Raises:
+        InputError: there is none, or what it is does not show.
+    """
+    own = {
+        each: value
+        for each, value in vars(found).items()
+        if not each.startswith("_")
+        and callable(value)
+        and (value.__module__ == found.__name__ or each in ADAPTERS or each == name)
+    }
+    if name:
+        if name not in own:
+            raise InputError(f"there is no class or function '{name}' in it{nearest(name, own)}")
+        known = kind or ("adapter" if name in ADAPTERS else kind_of(name))
+        if known is None:
+            raise InputError(f"what '{name}' is does not show in its name: say it by --as, one of {', '.join(CHECKS)}")
+        return {name: known}
+    adapters = dict.fromkeys((each for each in own if each in ADAPTERS), "adapter")
+    if adapters:
+        return adapters
+    parts = {each: kind or kind_of(each) for each in own if inspect.isclass(own[each]) or kind_of(each)}
+    usual = {each: known for each, known in parts.items() if known is not None}
+    if not usual:
+        raise InputError(
+            "it has no class or function whose name says what it is (such as MyAttention): name one, FILE.py:NAME"
+        )
+    return usual
+
+
+def _arguments(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments of a comparison: the settings and sizes that its signature names."""
+    sizes = {**settings, "head_size": settings["width"] // settings["heads"]}
+    return {name: sizes[name] for name in inspect.signature(CHECKS[kind][1]).parameters if name in sizes}
+
+
+def _refuse_unused(settings: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
+    """Refuse a setting that no comparison of the parts takes."""
+    taken = {
+        name for kind in kinds.values() if kind in CHECKS for name in inspect.signature(CHECKS[kind][1]).parameters
+    }
+    for name in settings.keys() - taken - {"width", "heads"}:
+        known = ", ".join(sorted(taken - {"part", "width", "heads", "head_size", "parameters"})) or "no setting"
+        raise InputError(f"no part in it is compared with '{name}'{nearest(name, taken)}; they take {known}")
+
+
+def _compared(candidate: Any, name: str, kind: str, settings: Mapping[str, Any]) -> Report:
+    width, heads = settings["width"], settings["heads"]
+    try:
+        if kind == "adapter":
+            return ADAPTERS[name](candidate, width, heads)
+        if inspect.isclass(candidate):
+            if not issubclass(candidate, nn.Module):
+                raise CannotCompare("it is a class, but not an nn.Module")
+            candidate = build(candidate, width, heads)
+        return CHECKS[kind][1](candidate, **_arguments(kind, settings))
+    except NotImplementedError:
+        return Report(name, "not written yet")
+    except (CannotCompare, InputError) as reason:
+        return Report(name, "cannot compare", reason=f"{reason}")
+    except Exception as error:  # noqa: BLE001 a stranger's code raises anything
+        return Report(name, "cannot compare", reason=f"it raises {shown_error(error)}")
+
+
+def answers(path: Path, name: str, kind: str, settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Import a file, yield the names of its parts, then one report for each part; yield only a fault if this fails."""
+    try:
+        user_module = import_file(path)
+        parts = _parts(user_module, name, kind)
+        _refuse_unused(settings, parts)
+    except InputError as error:
+        yield {"fault": f"{error}"}
+        return
+    except Exception as error:  # noqa: BLE001 a stranger's code raises anything
+        yield {"fault": f"importing it raises {shown_error(error)}"}
+        return
+    yield {"parts": list(parts)}
+    for each, known in parts.items():
+        yield {"report": _compared(getattr(user_module, each), each, known, settings).record()}
+
+
+def main(path: str, name: str, kind: str, settings: str) -> None:
+    """Write the answers to standard output, and redirect the output of the user's code to standard error."""
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as pipe:
+        os.dup2(2, 1)
+        pipe.write("{}\n")
+        pipe.flush()
+        for answer in answers(Path(path), name, kind, json.loads(settings)):
+            pipe.write(json.dumps(answer) + "\n")
+            pipe.flush()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main(*sys.argv[1:])

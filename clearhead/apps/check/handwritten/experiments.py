@@ -1,0 +1,85 @@
+"""Which known mistakes, alone or in pairs, reproduce the output of a hand-written part."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from clearhead.apps.check.handwritten.report import Finding, Report, judged
+from clearhead.apps.check.handwritten.running import Runner, relative
+
+Settings = Mapping[str, Any]
+Changes = Sequence[tuple[str, Settings]]
+Compute = Callable[[Settings], Sequence[Tensor]]
+
+
+def largest_difference(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """Return the largest relative difference of outputs in the same order."""
+    return max((relative(one, other) for one, other in zip(found, wanted, strict=True)), default=math.inf)
+
+
+def _error(found: Sequence[Tensor], compute: Compute, settings: Settings) -> float:
+    try:
+        return largest_difference(found, compute(settings))
+    except (RuntimeError, IndexError):
+        return math.inf
+
+
+def single_mistakes(found: Sequence[Tensor], compute: Compute, changes: Changes, bound: float) -> list[str]:
+    """Return the mistakes that reproduce an output by themselves; the arguments are those of `explain`."""
+    causes = [cause for cause, settings in changes if _error(found, compute, settings) <= bound]
+    return list(dict.fromkeys(causes))
+
+
+def explain(found: Sequence[Tensor], compute: Compute, changes: Changes, bound: float) -> list[list[str]]:
+    """Return the mistakes that together reproduce an output, each with others of the same numbers; empty: none do.
+
+    Args:
+        found: the outputs.
+        compute: the right computation, with settings in place of its own.
+        changes: what the known mistakes set.
+        bound: the largest difference that counts as rounding.
+    """
+    if single := single_mistakes(found, compute, changes, bound):
+        return [single]
+    for (first, one), (second, other) in itertools.combinations(changes, 2):
+        if first != second and not set(one) & set(other) and _error(found, compute, {**one, **other}) <= bound:
+            return [[first], [second]]
+    return []
+
+
+def compared(
+    subject: str, found: Sequence[Tensor], compute: Compute, changes: Changes, runner: Runner, names: Sequence[str],
+    *, place: str, mathematics: str, loose: float = 0.0, notes: Sequence[str] = (), findings: Sequence[Finding] = (),
+) -> Report:  # fmt: skip
+    """Return the report of a part whose right computation and known mistakes are one function with settings.
+
+    Args:
+        subject: what is compared.
+        found: its outputs.
+        compute: the right computation.
+        changes: what the known mistakes set.
+        runner: that ran it.
+        names: of the outputs.
+        place: where the difference is if no known mistake explains it.
+        mathematics: what it should compute.
+        loose: the bound of a mistake that rounds worse than the right computation.
+        notes, findings: to add.
+    """
+    findings = [*findings, *([Finding.of("dropout_in_evaluation")] if runner.is_random else [])]
+    if runner.changes_weights:
+        findings.append(Finding.of("weights_changed"))
+    error = largest_difference(found, compute({}))
+    if not error <= runner.bound:
+        causes = explain(found, compute, changes, max(runner.bound, loose))
+        findings += [
+            Finding.of(cause, error, alternatives=tuple(others), where=place, mathematics=mathematics)
+            for cause, *others in causes
+        ]
+        if not causes:
+            findings.append(Finding(place, "no known mistake gives these numbers", None, mathematics, "", error))
+    return judged(subject, findings, compared=tuple(names), largest=error, bound=runner.bound, notes=tuple(notes))

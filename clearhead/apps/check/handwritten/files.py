@@ -1,0 +1,179 @@
+"""A user's Python file or notebook, compared in a child process with a time limit. Nothing else is ever imported."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import psutil
+
+from clearhead.apps.check.handwritten.report import Report
+from clearhead.base.errors import InputError, RunFailure, shortened
+from clearhead.base.files import absent, parse_json, typed
+
+_FILE = re.compile(r"(?s)(.+\.(?:py|ipynb))(?::([^\W\d]\w*))?")
+KINDS = ("rope", "positions", "attention", "norm", "loss", "layer", "transformer", "module")
+_CHILD = "clearhead.apps.check.handwritten.child"
+_LONGEST_ANSWER: Final = 2**20
+_WAITING_ANSWERS: Final = 16
+_OUTPUT_KEPT: Final = 2**12
+_TICK, _READING_SECONDS, _LOADING_SECONDS = 0.1, 5.0, 600.0
+_MAIN: Final = "`if __name__ == '__main__':`"
+
+
+def python_file(ref: str) -> tuple[Path, str] | None:
+    """Return path and name of FILE.py, FILE.ipynb, FILE.py:NAME or FILE.ipynb:NAME; None: it is something else."""
+    found = _FILE.fullmatch(ref)
+    return None if found is None else (Path(found[1]), found[2] or "")
+
+
+def compare_file(
+    path: Path, name: str, *, kind: str | None, settings: Mapping[str, Any], seconds: float, threads: int = 1
+) -> Iterator[Report]:
+    """Compare the classes and functions of a user's file with the mathematics; yield each report when it is ready.
+
+    Args:
+        path: the file, which is run.
+        name: the class or function to compare; empty: all whose name says their kind.
+        kind: the kind of the named class or function; None: by its name.
+        settings: arguments of the comparison: the width, the heads, and others, such as the mask of `attention`.
+        seconds: the time limit, which begins when PyTorch is loaded.
+        threads: the number of CPU threads.
+
+    Raises:
+        InputError: no such file, or it cannot be imported, or has no such name.
+        RunFailure: the file does not end in time, ends the process, or writes to the pipe of the reports.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: {'it is no file' if path.exists() else absent(path, 'file')}")
+    limit = f"within {seconds:g} seconds (--time-limit)"
+    with _Child([str(path), name, kind or "", json.dumps(dict(settings))], threads) as child:
+        child.answer(time.monotonic() + _LOADING_SECONDS, path, f"PyTorch was not loaded within {_LOADING_SECONDS:g} s")
+        end = time.monotonic() + seconds
+        late = f"the import of {path} did not end {limit}; if it trains or reads data, put it below {_MAIN}"
+        answer = child.answer(end, path, late)
+        if answer.fault is not None:
+            raise InputError(f"{path}: {answer.fault}")
+        for number, each in enumerate(answer.parts):
+            rest = f"; not compared: {', '.join(answer.parts[number + 1 :])}" if answer.parts[number + 1 :] else ""
+            report = child.answer(end, path, f"{path}: the comparison of {each} did not end {limit}{rest}").report
+            if report is None:
+                raise _misused(path)
+            yield report
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """A line that the child writes."""
+
+    fault: str | None = None
+    parts: tuple[str, ...] = ()
+    report: Report | None = None
+
+
+def _misused(path: Path) -> RunFailure:
+    return RunFailure(f"{path} wrote to the pipe in which the reports are expected: leave open file descriptors alone")
+
+
+class _Child:
+    """A running child process, whose whole process group ends with the with block.
+
+    Args:
+        words: its arguments.
+        threads: the number of its CPU threads.
+    """
+
+    def __init__(self, words: Sequence[str], threads: int) -> None:
+        # Threads that wait busily would take the time of other programs.
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+        self.process: psutil.Popen = psutil.Popen(
+            [sys.executable, "-P", "-m", _CHILD, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, env=environment, start_new_session=True,
+        )  # fmt: skip
+        self.lines: queue.Queue[bytes] = queue.Queue(_WAITING_ANSWERS)
+        self.printed: bytes = b""
+        self.readers: list[threading.Thread] = [
+            threading.Thread(target=self._read_answers, args=(self.process.stdout,), daemon=True),
+            threading.Thread(target=self._read_printed, args=(self.process.stderr,), daemon=True),
+        ]
+        for reader in self.readers:
+            reader.start()
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Kill the process and all that it started."""
+        processes = [self.process]
+        with contextlib.suppress(psutil.Error):
+            processes += self.process.children(recursive=True)
+        with contextlib.suppress(OSError, AttributeError):  # Windows has no process groups
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.process.wait()
+
+    def _read_answers(self, pipe: BufferedReader) -> None:
+        with pipe:
+            while line := pipe.readline(_LONGEST_ANSWER):
+                self.lines.put(line)
+        self.lines.put(b"")
+
+    def _read_printed(self, pipe: BufferedReader) -> None:
+        with pipe:
+            while chunk := pipe.read1(2**16):
+                self.printed = (self.printed + chunk)[-_OUTPUT_KEPT:]
+
+    def answer(self, end: float, path: Path, late: str) -> _Answer:
+        """Return the next answer.
+
+        Args:
+            end: the time limit, as `time.monotonic` counts.
+            path: the user's file, for messages.
+            late: the message when the time limit has passed.
+
+        Raises:
+            RunFailure: the time limit has passed, the process has ended, or the answer is not of the child.
+        """
+        line: bytes | None = None
+        while line is None:
+            with contextlib.suppress(queue.Empty):
+                line = self.lines.get(timeout=_TICK)
+            if line is None and self.process.poll() is not None:
+                # Another process that the file started may keep the pipe open.
+                with contextlib.suppress(queue.Empty):
+                    line = self.lines.get(timeout=_READING_SECONDS)
+                line = line or b""
+            elif line is None and time.monotonic() > end:
+                raise RunFailure(late)
+        if not line:
+            raise RunFailure(self._ended(path))
+        try:
+            return typed(parse_json(line.decode()), _Answer, name="the answer")
+        except ValueError:
+            raise _misused(path) from None
+
+    def _ended(self, path: Path) -> str:
+        """Return the message of a process that has ended too early."""
+        code = self.process.wait()
+        self.readers[1].join(_READING_SECONDS)
+        printed = self.printed.decode("utf-8", "replace").strip().splitlines()[-1:]
+        last = f": {shortened(printed[0], 200)}" if printed else ""
+        return f"{path} ended the process while it was compared, with exit code {code}{last}"

@@ -1,0 +1,403 @@
+"""A hand-written layer or whole Transformer compared from the whole to the first part that differs.
+
+Legend: B batch, T tokens of the layer's input, S tokens of the memory, D width.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from clearhead.apps.check.handwritten.attention_mistakes import Probe, Steps, attend
+from clearhead.apps.check.handwritten.attentions import MaskMeaning, attention
+from clearhead.apps.check.handwritten.calling import Argument, Given, attention_arguments, call_arguments
+from clearhead.apps.check.handwritten.experiments import Settings, compared, largest_difference, single_mistakes
+from clearhead.apps.check.handwritten.libraries import spares_libraries
+from clearhead.apps.check.handwritten.mistakes import MISTAKES
+from clearhead.apps.check.handwritten.report import CannotCompare, Finding, Report
+from clearhead.apps.check.handwritten.running import Runner, described, raised, relative, tensors_of
+from clearhead.apps.check.handwritten.small_parts import norm
+from clearhead.apps.check.handwritten.weights import Projection, Projections, read_weights
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError
+
+NormPlace = Literal["post", "pre"]
+ActivationName = Literal["relu", "gelu", "silu"]
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu, "gelu": functional.gelu, "silu": functional.silu,
+    "gelu of tanh": partial(functional.gelu, approximate="tanh"), "tanh": torch.tanh, "sigmoid": torch.sigmoid,
+    "none": lambda x: x,
+}  # fmt: skip
+_BATCH, _TOKENS, _MEMORY = 2, 5, 7
+_OF_MEMORY = re.compile("mem|src|source|enc|cross")
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What a layer is made of: its attentions, norms and feed-forward, by the names of its submodules."""
+
+    attentions: Mapping[str, Projections]
+    norms: Sequence[nn.Module]
+    feed_forward: tuple[Projection, ...]
+    cross: str | None
+
+
+def attentions_of(part: nn.Module, width: int, heads: int) -> dict[str, Projections]:
+    """Return the outermost submodules that are attentions, with their weights."""
+    found: dict[str, Projections] = {}
+    for path, one in part.named_modules():
+        is_named = re.search(r"att|mha|cross", f"{path.rpartition('.')[2]} {type(one).__name__}".lower())
+        if not path or not is_named or any(path.startswith(f"{other}.") for other in found):
+            continue
+        try:
+            readings = read_weights(one, width, heads)
+        except CannotCompare:
+            continue
+        if readings and not readings[0].extra:
+            found[path] = readings[0].projections
+    return found
+
+
+def _parts(part: nn.Module, width: int, heads: int) -> _Parts:
+    attentions = attentions_of(part, width, heads)
+    if not attentions:
+        raise CannotCompare("it has no submodule that is an attention by name and weights (such as self_attn)")
+    outside = [one for path, one in part.named_modules() if path and not path.startswith(tuple(attentions))]
+    linears = [one for one in outside if isinstance(one, nn.Linear)]
+    feed_forward = tuple(Projection(one.weight, one.bias) for one in linears)
+    if len(linears) not in (0, 2, 3) or (linears and width not in {one.out_features for one in linears}):
+        raise CannotCompare(f"its feed-forward has linear layers {linears}; expected two, or three with a gate")
+    norms = [one for one in outside if _is_norm(one, width)]
+    return _Parts(attentions, norms, feed_forward, _cross(part, list(attentions)))
+
+
+def is_layer(part: nn.Module, width: int, heads: int) -> bool:
+    """Whether a module has the parts of a layer: attentions, a feed-forward and norms, and no table."""
+    if any(isinstance(one, nn.Embedding) for one in part.modules()):
+        return False
+    try:
+        parts = _parts(part, width, heads)
+    except CannotCompare:
+        return False
+    return bool(parts.feed_forward and parts.norms)
+
+
+def _cross(part: nn.Module, attentions: list[str]) -> str | None:
+    """Return the name of the attention over the memory: by its name, or the second of a part that takes a memory."""
+    for path in attentions:
+        if re.search(r"cross|memory|enc|src|inter", path.lower()):
+            return path
+    takes_memory = any(one.role in ("memory", "key") for one in attention_arguments(part))
+    return attentions[1] if takes_memory and len(attentions) == 2 else None
+
+
+def _is_norm(one: nn.Module, width: int) -> bool:
+    own = list(one.parameters(recurse=False))
+    return bool(own) and all(weight.shape == (width,) for weight in own) and not list(one.children())
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The right computation of a layer, with settings for its mistakes."""
+
+    parts: _Parts
+    heads: int
+    settings: Settings
+
+    def __call__(self, probe: Probe, mask_of: str, changes: Settings) -> Tensor:
+        """Return the output [B, T, D]."""
+        how = {**self.settings, **changes}
+        x = probe.query
+        steps: list[Callable[[Tensor], Tensor]] = [
+            partial(self._attend, name, probe, mask_of, how) for name in self.parts.attentions
+        ]
+        if self.parts.feed_forward:
+            steps.append(partial(self._feed_forward, how))
+        for index, step in enumerate(steps):
+            x = self._joined(how, index, step, x)
+        return x
+
+    def _joined(self, how: Settings, index: int, step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Return x after one sub-layer, with its norm and its residual."""
+        norms = self.parts.norms
+        apply: nn.Module = nn.Identity()
+        if index < len(norms) and index not in how.get("no_norm", ()):
+            apply = norms[0 if how.get("one_norm") else index]
+        mode = how.get("places", {}).get(index, how["place"])
+        source = apply(x) if mode in ("pre", "norm of both") else x
+        residual = {"norm of both": source, "norm of the residual": apply(x)}.get(mode, x)
+        if index in how.get("no_residual", ()):
+            residual = torch.zeros_like(x)
+        branch: Tensor = step(source)
+        if mode == "norm of the branch":
+            branch = apply(branch)
+        joined: Tensor = residual + branch
+        return apply(joined) if mode == "post" else joined
+
+    def _attend(self, name: str, probe: Probe, mask_of: str, how: Settings, x: Tensor) -> Tensor:
+        is_cross = name == self.parts.cross
+        whose = "memory" if is_cross else "self"
+        mine = None if mask_of != whose or how.get("no_mask") else probe.allowed
+        inner = Probe("", x, probe.memory if is_cross else None, mine)
+        steps = Steps(is_causal=bool(how.get("causal")) and not is_cross)
+        if is_cross and how.get("from_memory"):
+            steps = replace(steps, inputs=(1, 0, 0))
+        return attend(steps, self.parts.attentions[name], inner, self.heads)
+
+    def _feed_forward(self, how: Settings, x: Tensor) -> Tensor:
+        activation, linears = _ACTIVATIONS[how["activation"]], self.parts.feed_forward
+        outs = [one for one in linears if one.weight.shape[0] == x.shape[-1] and one.weight.shape[1] != x.shape[-1]]
+        last = outs[0] if outs else linears[-1]
+        first = [one for one in linears if one is not last]
+        first = first[::-1] if how.get("gate") == "second" else first
+        hidden = activation(functional.linear(x, first[0].weight, first[0].bias))
+        for one in first[1:]:
+            hidden = hidden * functional.linear(x, one.weight, one.bias)
+        return functional.linear(hidden, last.weight, last.bias)
+
+
+@checked
+@spares_libraries
+def layer(
+    part: Callable[..., Any], *, width: int, heads: int, norm_place: NormPlace | None = None,
+    activation: ActivationName | None = None, causal: bool | None = None, mask: MaskMeaning | None = None,
+) -> Report:  # fmt: skip
+    """Compare a hand-written layer with the mathematics: the whole first, then its parts, then how they are joined.
+
+    Args:
+        part: a module called as part(x, mask=None) or part(x, memory, mask=None), with [batch, tokens, width]; its
+            attentions, norms and linear layers are submodules.
+        width: of the input.
+        heads: of its attentions.
+        norm_place: behind the residual sum ("post") or in front of each sub-layer ("pre"); None: either is right.
+        activation: of the feed-forward; None: any usual one.
+        causal: whether its self-attention hides the future by itself; None: it does where there is a memory and no
+            mask of its own tokens, and either is right elsewhere.
+        mask: the meaning of its mask, as for an attention; None: any meaning.
+
+    Returns:
+        The report.
+
+    Raises:
+        InputError: not a module, or sizes that do not fit together.
+        NotImplementedError: the part is not written yet.
+
+    Source: arXiv 1706.03762, section 3.1.
+    """
+    if not isinstance(part, nn.Module):
+        raise InputError(f"expected an nn.Module; got {type(part).__name__}")
+    if heads < 1 or width % heads:
+        raise InputError(f"width must be a multiple of heads; got width {width} and {heads} heads")
+    subject = f"{type(part).__name__}, width {width}, {heads} heads"
+    runner = Runner(part, [part])
+    try:
+        with runner.borrow():
+            parts = _parts(part, width, heads)
+            outputs, mask_of, meaning = _run(runner, parts, width, heads, mask)
+            bases = _bases(parts, norm_place, activation, causal, _takes_causal(part))
+            probes = [probe for probe, _ in outputs]
+            found = [output for _, output in outputs]
+
+            def compute(base: Settings, changes: Settings) -> list[Tensor]:
+                return [_Layer(parts, heads, base)(probe, mask_of, changes) for probe in probes]
+
+            base = _likely(bases, compute, found, parts, runner.bound)
+            report = compared(
+                subject, found, partial(compute, base), _changes(parts, base), runner, [one.name for one in probes],
+                place="how the parts are joined", mathematics=_mathematics(base), notes=_notes(base, meaning),
+            )  # fmt: skip
+    except CannotCompare as reason:
+        return Report.refused(subject, reason)
+    if report.ok:
+        return report
+    broken = _first_wrong_part(part, parts, width, heads)
+    return report if broken is None else replace(report, findings=broken)
+
+
+def _likely(
+    bases: Sequence[Settings],
+    compute: Callable[[Settings, Settings], list[Tensor]],
+    found: Sequence[Tensor],
+    parts: _Parts,
+    bound: float,
+) -> Settings:
+    """Return the usual layer that is nearest, or which a single known mistake turns into the one that was found."""
+    nearest = min(bases, key=lambda one: largest_difference(found, compute(one, {})))
+    if largest_difference(found, compute(nearest, {})) <= bound:
+        return nearest
+    for one in bases:
+        if single_mistakes(found, partial(compute, one), _changes(parts, one), bound):
+            return one
+    return nearest
+
+
+def _mathematics(base: Settings) -> str:
+    return "x = x + sublayer(norm(x))" if base["place"] == "pre" else MISTAKES["residual_missing"].math
+
+
+def _notes(base: Settings, meaning: str | None) -> list[str]:
+    causal = ", it hides the future" if base["causal"] else ""
+    notes = [f"{base['place']}-norm, {base['activation']}{causal}"]
+    return notes if meaning is None else [*notes, f"mask: {meaning}"]
+
+
+def _takes_causal(part: nn.Module) -> bool:
+    """Whether a layer is handed a mask of its own tokens beside that of the memory, which may hide the future."""
+    masks = [one.name for one in attention_arguments(part) if one.role == "mask"]
+    return len(masks) > 1 and not all(_OF_MEMORY.search(name) for name in masks)
+
+
+def _bases(
+    parts: _Parts, place: str | None, activation: str | None, causal: bool | None, takes_causal: bool
+) -> list[dict[str, Any]]:
+    names: tuple[str, ...] = ("relu", "gelu", "silu", "gelu of tanh")
+    if activation is not None:
+        names = (activation, "gelu of tanh") if activation == "gelu" else (activation,)
+    causals: tuple[bool, ...] = (True,) if parts.cross and not takes_causal else (False, True)
+    if causal is not None:
+        causals = (causal,)
+    choices = itertools.product((place,) if place else ("post", "pre"), names, causals, ("first", "second"))
+    return [dict(zip(("place", "activation", "causal", "gate"), one, strict=True)) for one in choices]
+
+
+def _changes(parts: _Parts, base: Settings) -> list[tuple[str, Settings]]:
+    count = len(parts.attentions) + bool(parts.feed_forward)
+    changes: list[tuple[str, Settings]] = []
+    each: list[tuple[int, ...]] = [(index,) for index in range(count)]
+    for indices in (*each, tuple(range(count))):
+        for mode in ("pre", "post", "norm of both", "norm of the residual", "norm of the branch"):
+            cause = "norm_after" if mode in ("post", "norm of the branch") else "norm_before"
+            changes.append((cause, {"places": dict.fromkeys(indices, mode)}))
+        changes.append(("residual_missing", {"no_residual": indices}))
+        changes.append(("norm_missing", {"no_norm": indices}))
+    changes.append(("norm_used_twice", {"one_norm": True}))
+    for name in _ACTIVATIONS if parts.feed_forward else ():
+        cause = "activation_missing" if name == "none" else "wrong_activation"
+        changes.append((cause, {"activation": name}))
+    changes.append(("source_padding_attended" if parts.cross else "padding_attended", {"no_mask": True}))
+    if base["causal"]:
+        changes.append(("no_causal_mask_in_decoder", {"causal": False}))
+    if parts.cross:
+        changes.append(("query_from_encoder", {"from_memory": True}))
+    return changes
+
+
+def _run(
+    runner: Runner, parts: _Parts, width: int, heads: int, mask: str | None
+) -> tuple[list[tuple[Probe, Tensor]], str, str | None]:
+    """Return the outputs of a layer without and with a mask, whose mask it is, and what it means."""
+    arguments = attention_arguments(runner.part)
+    numbers = {"width": width, "heads": heads}
+    generator = torch.Generator().manual_seed(29)
+    x = torch.randn(_BATCH, _TOKENS, width, generator=generator)
+    outputs: list[tuple[Probe, Tensor]] = []
+    for size in (_MEMORY, _TOKENS):
+        memory = torch.randn(_BATCH, size, width, generator=generator)
+        plain = Probe("without a mask", x, memory if parts.cross else None)
+        given = Given(x, plain.memory)
+        found = _output(runner, arguments, given, numbers)
+        if found is not None:
+            outputs = [(plain, found)]
+        masked = _with_masks(runner, arguments, given, numbers, mask)
+        if masked:
+            real, output, whose, meaning, _ = max(masked, key=lambda one: one[-1])
+            return [*outputs, (replace(plain, name="with padding", allowed=real), output)], whose, meaning
+        if outputs:
+            return outputs, "self", None
+    if runner.error is not None:
+        raise CannotCompare(raised(runner.part, runner.error))
+    raise CannotCompare(f"it does not return a tensor [batch, tokens, {width}]")
+
+
+def _with_masks(
+    runner: Runner, arguments: Sequence[Argument], given: Given, numbers: Mapping[str, Any], mask: str | None
+) -> list[tuple[Tensor, Tensor, str, str, bool]]:
+    """Return for each mask that runs: what it allows, the output, whose it is, what it means, and whether it hides."""
+    found = []
+    names = [one.name for one in arguments if one.role == "mask"]
+    for name in sorted(names, key=lambda one: "padding" not in one):
+        is_memory = given.memory is not None and (len(names) == 1 or _OF_MEMORY.search(name) is not None)
+        source = given.memory if is_memory else given.query
+        assert source is not None
+        real = torch.ones(_BATCH, 1, 1, source.shape[1], dtype=torch.bool)
+        real[0, ..., -2:] = False
+        whose = "memory" if is_memory else "self"
+        for output, meaning, hides in _masked(runner, arguments, given, numbers, name, real, (mask, is_memory)):
+            found.append((real, output, whose, meaning, hides))
+    return found
+
+
+def _masked(
+    runner: Runner, arguments: Sequence[Any], given: Given, numbers: Mapping[str, Any], name: str, real: Tensor,
+    kind: tuple[str | None, bool],
+) -> Iterator[tuple[Tensor, str, bool]]:  # fmt: skip
+    """Yield outputs with a mask in each form that runs, its meaning, and whether it hides what it should."""
+    mask, is_memory = kind
+    meanings = ("attend", "block", "additive", "ones") if mask in (None, "any") else (mask,)
+    for meaning, shape in itertools.product(meanings, ("row", "broadcast", "square")):
+        allowed = real[:, 0, 0] if shape == "row" else real
+        if shape == "square":
+            allowed = real[:, 0].expand(-1, given.query.shape[1], -1)
+        values = {"block": ~allowed, "ones": allowed.long()}.get(meaning, allowed)
+        if meaning == "additive":
+            values = torch.zeros(allowed.shape).masked_fill(~allowed, float("-inf"))
+        masked = replace(given, mask=values, mask_name=name)
+        found = _output(runner, arguments, masked, numbers)
+        if found is not None and found.isfinite().all():
+            yield found, meaning, _hides(runner, arguments, masked, numbers, real, found, is_memory)
+
+
+def _hides(
+    runner: Runner,
+    arguments: Sequence[Any],
+    given: Given,
+    numbers: Mapping[str, Any],
+    real: Tensor,
+    found: Tensor,
+    is_memory: bool,
+) -> bool:
+    """Whether outputs at real tokens stay when what is hidden changes."""
+    hidden = ~real[:, 0, 0]
+    if is_memory and given.memory is not None:
+        given = replace(given, memory=torch.where(hidden[..., None], given.memory.flip(-1), given.memory))
+    else:
+        given = replace(given, query=torch.where(hidden[..., None], given.query.flip(-1), given.query))
+    again = _output(runner, arguments, given, numbers)
+    kept = torch.ones(found.shape[:2], dtype=torch.bool) if is_memory else ~hidden
+    return again is not None and relative(again[kept], found[kept]) <= runner.bound
+
+
+def _output(runner: Runner, arguments: Sequence[Any], given: Given, numbers: Mapping[str, Any]) -> Tensor | None:
+    args, named = call_arguments(runner.part, arguments, given, numbers)
+    result = runner.attempt(*args, named=named)
+    for one in tensors_of(result)[:1]:
+        if one.shape == given.query.shape:
+            return one.double()
+    if result is not None:
+        runner.error = TypeError(f"it returns {described(result)}, not a tensor {list(given.query.shape)}")
+    return None
+
+
+def _first_wrong_part(part: nn.Module, parts: _Parts, width: int, heads: int) -> tuple[Finding, ...] | None:
+    """Return the findings of the first part that is wrong by itself; None: all that can be compared are right."""
+    for path, report in part_reports(part, list(parts.attentions), width, heads):
+        if report.verdict == "wrong":
+            return tuple(replace(one, where=f"{path}: {one.where}") for one in report.findings)
+    return None
+
+
+def part_reports(part: nn.Module, attentions: Sequence[str], width: int, heads: int) -> Iterator[tuple[str, Report]]:
+    """Yield the paths of attentions and norms of one's own, each with its report."""
+    for path, one in part.named_modules():
+        if path in attentions:
+            yield path, attention(one, width=width, heads=heads, mask="any")
+        elif path and _is_norm(one, width) and not isinstance(one, nn.LayerNorm | nn.RMSNorm):
+            yield path, norm(one, width=width)

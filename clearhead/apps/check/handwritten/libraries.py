@@ -1,0 +1,42 @@
+"""Modules of libraries, which compute variants on purpose: they are right, or cannot be compared, but never wrong."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, cast
+
+from torch import nn
+
+from clearhead.apps.check.handwritten.report import Report
+
+LIBRARIES: Final = ("torch", "transformers", "x_transformers")
+# What stands in them, and in which order, a user has chosen.
+_CONTAINERS: Final = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+CheckT = TypeVar("CheckT", bound=Callable[..., Report])
+
+
+def library_of(part: Callable[..., Any]) -> str | None:
+    """Return the library whose own module a part is, with all modules in it; None: it is somebody else's."""
+    if not isinstance(part, nn.Module) or type(part) in _CONTAINERS:
+        return None
+    names = {type(one).__module__.split(".")[0] for one in part.modules()}
+    return type(part).__module__.split(".")[0] if names <= {*LIBRARIES, "einops"} else None
+
+
+def spares_libraries(check: CheckT) -> CheckT:
+    """Let a comparison say that a library's own module cannot be compared, where it would call it wrong."""
+
+    @functools.wraps(check)
+    def call(part: Callable[..., Any], **options: Any) -> Report:
+        report = check(part, **options)
+        library = library_of(part)
+        if report.verdict != "wrong" or library is None:
+            return report
+        says = next(finding.says for finding in report.findings if finding.severity == "wrong")
+        reason = (
+            f"a module of {library} that computes another variant of it ({says}); a library's own is not called wrong"
+        )
+        return Report(report.subject, "cannot compare", notes=report.notes, reason=reason)
+
+    return cast(CheckT, call)

@@ -1,0 +1,385 @@
+"""What the outputs of any module depend on, found by changing its inputs. Legend: B batch, T tokens, V vocabulary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.apps.check.handwritten.libraries import spares_libraries
+from clearhead.apps.check.handwritten.mistakes import MISTAKES
+from clearhead.apps.check.handwritten.model_calls import Inputs, MaskForm, mask_forms, model_inputs
+from clearhead.apps.check.handwritten.polarity import TOUCHED, reversed_masks
+from clearhead.apps.check.handwritten.report import CannotCompare, Finding, Report, judged
+from clearhead.apps.check.handwritten.running import ROUNDED, NoDropout, Runner, described, raised, relative, tensors_of
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError
+
+Flow = Literal["causal", "full"]
+_BATCH, _LENGTH, _SOURCE_LENGTH, _PADDED = 2, 6, 7, 2
+
+
+@dataclass
+class Model:
+    """A module that maps ids to logits, with the source that it reads beside them and the form of its masks.
+
+    Args:
+        runner: runs the module.
+        vocabulary: ids are below it.
+        inputs: the arguments of the module.
+        masks: the form of its masks; None: none is passed.
+        source: ids [B, S]; None: one stack.
+    """
+
+    runner: Runner
+    vocabulary: int
+    inputs: Inputs
+    masks: MaskForm | None = None
+    source: Tensor | None = None
+
+    def __call__(
+        self, ids: Tensor, real: Tensor | None = None, source: Tensor | None = None, real_source: Tensor | None = None
+    ) -> Tensor:
+        """Return the logits [B, T, V] or another tensor [B, T, ...]; all tokens are real where nothing else is said."""
+        source = self.source if source is None else source
+        named: dict[str, Any] = {} if self.inputs.source is None else {self.inputs.source: source, self.inputs.ids: ids}
+        for name, is_required in self.inputs.masks.items():
+            is_of_source = self.inputs.is_of_source(name)
+            tokens, own = (source, real_source) if is_of_source else (ids, real)
+            assert tokens is not None
+            if self.masks is None or (own is None and not is_required and self.inputs.source is None):
+                named[name] = None
+                continue
+            own = torch.ones(tokens.shape, dtype=torch.bool) if own is None else own
+            named[name] = self.masks.mask(name, own, self.masks.is_causal and not is_of_source)
+        args = () if self.inputs.ids in named else (ids,)
+        result = self.runner(*args, **named)
+        for one in tensors_of(result):
+            if one.dim() == 3 and one.shape[:2] == ids.shape:
+                return one.detach().double()
+            if source is not None and one.dim() == 3 and one.shape[:2] == source.shape:
+                labels = self.inputs.ids
+                raise CannotCompare(f"its output has the tokens of its first argument: give '{labels}' a default")
+        raise CannotCompare(f"it returns {described(result)}, not logits {[*ids.shape, 'vocabulary']}")
+
+    def padded_masks(self, *, of_source: bool) -> bool:
+        """Whether a mask can say which tokens of the source, or of a text, are padding; a target's future is hidden."""
+        if self.masks is None or (self.source is not None and not of_source):
+            return False
+        return any(
+            self.masks.hides_padding(name) and self.inputs.is_of_source(name) == of_source for name in self.inputs.masks
+        )
+
+
+def drawn_ids(model: Model, length: int, seed: int) -> Tensor:
+    """Return ids [B, length] without the first ones, which many models hide as padding."""
+    return torch.randint(
+        _lowest(model), model.vocabulary, (_BATCH, length), generator=torch.Generator().manual_seed(seed)
+    )
+
+
+def _lowest(model: Model) -> int:
+    return 4 if model.vocabulary >= 12 else 1
+
+
+def _vocabulary(part: nn.Module, given: int | None) -> int:
+    sizes = [one.num_embeddings for one in part.modules() if isinstance(one, nn.Embedding)]
+    if given is None and not sizes:
+        raise InputError("the module has no nn.Embedding: say how many ids it reads, as vocab_size=N")
+    # A table of positions may have more rows than that of ids, and a table of segments has few.
+    return given or min((size for size in sizes if size >= 8), default=max(sizes))
+
+
+def read_model(part: nn.Module, vocab_size: int | None) -> Model:
+    """Return a module with its arguments read.
+
+    Raises:
+        CannotCompare: what one of them is does not show.
+        InputError: the size of the vocabulary is not known.
+    """
+    model = Model(Runner(part, [part]), _vocabulary(part, vocab_size), model_inputs(part))
+    if model.inputs.source is not None:
+        model.source = drawn_ids(model, _SOURCE_LENGTH, 13)
+    return model
+
+
+@checked
+@spares_libraries
+def module(
+    part: Callable[..., Any], *, vocab_size: int | None = None, flow: Flow | None = None, length: int = _LENGTH
+) -> Report:
+    """Find what each output of a module depends on, and whether batches and padding change its results.
+
+    One input after another is changed, and the outputs that change with it are those that read it.
+
+    Args:
+        part: maps ids [batch, tokens] and perhaps a mask to logits [batch, tokens, vocabulary]; or the ids of a source
+            and of a target, and perhaps their masks, to the logits of the target. A mask [batch, tokens] is True or 1
+            at a real token; where it takes other shapes, and for two stacks, the form that works best is taken.
+        vocab_size: ids are below it; None: the rows of its smallest table of at least 8.
+        flow: "causal" where no output may read a later input, "full" where each may read all; None: "causal" for a
+            target or where the name says so, else "full" if the first output reads the last input, else "causal".
+        length: of the texts it is run on, at least 4.
+
+    Returns:
+        The report; its notes draw what reads what.
+
+    Raises:
+        InputError: not a module, or the size of the vocabulary is not known.
+        NotImplementedError: the part is not written yet.
+    """
+    if not isinstance(part, nn.Module):
+        raise InputError(f"expected an nn.Module; got {type(part).__name__}")
+    if vocab_size is not None and vocab_size < 3:
+        raise InputError(f"vocab_size must be at least 3; got {vocab_size}")
+    if length < 4:
+        raise InputError(f"length must be at least 4; got {length}")
+    subject = f"{type(part).__name__}, {length} tokens"
+    try:
+        return _judged(read_model(part, vocab_size), subject, flow, length)
+    except CannotCompare as reason:
+        return Report.refused(subject, reason)
+
+
+def _reversed(model: Model, ids: Tensor, flow: Flow | None) -> list[Finding]:
+    """Return a list with a finding about submodules whose mask has the wrong polarity, or an empty list."""
+    network = model.runner.part
+    assert isinstance(network, nn.Module)
+    is_causal = flow == "causal" or (flow is None and _is_decoder(model))
+    lengths = [sequences.shape[1] for sequences in (ids, model.source) if sequences is not None]
+    paths = reversed_masks(network, lambda: model(ids), lengths, is_causal=is_causal)
+    says = "the mask has the wrong polarity: it hides what should be seen, and shows what should be hidden"
+    mend = "pass ~mask, or read the mask so in the attention; nn.MultiheadAttention hides where its mask is True"
+    more = f" and {len(paths) - 4} more" if len(paths) > 4 else ""
+    where = f"{', '.join(paths[:4])}{more}: the mask"
+    return [Finding.of("mask_polarity", where=where, says=says, mend=mend)] if paths else []
+
+
+def _is_decoder(model: Model) -> bool:
+    """Return True if the class name of the model contains "decoder" or ends in "lm"."""
+    return re.search("decoder|lm$", type(model.runner.part).__name__.lower()) is not None
+
+
+def expected_flow(model: Model, flow: Flow | None) -> Flow | None:
+    """Return the flow that the caller, the two stacks or the name of a module say; None: nothing says it."""
+    name = type(model.runner.part).__name__.lower()
+    return flow or ("causal" if model.inputs.source is not None or "causal" in name else None)
+
+
+def _judged(model: Model, subject: str, flow: Flow | None, length: int) -> Report:
+    runner, ids, flow = model.runner, drawn_ids(model, length, 7), expected_flow(model, flow)
+    findings: list[Finding] = []
+    for draw in (False, True):
+        with runner.borrow(draw=draw):
+            model, error = with_masks(model, ids, flow)
+            if error is not None:
+                return judged(subject, (_raised(model, error, length),))
+            outputs = model(ids)
+            if mask_findings := _reversed(model, ids, flow):
+                return judged(subject, mask_findings, compared=("masks",))
+            reads, mates = _dependencies(model, model, ids, outputs)
+            if not reads.any() and not draw:
+                continue  # weights of zero, such as those of a fresh head, hide what depends on what
+            found, expected = _flow_findings(reads, mates, flow)
+            findings += [*found, *_source_findings(model, ids, outputs, reads)]
+            findings += _invariances(model, ids, outputs, expected, bool(reads.triu(1).any()), bool(mates.any()))
+        break
+    if runner.is_random:
+        findings.append(Finding.of("dropout_in_evaluation"))
+    if runner.changes_weights:
+        findings.append(Finding.of("weights_changed"))
+    notes = [f"flow: {expected}", *_drawn(reads)]
+    if model.masks is not None and model.masks != MaskForm():
+        notes.insert(0, f"masks: {model.masks}")
+    stacks = ["flow"] if model.source is None else ["flow", "source"]
+    return judged(subject, findings, compared=(*stacks, "batch mates", "lengths", "padding"), notes=tuple(notes))
+
+
+def with_masks(model: Model, ids: Tensor, flow: Flow | None) -> tuple[Model, Exception | None]:
+    """Return a model with the form of its masks that runs and hides most of what they should, or the error it raises.
+
+    Raises:
+        CannotCompare: it raises an error that may be about what it was passed.
+    """
+    inputs = model.inputs
+    is_simple = inputs.source is None and not any(inputs.masks.values())
+    is_causal = flow == "causal" or (flow is None and _is_decoder(model))
+    latest: tuple[int, Exception] | None = None
+    best: tuple[int, Model] | None = None
+    for form in mask_forms(is_causal) if inputs.masks else (None,):
+        trial = replace(model, masks=form)
+        try:
+            output = trial(ids)
+            score = _hidden(trial, ids, output, is_causal) if output.isfinite().all() else -1
+            if is_simple or score == 1 + is_causal:
+                return trial, None
+        except (CannotCompare, NotImplementedError):
+            raise
+        except Exception as error:  # noqa: BLE001 a stranger's code raises anything
+            # Keep the error of the mask form with which the model computed the most operations: that form is right.
+            num_operations = model.runner.watch.num_operations
+            if latest is None or num_operations > latest[0]:
+                latest = num_operations, error
+            continue
+        if best is None or score > best[0]:
+            best = (score, trial)
+    if best is not None:
+        return best[1], None
+    assert latest is not None
+    if not is_simple and _raised(model, latest[1], ids.shape[1]).cause != "mask_one_short":
+        raise CannotCompare(raised(model.runner.part, latest[1]))
+    return model, latest[1]
+
+
+def _hidden(model: Model, ids: Tensor, output: Tensor, is_causal: bool) -> int:
+    """Return how much of what masks should hide is hidden: the future, and padding of the text or the source."""
+    score, other = 0, _other(model, ids)
+    if is_causal:
+        later = torch.cat([ids[:, :-1], other[:, -1:]], 1)
+        score += relative(model(later)[:, :-1], output[:, :-1]) <= model.runner.bound
+    for of_source in (False, True):
+        tokens = model.source if of_source else ids
+        if tokens is not None and model.padded_masks(of_source=of_source):
+            score += not list(_padding(model, ids, model.runner.bound, of_source, sides=False))
+    return score
+
+
+def _raised(model: Model, error: Exception, length: int) -> Finding:
+    """Return the finding of an error, which may be about a mask of one token less than the input."""
+    sizes = {int(number) for number in re.findall(r"\d+", str(error))}
+    short = {length - 1, (length - 1) ** 2} & sizes and {length, length**2} & sizes
+    says = raised(model.runner.part, error)
+    if short:
+        return Finding.of("mask_one_short", says=f"mask and input differ by a token: {length - 1} and {length}: {says}")
+    return Finding.of("raises", says=says)
+
+
+def _other(model: Model, ids: Tensor) -> Tensor:
+    """Return other ids at every place, none of the first ones."""
+    low = _lowest(model)
+    count = model.vocabulary - low
+    step = 1 + torch.arange(ids.numel()).view(ids.shape) % max(count - 1, 1)
+    return low + (ids - low + step) % count
+
+
+def _dependencies(model: Model, run: Callable[[Tensor], Tensor], ids: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which outputs [T] of a row read which of its inputs, and of those of another row."""
+    size, other = (outputs.shape[1], ids.shape[1]), _other(model, ids)
+    reads, mates = torch.zeros(size, dtype=torch.bool), torch.zeros(size, dtype=torch.bool)
+    if not outputs.isfinite().all():
+        raise CannotCompare("its output is not a number")
+    scale = float(outputs.abs().max()) or 1.0
+    for place in range(ids.shape[1]):
+        changed = ids.clone()
+        changed[0, place] = other[0, place]
+        difference = (run(changed) - outputs).nan_to_num(nan=float("inf")).abs().amax(-1) / scale
+        reads[:, place], mates[:, place] = difference[0] > TOUCHED, (difference[1:] > TOUCHED).any(0)
+    return reads, mates
+
+
+def _flow_findings(reads: Tensor, mates: Tensor, flow: Flow | None) -> tuple[list[Finding], Flow]:
+    """Return what reads what it should not, and the expected flow."""
+    expected: Flow = flow or ("full" if bool(reads[0, -1]) else "causal")
+    findings = []
+    if bool(mates.any()):
+        findings.append(Finding.of("batch_mates_read", says=f"one row of the batch reads another: {_places(mates)}"))
+    if not reads.any():
+        findings.append(Finding.of("nothing_read"))
+    future = reads.triu(1)
+    if expected == "causal" and bool(future.any()):
+        if bool(reads.all()):
+            return [*findings, Finding.of("no_causal_mask")], expected
+        is_next = not bool(reads.triu(2).any()) or (bool(reads.diagonal(1).all()) and not bool(reads[0, 2:].any()))
+        findings.append(Finding.of("future_by_one" if is_next else "future_read", says=_places(future)))
+    return findings, expected
+
+
+def _source_findings(model: Model, ids: Tensor, outputs: Tensor, target_reads: Tensor) -> Iterator[Finding]:
+    """Yield what is wrong with how the outputs read the source; each should read all of it, in its order.
+
+    Raises:
+        CannotCompare: the outputs read the source alone, so the second argument is no target.
+    """
+    source = model.source
+    if source is None:
+        if bool(target_reads.all()) and relative(model(ids.flip(1)).flip(1), outputs) <= model.runner.bound:
+            yield Finding.of("positions_missing")
+        return
+
+    def run(changed: Tensor) -> Tensor:
+        return model(ids, source=changed)
+
+    reads, mates = _dependencies(model, run, source, outputs)
+    if reads.any() and not target_reads.any():
+        raise CannotCompare(f"no output reads '{model.inputs.ids}', as if these were labels: give it a default")
+    if bool(mates.any()):
+        says = "one row of the batch reads the source of another"
+        yield Finding.of("batch_mates_read", says=says)
+    if not bool(reads.all()):
+        place, token = (~reads).nonzero()[0].tolist()
+        says = f"the output at token {place} does not change with token {token} of the source"
+        yield Finding.of("source_not_read", says=says if reads.any() else "no output reads the source")
+    elif relative(run(source.flip(1)), outputs) <= model.runner.bound:
+        yield Finding.of("positions_missing")
+
+
+def _places(reads: Tensor) -> str:
+    place, source = next(iter(reads.nonzero().tolist()))
+    return f"the output at token {place} changes with the input at token {source}"
+
+
+def _invariances(
+    model: Model, ids: Tensor, outputs: Tensor, flow: Flow, future: bool, mates: bool
+) -> Iterator[Finding]:
+    """Compare a batch with its rows, a text with its beginning, and padding on either side."""
+    bound = max(model.runner.bound, ROUNDED if model.runner.dtype == torch.float32 else 0.0)
+    try:
+        first = None if model.source is None else model.source[:1]
+        single = relative(model(ids[:1], source=first), outputs[:1])
+        if single > bound and not mates:
+            yield Finding.of("batch_mates_read", single, says="a text alone gives another output than in a batch")
+        if flow == "causal" and not future:
+            short = relative(model(ids[:, :-2]), outputs[:, :-2])
+            if short > bound:
+                yield Finding.of("future_read", short, says="the beginning of a text alone gives another output")
+        for of_source in (False, True):
+            if model.padded_masks(of_source=of_source):
+                yield from _padding(model, ids, bound, of_source, sides=not of_source and model.source is None)
+    except (CannotCompare, NotImplementedError):
+        raise
+    except Exception as error:  # noqa: BLE001 a stranger's code raises anything
+        yield _raised(model, error, ids.shape[1])
+
+
+def _padding(model: Model, ids: Tensor, bound: float, of_source: bool, *, sides: bool) -> Iterator[Finding]:
+    """Compare two kinds of padding, with other ids and none at all, and perhaps padding on the other side."""
+    tokens = model.source if of_source else ids
+    assert tokens is not None
+    kept = slice(None) if of_source else slice(None, -_PADDED)
+
+    def run(changed: Tensor, real: Tensor) -> Tensor:
+        return model(ids, source=changed, real_source=real) if of_source else model(changed, real)
+
+    real = torch.ones(tokens.shape, dtype=torch.bool)
+    real[:, -_PADDED:] = False
+    alone = run(tokens[:, :-_PADDED], real[:, :-_PADDED])
+    changed = torch.where(real, tokens, _other(model, tokens))
+    with NoDropout():
+        right, other = run(tokens, real)[:, kept], run(changed, real)[:, kept]
+    if relative(other, right) > bound or relative(right, alone) > bound:
+        says = "outputs read padding of the source" if of_source else MISTAKES["padding_read"].says
+        yield Finding.of("padding_read", max(relative(other, right), relative(right, alone)), says=says)
+    if sides:
+        left = run(tokens.roll(_PADDED, 1), real.roll(_PADDED, 1))[:, _PADDED:]
+        if relative(left, right) > bound:
+            yield Finding.of("padding_side", relative(left, right), severity="warning")
+
+
+def _drawn(reads: Tensor) -> Iterator[str]:
+    yield "what reads what (rows: outputs, columns: inputs):"
+    for row in reads:
+        yield "  " + " ".join("x" if one else "." for one in row.tolist())

@@ -1,0 +1,300 @@
+"""The weights of a hand-written attention: which tensor is which, guessed from names and shapes, or as said.
+
+Every projection becomes a weight [out, in] and a bias. Where names and shapes leave several readings, all are returned.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.apps.check.handwritten.report import CannotCompare
+from clearhead.base.errors import InputError
+
+Role = str
+ROLES = ("query", "key", "value", "out")
+_LETTERS = {"q": "query", "k": "key", "v": "value", "o": "out"}
+_FUSED = re.compile(r"qkv|kqv|in_proj(?!ection)|c_attn|query_?key_?value")
+_FUSED_PAIR = re.compile(r"(^|_)(w_?|to_?)?(kv|key_?value)")
+_OUT = re.compile(r"proj|unify|dense|fc|linear")
+_AROUND = r"(?:w|to|lin|linear|proj|b|mat)?"
+_TOKEN = re.compile(
+    rf"^{_AROUND}(q|k|v|o|query|queries|key|keys|value|values|out|output)(?:s|w|proj|lin|linear|layer|net|weights?|heads?|fc|b)?$"
+)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A linear map: weight [out, in], and a bias; None: it has none."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+Projections = Mapping[Role, Projection]
+
+
+def role_of(name: str) -> Role | None:
+    """Return what a weight is by its name: qkv, kv, query, key, value, out; None: the name does not say."""
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    if _FUSED.search(name):
+        return "qkv"
+    if _FUSED_PAIR.search(name):
+        return "kv"
+    for token in re.split(r"[^a-z]+", name):
+        if found := _TOKEN.match(token):
+            return _LETTERS[found[1][0]]
+    return None
+
+
+@dataclass
+class _Leaf:
+    """A weight with its bias, as a module stores them; a list of them has one for each head."""
+
+    name: str
+    weight: Tensor
+    bias: Tensor | None
+    is_linear: bool
+
+
+def _leaves(part: nn.Module) -> list[_Leaf]:
+    """Return the weights of two and more axes with their biases, in the order of registration."""
+    found, taken = [], set()
+    for path, module in part.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        weight = own.get("weight")
+        if weight is not None and weight.dim() == 2:
+            found.append(_Leaf(path or "weight", weight, own.get("bias"), isinstance(module, nn.Linear)))
+            continue
+        for name, tensor in own.items():
+            if tensor.dim() >= 2 and id(tensor) not in taken and not re.match(r"b(ias)?_|bias", name, re.IGNORECASE):
+                bias = _bias_beside(name, own)
+                taken |= {id(tensor), id(bias)}
+                found.append(_Leaf(f"{path}.{name}".strip("."), tensor, bias, False))
+    return found
+
+
+def _bias_beside(name: str, own: Mapping[str, Tensor]) -> Tensor | None:
+    names = (name.replace("weight", "bias"), re.sub(r"^[wW]", "b", name), f"{name}_bias", re.sub(r"^W", "B", name))
+    return next((own[one] for one in names if one != name and one in own), None)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One reading of the weights.
+
+    Args:
+        projections: query, key, value, and out where the part has one.
+        note: how they were found.
+        extra: names of weights that an attention does not have.
+    """
+
+    projections: Projections
+    note: str
+    extra: tuple[str, ...] = ()
+
+
+def read_weights(part: nn.Module, width: int, heads: int) -> list[Reading]:
+    """Return the readings of a module's weights, the most likely first.
+
+    Raises:
+        CannotCompare: the weights are not those of an attention, with the reason.
+    """
+    leaves = _leaves(part)
+    if not leaves:
+        raise CannotCompare("it has no weights of its own; say which they are: parameters={'query': ..., ...}")
+    groups: dict[Role, list[_Leaf]] = {}
+    nameless = []
+    for leaf in leaves:
+        role = role_of(leaf.name)
+        if role in (None, "out"):
+            nameless.append(leaf)
+        else:
+            groups.setdefault(role, []).append(leaf)
+    if not groups and len(nameless) in (3, 4):
+        return _of_any_order(nameless, width, heads)
+    if not groups and len(nameless) == 2:
+        wide = [leaf for leaf in nameless if 3 * width in leaf.weight.shape]
+        groups |= {"qkv": wide} if wide else {}
+        for leaf in wide:
+            nameless.remove(leaf)
+    _refuse_missing(groups, leaves)
+    fits = [leaf for leaf in nameless if _is_out(leaf, width)]
+    if len(fits) > 1:
+        fits = [leaf for leaf in fits if role_of(leaf.name) == "out" or _OUT.search(leaf.name)][-1:]
+    if fits:
+        groups["out"] = fits
+    extra = _extra(part, leaves, [leaf for leaf in nameless if leaf not in fits])
+    return _grouped(groups, extra, width, heads)
+
+
+def _extra(part: nn.Module, leaves: Sequence[_Leaf], unused: Sequence[_Leaf]) -> list[str]:
+    """Return the names of weights that an attention does not have, such as those of a norm."""
+    known = {id(tensor) for leaf in leaves for tensor in (leaf.weight, leaf.bias)}
+    return [*(leaf.name for leaf in unused), *(name for name, one in part.named_parameters() if id(one) not in known)]
+
+
+def _of_any_order(leaves: Sequence[_Leaf], width: int, heads: int) -> list[Reading]:
+    """Return the readings of three or four weights without names, the output projection last."""
+    found = []
+    for order in itertools.permutations(("query", "key", "value")):
+        groups = {role: [leaf] for role, leaf in zip((*order, "out"), leaves, strict=False)}
+        found += _grouped(groups, [], width, heads)
+    return found
+
+
+def _refuse_missing(groups: Mapping[Role, list[_Leaf]], leaves: Sequence[_Leaf]) -> None:
+    needed: tuple[Role, ...] = ("query", "key", "value")
+    if "kv" in groups:
+        needed = ("query",)
+    missing = [one for one in needed if one not in groups and "qkv" not in groups]
+    if missing:
+        names = ", ".join(leaf.name for leaf in leaves[:6])
+        raise CannotCompare(
+            f"which weights make {' and '.join(missing)} does not show in the names ({names}); "
+            "say it: parameters={'query': my.q, 'key': my.k, 'value': my.v, 'out': my.o}"
+        )
+
+
+def _is_out(leaf: _Leaf, width: int) -> bool:
+    shape = leaf.weight.shape
+    return width in (shape[0], shape[-1]) and (leaf.weight.dim() < 3 or shape[-1] == width)
+
+
+def said_weights(parameters: Mapping[str, Any], width: int, heads: int) -> list[Reading]:
+    """Return the readings of weights whose roles a user names.
+
+    Args:
+        parameters: modules with weight and bias, tensors, or lists of one for each head, by role: query, key, value and
+            out, or qkv; tensors of biases by role with _bias.
+        width, heads: of the attention.
+
+    Raises:
+        InputError: a name is not known, or a value is neither.
+    """
+    known = {*ROLES, "qkv", "kv", *(f"{role}_bias" for role in (*ROLES, "qkv", "kv"))}
+    groups: dict[Role, list[_Leaf]] = {}
+    for name, value in parameters.items():
+        if name not in known:
+            raise InputError(f"parameters: '{name}' is not known; expected query, key, value and out, or qkv and out")
+        if name.endswith("_bias"):
+            continue
+        items = list(value) if isinstance(value, nn.ModuleList | list | tuple) else [value]
+        for item in items:
+            weight = item if isinstance(item, Tensor) else getattr(item, "weight", None)
+            if not isinstance(weight, Tensor) or weight.dim() < 2:
+                raise InputError(f"parameters: '{name}' must be a linear layer or a tensor of at least two axes")
+            bias = parameters.get(f"{name}_bias") if isinstance(item, Tensor) else getattr(item, "bias", None)
+            groups.setdefault(name, []).append(_Leaf(name, weight, bias, isinstance(item, nn.Linear)))
+    if "qkv" not in groups and not {"query"} <= set(groups) & set(ROLES):
+        raise InputError("parameters: expected query, key, value and out, or qkv and out")
+    return _grouped(groups, [], width, heads)
+
+
+def _grouped(groups: Mapping[Role, list[_Leaf]], extra: Sequence[str], width: int, heads: int) -> list[Reading]:
+    """Return the readings of weights by role: both directions of raw tensors, and the orders of fused ones."""
+    every = [leaf for leaves in groups.values() for leaf in leaves]
+    readings = []
+    is_raw = not all(leaf.is_linear for leaf in every)
+    for is_flipped in (True, False)[not is_raw :]:
+        flat = _flat(groups, width, is_flipped)
+        if len(flat) == len(groups):
+            for one, note in _unfused(flat, heads):
+                readings.append(Reading(one, note, tuple(extra)))
+    unique = [one for one in readings if _fits(one.projections, width, heads)]
+    shown = ", ".join(f"{leaf.name} {list(leaf.weight.shape)}" for leaf in every)
+    if not unique:
+        raise CannotCompare(f"the shapes of its weights do not fit width {width} and {heads} heads: {shown}")
+    return unique
+
+
+def _flat(groups: Mapping[Role, list[_Leaf]], width: int, is_flipped: bool) -> dict[Role, Projection]:
+    """Return one projection for each role that can be read in this direction."""
+    flat: dict[Role, Projection] = {}
+    for role, leaves in groups.items():
+        parts = [_matrix(leaf, role, width, is_flipped and not leaf.is_linear) for leaf in leaves]
+        found = [one for one in parts if one is not None]
+        # Others that have such a name, as keys that a module adds to those of its input, are no projections.
+        if len(found) == len(leaves) and len({one.weight.shape for one in found}) == 1:
+            flat[role] = _joined(found, role, width)
+    return flat
+
+
+def _matrix(leaf: _Leaf, role: Role, width: int, is_flipped: bool) -> Projection | None:
+    """Return a leaf as [out, in]; None: it cannot be read in this direction."""
+    weight, bias = leaf.weight.detach(), None if leaf.bias is None else leaf.bias.detach().flatten()
+    if weight.dim() == 3:
+        if role == "out":
+            weight = weight.flatten(0, 1).T if weight.shape[2] == width else weight.flatten(1)
+        elif weight.shape[1] == width and is_flipped:
+            weight = weight.transpose(1, 2).flatten(0, 1)
+        elif weight.shape[0] == width:
+            weight = weight.flatten(1).T
+        else:
+            weight = weight.flatten(0, 1)
+    elif is_flipped:
+        weight = weight.T
+    return None if weight.dim() != 2 else Projection(weight, bias)
+
+
+def _joined(parts: Sequence[Projection], role: Role, width: int) -> Projection:
+    """Join the projections of single heads."""
+    if len(parts) == 1:
+        return parts[0]
+    axis = 1 if role == "out" and parts[0].weight.shape[0] == width else 0
+    biases = [one.bias for one in parts if one.bias is not None]
+    return Projection(torch.cat([one.weight for one in parts], axis), torch.cat(biases) if biases else None)
+
+
+def _unfused(flat: Mapping[Role, Projection], heads: int) -> Iterator[tuple[dict[Role, Projection], str]]:
+    if "kv" in flat:
+        for order in (("key", "value"), ("value", "key")):
+            pair = _parts(flat["kv"], 2, 1)
+            rest = {role: one for role, one in flat.items() if role != "kv"}
+            yield {**rest, **dict(zip(order, pair, strict=True))}, f"one weight of {' and '.join(order)}"
+        return
+    if "qkv" not in flat:
+        yield dict(flat), "weights found by their names"
+        return
+    rest = {role: one for role, one in flat.items() if role != "qkv"}
+    if flat["qkv"].weight.shape[0] % (3 * heads):
+        return
+    rows = flat["qkv"].weight.shape[0] // 3
+    sizes = {"[q|k|v]": 1, "[q|k|v] within each head": heads, "[q, k, v] of each feature": rows}
+    for roles in itertools.permutations(("query", "key", "value")):
+        for note, groups in sizes.items():
+            parts = _parts(flat["qkv"], 3, groups)
+            letters = {ord(one): role[0] for one, role in zip("qkv", roles, strict=True)}
+            shown = note.translate(letters) if groups == 1 else note
+            yield {**rest, **dict(zip(roles, parts, strict=True))}, f"one weight {shown}"
+
+
+def _parts(fused: Projection, count: int, groups: int) -> list[Projection]:
+    """Split a fused projection whose rows are [groups][count][rest]."""
+
+    def split(tensor: Tensor | None) -> list[Tensor | None]:
+        if tensor is None:
+            return [None] * count
+        return [tensor.unflatten(0, (groups, count, -1))[:, i].flatten(0, 1) for i in range(count)]
+
+    weights, biases = split(fused.weight), split(fused.bias)
+    return [Projection(weight, bias) for weight, bias in zip(weights, biases, strict=True) if weight is not None]
+
+
+def _fits(found: Projections, width: int, heads: int) -> bool:
+    if not {"query", "key", "value"} <= set(found):
+        return False
+    query, key, value = (found[role].weight for role in ("query", "key", "value"))
+    size, rest = divmod(query.shape[0], heads)
+    if rest or query.shape[1] != width or key.shape[0] != value.shape[0] or key.shape[0] % max(size, 1):
+        return False
+    groups = key.shape[0] // size
+    if not groups or heads % groups:
+        return False
+    return "out" not in found or found["out"].weight.shape[1] == query.shape[0]

@@ -1,0 +1,215 @@
+"""The check of a job: that it resumes exactly after kills, and that its batches can be divided; and its certificate."""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+
+from clearhead.apps.check.job.differences import Difference, differences
+from clearhead.apps.check.job.division import TOLERANCE, Division, compare_divisions
+from clearhead.apps.check.job.forecast import Job, examine
+from clearhead.apps.check.job.kills import Kill, KilledRun, killed_runs, undisturbed_run
+from clearhead.base.files import read_json_object, typed
+from clearhead.base.formats import Format
+from clearhead.base.progress import message
+from clearhead.base.signals import StopRequested, StopSignals
+from clearhead.checkpoints.runs.checkpoint import WEIGHTS, checkpoint_folder, read_state
+from clearhead.checkpoints.runs.manifest import sha256_of
+from clearhead.version import __version__
+
+CERTIFICATE = Format("a certificate", 1, "check the job again")
+_MOST_SHOWN = 6
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """What the check of a job found.
+
+    Attributes:
+        job: what was checked.
+        seed: of the moments of the kills.
+        kills: that came, in order.
+        missed: how many could not be placed.
+        faults: what is not as in the undisturbed run; empty: every bit is the same.
+        halves, processes: an update by halves of batches, and by two processes.
+        certificate: versions, machine and digests, by name.
+    """
+
+    job: Job
+    seed: int
+    kills: Sequence[Kill]
+    missed: int
+    faults: Sequence[str]
+    halves: Division
+    processes: Division
+    certificate: Mapping[str, str]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether nothing was found wrong."""
+        return not (self.faults or self.missed or self.halves.is_wrong or self.processes.is_wrong)
+
+    def lines(self) -> list[str]:
+        """Return the report as lines of text."""
+        came = ", ".join(map(str, self.kills))
+        if self.missed:
+            came += f"; {self.missed} more could not be placed before step {self.job.steps}: check more steps"
+        shown = [f"              {fault}" for fault in self.faults[:_MOST_SHOWN]]
+        if len(self.faults) > _MOST_SHOWN:
+            shown.append(f"              and {len(self.faults) - _MOST_SHOWN} more")
+        verdict = "equal to the undisturbed run in every bit: weights, optimizer, losses, order of the data"
+        if self.faults:
+            verdict = "DIFFERENT from the undisturbed run, the first difference first"
+        values = {
+            "job": self.job.describe(),
+            "killed": f"{len(self.kills)} times: {came} (--seed {self.seed})",
+            "resumed": "\n".join([verdict, *shown]),
+            "accumulated": f"halves of each batch against whole ones, in fp32 without dropout: {self.halves}",
+            "two processes": f"against one, in fp32 without dropout: {self.processes}",
+            **self.certificate,
+        }
+        return [line for name, value in values.items() for line in f"{name:<14}{value}".split("\n")]
+
+    def record(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return {
+            **CERTIFICATE.header(),
+            "ok": self.is_right,
+            "run_file": str(self.job.file),
+            "steps": self.job.steps,
+            "planned_steps": self.job.planned,
+            "validate_every": self.job.validate_every,
+            "save_every": self.job.save_every,
+            "seed": self.seed,
+            "kills": [{"moment": kill.moment, "after_step": kill.after} for kill in self.kills],
+            "missed_kills": self.missed,
+            "faults": list(self.faults),
+            "tolerance": TOLERANCE,
+            "accumulated": _division_record(self.halves),
+            "two_processes": _division_record(self.processes),
+            "certificate": dict(self.certificate),
+        }
+
+
+def _division_record(division: Division) -> dict[str, Any]:
+    return {
+        "ok": not division.is_wrong,
+        "distance": division.distance,
+        "where": division.where or None,
+        "reason": division.reason or None,
+    }
+
+
+def check_job(file: str | Path, *, steps: int | None = None, kills: int, seed: int | None = None) -> JobReport:
+    """Train the first steps of a job undisturbed and with kills, and compare every bit; nothing of it is left.
+
+    Args:
+        file: the run file.
+        steps: how many, from 1; None: as many as take some seconds.
+        kills: how many, from 1.
+        seed: of their moments; None: drawn.
+
+    Raises:
+        InputError: the run file, the data or the machine does not allow the training.
+        RunFailure: the job fails undisturbed.
+    """
+    seed = random.SystemRandom().randrange(2**32) if seed is None else seed
+    report: JobReport | None = None
+    with StopSignals() as signals:
+        try:
+            with signals.abandoning(), tempfile.TemporaryDirectory(prefix="clearhead-check-") as folder:
+                report = _check(Path(file), Path(folder), steps, kills, seed)
+        except StopRequested:
+            pass
+    if report is None:
+        assert signals.received is not None, "only a signal ends a check without a report"
+        # Again, for whoever listened before.
+        signal.raise_signal(signals.received)
+        raise SystemExit(128 + signals.received)
+    return report
+
+
+def _check(file: Path, folder: Path, steps: int | None, kills: int, seed: int) -> JobReport:
+    job = examine(file, folder, steps=steps, kills=kills)
+    message(f"{job.describe()}; seed {seed}")
+    halves, processes = compare_divisions(job)
+    message("trained undisturbed, then killed and resumed")
+    whole, seconds = undisturbed_run(job)
+    runs = killed_runs(job, kills, random.Random(seed), seconds)
+    faults = [fault for run in runs for fault in faults_of(job, whole, run)]
+    came = [kill for run in runs for kill in run.kills]
+    missed = 0 if any(run.failure for run in runs) else kills - len(came)
+    return JobReport(job, seed, came, missed, faults, halves, processes, _certificate(job, whole))
+
+
+def read_certificate(file: Path) -> tuple[dict[str, Any], list[str]]:
+    """Read a certificate that `record` wrote into a file, and compare its run file with the one that is there now.
+
+    Args:
+        file: JSON.
+
+    Returns:
+        "ok": the job was right and its run file is the same; and lines for people.
+
+    Raises:
+        InputError: the file is no certificate, or in a format that is not read.
+    """
+    content = read_json_object(file, what="a certificate")
+    record = typed(CERTIFICATE.current(content, content, file), _Record, name=str(file))
+    run_file = Path(record.run_file)
+    state = "is not there any more"
+    if run_file.is_file():
+        is_same = f"sha256 {sha256_of(run_file)}" == record.certificate.get("run file")
+        state = "is the same" if is_same else "has changed since: check it again"
+    verdict = "resumed exactly" if record.ok else "did NOT pass"
+    lines = [f"{run_file}: the first {record.steps} steps {verdict}; the run file {state}"]
+    lines += [f"{name:<14}{value}" for name, value in record.certificate.items()]
+    return {"ok": record.ok and state == "is the same", "run_file": record.run_file, "state": state}, lines
+
+
+class _Record(BaseModel):
+    ok: bool
+    run_file: str
+    steps: int
+    certificate: dict[str, str]
+
+
+def faults_of(job: Job, whole: Path, killed: KilledRun) -> list[str]:
+    """Return what is wrong with a killed run: it did not go on, it differs, or it differed before it was killed."""
+    if killed.failure:
+        return [f"after the kill {killed.kills[-1]}, --resume: {killed.failure}"]
+    found: list[Difference] = differences(whole, killed.run, job.steps, job.names)
+    first_kill = killed.kills[0].after if killed.kills else job.steps
+    if found and first_kill is not None and found[0].step <= first_kill:
+        reason = "so the training itself does not repeat: something draws numbers without the seed of the run"
+        return [f"{found[0]}; before the first kill, {reason}"]
+    return [str(difference) for difference in found]
+
+
+def _certificate(job: Job, whole: Path) -> dict[str, str]:
+    """Return what the result holds for."""
+    checkpoint = checkpoint_folder(whole, job.steps)
+    state = read_state(checkpoint)
+    environment, choices = state["environment"], state["choices"]
+    accelerator = "" if environment["accelerator"] == "none" else f", {environment['accelerator']}"
+    processors = f"{os.cpu_count()} processors ({environment['processor features']}){accelerator}"
+    return {
+        "versions": f"clearhead {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
+        "machine": (
+            f"{platform.system()} {platform.machine()}, {processors}, {choices['threads']} threads, "
+            f"{choices['precision']}"
+        ),
+        "run file": f"sha256 {job.digests['run file']}",
+        "data": f"sha256 {job.digests['data']}",
+        "weights": f"sha256 {sha256_of(checkpoint / WEIGHTS)} of step {job.steps}",
+    }

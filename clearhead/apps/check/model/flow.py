@@ -1,0 +1,424 @@
+"""Information flow: which output changes with which input, against what the declared masks allow.
+
+The masks are derived here from the spec alone, without the code of the model. Legend: T tokens, S source tokens;
+reach[i, j]: output i depends on input j.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from clearhead import spec
+from clearhead.apps.check.handwritten.report import Finding
+from clearhead.apps.check.model.readers import Place, Reader, Side, Trace, run
+from clearhead.apps.check.model.report import Drawing, Outcome
+from clearhead.core import Sequence, Transformer
+from clearhead.fast.replica import converted
+
+LENGTH = 11
+LONGEST_WINDOW = 600
+TOUCHED = 1e-9
+"""A change that a token caused is larger than this share of the values; rounding in double precision is far smaller."""
+_MATHEMATICS: Final = "weights = softmax(scores, with -inf where a query may not attend)"
+GROUP: Final = "information flow"
+_REAL = (False, True, True, False, True, True, True, True, True, True, False)
+_DOCUMENTS = (4, 4, 4, 1, 1, 7, 7, 7, 7, 7, 2)
+Seen = Callable[[spec.Mask, Sequence], Tensor]
+Draw = Callable[[int, int], Tensor]
+"""Draws so many ids below a number."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is read.
+
+    Args:
+        name: of the experiment.
+        sequence: one row.
+        columns: the tokens that are changed, one after the other.
+    """
+
+    name: str
+    sequence: Sequence
+    columns: tuple[int, ...]
+
+
+def check_flow(module: Transformer, draw: Draw, rows_at_once: int) -> Iterator[Outcome | Finding]:
+    """Yield what each stack reads, and what is wrong with it.
+
+    Args:
+        module: in double precision.
+        draw: the ids.
+        rows_at_once: of a batch, at most.
+    """
+    has_two = module.encoder is not None and module.decoder is not None
+    sides: list[Side] = ["encoder"] if module.encoder is not None else []
+    sides += ["decoder"] if module.decoder is not None else []
+    source = Sequence(draw(7, module.num_source_ids)[None]) if has_two else None
+    for side in sides:
+        reader = Reader.of(module, side, source)
+        mates = list(_mates(reader, draw, has_two and side == "decoder"))
+        yield from mates
+        if any(isinstance(one, Finding) for one in mates):
+            rows_at_once = 1  # in a batch nothing else could be told
+        if _has_own_parts(reader.spec):
+            reason = "a part of your own may read other tokens, and nothing declares which"
+            yield Outcome(GROUP, f"{side}: masks", "not tried", reason)
+            continue
+        for scenario in _scenarios(reader, draw, f"{side}: " if has_two else ""):
+            yield from _check(reader, scenario, rows_at_once)
+    if has_two and not _has_own_parts(module.spec):
+        yield from _memory(module, draw, rows_at_once)
+
+
+def _has_own_parts(node: spec.Node) -> bool:
+    return any(isinstance(part, spec.Part) for _, part in spec.walk(node))
+
+
+def _scenarios(reader: Reader, draw: Draw, prefix: str) -> Iterator[Scenario]:
+    most = reader.module.max_positions or LONGEST_WINDOW + LENGTH
+    length = min(LENGTH, most)
+    masks = [part.mask for part in _attentions(reader.spec)]
+    kinds = " and ".join(dict.fromkeys(mask.kind for mask in masks)) or "no attention"
+    whole, every = Sequence(draw(length, reader.vocabulary)[None]), tuple(range(length))
+    yield Scenario(f"{prefix}{kinds}", whole, every)
+    yield Scenario(f"{prefix}padding", replace(whole, mask=torch.tensor([_REAL[:length]])), every)
+    yield Scenario(f"{prefix}documents", replace(whole, documents=torch.tensor([_DOCUMENTS[:length]])), every)
+    if "prefix" in kinds:
+        yield Scenario(f"{prefix}prefix", replace(whole, prefix=torch.arange(length)[None] < 4), every)
+    for size in sorted({mask.before + mask.after for mask in masks if isinstance(mask, spec.Window)}):
+        long = size + 4
+        if length < long <= min(most, LONGEST_WINDOW):
+            places = (0, 1, long // 2, long - 1)
+            yield Scenario(f"{prefix}window of {size}", Sequence(draw(long, reader.vocabulary)[None]), places)
+
+
+def _attentions(stack: spec.Stack) -> list[spec.Attention]:
+    branches = [branch for layer in stack.depths for step in layer.steps for branch in step.branches]
+    found = [branch.function for branch in branches if isinstance(branch.function, spec.Attention)]
+    return [one for one in found if one.source == "self"]
+
+
+def allowed(mask: spec.Mask, sequence: Sequence) -> Tensor:
+    """Return which token [T] may attend to which [T], by the definition of a mask.
+
+    Args:
+        mask: of an attention.
+        sequence: one row, with its padding, documents and prefix.
+    """
+    length = sequence.ids.shape[1]
+    query, key = torch.arange(length)[:, None], torch.arange(length)
+    real = torch.ones(length, dtype=torch.bool) if sequence.mask is None else sequence.mask[0]
+    may = torch.ones(length, length, dtype=torch.bool)
+    if isinstance(mask, spec.Window):
+        place = real.cumsum(0)  # padding is no distance
+        apart = place[:, None] - place
+        may = (apart <= mask.before) & (-apart <= mask.after)
+    elif not isinstance(mask, spec.Full):
+        may = key <= query
+        if isinstance(mask, spec.Prefix) and sequence.prefix is not None:
+            may = may | sequence.prefix[0]
+    if sequence.documents is not None:
+        may = may & (sequence.documents[0][:, None] == sequence.documents[0])
+    return may & real
+
+
+def expected_reach(stack: spec.Stack, sequence: Sequence, seen: Seen = allowed) -> dict[tuple[int, int], Tensor]:
+    """Return what each output may depend on after each step of each layer: what its attentions allow, chained.
+
+    Args:
+        stack: the spec.
+        sequence: one row.
+        seen: the mask of an attention.
+    """
+    reach = torch.eye(sequence.ids.shape[1], dtype=torch.bool)
+    found: dict[tuple[int, int], Tensor] = {}
+    for depth, layer in enumerate(stack.depths):
+        for number, step in enumerate(layer.steps):
+            for branch in step.branches:
+                function = branch.function
+                if isinstance(function, spec.Attention) and function.source == "self":
+                    chained = _chained(seen(function.mask, sequence), reach)
+                    found[depth, number] = found.get((depth, number), reach) | chained
+            reach = found.setdefault((depth, number), reach)
+    return found
+
+
+def _chained(attends: Tensor, reach: Tensor) -> Tensor:
+    return (attends.double() @ reach.double()) > 0
+
+
+def measured_reach(reader: Reader, scenario: Scenario, rows_at_once: int) -> dict[Place, Tensor]:
+    """Change one token after another and return which outputs change, at the end of every step.
+
+    Returns:
+        By place, bool [outputs at real tokens, changed tokens].
+    """
+    sequence, columns = scenario.sequence, scenario.columns
+    other = _other_ids(reader, sequence.ids[0])
+    rows = sequence.ids.repeat(len(columns) + 1, 1)
+    for row, column in enumerate(columns, start=1):
+        rows[row, column] = other[column]
+    traces = [_states(reader, sequence, part) for part in rows.split(rows_at_once)]
+    return {place: _changed(torch.cat([trace[place] for trace in traces])) for place in traces[0]}
+
+
+def _states(reader: Reader, sequence: Sequence, ids: Tensor) -> Trace:
+    """Return the states [B, real tokens, features] at the end of every step, for rows in place of the one there is."""
+    beside = {"mask": sequence.mask, "documents": sequence.documents, "prefix": sequence.prefix}
+    batch = Sequence(ids, **{name: None if one is None else one.expand(ids.shape) for name, one in beside.items()})
+    if reader.memory is not None and len(reader.memory) != len(ids):
+        mask = None if reader.memory_mask is None else reader.memory_mask.expand(len(ids), -1)
+        reader = replace(reader, memory=reader.memory.expand(len(ids), -1, -1), memory_mask=mask)
+    last = len(reader.stack.order)
+    trace = run(reader, batch, head=False)
+    return {
+        place: value.unflatten(0, (len(ids), -1))
+        for place, value in trace.items()
+        if place.address.endswith(".after") or place.depth == last
+    }
+
+
+def _other_ids(reader: Reader, ids: Tensor) -> Tensor:
+    """Return other ids, whose rows of the table differ most from those of the given ones among a few."""
+    table, count = reader.stack.embedding.rows.weight, reader.vocabulary
+    candidates = (ids[None] + torch.tensor([[1], [count // 3], [count // 2], [count - 1]])) % count
+    differences = (table[candidates] - table[ids]).abs().amax(-1)
+    return candidates.gather(0, differences.argmax(0, keepdim=True))[0]
+
+
+def _changed(values: Tensor) -> Tensor:
+    """Return which tokens of the first row differ from those of each other row: [tokens, rows - 1]."""
+    scale = values[0].abs().amax().clamp(min=1e-300)
+    moved = ((values[1:] - values[:1]).abs().amax(-1) / scale).nan_to_num(nan=math.inf)
+    return (moved > TOUCHED).T
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What outputs may read and what they do read at the end of every step, bool [outputs, inputs].
+
+    Args:
+        wanted, measured: by place.
+        drawn: measured with drawn weights; None: not needed.
+    """
+
+    wanted: Mapping[Place, Tensor]
+    measured: Mapping[Place, Tensor]
+    drawn: Mapping[Place, Tensor] | None
+
+    def leak(self, place: Place) -> Tensor:
+        """Return what is read and should not be."""
+        return self.measured[place] & ~self.wanted[place]
+
+    def gap(self, place: Place) -> Tensor:
+        """Return what is not read, neither with the model's weights nor with drawn ones, and may be."""
+        missing = self.wanted[place] & ~self.measured[place]
+        return missing if self.drawn is None else missing & ~self.drawn[place]
+
+    def first(self, kind: Callable[[Place], Tensor]) -> Place | None:
+        """Return the first place with a leak or a gap."""
+        return next((place for place in sorted(self.wanted) if bool(kind(place).any())), None)
+
+
+def _reach(reader: Reader, scenario: Scenario, tokens: list[int], rows_at_once: int) -> Reach | None:
+    """Measure and derive what outputs read; None: the stack has no layers."""
+    columns = list(scenario.columns)
+    by_step = {step: one[tokens][:, columns] for step, one in expected_reach(reader.spec, scenario.sequence).items()}
+    if not by_step:
+        return None
+    measured = measured_reach(reader, scenario, rows_at_once)
+    last = by_step[max(by_step)]
+    wanted = {place: by_step.get((place.depth, place.step), last) for place in measured}
+    drawn = None
+    if any(bool((wanted[place] & ~measured[place]).any()) for place in measured):
+        # Saturated or vanished weights hide a dependence; drawn ones in the same modules do not.
+        drawn = measured_reach(replace(reader, module=drawn_twin(reader.module)), scenario, rows_at_once)
+    return Reach(wanted, measured, drawn)
+
+
+def _check(reader: Reader, scenario: Scenario, rows_at_once: int) -> Iterator[Outcome | Finding]:
+    sequence = scenario.sequence
+    real = torch.ones_like(sequence.ids[0], dtype=torch.bool) if sequence.mask is None else sequence.mask[0]
+    tokens: list[int] = real.nonzero()[:, 0].tolist()
+    reach = _reach(reader, scenario, tokens, rows_at_once)
+    if reach is None:
+        return
+    leak, gap, end = reach.first(reach.leak), reach.first(reach.gap), max(reach.wanted)
+    reads = (reach.wanted[end] | reach.leak(end)) & ~reach.gap(end)
+    drawing = Drawing(tuple(tokens), scenario.columns, reach.wanted[end], reads)
+    if leak is not None:
+        yield _leak(reader, scenario, leak, tokens, reach)
+        yield Outcome(GROUP, scenario.name, "wrong", "outputs read what the mask hides", drawing=drawing)
+    elif gap is not None:
+        yield _gap(reader, scenario, gap, tokens, reach.gap(gap))
+        yield Outcome(GROUP, scenario.name, "wrong", "outputs do not read what they may", drawing=drawing)
+    else:
+        says = f"{int(reads.sum())} of {reads.numel()} pairs read, those that the mask allows"
+        yield Outcome(GROUP, scenario.name, "right", says, drawing=drawing)
+
+
+def drawn_twin(module: Transformer) -> Transformer:
+    """Return a replica of a model in double precision with drawn weights, so small that no softmax saturates."""
+    made, generator = converted(module, torch.float64), torch.Generator().manual_seed(11)
+    for weight in made.parameters():
+        values = torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight.device)
+        weight.data = 1.0 + 0.3 * values if weight.dim() < 2 else 0.5 * values / math.sqrt(weight.shape[-1])
+    return made
+
+
+def _address(reader: Reader, place: Place) -> str:
+    """Return the self-attention of a step, or the stack where there is none."""
+    if place.depth >= len(reader.stack.order):
+        return reader.side
+    step = f"{reader.side}.layers.{reader.stack.order[place.depth]}.steps.{place.step}"
+    for number, branch in enumerate(reader.spec.depths[place.depth].steps[place.step].branches):
+        if isinstance(branch.function, spec.Attention) and branch.function.source == "self":
+            return f"{step}.branches.{number}.function"
+    return step
+
+
+def _leak(reader: Reader, scenario: Scenario, place: Place, tokens: list[int], reach: Reach) -> Finding:
+    """Return the finding of a mask that hides too little, with the masks that would let the same pairs through."""
+    columns, step = list(scenario.columns), (place.depth, place.step)
+    output, column = reach.leak(place).nonzero()[0].tolist()
+    causes = []
+    for cause, seen in LOOSER.items():
+        looser = expected_reach(reader.spec, scenario.sequence, seen)
+        if step in looser and torch.equal(looser[step][tokens][:, columns], reach.measured[place]):
+            causes.append(cause)
+    return Finding(
+        where=_address(reader, place),
+        says=(
+            f"{scenario.name}: the output at token {tokens[output]} changes with token {columns[column]}, which the "
+            f"mask hides; {_likely(causes)}"
+        ),
+        mathematics=_MATHEMATICS,
+    )
+
+
+def _gap(reader: Reader, scenario: Scenario, place: Place, tokens: list[int], missing: Tensor) -> Finding:
+    output, column = missing.nonzero()[0].tolist()
+    return Finding(
+        where=_address(reader, place),
+        says=(
+            f"{scenario.name}: the output at token {tokens[output]} does not change with token "
+            f"{scenario.columns[column]}, which it may attend to, not even with drawn weights; likely cause: the mask "
+            "hides more than is declared"
+        ),
+        mathematics=_MATHEMATICS,
+    )
+
+
+def _likely(causes: list[str]) -> str:
+    return f"likely cause: {' or '.join(causes)}" if causes else "no known mistake gives the same pairs"
+
+
+def _mates(reader: Reader, draw: Draw, has_source: bool) -> Iterator[Outcome | Finding]:
+    """Change one row of a batch whole; no other row may change."""
+    length = min(LENGTH, reader.module.max_positions or LENGTH)
+    ids = torch.stack([draw(length, reader.vocabulary) for _ in range(3)])
+    changed = ids.clone()
+    changed[1] = _other_ids(reader, ids[1])
+    if has_source:
+        assert reader.memory is not None
+        reader = replace(reader, memory=reader.memory.repeat(3, 1, 1))
+    pair = [_states(reader, Sequence(ids), rows) for rows in (ids, changed)]
+    name = f"{reader.side}: batch mates"
+    for place, before in pair[0].items():
+        scale = before.abs().amax().clamp(min=1e-300)
+        moved = ((pair[1][place] - before).abs().amax((1, 2)) / scale).nan_to_num(nan=math.inf) > TOUCHED
+        if bool(moved[0] or moved[2]):
+            says = "batch mates: a row of the batch changes with another row; likely cause: the axes of rows and heads "
+            yield Finding(where=_address(reader, place), says=f"{says}are mixed, or something is shared between rows")
+            yield Outcome(GROUP, name, "wrong", "rows of a batch read each other")
+            return
+    yield Outcome(GROUP, name, "right", "no row of a batch changes with another one")
+
+
+def _memory(module: Transformer, draw: Draw, rows_at_once: int) -> Iterator[Outcome | Finding]:
+    """Change the tokens of the source one after the other, some of which are padding."""
+    assert module.spec.encoder is not None and module.spec.decoder is not None
+    length = min(LENGTH, module.max_positions or LENGTH)
+    source = Sequence(draw(length, module.num_source_ids)[None], torch.arange(length)[None] < max(1, length - 3))
+    target = Sequence(draw(min(5, length), module.num_target_ids)[None])
+    attends = [
+        isinstance(branch.function, spec.Attention) and branch.function.source == "memory"
+        for layer in module.spec.decoder.depths
+        for step in layer.steps
+        for branch in step.branches
+    ]
+    assert source.mask is not None
+    real, reach = source.mask[0], expected_reach(module.spec.encoder, source)
+    encoded = reach[max(reach)] if reach else torch.eye(length, dtype=torch.bool)
+    wanted = (encoded[real].any(0) & torch.tensor(any(attends))).expand(target.ids.shape[1], -1)
+    measured = _source_reach(module, source, target, rows_at_once)
+    missing = wanted & ~measured
+    if bool(missing.any()):
+        missing &= ~_source_reach(drawn_twin(module), source, target, rows_at_once)
+    leaks = measured & ~wanted
+    tokens = tuple(range(target.ids.shape[1]))
+    drawing = Drawing(tokens, tuple(range(length)), wanted, (wanted | leaks) & ~missing)
+    if not bool((leaks | missing).any()):
+        says = "every output reads all real tokens of the source, and no padding"
+        yield Outcome(GROUP, "memory", "right", says, drawing=drawing)
+        return
+    output, token = (leaks if bool(leaks.any()) else missing).nonzero()[0].tolist()
+    does = "changes with" if bool(leaks.any()) else "does not change with"
+    kind = "real" if bool(real[token]) else "padding"
+    yield Finding(
+        where="decoder",
+        says=(
+            f"memory: the output at token {output} {does} token {token} of the source, which is {kind}; likely cause: "
+            "the mask of the source is not the mask of the memory"
+        ),
+        mathematics="a token of the target attends to all real tokens of the source",
+    )  # fmt: skip
+    yield Outcome(GROUP, "memory", "wrong", f"an output {does} a token that is {kind}", drawing=drawing)
+
+
+def _source_reach(module: Transformer, source: Sequence, target: Sequence, rows_at_once: int) -> Tensor:
+    encoder = Reader(module, "encoder")
+    length = source.ids.shape[1]
+    other = _other_ids(encoder, source.ids[0])
+    rows = source.ids.repeat(length + 1, 1)
+    rows[torch.arange(length) + 1, torch.arange(length)] = other
+    states = []
+    for part in rows.split(rows_at_once):
+        assert source.mask is not None
+        mask = source.mask.expand(part.shape)
+        reader = Reader.of(module, "decoder", Sequence(part, mask))
+        trace = _states(reader, target, target.ids.expand(len(part), -1))
+        states.append(trace[max(trace)])
+    return _changed(torch.cat(states))
+
+
+def _one_later(mask: spec.Mask, sequence: Sequence) -> Tensor:
+    """Let every query see one key more."""
+    may = allowed(mask, replace(sequence, mask=None))
+    wider = may | torch.cat([may[:, :1], may[:, :-1]], 1)
+    return wider if sequence.mask is None else wider & sequence.mask[0]
+
+
+def _one_earlier(mask: spec.Mask, sequence: Sequence) -> Tensor:
+    may = allowed(mask, replace(sequence, mask=None))
+    wider = may | torch.cat([may[:, 1:], may[:, -1:]], 1)
+    return wider if sequence.mask is None else wider & sequence.mask[0]
+
+
+LOOSER: Mapping[str, Seen] = {
+    "there is no causal mask": lambda mask, sequence: allowed(spec.Full(), sequence),
+    "the mask is off by one: it shows the next token": _one_later,
+    "the window is one token too wide": _one_earlier,
+    "there is no window": lambda mask, sequence: allowed(spec.Causal(), sequence),
+    "padding is not masked": lambda mask, sequence: allowed(mask, replace(sequence, mask=None)),
+    "documents are not masked": lambda mask, sequence: allowed(mask, replace(sequence, documents=None)),
+    "nothing is masked": lambda mask, sequence: torch.ones(sequence.ids.shape[1], sequence.ids.shape[1]).bool(),
+}
+"""Masks by the mistake that makes them."""

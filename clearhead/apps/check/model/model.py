@@ -1,0 +1,129 @@
+"""The check of a model: everything that is tried, in one report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from clearhead.apps.check.handwritten.report import Finding
+from clearhead.apps.check.model.flow import check_flow
+from clearhead.apps.check.model.health import check_health, check_numbers, check_tokenizers
+from clearhead.apps.check.model.invariances import check_invariances, check_saving
+from clearhead.apps.check.model.precisions import check_precisions
+from clearhead.apps.check.model.report import ModelReport, Outcome
+from clearhead.base.errors import InputError
+from clearhead.base.printing import num_parameters
+from clearhead.base.progress import message
+from clearhead.core import Transformer
+from clearhead.fast.int8 import is_int8
+from clearhead.fast.replica import converted, in_evaluation
+from clearhead.text.pair import TokenizerPair
+from clearhead.version import __version__
+
+if TYPE_CHECKING:
+    from clearhead.model.facade import Model
+
+ROWS_AT_ONCE = 64
+
+
+def check_model(
+    model: Model, subject: str, *, precision: str = "auto", rows_at_once: int | None = None, seed: int = 7
+) -> ModelReport:
+    """Prove on a loaded model what its masks, caches, batches, kernels and files do.
+
+    Args:
+        model: its weights are left as they are.
+        subject: what it is called.
+        precision: which precisions are compared: auto (all of this device), fp32, bf16 or int8.
+        rows_at_once: of a batch, at most; None: what is usual.
+        seed: of the tokens that it reads.
+
+    Raises:
+        InputError: its weights are in 8 bits, or its device has no double precision.
+    """
+    return check_module(
+        model.module, subject, tokenizers=model.tokenizers, saved=model, precision=precision, rows_at_once=rows_at_once,
+        seed=seed,
+    )  # fmt: skip
+
+
+def check_module(
+    module: Transformer, subject: str, *, tokenizers: TokenizerPair | None = None, saved: Model | None = None,
+    precision: str = "auto", rows_at_once: int | None = None, seed: int = 7,
+) -> ModelReport:  # fmt: skip
+    """Prove the same on a module, with or without its tokenizers.
+
+    Args:
+        module: its weights are left as they are.
+        subject, precision, rows_at_once, seed: as for `check_model`.
+        tokenizers: of the model; None: there are none.
+        saved: the model, which is saved and loaded again; None: it is not.
+
+    Raises:
+        InputError: its weights are in 8 bits, or its device has no double precision.
+    """
+    device = next(module.parameters()).device
+    if is_int8(module):
+        raise InputError("a check needs all digits of the weights, and these have 8 bits: check the model they are of")
+    if device.type == "mps":
+        raise InputError("a check needs double precision, which mps does not have: use the device cpu")
+    start = time.perf_counter()
+    found: list[Outcome | Finding] = []
+    # Tensors are made where the model is; on a CPU the context would only cost time.
+    with torch.no_grad(), contextlib.nullcontext() if device.type == "cpu" else torch.device(device):
+        for one in _experiments(
+            in_evaluation(module), tokenizers, saved, precision, rows_at_once or ROWS_AT_ONCE, seed
+        ):
+            found.append(one)
+    return ModelReport(
+        subject,
+        tuple(_facts(module)),
+        tuple(one for one in found if isinstance(one, Outcome)),
+        tuple(one for one in found if isinstance(one, Finding)),
+        time.perf_counter() - start,
+    )
+
+
+def _experiments(
+    module: Transformer, tokenizers: TokenizerPair | None, saved: Model | None, precision: str, rows_at_once: int,
+    seed: int,
+) -> Iterator[Outcome | Finding]:  # fmt: skip
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+
+    def draw(count: int, vocabulary: int) -> Tensor:
+        return torch.randint(vocabulary, (count,), generator=generator, device="cpu").to(torch.get_default_device())
+
+    numbers = list(check_numbers(module))
+    yield from numbers
+    if tokenizers is not None:
+        yield from check_tokenizers(module, tokenizers)
+    if any(isinstance(one, Finding) and one.severity == "wrong" for one in numbers):
+        return  # every output would be one more that is not a number
+    single, exact = converted(module, torch.float32), converted(module, torch.float64)
+    message("what reads what")
+    yield from check_flow(exact, draw, rows_at_once)
+    message("what must not change the results")
+    yield from check_invariances(single, exact, draw)
+    if saved is not None:
+        yield from check_saving(saved)
+    message("kernels and precisions")
+    yield from check_precisions(single, exact, draw, precision)
+    message("health")
+    yield from check_health(module, exact, draw)
+
+
+def _facts(module: Transformer) -> Iterator[str]:
+    parameters = list(module.parameters())
+    dtypes = " and ".join(sorted({str(one.dtype).removeprefix("torch.") for one in parameters}))
+    yield f"{num_parameters(module):,} parameters, {dtypes}, on {parameters[0].device}"
+    yield (
+        f"clearhead {__version__}, torch {torch.__version__}, {platform.system()} {platform.machine()}, "
+        f"{os.cpu_count()} processors, {torch.get_num_threads()} threads"
+    )

@@ -1,0 +1,213 @@
+"""The parity report: the differences between a checkpoint here and in transformers, and their likely causes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.apps.check.causes import find_causes
+from clearhead.apps.check.measure import Comparison, compare_traces, first_divergence, relative_error
+from clearhead.apps.check.texts import TokenizerParity, compare_tokenizers, text_inputs
+from clearhead.apps.check.trace import ModelInputs, ModelPair, first_line, import_transformers, load_with_transformers
+from clearhead.base.errors import InputError
+from clearhead.base.printing import Printed
+from clearhead.checkpoints.hf.generation import read_generation_config
+from clearhead.checkpoints.hf.loading import load_module
+from clearhead.checkpoints.hf.tokenizers import load_tokenizers
+from clearhead.text.tokenizer_files import has_tokenizer
+
+TOKENS, TARGETS, LENGTHS = 13, 7, (13, 5, 8)
+
+
+@dataclass(frozen=True, repr=False)
+class ParityReport(Printed):
+    """The result of a comparison.
+
+    Args:
+        folder, reference: the folders loaded here and by transformers.
+        cls: the class in transformers.
+        version: of transformers.
+        tolerance: the largest relative difference that counts as equal.
+        layers: the largest relative difference of each layer, on random tokens.
+        logits: of the outputs, on random tokens.
+        padded: of the outputs of a padded batch; None: not compared.
+        real: of the outputs on real text; None: there is no tokenizer.
+        text: the comparison of the tokenizers; None: there are none.
+        divergence: the first submodule that differs; None: none does.
+        causes: the likely causes, by experiment.
+    """
+
+    folder: str
+    reference: str
+    cls: str
+    version: str
+    tolerance: float
+    layers: dict[str, float]
+    logits: float | None
+    padded: float | None = None
+    real: float | None = None
+    text: TokenizerParity | None = None
+    divergence: str | None = None
+    causes: tuple[str, ...] = ()
+
+    @property
+    def is_same(self) -> bool:
+        """Whether everything that was compared agrees."""
+        return self.largest <= self.tolerance and (self.text is None or self.text.is_same)
+
+    @property
+    def largest(self) -> float:
+        """The largest difference of all."""
+        return max(
+            error for error in (*self.layers.values(), self.logits, self.padded, self.real, 0.0) if error is not None
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        return {"same": self.is_same, "largest": _finite(self.largest), **_finite(asdict(self))}
+
+    def lines(self) -> Iterator[str]:
+        """Yield the report as lines of text."""
+        yield f"{self.folder} here, {self.reference} in transformers {self.version} as {self.cls}; float32, eager"
+        yield "largest difference over the largest value"
+        for name, value in self.layers.items():
+            yield f"  {name:24} {value:.1e}"
+        for name, other, reason in (
+            ("outputs", self.logits, "transformers returns none"),
+            ("outputs, padded", self.padded, "config.json names no padding token"),
+            ("outputs, text", self.real, "there is no tokenizer, or no text that it can read"),
+        ):
+            yield f"  {name:24} {f'not compared: {reason}' if other is None else f'{other:.1e}'}"
+        if self.text is not None:
+            yield from self.text.lines()
+        if self.divergence is not None:
+            yield f"first divergence  {self.divergence}"
+        for cause in self.causes:
+            yield f"likely cause      {cause}"
+        verdict = "the same" if self.is_same else "not the same"
+        yield f"verdict           {verdict}: largest difference {self.largest:.1e}, tolerance {self.tolerance:.0e}"
+
+
+def _finite(value: Any) -> Any:
+    """Replace infinity, which JSON does not have, by None."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and value == float("inf") else value
+
+
+def compare_with_transformers(folder: Path, *, reference: Path | None = None, tolerance: float = 1e-4) -> ParityReport:
+    """Compare a checkpoint's folder with transformers.
+
+    Args:
+        folder: the folder loaded here.
+        reference: the folder that transformers loads; None: the same.
+        tolerance: the largest relative difference that counts as equal.
+
+    Raises:
+        InputError: transformers is missing, or one of the two cannot load its folder, or their shapes differ.
+    """
+    version = import_transformers().__version__
+    other = folder if reference is None else reference
+    pretrained = load_module(folder, dtype=torch.float32)
+    read_generation_config(folder, pretrained.module)  # refused and warned of as where the model is loaded
+    sides = ModelPair(pretrained, load_with_transformers(other, pretrained))
+    inputs = _random_inputs(sides)
+    try:
+        expected = sides.run_theirs(inputs)
+    except (ValueError, RuntimeError, IndexError) as error:
+        raise InputError(f"{other}: transformers cannot run it: {first_line(error)}") from None
+    points = compare_traces(sides.run_ours(sides.ours, inputs), expected)
+    divergence = first_divergence(points, tolerance)
+    causes: tuple[str, ...] = ()
+    if divergence is not None:
+        causes = tuple(find_causes(sides, inputs, expected, tolerance))
+    text, real = None, None
+    if has_tokenizer(folder):
+        texts = load_tokenizers(folder)
+        text = compare_tokenizers(texts, other)
+        all_inputs = text_inputs(texts, _limit(sides), sides.ours.num_source_ids)
+        real = max((_output_error(sides, _with_target(sides, text)) for text in all_inputs), default=None)
+    padded = _padded_inputs(sides)
+    return ParityReport(
+        str(folder), str(other), type(sides.theirs).__name__, version, tolerance,
+        layers={point.name: point.error for point in points if point.is_layer},
+        logits=next((point.error for point in points if point.name == "outputs"), None),
+        padded=None if padded is None else _output_error(sides, padded),
+        real=real, text=text, divergence=_named(sides, divergence), causes=causes,
+    )  # fmt: skip
+
+
+def _named(sides: ModelPair, point: Comparison | None) -> str | None:
+    if point is None:
+        return None
+    pair = sides.pairs.get(point.path)
+    return f"{point.name}{f' ({pair[0]})' if pair else ''}: {point.error:.1e}"
+
+
+def _output_error(sides: ModelPair, inputs: ModelInputs) -> float:
+    """Return the difference of the outputs at real tokens."""
+    ours, theirs, mask = sides.run_ours(sides.ours, inputs), sides.run_theirs(inputs), inputs.mask
+    if ours.outputs is None or theirs.outputs is None:
+        return 0.0
+    if mask is not None and ours.outputs.shape[:2] == mask.shape and theirs.outputs.shape[:2] == mask.shape:
+        return relative_error(ours.outputs[mask], theirs.outputs[mask])
+    return relative_error(ours.outputs, theirs.outputs)
+
+
+def _limit(sides: ModelPair) -> int:
+    return min(64, sides.ours.max_positions or 64)
+
+
+def _pad(sides: ModelPair) -> int | None:
+    found = getattr(sides.theirs.config, "pad_token_id", None)
+    return found if isinstance(found, int) and 0 <= found < sides.ours.num_source_ids else None
+
+
+def _random_ids(sides: ModelPair, shape: tuple[int, int], *, seed: int, limit: int) -> Tensor:
+    """Draw ids other than padding, because some classes derive positions from it."""
+    ids, pad = torch.randint(limit - 1, shape, generator=torch.Generator().manual_seed(seed)), _pad(sides)
+    return ids if pad is None else ids + (ids >= pad)
+
+
+def _random_inputs(sides: ModelPair, rows: int = 1) -> ModelInputs:
+    length = min(TOKENS, _limit(sides))
+    ids = _random_ids(sides, (rows, length), seed=7, limit=sides.ours.num_source_ids)
+    ids = _with_end_tokens(sides, ids, torch.full((rows,), length))
+    table = sides.ours.encoder.embedding.segments if sides.ours.encoder is not None else None
+    segments = None
+    if table is not None and table.weight.shape[0] > 1:
+        segments = (torch.arange(length) > 4).long().expand(ids.shape)
+    return _with_target(sides, ModelInputs(ids, segments=segments))
+
+
+def _with_target(sides: ModelPair, inputs: ModelInputs) -> ModelInputs:
+    """Add the input of the decoder of two stacks."""
+    if not sides.has_two_stacks:
+        return inputs
+    shape = (len(inputs.ids), min(TARGETS, _limit(sides)))
+    return replace(inputs, target_ids=_random_ids(sides, shape, seed=11, limit=sides.ours.num_target_ids))
+
+
+def _padded_inputs(sides: ModelPair) -> ModelInputs | None:
+    pad = _pad(sides)
+    if pad is None:
+        return None
+    whole = _random_inputs(sides, rows=len(LENGTHS))
+    mask = torch.arange(whole.ids.shape[1]) < torch.tensor(LENGTHS)[:, None]
+    return replace(whole, ids=_with_end_tokens(sides, whole.ids, mask.sum(1)).masked_fill(~mask, pad), mask=mask)
+
+
+def _with_end_tokens(sides: ModelPair, ids: Tensor, lengths: Tensor) -> Tensor:
+    """End texts that the decoder reads again with the end token, by which some classes find the position to pool."""
+    end = getattr(sides.theirs.config, "eos_token_id", None)
+    if sides.pretrained.task.repeats is None or not isinstance(end, int):
+        return ids
+    other = next(index for index in range(sides.ours.num_source_ids) if index not in (end, _pad(sides)))
+    ids = ids.masked_fill(ids == end, other)
+    ids[torch.arange(len(ids)), lengths - 1] = end
+    return ids

@@ -1,0 +1,105 @@
+"""`clearhead bench`: the speed of a model on this machine, with the machine's limits beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from clearhead.apps.cli.console import human_bytes, print_either, print_message
+from clearhead.apps.cli.options import ComputeOptions, Json, Ref, located, takes_compute_options
+from clearhead.base.printing import human_count
+
+if TYPE_CHECKING:
+    from clearhead.apps.bench.limits import Limits
+    from clearhead.apps.bench.speed import Speed
+
+_COLUMNS = ("work", "precision", "batch", "context", "per second", "limit", "share", "p50", "p95")
+
+
+@takes_compute_options
+def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
+    """Measure the speed of a model on this machine.
+
+    \b
+    Example:
+      clearhead bench runs/stories
+      clearhead bench path/to/checkpoint --threads 2 --batch-size 32 --json
+
+    A decoder reads prompts and generates, with 32, 500, 2,000 and 8,000 tokens before, as far as it goes; two stacks
+    translate greedily and by beam search; an encoder does its task. The limit is what the machine allows: for tokens
+    one by one, reading the weights and the cache from memory once for each step; for prompts and sentences, the matrix
+    products. Both are measured first, with the same threads: a buffer of 512 MB is read, and matrices of 2,048 x 2,048
+    are multiplied, the best of up to ten. A figure is the median of five, or of as many as fit into half a minute for
+    all together, so a small model takes no longer; a large one takes what one run of each takes, and a context that
+    would take seconds by itself is left out, and named. Without --precision all are measured in which this machine
+    multiplies fast; --batch-size is that of the larger batch, by default 16; p50 and p95 are of one token. --json ends
+    with {"device", "limits", "peak_memory", "speeds", "advice"}.
+    """
+    ref = located(ref)
+    import torch
+
+    from clearhead.apps.bench.advice import advice
+    from clearhead.apps.bench.limits import fast_precisions, measure_limits
+    from clearhead.apps.bench.speed import SECONDS, Effort, measure
+    from clearhead.base.machine import choose_device, choose_precision
+    from clearhead.training.dry_run import peak_memory
+
+    device, processors = choose_device(compute.device), torch.get_num_threads()
+    precisions = fast_precisions(device)
+    if compute.precision != "auto":
+        precisions = ("int8",) if compute.precision == "int8" else (choose_precision(compute.precision, device),)
+    models = ((precision, replace(compute, precision=precision).load_model(ref)) for precision in precisions)
+    precision, model = next(models)
+    print_message("measuring the machine")
+    limits = measure_limits(device, precisions)
+    batch, share = compute.batch_size or Effort.batch, SECONDS / len(precisions)
+    effort = Effort(batch=batch, seconds=share, seed=compute.seed or 0)
+    speeds: list[Speed] = []
+    while True:
+        print_message(f"measuring the model in {precision}")
+        speeds += measure(model, precision, limits, effort)
+        following = next(models, None)
+        if following is None:
+            break
+        precision, model = following
+    default = choose_precision("auto", device)
+    found = {
+        "device": str(device),
+        "limits": asdict(limits),
+        "peak_memory": peak_memory(device),
+        "speeds": [asdict(speed) | {"share": speed.share} for speed in speeds],
+        "advice": advice(speeds, limits, default=default, processors=processors),
+    }
+    lines = [*_machine_lines(limits, peak_memory(device)), "", *_table(speeds), "", f"{found['advice']}."]
+    print_either(as_json, found, *lines)
+
+
+def _machine_lines(limits: Limits, peak: int) -> Iterator[str]:
+    flops = ", ".join(f"{value / 1e9:,.0f} GFLOP/s in {name}" for name, value in limits.flops.items())
+    many = "s" * (limits.threads > 1)
+    yield f"machine     {limits.threads} thread{many}: {human_bytes(limits.bytes_per_second)}/s read, {flops}"
+    yield f"memory      {human_bytes(peak)} at the peak, of the whole process"
+
+
+def _table(speeds: Sequence[Speed]) -> Iterator[str]:
+    rows = [_COLUMNS, *map(_cells, speeds)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
+    for row in rows:
+        first, *others = (f"{cell:{'<' if place < 2 else '>'}{widths[place]}}" for place, cell in enumerate(row))
+        yield "  ".join([first, *others]).rstrip()
+
+
+def _cells(speed: Speed) -> tuple[str, ...]:
+    times = ("" if value is None else f"{1000 * value:.3g} ms" for value in (speed.p50, speed.p95))
+    rate = f"{human_count(speed.per_second)} {speed.unit}"
+    return (
+        speed.work,
+        speed.precision,
+        str(speed.batch),
+        f"{speed.context:,}",
+        rate,
+        human_count(speed.limit),
+        f"{speed.share:.0%}",
+        *times,
+    )

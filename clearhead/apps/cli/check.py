@@ -1,0 +1,241 @@
+"""`clearhead check`: whether a model, or a hand-written part of a Transformer, computes what it should."""
+
+from __future__ import annotations
+
+import ast
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from clearhead.apps.cli.check_job import Kills, Steps, check_certificate, check_run_file, is_certificate, is_run_file
+from clearhead.apps.cli.check_model import Html, check_model
+from clearhead.apps.cli.console import print_either, print_json, print_message, print_result
+from clearhead.apps.cli.options import ComputeOptions, Force, Json, located, set_threads_and_seed, takes_compute_options
+from clearhead.base.errors import InputError, RunFailure
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="name=value", help="Of FILE.py: arguments of its comparison, such as mask='block'."),
+]
+Against = Annotated[
+    str | None, typer.Option("--against", metavar="LIBRARY", help="What to compare with: transformers.")
+]
+Reference = Annotated[
+    Path | None, typer.Option("--reference", metavar="FOLDER", help="What the library loads; by default the same REF.")
+]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(
+        "--tolerance", min=0.0, help="The largest relative difference that counts as the same; by default 1e-4."
+    ),
+]
+Hint = Annotated[
+    int | None,
+    typer.Option("--hint", min=1, max=3, help="Of FILE.py: 1 where it differs, 2 the mathematics, 3 the mend."),
+]
+Width = Annotated[
+    int | None, typer.Option("--width", min=2, help="Of FILE.py: the width of what is built; by default 24.")
+]
+Heads = Annotated[
+    int | None, typer.Option("--heads", min=1, help="Of FILE.py: the heads of what is built; by default 3.")
+]
+As = Annotated[
+    str | None, typer.Option("--as", metavar="KIND", help="Of FILE.py:NAME: what it is; by default by its name.")
+]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option("--time-limit", metavar="S", min=1.0, help="Of FILE.py: the most seconds; by default 120."),
+]
+
+
+@takes_compute_options
+def check(
+    ref: Annotated[str, typer.Argument(metavar="REF", help="A checkpoint, a run, a run file, FILE.py[:NAME].")],
+    settings: Settings = None,
+    against: Against = None,
+    reference: Reference = None,
+    tolerance: Tolerance = None,
+    hint: Hint = None,
+    width: Width = None,
+    heads: Heads = None,
+    kind: As = None,
+    time_limit: TimeLimit = None,
+    steps: Steps = None,
+    kills: Kills = None,
+    html: Html = None,
+    force: Force = False,
+    as_json: Json = False,
+    *,
+    compute: ComputeOptions,
+) -> None:
+    """Prove what a model does; or compare it with transformers, a job with itself, your own Transformer with the paper.
+
+    \b
+    Example:
+      clearhead check runs/de-en --html report.html
+      clearhead check bert-base-uncased-folder --against transformers
+      clearhead check mine.py:MyAttention mask='block' --hint 1
+      clearhead check run.toml --json > certificate.json
+
+    A model is run in double precision. What each output reads is measured and compared with its masks; batches,
+    padding, caches, packing, kernels and files must not change results, where a difference that stays in double
+    precision is a defect; kernels may be 4 times as far from it as plain layers; weights, heads, norms and rows are
+    looked at. Against transformers both models read random, padded and real texts; the first submodule that differs is
+    named with the cause. FILE.py, or a notebook, runs in another process, and the mistake with the same numbers is
+    named; name=value is an argument of the comparison, as in Python. The first steps of a run file are killed and
+    resumed, every bit must be the same, and a certificate tells of it.
+
+    The exit code is 1 if something is wrong, differs or is not written yet, and 2 if it cannot be compared. --json ends
+    with {"ok", "findings"} and more, with {"same", "divergence", "causes"}, or with {"ok", "reports"}.
+    """
+    from clearhead.apps.check.handwritten.files import python_file
+
+    file, library = python_file(ref), {"--against": against, "--reference": reference, "--tolerance": tolerance}
+    machine = _given(compute) | {"--html": html, "--force": force or None}
+    file_options: dict[str, Any] = {"--hint": hint, "--width": width, "--heads": heads, "--as": kind}
+    file_options |= {"--time-limit": time_limit, "name=value": settings or None}
+    job = {"--steps": steps, "--kills": kills}
+    if file is not None:
+        _refuse(f"{file[0]} is a Python file", {**machine, "--threads": None}, library, job)
+        _check_file(*file, file_options, compute.threads or 1, as_json=as_json)
+    elif is_run_file(ref):
+        _refuse(f"{ref} is a run file (.toml)", {**machine, "--seed": None}, library, file_options)
+        check_run_file(ref, steps=steps, kills=kills, seed=compute.seed, as_json=as_json)
+    elif is_certificate(ref):
+        check_certificate(ref, machine | library | file_options | job, as_json=as_json)
+    elif any(value is not None for value in library.values()):
+        _refuse(f"{ref} is compared on the CPU in fp32", {**machine, "--threads": None}, file_options, job)
+        _check_checkpoint(ref, against, reference, tolerance, compute.threads, as_json=as_json)
+    else:
+        _refuse(f"{ref} is a checkpoint or a run", file_options, job)
+        check_model(ref, compute, html=html, force=force, as_json=as_json)
+
+
+def _given(compute: ComputeOptions) -> dict[str, object]:
+    """Return the options of how a model is run, None where one is as it is when it is left out."""
+    return {
+        "--device": None if compute.device == "auto" else compute.device,
+        "--precision": None if compute.precision == "auto" else compute.precision,
+        "--threads": compute.threads,
+        "--batch-size": compute.batch_size,
+        "--seed": compute.seed,
+    }
+
+
+def _refuse(reason: str, *options: Mapping[str, object]) -> None:
+    """Refuse options that have no effect on what is checked.
+
+    Args:
+        reason: why they have none.
+        options: their values by their names, None where one is not given.
+
+    Raises:
+        InputError: one is given.
+    """
+    names = [name for group in options for name, value in group.items() if value is not None]
+    if names:
+        raise InputError(f"{reason}: {' and '.join(names)} would have no effect; leave that out")
+
+
+def _check_checkpoint(
+    ref: str,
+    against: str | None,
+    reference: Path | None,
+    tolerance: float | None,
+    threads: int | None,
+    *,
+    as_json: bool,
+) -> None:
+    from clearhead.base.files import absent
+
+    if against is None:
+        raise InputError("--reference and --tolerance are for a comparison: add --against transformers")
+    if against != "transformers":
+        raise InputError(f"--against {against} is not known; expected transformers")
+    if reference is not None and not reference.exists():
+        raise InputError(f"--reference {reference}: {absent(reference, 'folder')}")
+    if reference is not None and not (reference / "config.json").is_file():
+        raise InputError(f"{reference} is not a Hugging Face checkpoint: it has no config.json")
+    place = located(ref)
+    set_threads_and_seed(threads, None)
+    from clearhead.apps.check.parity import compare_with_transformers
+
+    with _folder(place) as folder:
+        report = compare_with_transformers(
+            folder, reference=reference, tolerance=tolerance if tolerance is not None else 1e-4
+        )
+    # A run was saved in a temporary folder, whose name says nothing.
+    report = replace(report, folder=place, reference=place if reference is None else report.reference)
+    print_either(as_json, report.record(), *report.lines())
+    if not report.is_same:
+        raise typer.Exit(1)
+
+
+def _settings(words: list[str]) -> dict[str, object]:
+    """Return keyword arguments from words name=value, with values as in Python, or as text without quotation marks."""
+    settings: dict[str, object] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise InputError(f"'{word}' is no argument of a comparison: expected name=value, such as mask='block'")
+        try:
+            settings[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            settings[name] = value
+    return settings
+
+
+def _check_file(path: Path, name: str, options: Mapping[str, Any], threads: int, *, as_json: bool) -> None:
+    from clearhead.apps.check.handwritten.files import KINDS, compare_file
+
+    hint, kind, seconds = options["--hint"] or 3, options["--as"], options["--time-limit"] or 120.0
+    settings = {"width": options["--width"] or 24, "heads": options["--heads"] or 3}
+    settings |= _settings(options["name=value"] or [])
+    if kind is not None and (kind not in KINDS or not name):
+        raise InputError(f"--as takes one of {', '.join(KINDS)}, with FILE.py:NAME; got {kind}")
+    width, heads = settings["width"], settings["heads"]
+    if not isinstance(width, int) or not isinstance(heads, int) or heads < 1 or width < 1 or width % heads:
+        raise InputError(f"--width must be a multiple of --heads; got {width} and {heads}")
+    if threads > 1:  # the check of the number loads torch
+        set_threads_and_seed(threads, None)
+    reports, failure = [], None
+    try:
+        for report in compare_file(path, name, kind=kind, settings=settings, seconds=seconds, threads=threads):
+            reports.append(report)
+            for line in () if as_json else report.lines(hint):
+                print_result(line)
+    except RunFailure as error:  # the reports until then are printed
+        failure = error
+    if as_json:
+        is_ok = failure is None and all(report.ok for report in reports)
+        print_json({"ok": is_ok, "reports": [report.record(hint) for report in reports]})
+    if failure is not None:
+        raise failure
+    verdicts = {report.verdict for report in reports}
+    if verdicts & {"wrong", "not written yet"}:
+        raise typer.Exit(1)
+    if verdicts != {"right"}:
+        raise typer.Exit(2)
+
+
+@contextmanager
+def _folder(place: str) -> Iterator[Path]:
+    """Yield the folder of a Hugging Face checkpoint; another model is saved as one first."""
+    import clearhead
+    from clearhead.checkpoints.hf.files.hub import find_checkpoint
+
+    found = find_checkpoint(place)
+    if found is not None:
+        yield found
+        return
+    model = clearhead.load(place, device="cpu", precision="fp32")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "saved"
+        model.save(folder, format="hf")
+        print_message(f"{place} was saved as a Hugging Face checkpoint for the comparison")
+        yield folder

@@ -1,0 +1,66 @@
+"""`clearhead compare`: one fair table and one picture of several runs."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clearhead.apps.cli.console import print_either
+from clearhead.apps.cli.options import Force, Json, refuse_absent_runs
+from clearhead.base.errors import InputError
+
+PICTURE = Path("compare.png")
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, finished or not.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The picture of the learning curves, a PNG.")
+    ] = PICTURE,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Compare runs in one fair table and one picture.
+
+    \b
+    Example:
+      clearhead compare runs/encoder runs/decoder -o families.png
+    with a second seed of the first, which joins its row:
+      clearhead train encoder.toml train.seed=2 train.run=runs/encoder-2
+      clearhead compare runs/encoder runs/encoder-2 runs/decoder
+
+    Runs that differ in train.seed alone are one row: the mean of the seeds and the sample standard deviation. FLOPs are
+    those of the matrix products for the tokens seen, forward and backward, one multiplication and one addition 2;
+    padding, norms and softmax are not counted. Non-embedding parameters are all but the tables of tokens, segments and
+    positions. Seconds include validations, tokens/s do not. "best" is the best of all validations, loss and score each
+    by itself. Unfair differences from the first row are listed below the table, and for rows of several seeds the
+    difference with its 95 % interval (Student's t, seed by seed where both have them). The picture
+    shows the validation score where every run has one, else the loss, against tokens and against time.
+    --json ends with {"rows", "differences", "differs_in", "same", "unfair", "notes", "picture"}.
+    """
+    _check_picture(output, force)
+    refuse_absent_runs(runs)
+    from clearhead.apps.compare.report import compare_runs
+
+    compared = compare_runs(runs)
+    picture = compared.draw(output)
+    record = compared.record() | {"picture": None if picture is None else str(picture)}
+    print_either(as_json, record, *compared.lines(table_columns()))
+
+
+def table_columns() -> int | None:
+    """Return the width of the terminal for a table; None: the output is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _check_picture(output: Path, force: bool) -> None:
+    """Refuse a picture that cannot be written, before anything is read."""
+    from clearhead.base.files import refuse_unwritable
+
+    if output.suffix.lower() != ".png":
+        raise InputError(f"the picture is a PNG, but -o names {output}: give a name that ends in .png")
+    refuse_unwritable(output, force=force)

@@ -1,0 +1,134 @@
+"""`clearhead convert`: save a model for other tools or in 8 bits, or pickled weights as safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clearhead.apps.cli.console import print_either, print_message
+from clearhead.apps.cli.options import Json, located
+from clearhead.base.errors import InputError
+
+Format = Annotated[str | None, typer.Option("--to", metavar="FORMAT", help="The layout to write: hf.")]
+FromBin = Annotated[
+    bool, typer.Option("--from-bin", help="Turn pytorch_model.bin into safetensors, with PyTorch's restricted reader.")
+]
+Int8 = Annotated[
+    str | None,
+    typer.Option("--precision", metavar="PRECISION", help="Write our own layout with weights in 8 bits: int8."),
+]
+ShardSize = Annotated[
+    str | None,
+    typer.Option("--max-shard-size", metavar="SIZE", help="Most in a file, such as 500MB; by default 5GB."),
+]
+Push = Annotated[
+    str | None, typer.Option("--push", metavar="OWNER/NAME", help="Also upload it to the Hugging Face hub.")
+]
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def convert(
+    ref: Annotated[str, typer.Argument(metavar="REF", help="A run directory, a checkpoint's folder, or a hub name.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
+    to: Format = None,
+    from_bin: FromBin = False,
+    precision: Int8 = None,
+    max_shard_size: ShardSize = None,
+    push: Push = None,
+    as_json: Json = False,
+) -> None:
+    """Save a model for other tools.
+
+    \b
+    Example:
+      clearhead convert runs/de-en exported --to hf
+      clearhead convert runs/de-en exported --to hf --push owner/de-en
+      clearhead convert downloads/opus-mt-de-en opus-mt-de-en --from-bin
+      clearhead convert runs/de-en de-en-int8 --precision int8
+
+    --to hf writes config.json, safetensors and the tokenizer as transformers reads them, in the first model type that
+    can express the model; where none can, the report says why. Weights keep their dtype; above --max-shard-size they
+    are split into shards with an index. --from-bin reads pickled weights, which no other command does, and writes the
+    same folder with safetensors. --precision int8 writes a folder for clearhead, a quarter as large, whose weights are
+    rounded to 8 bits once; it loads at once. README.md is the model's card. --push uploads the same, with the token of
+    HF_TOKEN or `hf auth login`. --json ends with {"path", "format"}, "model_type" for --to hf, "commit" with --push.
+    """
+    from clearhead.base.files import refuse_unwritable_place
+
+    if [from_bin, to is not None, precision is not None].count(True) != 1:
+        raise InputError("give one of --to hf, --from-bin and --precision int8")
+    if precision not in (None, "int8"):
+        raise InputError(f"--precision {precision} is not known; expected int8")
+    if to not in (None, "hf"):
+        raise InputError(f"--to {to} is not known; expected hf")
+    if to is None and max_shard_size is not None:
+        raise InputError("--max-shard-size has an effect with --to hf only; leave it out")
+    if push is not None:
+        from clearhead.checkpoints.hf.files.upload import refuse_no_repository
+
+        if from_bin:
+            raise InputError("--push uploads a model that is loaded: leave --from-bin out")
+        refuse_no_repository(push)
+    size = None if max_shard_size is None else _bytes(max_shard_size)
+    if out.exists():
+        raise InputError(f"{out} exists already; give a new folder")
+    refuse_unwritable_place(out)
+    record = {"path": str(out), "format": "safetensors" if from_bin else to or "int8"}
+    if from_bin:
+        _convert_bin(ref, out)
+    else:
+        record |= _convert(ref, out, push, is_int8=precision is not None, max_shard_size=size)
+    print_either(as_json, record, *filter(None, [str(out), record.get("commit")]))
+
+
+def _convert(ref: str, out: Path, push: str | None, *, is_int8: bool, max_shard_size: int | None) -> dict[str, str]:
+    """Write a model, and upload it too; return its model type and the commit."""
+    from clearhead.base.files import read_json_object
+
+    place = located(ref)
+    from clearhead.checkpoints.hf.saving import LARGEST_SHARD
+    from clearhead.model.loading import load, load_as_stored
+
+    size, record = max_shard_size or LARGEST_SHARD, dict[str, str]()
+    model = load(place, device="cpu", precision="int8") if is_int8 else load_as_stored(place)
+    layout = "clearhead" if is_int8 else "hf"
+    model.save(out, format=layout, max_shard_size=size)
+    if not is_int8:
+        record["model_type"] = str(read_json_object(out / "config.json", what="a config.json")["model_type"])
+        print_message(f"written as {record['model_type']}")
+    if push is not None:
+        record["commit"] = model.push_to_hub(push, format=layout, max_shard_size=size)
+    return record
+
+
+def _convert_bin(ref: str, out: Path) -> None:
+    from clearhead.base.files import absent
+    from clearhead.checkpoints.hf.files.from_bin import convert_bin
+    from clearhead.checkpoints.hf.files.hub import fetch, looks_like_hub_name
+    from clearhead.checkpoints.runs.checkpoint import writing_folder
+
+    folder = Path(ref)
+    if not folder.is_dir():
+        if folder.exists() or not looks_like_hub_name(ref):
+            fault = f"{ref} is a file" if folder.exists() else f"{ref}: {absent(folder, 'folder')}"
+            raise InputError(f"{fault}; expected a folder that holds pytorch_model.bin")
+        folder = fetch(ref, with_bin=True)
+    with writing_folder(out) as temporary:
+        names = convert_bin(folder, temporary)
+    print_message(f"read {', '.join(names)}")
+
+
+def _bytes(size: str) -> int:
+    """Return the number of bytes of a size with a unit."""
+    number, unit = size[:-2].strip(), size[-2:].upper()
+    try:
+        found = int(float(number) * UNITS[unit])
+    except (KeyError, ValueError, OverflowError):
+        found = 0
+    if found < 1:
+        raise InputError(
+            f"--max-shard-size {size} is not a size; expected a number and KB, MB, GB or TB, such as 500MB"
+        )
+    return found

@@ -1,0 +1,321 @@
+"""`clearhead doctor`: what this machine has and lacks, as text for a report."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from clearhead.apps.cli.console import human_bytes, print_either
+from clearhead.apps.cli.options import Json
+from clearhead.base.commands import list_requirements, make_install_command, quote
+from clearhead.base.errors import program_name, shortened
+
+_CPUINFO: Final = Path("/proc/cpuinfo")
+_NAMES: Final = "model name", "Model", "Hardware"
+_SETTINGS: Final = """
+    CLEARHEAD_CACHE CLEARHEAD_KERNELS CLEARHEAD_HIDE_ISA CXX OMP_NUM_THREADS MKL_NUM_THREADS OMP_WAIT_POLICY
+    ONEDNN_MAX_CPU_ISA CUDA_VISIBLE_DEVICES HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE NO_COLOR PYTHONUTF8 PYTHONIOENCODING
+""".split()
+"""Environment variables that change what clearhead does; none of them is secret, but arguments in CXX may be."""
+_LONGEST: Final = 300
+
+
+@dataclass
+class _Found:
+    """What one part of the report says.
+
+    Attributes:
+        facts: for JSON.
+        lines: for people.
+        advice: how to mend what is missing.
+    """
+
+    facts: dict[str, Any]
+    lines: list[str]
+    advice: list[str] = field(default_factory=list)
+
+
+def doctor(as_json: Json = False) -> None:
+    """Say what this machine has, and what to do where something is missing.
+
+    \b
+    Example:
+      clearhead doctor
+      clearhead doctor --json > doctor.json
+
+    Versions, processor, kernels and the instructions that they are compiled for, memory, GPU, cache folders with their
+    size and how to empty them, the console and the settings of the environment: paste it into a report. Nothing is
+    compiled, downloaded or measured (clearhead bench measures), and your home folder is written as ~. What cannot be
+    found out says why in its line, and the last lines say what to do. --json ends with {"clearhead", "python",
+    "packages", "torch", "processor", "kernels", "memory", "gpu", "cache", "hub", "console", "settings", "advice"}; of
+    these a part that failed is {"error"}.
+    """
+    record: dict[str, Any] = {}
+    lines, advice = list[str](), list[str]()
+    for topic, part in _PARTS.items():
+        found = _examined(part)
+        record[topic] = found.facts
+        lines += [f"{topic:<11} {line}" for line in found.lines]
+        advice += found.advice
+    record["advice"] = list(dict.fromkeys(advice))
+    lines += [f"{'advice':<11} {line}" for line in record["advice"] or ["nothing is missing"]]
+    print_either(as_json, record, *map(_without_home, lines))
+
+
+def _examined(part: Callable[[], _Found]) -> _Found:
+    try:
+        return part()
+    except Exception as error:  # noqa: BLE001 - a broken installation is what this command is for
+        text = _reason(error)
+        return _Found({"error": text}, [f"cannot be found out: {text}"])
+
+
+def _reason(error: Exception) -> str:
+    return shortened(" ".join(f"{type(error).__name__}: {error}".split()), _LONGEST)
+
+
+def _without_home(line: str) -> str:
+    home = str(Path.home())
+    # A shell does not expand ~ inside quotes.
+    return line if len(home) < 2 else line.replace(f"'{home}/", "~/'").replace(home, "~")
+
+
+def _clearhead() -> _Found:
+    import clearhead
+    from clearhead.version import __version__
+
+    place = str(Path(clearhead.__file__).parent)
+    return _Found({"version": __version__, "place": place}, [f"{__version__}, {place}"])
+
+
+def _python() -> _Found:
+    version, system = f"{platform.python_version()} ({platform.python_implementation()})", platform.platform()
+    facts = {"version": version, "executable": sys.executable, "system": system, "machine": platform.machine()}
+    return _Found(facts, [f"{version}, {sys.executable}", f"{system}"])
+
+
+def _packages() -> _Found:
+    """Compare what is installed with what clearhead needs, without importing it."""
+    needed = {requirement.name: _version(requirement.name) for requirement in list_requirements()}
+    faults = _unmet("")
+    extras = {extra: _unmet(extra) for extra in metadata.metadata("clearhead").get_all("Provides-Extra") or ()}
+    complete = [extra for extra, lacking in extras.items() if not lacking]
+    lines = [", ".join(f"{name} {version or 'MISSING'}" for name, version in needed.items())]
+    lines += [f"with the extras {', '.join(complete) or 'none'}"]
+    for extra, lacking in extras.items():
+        if lacking:
+            lines.append(f"without {extra}: {', '.join(lacking)}; {make_install_command(extra=extra)}")
+    advice = [f"install what clearhead needs: {make_install_command(*faults)}"] if faults else []
+    return _Found({"needed": needed, "unmet": faults, "extras_without": extras}, lines, advice)
+
+
+def _unmet(extra: str) -> list[str]:
+    """Return the requirements of an extra that are missing or too old; "" means those of clearhead itself."""
+    versions = {requirement: _version(requirement.name) for requirement in list_requirements(extra)}
+    return [
+        str(requirement)
+        for requirement, version in versions.items()
+        if version is None or not requirement.specifier.contains(version, prereleases=True)
+    ]
+
+
+def _version(name: str) -> str | None:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    return None
+
+
+def _torch() -> _Found:
+    try:
+        import torch
+    except Exception as error:  # noqa: BLE001 - a library that it needs may be missing or broken
+        advice = "PyTorch cannot be imported: install it anew (README names the smaller build for a CPU)"
+        return _Found({"error": _reason(error)}, [f"cannot be imported: {_reason(error)}"], [advice])
+    facts = {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+        "mkldnn": torch.backends.mkldnn.is_available(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+    }
+    built = "for a CPU alone" if torch.version.cuda is None else f"with CUDA {torch.version.cuda}"
+    one_dnn = "with" if facts["mkldnn"] else "without"
+    line = f"{torch.__version__}, built {built}, {one_dnn} oneDNN; {facts['threads']} threads, {facts['capability']}"
+    return _Found(facts, [line])
+
+
+def _processor() -> _Found:
+    name, usable = _processor_name(), _usable_processors()
+    facts: dict[str, Any] = {"name": name, "processors": os.cpu_count(), "usable": usable}
+    found = _Found(facts, [f"{name}; {usable} of {os.cpu_count()} processors are for this process"])
+    try:
+        from clearhead.fast.probe import HIDE, NEEDS, processor
+
+        has = processor()
+    except Exception as error:  # noqa: BLE001 - without PyTorch the name alone is known
+        found.lines.append(f"instructions not known: {_reason(error)}")
+        return found
+    facts |= {"isa": _ordered(has.isa), "hidden": _ordered(has.hidden), "known": list(NEEDS)}
+    found.lines.append(f"instructions {', '.join(facts['isa']) or 'none that our kernels use'}")
+    if has.hidden:
+        found.lines.append(f"not used, though it has them: {', '.join(facts['hidden'])}")
+        found.advice.append(f"instructions are hidden by {HIDE} or denied by the system: unset {HIDE} to use them")
+    return found
+
+
+def _ordered(isa: frozenset[str]) -> list[str]:
+    from clearhead.fast.probe import NEEDS
+
+    return [name for name in NEEDS if name in isa]
+
+
+def _processor_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in _CPUINFO.read_text("utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in _NAMES and value.strip():
+                return value.strip()
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def _usable_processors() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _kernels() -> _Found:
+    from clearhead.fast.native.load import KERNELS, found_library, isa, uses_kernels
+    from clearhead.fast.native.options import INFERENCE, PACKAGED, TRAINING
+
+    found = _Found({}, [])
+    if not uses_kernels():
+        advice = [f"kernels are turned off by {KERNELS}=plain: unset it to use them"]
+        return _Found({"wanted": False}, [f"none of ours: {KERNELS} is plain"], advice)
+    for purpose, kernels in (("inference", INFERENCE), ("training", TRAINING)):
+        try:
+            served = found_library(kernels)
+        except OSError as error:
+            found.facts[purpose] = {"served": False, "why": f"{error}"}
+            found.lines.append(f"{purpose}: PyTorch's own, because ours could not be used: {error}")
+            found.advice += _advice_on_kernels(f"{error}")
+            continue
+        if served is None:
+            found.facts[purpose] = {"served": None, "why": "not compiled yet"}
+            found.lines.append(f"{purpose}: not compiled yet; the first use does it, in about 10 s")
+            continue
+        file, names = served[0], _ordered(isa(served[1]))
+        made = f"of the wheel, {file.stem}" if file.parent.name == PACKAGED else "compiled on this machine"
+        found.facts[purpose] = {"served": True, "file": str(file), "isa": names}
+        found.lines.append(f"{purpose}: ours, for {', '.join(names)}; {made}")
+    return found
+
+
+def _advice_on_kernels(reason: str) -> Iterator[str]:
+    if "compiler" in reason:
+        yield "for faster models install a C++ compiler (Debian: apt install g++), or a wheel with kernels"
+    elif sys.platform == "linux":
+        yield "report why kernels are not used, with this text; PyTorch's give the same results, slower"
+
+
+def _memory() -> _Found:
+    from clearhead.base.machine import free_memory, total_memory
+
+    total, free = total_memory(), free_memory()
+    line = f"{human_bytes(total)}, of which {human_bytes(free)} are free for this process"
+    return _Found({"total": total, "free": free}, [line])
+
+
+def _gpu() -> _Found:
+    import torch
+
+    names, lines = list[dict[str, Any]](), list[str]()
+    for number in range(torch.cuda.device_count()):
+        of = torch.cuda.get_device_properties(number)
+        names.append({"device": f"cuda:{number}", "name": of.name, "memory": of.total_memory})
+        lines.append(f"cuda:{number}: {of.name}, {human_bytes(of.total_memory)}")
+    if torch.backends.mps.is_available():
+        names.append({"device": "mps", "name": "Apple"})
+        lines.append("mps: of this Mac")
+    advice = []
+    if not names and (Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi")):
+        reason = "was built without CUDA" if torch.version.cuda is None else "cannot use it: its driver is too old"
+        advice = [f"there is an NVIDIA GPU, but PyTorch {reason}; see pytorch.org/get-started/locally"]
+    return _Found({"devices": names}, lines or ["none that PyTorch can use"], advice)
+
+
+def _cache() -> _Found:
+    from clearhead.base.files import cache_root
+
+    root = cache_root()
+    sizes = {kind.name: _size(kind) for kind in sorted(root.iterdir()) if kind.is_dir()} if root.is_dir() else {}
+    shown = f" ({', '.join(f'{kind} {human_bytes(size)}' for kind, size in sizes.items())})" if sizes else ""
+    found = _Found(
+        {"folder": str(root), "bytes": sum(sizes.values()), "kinds": sizes},
+        [f"{root}: {human_bytes(sum(sizes.values()))}{shown}; to empty it: {_emptying(root)}"],
+    )
+    nearest = next(folder for folder in (root, *root.parents) if folder.exists())
+    if not os.access(nearest, os.W_OK):
+        found.lines.append(f"{nearest} cannot be written")
+        found.advice.append("set CLEARHEAD_CACHE to a folder that you can write, for prepared data and kernels")
+    return found
+
+
+def _hub() -> _Found:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    root = Path(HF_HUB_CACHE)
+    found = sum(_size(one / "blobs") for one in root.glob("*--*")) if root.is_dir() else 0
+    line = f"{root}: {human_bytes(found)} of downloaded checkpoints; to choose what goes: hf cache ls, hf cache rm"
+    return _Found({"folder": str(root), "bytes": found}, [line])
+
+
+def _emptying(folder: Path) -> str:
+    return f"{'rmdir /s' if os.name == 'nt' else 'rm -r'} {quote(str(folder))}"
+
+
+def _size(folder: Path) -> int:
+    """Return the bytes of the files in a folder; what cannot be read counts nothing."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total
+
+
+def _console() -> _Found:
+    encoding, columns = sys.stdout.encoding, shutil.get_terminal_size().columns
+    kind = "a terminal" if sys.stdout.isatty() else "no terminal"
+    return _Found({"encoding": encoding, "columns": columns}, [f"{kind}, {encoding}, {columns} columns"])
+
+
+def _settings() -> _Found:
+    found = {name: os.environ[name] for name in _SETTINGS if name in os.environ}
+    if "CXX" in found:
+        found["CXX"] = program_name(found["CXX"])
+    return _Found(found, [" ".join(f"{name}={shlex.quote(value)}" for name, value in found.items()) or "none"])
+
+
+_PARTS: Mapping[str, Callable[[], _Found]] = {
+    "clearhead": _clearhead,
+    "python": _python,
+    "packages": _packages,
+    "torch": _torch,
+    "processor": _processor,
+    "kernels": _kernels,
+    "memory": _memory,
+    "gpu": _gpu,
+    "cache": _cache,
+    "hub": _hub,
+    "console": _console,
+    "settings": _settings,
+}

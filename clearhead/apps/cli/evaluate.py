@@ -1,0 +1,302 @@
+"""`clearhead evaluate`: how good a model is on data with known answers."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import wraps
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clearhead.apps.cli.console import print_either, print_json, print_message, print_result, shown
+from clearhead.apps.cli.lines import read_numbers
+from clearhead.apps.cli.options import (
+    BeamSize,
+    ComputeOptions,
+    Force,
+    FromLanguage,
+    Json,
+    LengthPenalty,
+    Pattern,
+    Ref,
+    ToLanguage,
+    located,
+    takes_compute_options,
+)
+from clearhead.apps.cli.progress import counting
+from clearhead.base.errors import InputError
+from clearhead.spec.tasks.base import Task
+from clearhead.spec.tasks.registry import every, find
+
+if TYPE_CHECKING:
+    from clearhead import Model
+
+Source = Annotated[Path | None, typer.Option("--source", help="Text on the source side, one sentence in a line.")]
+Target = Annotated[Path | None, typer.Option("--target", help="Its translation or partner, line by line.")]
+TextFile = Annotated[
+    Path | None, typer.Option("--text", metavar="F", help="Text: a file, a folder or JSON lines, as under [data].")
+]
+Labels = Annotated[
+    str | None, typer.Option("--labels", metavar="COLUMN|F", help="The column of the labels, or a file of them.")
+]
+TextColumn = Annotated[
+    str | None,
+    typer.Option("--text-column", metavar="COLUMN", help="The column, or field, of the text; else as in training."),
+]
+PairColumn = Annotated[
+    str | None, typer.Option("--pair", metavar="COLUMN|F", help="The column, or the file, of each second text.")
+]
+Document = Annotated[
+    str | None, typer.Option("--document", help="What one document is: file, line or paragraph; else as in training.")
+]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="F.png", help="Draw the confusion matrix.")]
+Window = Annotated[int | None, typer.Option("--window", min=1, help="Tokens read at once; by default as in training.")]
+Stride = Annotated[
+    int | None, typer.Option("--stride", min=1, help="Tokens from one window to the next; by default the window.")
+]
+Tokenize = Annotated[
+    str | None,
+    typer.Option("--tokenize", help="sacreBLEU's tokenisation; by default none for segmented text, else 13a."),
+]
+Lowercase = Annotated[bool, typer.Option("--lowercase", help="Compare without case.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the translations to this file.")]
+
+
+# Parameters that name the data.
+DATA = ("source", "target", "text", "labels", "text_column", "pair", "document", "pattern")
+_NAMES = ("source", "target", "text", "text_column", "labels")
+_NO_OTHERS: Mapping[str, str] = MappingProxyType({})
+
+
+@takes_compute_options
+def evaluate(
+    ref: Ref,
+    source: Source = None,
+    target: Target = None,
+    text: TextFile = None,
+    labels: Labels = None,
+    text_column: TextColumn = None,
+    pair: PairColumn = None,
+    document: Document = None,
+    pattern: Pattern = None,
+    plot: Plot = None,
+    window: Window = None,
+    stride: Stride = None,
+    tokenize: Tokenize = None,
+    lowercase: Lowercase = False,
+    beam_size: BeamSize = None,
+    length_penalty: LengthPenalty = None,
+    from_language: FromLanguage = None,
+    to_language: ToLanguage = None,
+    output: Output = None,
+    force: Force = False,
+    as_json: Json = False,
+    others: Mapping[str, str] = _NO_OTHERS,
+    *,
+    compute: ComputeOptions,
+) -> None:
+    """Measure a model on data with known answers, by the task it was trained for.
+
+    \b
+    Example:
+      clearhead evaluate runs/de-en
+      clearhead evaluate runs/de-en --source test.de --target test.en
+      clearhead evaluate runs/stories --text test.txt --stride 64
+      clearhead evaluate runs/reviews --text test.tsv --labels label
+
+    \b
+    Without data it measures a run on the validation data of its run file.
+
+    \b
+    What is measured:
+    {measures}
+
+    Losses are mean cross-entropies in nats, end tokens counted. Translation is beam search; the score is the sum of
+    log-probabilities / length ** A, where A is the length penalty, by default 1.0, and a sentence is finished early
+    once no unfinished hypothesis can still beat the best finished one; a checkpoint's own settings replace these
+    defaults. With --stride below --window, windows overlap and each token is counted once. --json ends with one object,
+    for translations {"bleu", "chrf", "signature", "loss", "perplexity", "seconds"} and more.
+    """
+    given = {name: value for name, value in locals().items() if name not in ("others", "compute")} | dict(others)
+    _run({name: value for name, value in given.items() if value is not None and value is not False}, compute)
+
+
+def with_options_of_tasks(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the data options that only some tasks have; it receives them as the parameter `others`."""
+    signature = inspect.signature(command)
+    names = {name for task in every() for name in task.evaluate.names} - signature.parameters.keys()
+    helps = {name: text for task in every() for name, text in task.options.items() if name in names}
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        command(**values, others={name: values.pop(name) for name in helps})
+
+    parameters = {name: parameter for name, parameter in signature.parameters.items() if name != "others"}
+    for name, text in helps.items():
+        annotation = Annotated[str, typer.Option(_flag(name), metavar="VALUE", help=text)]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters[name] = inspect.Parameter(name, kind, default=None, annotation=annotation)
+    run.__signature__ = signature.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
+    return run
+
+
+def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
+    """Evaluate with the options that were given, and print the result."""
+    if compute.batch_size is not None:
+        given = {**given, "batch_size": compute.batch_size}
+    ref = located(given["ref"])
+    valid = _validation_data(ref, given)
+    named = [name for name in given if name not in ("ref", "as_json", "force")]
+    task = _check_options(ref, named, is_named=valid is None)
+    plot, force = given.get("plot"), "force" in given
+    if plot is not None and plot.suffix.lower() != ".png":
+        raise InputError(f"the picture is a PNG, but --plot names {plot}: give a name that ends in .png")
+    from clearhead.base.files import refuse_unwritable, write_output
+    from clearhead.tasks.evaluate.options import EvaluateKwargs
+
+    written = [path for path in (plot, given.get("output")) if path is not None]
+    if force and not written:
+        raise InputError("--force has no effect without --output or --plot")
+    for path in written:
+        refuse_unwritable(path, force=force)
+    model = compute.load_model(ref)
+    if valid is not None:
+        print_message(f"{ref} is measured on its own validation data: data.valid = {json.dumps(valid, default=str)}")
+    if isinstance(valid, float):
+        _validate(model, ref, given)
+        return
+    if plot is not None and model.task.label_kind != "single_label":
+        raise InputError("--plot draws which class is taken for which, and this model gives no single class")
+    options = {name: value for name, value in given.items() if name in EvaluateKwargs.__annotations__}
+    if "similarities" in task.evaluate.optional and "labels" in given:
+        options["similarities"] = read_numbers(Path(given["labels"]))
+    with counting("windows" if "window" in task.evaluate.optional else "texts"):
+        result = model.evaluate(valid or _data(task, given), **options)
+    record = result.record()
+    translations = record.pop("translations", None)
+    if "output" in given:
+        write_output(given["output"], "".join(f"{shown(line)}\n" for line in translations), force=force)
+    if plot is not None:
+        _draw(record, plot)
+    if "as_json" in given:
+        print_json(record)
+        return
+    for line in result.lines():
+        print_result(line)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.removesuffix("_language").replace("_", "-")
+
+
+def _validation_data(ref: str, options: Mapping[str, Any]) -> Any:
+    """Return `data.valid` of the run file; None if options name data, or the model has no run file."""
+    from clearhead.checkpoints.runs.directory import RUN_FILE, is_run_directory, read_configuration, split_reference
+
+    run, _ = split_reference(ref)
+    names_data = any(name in options for name in itertools.chain(DATA, *(task.options for task in every())))
+    if names_data or not is_run_directory(run) or not (run / RUN_FILE).is_file():
+        return None
+    match read_configuration(run / RUN_FILE):
+        case {"data": {"valid": dict() | float() as valid}}:
+            return valid
+    return None
+
+
+def _validate(model: Model, ref: str, options: Mapping[str, Any]) -> None:
+    """Print the loss and score of a model on the share of the training data that its run held out."""
+    import torch
+
+    from clearhead.checkpoints.runs.directory import RUN_FILE, read_configuration, split_reference
+    from clearhead.training.init_from import initial_model_of_run
+    from clearhead.training.progress.reports import Progress
+    from clearhead.training.runfile.read import parse_run_file, toml_text
+    from clearhead.training.task_parts import TaskSetup, parts_of
+
+    unused = [_flag(name) for name in options if name not in ("ref", "as_json")]
+    if unused:
+        raise InputError(f"{', '.join(unused)}: no effect on a share that training held out; name other data")
+    run, _ = split_reference(ref)
+    tables = read_configuration(run / RUN_FILE)
+    if isinstance(tables.get("model"), dict):
+        tables["model"].pop("parts", None)  # a run directory imports no code: --parts has imported what the model needs
+    run_file = parse_run_file(toml_text(tables), str(run / RUN_FILE))
+    initial = initial_model_of_run(run) if run_file.task.init else None
+    device = next(model.module.parameters()).device
+    parts = parts_of(TaskSetup(run_file, lambda _: model.tokenizers, initial, Progress(), device))
+    with torch.inference_mode():
+        measured = parts.validate(model.exact.module)
+    score = "" if measured.score is None else f", {parts.score_name} {measured.score:.2f}"
+    print_either("as_json" in options, asdict(measured), f"loss {measured.loss:.4f}{score}")
+
+
+def _check_options(ref: str, options: Sequence[str], *, is_named: bool) -> Task:
+    """Refuse options that have no effect on the model's task, and return the task.
+
+    Args:
+        ref: of the model.
+        options: the names of their parameters.
+        is_named: True if options must name the data.
+
+    Raises:
+        InputError: one sentence that names all of them, or the reference leads nowhere.
+    """
+    from clearhead.checkpoints.hf.files.hub import find_checkpoint, local
+    from clearhead.checkpoints.hf.variants import task_kind
+    from clearhead.checkpoints.runs.directory import model_files, read_task
+
+    ref = local(ref)
+    hf_folder = find_checkpoint(ref)
+    reading = None
+    if hf_folder is not None:
+        task = find(task_kind(hf_folder))
+    else:
+        record = read_task(model_files(ref)[0])
+        task, reading = find(record.kind), record.reading
+    if task.measured_on_pairs_as and {"source", "target"} & {*options}:
+        task = find(task.measured_on_pairs_as)
+    required, optional = task.evaluate.data, task.evaluate.optional
+    if "labels" in required and reading is not None and "labels" in reading.keys:
+        # The column of the labels is that of the training data.
+        required, optional = ("text",), ("labels", *optional)
+    values = {"labels": "COLUMN|F"}
+    usage = " ".join(f"{_flag(name)} {values.get(name, 'F')}" for name in required)
+    usage = f"a model trained to '{task.kind}' is evaluated with {usage}"
+    missing = [_flag(name) for name in required if is_named and name not in options]
+    unused = [_flag(name) for name in options if name not in (*required, *optional)]
+    if unused:
+        raise InputError(f"{', '.join(unused)} {'has' if len(unused) == 1 else 'have'} no effect here: {usage}")
+    if missing:
+        raise InputError(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: {usage}")
+    return task
+
+
+def _data(task: Task, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the [data] table of a run file that names the same data."""
+    from clearhead.data.sources.named import pair_table, text_table
+    from clearhead.tasks.classify.data import labelled_table
+
+    named = {name: given[name] for name in (*DATA, *task.options) if name in given}
+    if "labels" in task.evaluate.data:
+        return labelled_table(**{"labels": None, "text_column": None, "pair": None, **named}, split=None)
+    others = {name: str(value) for name, value in named.items() if name not in _NAMES}
+    if "source" in named:
+        return pair_table(named["source"], named["target"], split=None) | others
+    return text_table(named["text"], named.get("text_column"), split=None) | others
+
+
+def _draw(record: dict[str, Any], path: Path) -> None:
+    """Draw the confusion matrix of a record, and name the picture there."""
+    import numpy as np
+
+    from clearhead.interpret.view.confusion import draw_confusion
+
+    draw_confusion(np.array(record["confusion"]), list(record["labels"]), path, title="Expected and predicted labels")
+    print_message(f"confusion matrix: {path}")
+    record["picture"] = str(path)

@@ -1,0 +1,152 @@
+"""`clearhead explain`: the forward pass of a model on a text, number by number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clearhead.apps.cli.console import print_either, print_json, print_text
+from clearhead.apps.cli.options import (
+    Device,
+    Force,
+    FromLanguage,
+    Json,
+    Precision,
+    Ref,
+    Threads,
+    ToLanguage,
+    located,
+    set_threads_and_seed,
+)
+from clearhead.base.errors import InputError
+
+if TYPE_CHECKING:
+    from clearhead.interpret.explain.explanation import Explanation
+    from clearhead.interpret.explain.score import NotTakenApart, ScoreTerms
+
+
+def explain(
+    ref: Ref,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What the model reads.")],
+    target: Annotated[
+        str | None, typer.Option("--target", metavar="TEXT", help="What the decoder reads; by default what it writes.")
+    ] = None,
+    stack: Annotated[
+        str | None, typer.Option("--stack", help="encoder or decoder, where a model has both; by default decoder.")
+    ] = None,
+    layer: Annotated[int, typer.Option("--layer", metavar="N", min=0, help="The layer that is shown.")] = 0,
+    head: Annotated[int, typer.Option("--head", metavar="N", min=0, help="The head that is shown.")] = 0,
+    token: Annotated[
+        int | None, typer.Option("--token", metavar="N", min=0, help="The token that is shown; by default the last.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="A page .html, in which every step opens.")
+    ] = None,
+    from_language: FromLanguage = None,
+    to_language: ToLanguage = None,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    threads: Threads = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Show the forward pass of a model on a text in real numbers.
+
+    \b
+    Example:
+      clearhead explain runs/shakespeare "My lord," --layer 2 --head 1
+      clearhead explain runs/de-en "Zwei Hunde." --stack encoder --token 1
+      clearhead explain runs/de-en "Zwei Hunde." -o forward.html
+
+    From text over tokens, embedding, norms, queries, keys, values, scores, mask and weights to the probabilities: each
+    step with its formula, shape and numbers, and the lines of the core that compute it. In the terminal one layer, head
+    and token are shown; a page has all of them. Below an attention stands why the token looks where it looks most: its
+    score as a sum over what wrote the query and what wrote the key, with the statistics of norms held fixed.
+    Layers, heads and tokens count from 0. --json ends with all numbers of that layer, head and token.
+    """
+    if output is not None:
+        _check_output(output, force)
+    elif force:
+        raise InputError("--force replaces the file of -o, and none is given: leave it out")
+    set_threads_and_seed(threads, None)
+    explained = _explained(
+        (ref, device, precision),
+        (text, target, {"from_language": from_language, "to_language": to_language}),
+        {"stack": stack, "layer": layer, "head": head, "token": token},
+    )
+    if output is not None:
+        from clearhead.interpret.explain.page import write_explanation
+
+        write_explanation(explained, output)
+        print_either(as_json, {"path": str(output)}, str(output))
+    elif as_json:
+        print_json(_as_json(explained))
+    else:
+        from clearhead.interpret.explain.text import text_lines
+
+        print_text("\n".join(text_lines(explained)), end="\n")
+
+
+def _check_output(path: Path, force: bool) -> None:
+    from clearhead.base.files import refuse_unwritable
+
+    if path.suffix != ".html":
+        raise InputError(f"-o names {path}: expected a page, whose name ends in .html")
+    refuse_unwritable(path, force=force)
+
+
+def _explained(
+    loading: tuple[str, str, str], reading: tuple[str, str | None, dict[str, Any]], choice: dict[str, Any]
+) -> Explanation:
+    import clearhead
+    from clearhead.interpret.explain.explanation import explain_text
+
+    ref, device, precision = loading
+    text, target, languages = reading
+    model = clearhead.load(located(ref), device=device, precision=precision)
+    maps = model.attention(text, target, precision="auto", **languages)
+    return explain_text(maps, f"{Path(ref).name or ref} ({model.task.kind}) reads: {text}", **choice)
+
+
+def _as_json(explained: Explanation) -> dict[str, Any]:
+    choice = explained.choice
+    values = []
+    for section in explained.sections:
+        if section.layer in (None, choice.layer) and section.stack in (choice.stack, "head"):
+            for value in section.values:
+                _, row = explained.rows(section, value)
+                values.append(
+                    {
+                        "section": section.title,
+                        "name": value.name,
+                        "formula": value.formula,
+                        "address": value.address,
+                        "shape": list(value.numbers.shape),
+                        "numbers": _finite(value.of_head(choice.head)[row].tolist()),
+                        "code": value.code.place if value.code else None,
+                    }
+                )
+    scores: list[dict[str, Any]] = [
+        {
+            "address": address,
+            "key": key,
+            **_terms(terms),
+        }
+        for address, (key, terms) in explained.scores.items()
+    ]
+    place = {"stack": choice.stack, "layer": choice.layer, "head": choice.head, "token": choice.token}
+    return {**place, "tokens": explained.forward.tokens, "values": values, "scores": scores}
+
+
+def _terms(terms: ScoreTerms | NotTakenApart) -> dict[str, Any]:
+    if isinstance(terms, Exception):
+        return {"reason": terms.sentence}
+    pairs = [[str(one), str(other), value] for one, other, value in terms.pairs()]
+    return {"score": terms.score, "bias": terms.position_bias, "pairs": pairs}
+
+
+def _finite(numbers: list[float]) -> list[float | None]:
+    """Return numbers for JSON, which has no infinity: a masked score is null."""
+    return [None if abs(number) == float("inf") else number for number in numbers]

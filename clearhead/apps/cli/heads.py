@@ -1,0 +1,147 @@
+"""`clearhead heads`: what each head of a model does over a whole text."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clearhead.apps.cli.console import print_json, print_message
+from clearhead.apps.cli.lines import line_of, name_of, named_by_line, read_lines
+from clearhead.apps.cli.options import (
+    ComputeOptions,
+    FromLanguage,
+    Json,
+    LineFile,
+    Paired,
+    Ref,
+    ToLanguage,
+    located,
+    takes_compute_options,
+)
+from clearhead.apps.cli.progress import counting
+from clearhead.base.errors import InputError, nearest, renaming
+
+if TYPE_CHECKING:
+    from clearhead.interpret.maps.head_statistics import HeadStatistics
+
+WIDTH = 160  # of a table that is written to a file
+
+
+@takes_compute_options
+def heads(
+    ref: Ref,
+    file: LineFile,
+    target: Annotated[
+        Path | None, typer.Option("--target", metavar="FILE", help="The targets, line by line; by default generated.")
+    ] = None,
+    pair: Paired = False,
+    from_language: FromLanguage = None,
+    to_language: ToLanguage = None,
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="COLUMN", help="Sort by layer, or by a statistic, largest first.")
+    ] = "layer",
+    as_json: Json = False,
+    *,
+    compute: ComputeOptions,
+) -> None:
+    """Show what each head does over the lines of a file.
+
+    \b
+    Example:
+      clearhead heads runs/dates dates.txt --sort induction
+      clearhead heads runs/de-en test.de --target test.en --json
+
+    Every line is a text; empty lines are left out. Each number is a mean over the lines and, behind ±, its standard
+    deviation. entropy is in nats and distance in tokens; the others are shares of a head's weight, from 0 to 1: on the
+    first token, the previous one, the same token elsewhere (duplicate), what followed the same token the last time
+    (induction), the same place (diagonal), and on links that are the largest of both their tokens (alignment).
+    duplicate and induction are measured on random tokens that come twice, which --seed draws. A pattern is named where
+    more than half of the weight follows it. The model computes in fp32 unless --precision asks for something else.
+    --json ends with {"texts", "heads"}; a head has the numbers, their "spread" and its "patterns".
+    """
+    if compute.batch_size is not None:
+        raise InputError("--batch-size has no effect here: texts are read one by one; leave it out")
+    if sort != "layer":
+        _check_column(sort)
+    place = located(ref)
+    numbers, texts, targets = _texts(file, target, pair)
+    # The same numbers on every machine: fp32, unless something else is asked for.
+    exact = replace(compute, precision="fp32") if compute.precision == "auto" else compute
+    model = exact.load_model(place)
+    with counting("texts", counts="texts"), renaming(named_by_line(numbers, name_of(file))):
+        rows = model.heads(
+            texts,
+            targets,
+            precision="auto",
+            seed=compute.seed or 0,
+            from_language=from_language,
+            to_language=to_language,
+        )
+    if sort != "layer":
+        rows.sort(key=lambda row: -1.0 if getattr(row, sort) is None else float(getattr(row, sort)), reverse=True)
+    if as_json:
+        print_json({"texts": len(texts), "heads": [asdict(row) for row in rows]})
+    else:
+        _print_table(rows)
+        print_message(f"{len(texts)} texts")
+
+
+def _check_column(sort: str) -> None:
+    from clearhead.interpret.maps.head_statistics import STATISTICS
+
+    columns = ("layer", *STATISTICS)
+    if sort not in columns:
+        raise InputError(f"--sort takes a column, not '{sort}'{nearest(sort, columns)}: one of {', '.join(columns)}")
+
+
+def _texts(file: Path, target: Path | None, pair: bool) -> tuple[list[int], list[Any], list[str] | None]:
+    """Return the lines that are not empty, with their numbers and their targets."""
+    name = name_of(file)
+    lines = [line_of(number, text, name, paired=pair) for number, text in enumerate(read_lines(file), start=1)]
+    kept = [line for line in lines if not line.is_empty]
+    if not kept:
+        raise InputError(f"{name}: there is no text; expected at least one line")
+    targets = None
+    if target is not None:
+        written = list(read_lines(target))
+        if len(written) != len(lines):
+            raise InputError(
+                f"{name} has {len(lines)} lines, but {name_of(target)} has {len(written)}: give one target "
+                "for each text"
+            )
+        targets = [written[line.number - 1] for line in kept]
+    return [line.number for line in kept], [line.text for line in kept], targets
+
+
+def _print_table(rows: list[HeadStatistics]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from clearhead.interpret.maps.head_statistics import STATISTICS
+
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    # In a narrow terminal words go on in the next line, and the spread is left out: all numbers stay whole.
+    is_narrow = console.width < WIDTH
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0 if is_narrow else (0, 1))
+    table.add_column("stack", min_width=len("decoder.memory"))
+    table.add_column("layer", justify="right", no_wrap=True)
+    table.add_column("head", justify="right", no_wrap=True)
+    for name in STATISTICS:
+        table.add_column(name.removesuffix("_token"), justify="right", overflow="fold", min_width=5 * is_narrow)
+    table.add_column("patterns", overflow="fold", min_width=6)
+    for row in rows:
+        spread = {} if is_narrow else row.spread
+        numbers = [_number(getattr(row, name), spread.get(name)) for name in STATISTICS]
+        table.add_row(row.stack, str(row.layer), str(row.head), *numbers, ", ".join(row.patterns))
+    console.print(table)
+
+
+def _number(mean: float | None, spread: float | None) -> str:
+    if mean is None:
+        return "-"
+    return f"{mean:.2f}" if spread is None else f"{mean:.2f}±{spread:.2f}"

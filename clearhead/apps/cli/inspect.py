@@ -1,0 +1,382 @@
+"""`clearhead inspect`: the parameters, the memory, the cost, the spec tree and the shapes of a model."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clearhead.apps.cli.console import human_bytes, print_either, print_message
+from clearhead.apps.cli.options import Force, Json, located
+from clearhead.base.errors import InputError, nearest
+from clearhead.base.printing import human_count
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from clearhead.core import Transformer
+    from clearhead.fast.runner import Served
+    from clearhead.interpret.maps.shapes import ActivationShape
+    from clearhead.spec import Model
+    from clearhead.spec.cost import Cost
+    from clearhead.spec.tasks.record import TaskRecord
+
+MOST_LABELS = 12
+LABEL_KINDS = {"single_label": "one of", "multi_label": "several of", "regression": "a number", None: "one of"}
+_LAYER = re.compile(r"layers\.(\d+)\.")
+_IN_LAYER = re.compile(r"((?:encoder|decoder)\.layers)\.(\d+)(.*)")
+_LENGTH = 32
+
+
+def inspect(
+    ref: Annotated[
+        str, typer.Argument(metavar="REF", help="A run directory, a checkpoint, a spec.json or a preset's name.")
+    ],
+    addresses: Annotated[
+        bool, typer.Option("--addresses", help="List the addresses of all activations, with their shapes.")
+    ] = False,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Draw the architecture into this file.")
+    ] = None,
+    force: Force = False,
+    length: Annotated[
+        int | None,
+        typer.Option("--length", min=1, help="Tokens on each side, for the cost of attention; by default 32."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a model is and what it costs.
+
+    \b
+    Example:
+      clearhead inspect runs/de-en
+      clearhead inspect runs/de-en/spec.json --length 128
+      clearhead inspect gpt2 --addresses | grep weights
+      clearhead inspect runs/de-en --svg de-en.svg
+
+    Shows parameters, memory and cost, the task, which attention kernel runs and why, the spec as a tree without what is
+    at its default, and the shapes of all weights. One multiplication and one addition are 2 FLOPs. Nothing is searched
+    or trained here, so no length penalty and no early-stop rule apply. --addresses lists what model.capture and
+    model.edit take, one activation in a line, and no weights are needed for it: layers {0..11} have it alike, "2
+    records" is what one call computes twice, and nothing happens at an "identity", the place of an absent norm. --svg
+    draws the model in the manner of figure 1 of "Attention Is All You Need". --json ends with {"task", "head", "masks",
+    "parameters", "parameter_bytes", "source_flops", "target_flops", "attention", "spec"} and more, "addresses" and
+    "picture" where asked for; "task" is null for a spec alone.
+    """
+    _refuse_options(addresses, svg, force, length, as_json)
+    found = read_reference(ref)
+    record, lines = _report(found, length or _LENGTH)
+    if svg is not None:
+        _draw(svg, found.spec, ref, record["parameters"], force=force)
+        record, lines = record | {"picture": str(svg)}, [str(svg)]
+    if addresses:
+        from clearhead.interpret.maps.shapes import activation_shapes
+
+        shapes = activation_shapes(found.spec)
+        record, lines = record | {"addresses": [asdict(one) for one in shapes]}, [*_address_lines(shapes)]
+    print_either(as_json, record, *lines)
+
+
+def _draw(file: Path, spec: Model, name: str, parameters: int, *, force: bool) -> None:
+    from clearhead.base.files import write_output
+    from clearhead.interpret.view.architecture import draw_architecture
+
+    write_output(file, draw_architecture(spec, name, [f"{human_count(parameters)} parameters"]), force=force)
+
+
+def _refuse_options(addresses: bool, svg: Path | None, force: bool, length: int | None, as_json: bool) -> None:
+    """Refuse options without effect, and a file that must not be written, before anything is read."""
+    from clearhead.base.files import refuse_unwritable
+
+    if length is not None and (addresses or svg is not None) and not as_json:
+        raise InputError(f"--length has no effect with {'--addresses' if addresses else '--svg'}: it is for the cost")
+    if force and svg is None:
+        raise InputError("--force has no effect without --svg")
+    if svg is not None:
+        if svg.suffix.lower() != ".svg":
+            raise InputError(f"the picture is an SVG, but --svg names {svg}: give a name that ends in .svg")
+        refuse_unwritable(svg, force=force)
+
+
+def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
+    """Return what a model is and costs, as one record and as lines."""
+    from clearhead.base.printing import num_parameters
+    from clearhead.core import build
+    from clearhead.core.extensions.modules import part_lines
+    from clearhead.spec.base import tree_lines
+    from clearhead.spec.cost import FP32_BYTES, cost_per_token
+    from clearhead.spec.describe import decoder_masks, head_summary
+
+    spec = found.spec
+    module = build(spec, device="meta")
+    cost = cost_per_token(spec, length, length)
+    parameters = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    total = num_parameters(module)
+    kernels = _attention_kernels(module)
+    head = None if spec.head is None else head_summary(spec.head)
+    masks = decoder_masks(spec)
+    record = {
+        "task": None if found.task is None else json.loads(found.task.to_json()),
+        "head": head,
+        "masks": masks,
+        "parameters": total,
+        "parameter_bytes": FP32_BYTES * total,
+        "source_flops": cost.source_flops,
+        "target_flops": cost.target_flops,
+        "cache_bytes_per_target_token": FP32_BYTES * cost.cache_numbers,
+        "cache_bytes_per_source_token": FP32_BYTES * cost.memory_numbers,
+        "attention": kernels,
+        "generation": found.notes,
+        "spec": json.loads(spec.to_json()),
+    }
+    lines = [*_cost_lines(total, spec, cost, length), *_task_lines(found.task)]
+    if head is not None:
+        lines.append(f"head        {head}")
+    lines += [f"part        {line}" for line in part_lines(module)]
+    if masks:
+        lines.append(f"mask        {' and '.join(masks)}, in the decoder")
+    served, unknown = _served(found)
+    record["served"] = [asdict(architecture) for architecture in served]
+    lines += [*found.notes, *_kernel_lines(kernels), *_served_lines(served), *unknown, "", *tree_lines(spec, "model")]
+    return record, [*lines, "", "weights", *_weight_lines(parameters)]
+
+
+def _shape_text(activation: ActivationShape) -> str:
+    words = [f"[{', '.join(map(str, activation.shape))}]"]
+    if activation.records > 1:
+        words.append(f"{activation.records} records")
+    if activation.is_identity:
+        words.append("identity")
+    return "  ".join(words)
+
+
+def _address_lines(shapes: Sequence[ActivationShape]) -> Iterator[str]:
+    """Yield a line for each activation, the same one of several layers once; in a narrow terminal a line may be two."""
+    groups: dict[tuple[str, str, ActivationShape], list[int]] = {}
+    for activation in shapes:
+        match = _IN_LAYER.fullmatch(activation.address)
+        start, number, rest = match.groups() if match else (activation.address, "", "")
+        layers = groups.setdefault((start, rest, replace(activation, address="")), [])
+        if number:
+            layers.append(int(number))
+    rows = []
+    for (start, rest, activation), layers in groups.items():
+        address = f"{start}.{_ranges(layers)}{rest}" if layers else start
+        rows.append((address, _shape_text(activation)))
+    width = max(len(address) for address, _ in rows)
+    if sys.stdout.isatty():
+        width = min(width, max(0, shutil.get_terminal_size().columns - 2 - max(len(right) for _, right in rows)))
+    for address, right in rows:
+        if len(address) > width:
+            yield address
+        yield f"{address if len(address) <= width else '':<{width}}  {right}"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as 3 or as {0..2,5}."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    text = ",".join(f"{first}" if first == last else f"{first}..{last}" for first, last in runs)
+    return text if len(numbers) == 1 else f"{{{text}}}"
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The spec and the task of a model, and notes on a Hugging Face checkpoint, one for each line.
+
+    Where there are weights, `load` reads them.
+    """
+
+    spec: Model
+    task: TaskRecord | None
+    notes: list[str]
+    load: Callable[[], Transformer] | None = None
+
+
+def read_reference(ref: str) -> _Found:
+    """Read a Hugging Face checkpoint, a run directory, a saved model, a spec file or a preset; these have no task.
+
+    Raises:
+        InputError: the reference leads nowhere, or a file is faulty.
+    """
+    from clearhead.checkpoints.hf.files.hub import find_checkpoint
+    from clearhead.spec.presets.names import FUNCTIONS
+
+    names = [*FUNCTIONS, *FUNCTIONS.values()]
+    if ref in names and not Path(ref).exists():
+        from clearhead import presets
+
+        print_message(f"{ref}: the preset of that name, a spec without weights")
+        return _Found(getattr(presets, FUNCTIONS.get(ref, ref))(), None, [])
+    try:
+        ref = located(ref)
+    except InputError as error:
+        raise InputError(f"{error}; or a preset{nearest(ref, names) or ': ' + ', '.join(FUNCTIONS)}") from None
+    checkpoint = find_checkpoint(ref)
+    if checkpoint is not None:
+        return _read_checkpoint(checkpoint)
+    from clearhead.base.formats import FORMAT_FILE
+    from clearhead.checkpoints.runs.directory import (
+        TASK_FILE,
+        lack_of,
+        read_task,
+        refuse_altered,
+        resolve_reference,
+        split_reference,
+    )
+    from clearhead.spec import Model
+
+    path, label = split_reference(ref)
+    if label is not None:
+        resolve_reference(ref)
+    folder, file = (path, path / "spec.json") if path.is_dir() else (path.parent, path)
+    if path.is_dir():
+        if not file.is_file() and not (folder / FORMAT_FILE).is_file():
+            raise lack_of(folder)
+        refuse_altered(folder)
+    spec = Model.from_file(file, what="a run directory or a spec file")
+    task = read_task(folder) if (folder / TASK_FILE).is_file() else None
+    return _Found(spec, task, [], partial(_saved_module, ref) if path.is_dir() else None)
+
+
+def _saved_module(ref: str) -> Transformer:
+    import torch
+
+    from clearhead.checkpoints.runs.loading import load_saved
+
+    return load_saved(ref, dtype=torch.float32, keep_int8=True)[0]
+
+
+def _read_checkpoint(folder: Path) -> _Found:
+    from clearhead.checkpoints.hf.generation import read_generation_config
+    from clearhead.checkpoints.hf.loading import load_module
+    from clearhead.checkpoints.hf.tokenizers import load_tokenizers
+    from clearhead.text.tokenizer_files import has_tokenizer
+
+    loaded = load_module(folder)
+    notes = [f"note        {note}" for note in loaded.notes]
+    if loaded.module.decoder is not None:
+        notes += [f"generation  {line}" for line in read_generation_config(folder, loaded.module).lines()]
+    if has_tokenizer(folder):
+        text = load_tokenizers(folder)
+        text.pair.check_rows(loaded.module.num_source_ids, loaded.module.num_target_ids, str(folder))
+        source = text.pair.source
+        special_tokens = source.special_tokens
+        around = " ".join([*source.tokens(special_tokens.prefix), "TEXT", *source.tokens(special_tokens.suffix)])
+        notes.append(f"tokenizer   {source.vocab_size} entries, {around}, {source.fingerprint[:12]}")
+        notes += [f"languages   {', '.join(text.languages)}"] if text.languages else []
+        notes += ["chat        has a template"] if text.chat is not None else []
+    return _Found(loaded.module.spec, loaded.task, notes, load=lambda: loaded.module)
+
+
+def _task_lines(task: TaskRecord | None) -> Iterator[str]:
+    if task is None:
+        return
+    longest = "" if task.max_length is None else f", on texts of at most {task.max_length} tokens"
+    yield f"task        {task.kind}{', on pairs of texts' if task.is_paired else ''}{longest}"
+    if task.labels or task.label_kind is not None:
+        shown = ", ".join(task.labels[:MOST_LABELS]) + (", ..." if len(task.labels) > MOST_LABELS else "")
+        yield f"labels      {LABEL_KINDS[task.label_kind]} {f'{len(task.labels)}: {shown}' if shown else ''}".rstrip()
+    if task.facts:
+        yield f"facts       {', '.join(f'{name} {value}' for name, value in task.facts.items())}"
+
+
+def _weight_lines(parameters: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    """Yield a line for each tensor; equal tensors of several layers share a line."""
+    groups: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for name, shape in parameters.items():
+        groups.setdefault((_LAYER.sub("layers.*.", name), shape), []).append(name)
+    rows = []
+    for (pattern, shape), names in groups.items():
+        numbers = [match[1] for name in names if (match := _LAYER.search(name))]
+        label = "-".join(dict.fromkeys([numbers[0], numbers[-1]])) if numbers else ""
+        times = f" x {len(names)}" if len(names) > 1 else ""
+        rows.append((pattern.replace("*", label), " x ".join(map(str, shape)), human_count(math.prod(shape)) + times))
+    width = max(len(row[0]) for row in rows)
+    for name, sizes, count in rows:
+        yield f"  {name:<{width}}  {sizes:>12}  {count}"
+
+
+def _cost_lines(total: int, spec: Model, cost: Cost, length: int) -> Iterator[str]:
+    from clearhead.spec.cost import FP32_BYTES, TRAINING_BYTES
+
+    yield f"parameters  {total:,} ({human_count(total)}), shared ones counted once"
+    weights, training = human_bytes(FP32_BYTES * total), human_bytes(TRAINING_BYTES * total)
+    yield f"memory      {weights} in fp32; while training {training} with gradients and Adam's two moments"
+    has_source = spec.encoder is not None and spec.decoder is not None
+    target, source = human_bytes(FP32_BYTES * cost.cache_numbers), human_bytes(FP32_BYTES * cost.memory_numbers)
+    both = f"target token and {source} for each source token" if has_source else "token"
+    if spec.decoder is not None:
+        yield f"cache       {target} for each {both}, while decoding in fp32"
+    target, source = human_count(cost.target_flops), human_count(cost.source_flops)
+    both = f"{source} FLOPs for a source token and {target} FLOPs for a target token" if has_source else ""
+    lengths = f"{length} tokens on each side" if has_source else f"{length} tokens"
+    yield f"cost        {both or f'{target} FLOPs for a token'}, at {lengths}; training costs three times as much"
+
+
+def _kernel_lines(kernels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each kernel and reason; one that holds in both modes once."""
+    modes: dict[str, list[str]] = {}
+    for kernel in kernels:
+        modes.setdefault("the {kernel} kernel in {count} of {total}, because {reason}".format(**kernel), []).append(
+            kernel["mode"]
+        )
+    for text, found in modes.items():
+        yield f"attention   {' and '.join(found)}: {text}"
+
+
+def _attention_kernels(module: nn.Module) -> list[dict[str, Any]]:
+    """Return the kernels that the attentions of a model run in each mode, with the reason."""
+    from clearhead.core.attention import Attention
+
+    attentions = [part for part in module.modules() if isinstance(part, Attention)]
+    found = []
+    for mode in ("training", "evaluation"):
+        module.train(mode == "training")
+        for (kernel, reason), count in Counter(attention.kernel() for attention in attentions).items():
+            used = {"mode": mode, "kernel": kernel, "count": count, "total": len(attentions), "reason": reason}
+            found.append(used)
+    return found
+
+
+def _served(found: _Found) -> tuple[list[Served], list[str]]:
+    """Return which parts of a model kernels run on this processor; or a line that says why that is not known."""
+    from clearhead.fast.runner import Runner, multiplies_in_bf16
+
+    if found.load is None:
+        return [], []
+    try:
+        module = found.load()
+        runner = Runner(module)
+        depend = "do not depend" if runner.is_batch_invariant else "depend, in their last digits,"
+        lines = [f"batches     results {depend} on what shares a batch, with the weights as they are"]
+        if multiplies_in_bf16(module):
+            lines.append("precision   auto multiplies in bf16 here: last digits depend on what shares a batch")
+        return runner.report(), lines
+    except InputError as error:
+        return [], [f"kernels     not known, for the weights cannot be loaded: {error}"]
+
+
+def _served_lines(served: Sequence[Served]) -> Iterator[str]:
+    """Yield a line for each way in which parts run."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for one in served:
+        groups.setdefault((one.by, one.why), []).append(one.address)
+    for (by, why), addresses in groups.items():
+        shown = ", ".join(addresses[:3]) + (f" and {len(addresses) - 3} more" if len(addresses) > 3 else "")
+        how = f"by our kernels, weights in {why}" if by == "kernels" else f"plain: {why}"
+        yield f"kernels     {shown or 'model'}: {how}"

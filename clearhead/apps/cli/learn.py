@@ -1,0 +1,142 @@
+"""`clearhead learn`: the lessons of the site, copied beside the reader and opened."""
+
+from __future__ import annotations
+
+import filecmp
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from clearhead.apps.cli.console import print_message, print_text
+from clearhead.base.commands import make_command
+from clearhead.base.errors import InputError, RunFailure
+from clearhead.base.files import read_text_file
+
+_PACKAGE: Final = Path(__file__).parents[2]
+# In a wheel the sources are in the package; in the repository the site has them.
+_SOURCES: Final = _PACKAGE / "lessons", _PACKAGE.parent / "docs" / "lessons"
+_SHARED: Final = "shared.py"
+_CELL: Final = "# %%"
+_PAUSE: Final = """
+def _pause():
+    try:
+        input("[Enter runs this, Ctrl-D ends] ")
+    except (EOFError, KeyboardInterrupt):
+        print()
+        raise SystemExit(0) from None
+"""
+# A solution runs, for later cells use it, but nobody has asked to see it.
+_HIDE: Final = "import io as _io, sys as _sys\n_shown, _sys.stdout = _sys.stdout, _io.StringIO()"
+_SHOW: Final = "_sys.stdout = _shown"
+
+
+def learn(
+    number: Annotated[int | None, typer.Argument(metavar="[N]", help="The lesson to open; without it, a list.")] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the lessons are copied.")] = Path(
+        "lessons"
+    ),
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Run in the terminal, also where Jupyter is installed.")
+    ] = False,
+) -> None:
+    """Copy the lessons beside you, and open one: in Jupyter where it is installed, else cell by cell in the terminal.
+
+    \b
+    Example:
+      clearhead learn
+      clearhead learn 2
+      clearhead learn 2 --plain
+
+    Files that are there already are yours and are kept. The first lesson with a model trains it, in about a minute. In
+    the terminal, Enter runs the next cell and Ctrl-D ends; to answer an exercise, edit the file and open it again.
+    Solutions stand behind the exercises in the file; in the terminal they run unseen.
+    """
+    sources = next((folder for folder in _SOURCES if folder.is_dir()), None)
+    if sources is None:
+        raise InputError("this installation has no lessons: install clearhead from a wheel or its repository")
+    lessons = {int(path.name[:2]): path for path in sorted(sources.glob("[0-9][0-9]_*.py"))}
+    if number is not None and number not in lessons:
+        raise InputError(f"there is no lesson {number}: expected one of {', '.join(map(str, lessons))}")
+    if plain and number is None:
+        raise InputError("--plain has no effect without the number of a lesson: give one, such as 1")
+    _copy([*lessons.values(), sources / _SHARED], out)
+    if number is None:
+        for one, path in lessons.items():
+            print_text(f"{one:>2}  {_title(path)}  {out / path.name}", end="\n")
+        print_text(f"Open one: {make_command('learn 1')}", end="\n")
+        return
+    lesson = out / lessons[number].name
+    if not plain and all(importlib.util.find_spec(name) for name in ("jupyterlab", "jupytext")):
+        _open_notebook(lesson)
+    else:
+        _step_through(lesson)
+
+
+def _copy(sources: list[Path], folder: Path) -> None:
+    """Copy what is not there yet, and say what was kept."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise InputError(f"--out {folder} is a file: expected a folder, new or with lessons") from None
+    kept = []
+    for source in sources:
+        target = folder / source.name
+        if not target.exists():
+            shutil.copyfile(source, target)
+        elif not filecmp.cmp(target, source, shallow=False):
+            kept.append(target.name)
+    if kept:
+        print_message(f"kept as you left them in {folder}: {', '.join(kept)}")
+
+
+def _title(path: Path) -> str:
+    for line in read_text_file(path, "a lesson").splitlines():
+        if line.startswith("# # "):
+            return line.removeprefix("# # ").lstrip("0123456789 ·.")
+    return path.stem
+
+
+def _open_notebook(lesson: Path) -> None:
+    notebook = lesson.with_suffix(".ipynb")
+    if not notebook.exists():
+        command = [sys.executable, "-m", "jupytext", "--to", "ipynb", "--output", str(notebook), str(lesson)]
+        if subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode:
+            raise RunFailure(f"jupytext cannot make a notebook of {lesson}: mend what it says above, or add --plain")
+    subprocess.run([sys.executable, "-m", "jupyterlab", str(notebook)], check=False)
+
+
+def _cells(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the cells of a source in the percent format: "text", "solution" or "code", and what it holds."""
+    for cell in f"\n{text}".split(f"\n{_CELL}")[1:]:
+        header, _, body = cell.partition("\n")
+        if "[markdown]" in header:
+            yield "text", "\n".join(line.removeprefix("#").removeprefix(" ") for line in body.splitlines())
+        else:
+            yield "solution" if '"solution"' in header else "code", body
+
+
+def _step_through(lesson: Path) -> None:
+    """Run the lesson as a script of its own, in a process of its own, that waits before each cell of code."""
+    script = [_PAUSE]
+    for kind, body in _cells(read_text_file(lesson, "a lesson")):
+        if kind == "solution":
+            script += [_HIDE, body, _SHOW]
+            continue
+        script.append(f"print({body.strip()!r}, end='\\n\\n')")
+        if kind == "code":
+            script += ["_pause()", body]
+    paths = filter(None, [str(lesson.parent.resolve()), os.environ.get("PYTHONPATH")])
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, lesson.name)
+        copy.write_text("\n".join(script), encoding="utf-8")
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        if subprocess.run([sys.executable, str(copy)], env=environment, check=False).returncode:
+            raise RunFailure(f"{lesson} stopped at the error above: mend it in the file, and open the lesson again")

@@ -1,0 +1,346 @@
+"""The program `clearhead`: its commands, and the place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import inspect
+import itertools
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final, get_args
+
+import typer
+
+from clearhead.apps.cli.answer import answer
+from clearhead.apps.cli.average import average
+from clearhead.apps.cli.bench import bench
+from clearhead.apps.cli.check import check
+from clearhead.apps.cli.classify import classify
+from clearhead.apps.cli.compare import compare
+from clearhead.apps.cli.console import (
+    adapt_streams,
+    library_messages,
+    long_texts_said_once,
+    print_message,
+    print_result,
+    silence,
+)
+from clearhead.apps.cli.convert import convert
+from clearhead.apps.cli.demo import demo
+from clearhead.apps.cli.doctor import doctor
+from clearhead.apps.cli.embed import embed
+from clearhead.apps.cli.evaluate import evaluate, with_options_of_tasks
+from clearhead.apps.cli.explain import explain
+from clearhead.apps.cli.fill import fill
+from clearhead.apps.cli.generate import generate
+from clearhead.apps.cli.heads import heads
+from clearhead.apps.cli.inspect import inspect as inspect_
+from clearhead.apps.cli.learn import learn
+from clearhead.apps.cli.new import new, new_group
+from clearhead.apps.cli.predict import predict
+from clearhead.apps.cli.serve import serve
+from clearhead.apps.cli.stopping import StopOnSignal, Stopped
+from clearhead.apps.cli.tag import tag
+from clearhead.apps.cli.train import train
+from clearhead.apps.cli.translate import translate
+from clearhead.apps.cli.view import view
+from clearhead.apps.cli.waiting import signs_of_life
+from clearhead.base.commands import EXTENSIONS, make_command
+from clearhead.base.errors import InputError, Reference, RunFailure, nearest_name, renaming
+from clearhead.base.signals import Interrupted
+from clearhead.fast.busy_waiting import adapt_waiting
+from clearhead.spec.tasks.registry import every, kinds
+from clearhead.version import __version__
+
+DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+# The class of typer's usage errors is private; it is the base of a public class in every release.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+_COMPLETING: Final = "_CLEARHEAD_COMPLETE"
+# Keys and arguments for which an option of another name stands.
+_NAMES = {"task.labels": "label_kind", "task.init": "init", "field": "text_column", "layer": "layers", "head": "heads"}
+
+
+def _version(wanted: bool) -> bool:
+    if wanted:
+        print_result(f"clearhead {__version__}")
+        raise typer.Exit(DONE)
+    return wanted
+
+
+def _start(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of a failure; works after any command.")
+    ] = False,
+    parts: Annotated[
+        list[Path] | None,
+        typer.Option("--parts", metavar="FILE", help="Import your own parts from this file; works after any command."),
+    ] = None,
+) -> None:
+    """Train a Transformer on your own text, use it, and look inside it.
+
+    \b
+    Example:
+      clearhead demo
+      clearhead new translate --source train.de --target train.en -o run.toml
+      clearhead train run.toml
+      echo "ein Hund läuft" | clearhead translate runs/de-en
+
+    REF in the commands below is a run directory, optionally with @best (the default), @last, @averaged or @step-N; a
+    Hugging Face checkpoint; or its name on the hub, optionally with @revision.
+    The tasks are {tasks}; one without a command of its own is used with predict.
+    Exit codes: 0 done, 1 failed while running, 2 wrong input, 130 after Ctrl-C, 143 after SIGTERM.
+    """
+
+
+class _InOrder(typer.core.TyperGroup):
+    """Commands listed in the order in which a newcomer meets them; typer puts groups behind all of them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands."""
+        first = ["demo", "new"]
+        return first + [name for name in super().list_commands(ctx) if name not in first]
+
+
+def make_app() -> typer.Typer:
+    """Return the program with all its commands."""
+    app = typer.Typer(
+        name="clearhead",
+        cls=_InOrder,
+        add_completion=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 120},
+    )
+    app.callback(help=_help(_start))(_start)
+    app.add_typer(new_group(), name="new", short_help=_summary(new))
+    uses = (translate, generate, fill, classify, tag, embed, answer, predict)
+    measure = with_options_of_tasks(evaluate)
+    for command in (
+        demo,
+        train,
+        *uses,
+        view,
+        explain,
+        measure,
+        compare,
+        average,
+        convert,
+        check,
+        bench,
+        inspect_,
+        heads,
+        serve,
+        learn,
+        doctor,
+    ):
+        # Given in full: what typer takes from the docstring is cut off at the width of the terminal.
+        app.command(help=_help(command), short_help=_summary(command))(command)
+    return app
+
+
+def _help(command: Callable[..., None]) -> str:
+    """Return the docstring of a command, with the tasks that there are, also of other packages, and their measures."""
+    text = inspect.cleandoc(command.__doc__ or "")
+    *tasks, last = kinds()
+    text = text.replace("{tasks}", f"{', '.join(tasks)} and {last}")
+    width = max(map(len, kinds()))
+    measures = (f"  {task.kind:<{width}}  {task.evaluate.measures}" for task in every())
+    return text.replace("{measures}", "\n".join(measures))
+
+
+def _summary(command: Callable[..., None]) -> str:
+    return inspect.cleandoc(command.__doc__ or "").partition("\n\n")[0]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line.
+
+    Args:
+        arguments: the arguments after the program name; None: those of this process.
+
+    Returns:
+        The exit code.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words, parts = _without_parts([word for word in words if word != "--debug"])
+    # A shell that completes a command line gives its words in the environment.
+    if not words and _COMPLETING not in os.environ:
+        main(["--help"])
+        return WRONG_INPUT
+    adapt_waiting()
+    adapt_streams()
+    try:
+        with StopOnSignal() as signals, signs_of_life(), library_messages(), long_texts_said_once():
+            return copy_context().run(_run, words, parts, debug, signals)
+    except Stopped as stopped:
+        print_message(f"{stopped}")
+        return stopped.exit_code
+
+
+def _without_parts(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words without the files of parts, and these; a file that is missing is left to typer."""
+    rest, files, waiting = list[str](), list[str](), list(words)
+    while waiting:
+        word = waiting.pop(0)
+        if word == "--parts" and waiting:
+            files.append(waiting.pop(0))
+        elif word.startswith("--parts="):
+            files.append(word.partition("=")[2])
+        else:
+            rest.append(word)
+    return rest, files
+
+
+def _run(words: Sequence[str], parts: Sequence[str], debug: bool, signals: StopOnSignal) -> int:
+    """Run a command and return its exit code; every error becomes one message."""
+    EXTENSIONS.set([])
+    try:
+        if parts:
+            from clearhead.core.extensions.files import load_parts
+
+            load_parts(parts)
+        program = typer.main.get_command(make_app())
+        with renaming(partial(_as_option, program, words)):
+            _refuse_empty_paths(program, words)
+            code = program.main(words, prog_name="clearhead", standalone_mode=False)
+        sys.stdout.flush()
+    except _UsageError as error:
+        print_message(_usage_sentence(error, words))
+        code = WRONG_INPUT
+    except InputError as error:
+        code = _failed(f"{error}", WRONG_INPUT, debug)
+    except RunFailure as error:
+        code = _failed(f"{error}", FAILED, debug)
+    except Interrupted as error:
+        print_message(f"{error}")
+        return int(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else FAILED
+    except Exception as error:  # noqa: BLE001 - the last resort: every error becomes one message
+        if signals.received is not None:
+            # A library that is interrupted while it is imported can raise an error of its own.
+            raise Stopped(signals.received) from None
+        code = _unwritten(error, debug) if isinstance(error, OSError) else _unexpected(error, debug)
+    if code == INTERRUPTED:
+        print_message("clearhead: interrupted")
+    return code if isinstance(code, int) else DONE
+
+
+def _options(command: Any, words: Sequence[str] = ()) -> dict[Any, Any]:
+    """Return the options of a command, or of the one in it that words name, each with its annotation in the code."""
+    for word in words:
+        command = getattr(command, "commands", {}).get(word, command)
+    parameters = inspect.signature(command.callback, eval_str=True).parameters
+    options = [option for option in command.params if option.param_type_name == "option" and option.name in parameters]
+    return {option: parameters[option.name].annotation for option in options}
+
+
+def _refuse_empty_paths(program: Any, words: Sequence[str]) -> None:
+    """Refuse what an unset variable of the shell makes of a path; it would be the current folder."""
+    # Annotated[Path, ...] or Annotated[Path | None, ...]; the types that typer makes of them are private.
+    kinds = {option: get_args(annotation)[0] for option, annotation in _options(program, words).items()}
+    paths = {name for option, kind in kinds.items() if Path in (kind, *get_args(kind)) for name in option.opts}
+    for word, value in itertools.pairwise(words):
+        if word in paths and not value:
+            raise InputError(f"{word} is empty: name a file or a folder")
+
+
+def _as_option(program: Any, words: Sequence[str], reference: Reference) -> str | Reference:
+    """Name an argument of Python, such as top_k, or a key of a run file by the command's option for it, if any."""
+    names = {option.name: option.opts[0] for option in _options(program, words)}
+    option = names.get(reference.name) or names.get(_NAMES.get(reference.name, ""))
+    return reference if option is None or reference.kind not in ("argument", "key") else reference.as_option(option)
+
+
+def _failed(sentence: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print_message(f"clearhead: {sentence}")
+    return code
+
+
+def _unexpected(error: Exception, debug: bool) -> int:
+    hint = "" if debug else "; run again with --debug to see where"
+    return _failed(f"unexpected failure: {type(error).__name__}: {error}{hint}", FAILED, debug)
+
+
+def _unwritten(error: OSError, debug: bool) -> int:
+    """Report that a file, or standard output, cannot be written."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return _unexpected(error, debug)
+    if error.filename is None:
+        # What is left in the buffer would fail again when the program ends.
+        with contextlib.suppress(OSError, ValueError):
+            silence(sys.stdout)
+    return _failed(f"{error.filename or 'the output'} cannot be written: {error.strerror}", FAILED, debug)
+
+
+def _usage_sentence(error: Any, words: Sequence[str]) -> str:
+    """Return the message for a wrong command line, with the nearest valid option."""
+    name, parameters = "clearhead", []
+    if error.ctx is not None:
+        name, parameters = error.ctx.command_path, error.ctx.command.params
+    message, needed = _wrong_words(error, parameters), _missing_options(parameters, words)
+    if getattr(error, "param", None) is not None and error.message:
+        message, needed = _bad_value(error, words), []
+    if any(option not in message for option in needed):
+        message += f"; it needs {' and '.join(needed)}"
+    if not message[1:2].isupper():  # an argument is written in capitals, as in the help
+        message = message[:1].lower() + message[1:]
+    help_words = f"{name.partition(' ')[2]} --help".lstrip()
+    return f"{name}: {message}; see {make_command(help_words)}"
+
+
+def _missing_options(parameters: Sequence[Any], words: Sequence[str]) -> list[str]:
+    given = {word.partition("=")[0] for word in words}
+    options = [parameter for parameter in parameters if parameter.required and parameter.param_type_name == "option"]
+    return [option.opts[0] for option in options if given.isdisjoint(option.opts)]
+
+
+def _wrong_words(error: Any, parameters: Sequence[Any]) -> str:
+    """Return what is wrong with options or commands, with the nearest valid one."""
+    wanted = getattr(error, "option_name", None)
+    if wanted and hasattr(error, "possibilities"):
+        # Without the dashes, in which all options agree.
+        known = {name.lstrip("-"): name for parameter in parameters for name in parameter.opts if name[:1] == "-"}
+        near = nearest_name(wanted.lstrip("-"), known)
+        return f"no such option: {wanted}" + ("" if near is None else f" (did you mean '{known[near]}'?)")
+    message: str = error.format_message().replace("\n", " ").replace(". Did you mean", " (did you mean").rstrip(".")
+    return message.removesuffix("?") + "?)" if "(did you mean" in message else message
+
+
+def _bad_value(error: Any, words: Sequence[str]) -> str:
+    """Return what an option expected and received."""
+    option = error.param.opts[0] if error.param.param_type_name == "option" else error.param.name.upper()
+    values = [following for word, following in itertools.pairwise(words) if word in error.param.opts]
+    values += [word.partition("=")[2] for word in words if word.partition("=")[0] in error.param.opts and "=" in word]
+    # Annotated[int, ...] or Annotated[int | None, ...]: the last is how the option is declared, with its limits.
+    kind, *_, declared = get_args(_options(error.ctx.command).get(error.param)) or (None, None)
+    number = next((number for number in (int, float) if number in (kind, *get_args(kind))), None)
+    if number is None or not values:
+        return f"{option} is not valid: {error.message.rstrip('.')}"
+    expected = "a whole number" if number is int else "a number"
+    with contextlib.suppress(ValueError):
+        value = number(values[-1])
+        if declared.max is not None and not value <= declared.max:
+            expected = f"a number of at most {declared.max:,}"
+        elif declared.min is not None and not value >= declared.min:
+            expected = f"a number of at least {declared.min}"
+    return f"{option} expects {expected}, received {values[-1]!r}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""Options that several commands share, each declared once."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clearhead.base.arguments import check_device, check_precision
+from clearhead.base.errors import InputError
+from clearhead.generate.options import (
+    DECLARED,
+    DecodingOptions,
+    GenerateKwargs,
+    GenerateOptions,
+    SearchKwargs,
+    SearchOptions,
+    number_type,
+)
+
+if TYPE_CHECKING:
+    from clearhead import Model
+
+
+def _at_most(most: int) -> Callable[[Any, Any, int | None], int | None]:
+    """Return a check of a number; a range of typer's would stand in the help with all its digits."""
+
+    def check(ctx: typer.Context, param: typer.CallbackParam, value: int | None) -> int | None:
+        if value is not None and value > most:
+            raise InputError(f"{param.opts[0]} must be at most {most:,}, received {value}")
+        return value
+
+    return check
+
+
+def _checked_by(check: Callable[[str], None]) -> Callable[[str], str]:
+    """Return the callback of an option that refuses it before the command begins."""
+
+    def callback(value: str) -> str:
+        check(value)
+        return value
+
+    return callback
+
+
+def decoding_option(kind: type[DecodingOptions], name: str, *, ranged: bool = False) -> Any:
+    """Return the command-line option for an option of generation or search, with what is declared of it there.
+
+    Args:
+        kind: the options.
+        name: of one that is a number.
+        ranged: it is refused below its range before the command begins; else the command checks all of them at once.
+    """
+    option, default = DECLARED[kind][name][1], kind.usual.get(name, getattr(kind, name))
+    # Other defaults turn an option off.
+    by_default = "" if default in (None, (), 0, 1) else f"; by default {default:g}"
+    least = option.least if ranged else None
+    return typer.Option(f"--{name.replace('_', '-')}", min=least, help=f"{option.help}{by_default}.")
+
+
+def _decoding_parameter(kind: type[DecodingOptions], name: str) -> inspect.Parameter:
+    """Return the parameter of a command for an option; None: the checkpoint or the default says."""
+    declared = DECLARED[kind][name][0]
+    value_type: Any = bool if declared is bool else number_type(declared) or list[str]
+    annotation = Annotated[value_type | None, decoding_option(kind, name)]
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
+
+
+Ref = Annotated[
+    str, typer.Argument(metavar="REF", help="A run directory, optionally with @best, @last, @averaged, @step-N.")
+]
+LineFile = Annotated[Path, typer.Argument(metavar="FILE|-", help="Text, one sentence in a line; - is standard input.")]
+Paired = Annotated[bool, typer.Option("--pair", help="A line holds two texts, with a tab between them.")]
+Device = Annotated[
+    str, typer.Option("--device", callback=_checked_by(check_device), help="auto, cpu, cuda, cuda:N or mps.")
+]
+Precision = Annotated[
+    str, typer.Option("--precision", callback=_checked_by(check_precision), help="auto, fp32, bf16 or int8.")
+]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; by default what torch chooses.")]
+BatchSize = Annotated[
+    int | None,
+    typer.Option("--batch-size", min=1, callback=_at_most(2**31 - 1), help="Sentences computed together."),
+]
+Seed = Annotated[
+    int | None, typer.Option("--seed", min=0, callback=_at_most(2**63 - 1), help="Seed of every random choice.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")]
+Json = Annotated[bool, typer.Option("--json", help="Make the last line of stdout one JSON object.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Write one JSON object for each line of input.")]
+BeamSize = Annotated[int | None, decoding_option(SearchOptions, "beam_size", ranged=True)]
+Pattern = Annotated[
+    str | None, typer.Option("--pattern", metavar="P", help='Which files of a folder to read, such as "*.txt".')
+]
+FromLanguage = Annotated[
+    str | None, typer.Option("--from", metavar="L", help="The language of the text, for a multilingual model.")
+]
+ToLanguage = Annotated[
+    str | None, typer.Option("--to", metavar="L", help="The language to translate into, for a multilingual model.")
+]
+LengthPenalty = Annotated[float | None, decoding_option(SearchOptions, "length_penalty")]
+
+
+@dataclass(frozen=True)
+class ComputeOptions:
+    """How a command runs a model: the options that all such commands share."""
+
+    device: Device = "auto"
+    precision: Precision = "auto"
+    threads: Threads = None
+    batch_size: BatchSize = None
+    seed: Seed = None
+
+    def load_model(self, ref: str) -> Model:
+        """Set threads and seeds, then load a model."""
+        import clearhead
+
+        place = located(ref)
+        set_threads_and_seed(self.threads, self.seed)
+        return clearhead.load(place, device=self.device, precision=self.precision)
+
+
+def located(ref: str) -> str:
+    """Return a reference with the folder in place of a name on the hub, and say that the hub was asked.
+
+    What leads nowhere is found out without torch.
+
+    Raises:
+        InputError: it is empty, or the name of a model that is neither here nor on the hub.
+    """
+    from clearhead.apps.cli.console import print_message
+    from clearhead.base.files import MODEL, refuse_absent
+    from clearhead.checkpoints.hf.files.hub import local
+
+    place = local(ref)
+    if place == ref:
+        refuse_absent(Path(ref if Path(ref).exists() else ref.rpartition("@")[0] or ref), expected=MODEL)
+        return ref
+    print_message(f"{ref}: the checkpoint of that name on the Hugging Face hub, commit {Path(place).name[:12]}")
+    return place
+
+
+def refuse_absent_runs(runs: Sequence[Path]) -> None:
+    """Refuse the first run directory that is not there, without torch; those with a label are left to the command.
+
+    Raises:
+        InputError: there is one.
+    """
+    from clearhead.base.files import refuse_absent
+
+    for run in runs:
+        if "@" not in run.name:
+            refuse_absent(run, "run directory")
+
+
+# The options behind a parameter that a command declares with this type.
+_DECODING: Mapping[type, type[DecodingOptions]] = MappingProxyType(
+    {GenerateKwargs: GenerateOptions, SearchKwargs: SearchOptions}
+)
+
+
+def takes_compute_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `ComputeOptions` behind its own; it receives them as the parameter `compute`.
+
+    For a parameter `decoding`, keywords of generation or of search, it has these options too, and receives those given.
+    """
+    shared = inspect.signature(ComputeOptions, eval_str=True).parameters
+    signature = inspect.signature(command, eval_str=True)
+    own = dict(signature.parameters)
+    del own["compute"]
+    keywords: Any = own.pop("decoding").annotation if "decoding" in own else None
+    names = [] if keywords is None else list(keywords.__annotations__)
+    options = [_decoding_parameter(_DECODING[keywords], name) for name in names if name not in shared]
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        given = {name: values[name] for name in own}
+        if keywords is not None:
+            given["decoding"] = {name: values[name] for name in names if values[name] not in (None, [])}
+        command(**given, compute=ComputeOptions(**{name: values[name] for name in shared}))
+
+    parameters = [*own.values(), *options, *shared.values()]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Leave the objects made within to the end of the process, and look for no garbage among them.
+
+    PyTorch makes hundreds of thousands while it is imported, none of which goes; looking through them again and again
+    takes a tenth of the time until a model answers.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def set_threads_and_seed(threads: int | None, seed: int | None) -> None:
+    """Set the number of CPU threads and seed all random generators, where given.
+
+    Raises:
+        InputError: there are far fewer processors.
+    """
+    import random
+
+    import numpy as np
+
+    with _no_collection():
+        import torch
+
+    if threads is not None:
+        from clearhead.base.machine import too_many_threads
+
+        fault = too_many_threads(threads)
+        if fault is not None:
+            raise InputError(f"--threads {fault}")
+        torch.set_num_threads(threads)
+    if seed is not None:
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)

@@ -1,0 +1,289 @@
+"""`clearhead view`: the attention of a model as a page or a picture."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clearhead.apps.cli.console import print_either, print_message
+from clearhead.apps.cli.live import takes_serve
+from clearhead.apps.cli.options import (
+    Device,
+    Force,
+    FromLanguage,
+    Json,
+    Precision,
+    Ref,
+    Threads,
+    ToLanguage,
+    decoding_option,
+    located,
+    set_threads_and_seed,
+)
+from clearhead.apps.cli.progress import counting
+from clearhead.base.errors import InputError
+from clearhead.generate.options import GenerateOptions
+
+if TYPE_CHECKING:
+    from clearhead import AttentionMaps, Model
+    from clearhead.interpret.maps.outcome import Chosen
+
+# The options that stand for arguments of Python.
+PAGE, PICTURES, ARRAYS, MATRIX = ".html", (".svg", ".png"), ".npz", "matrix"
+
+Text = Annotated[str, typer.Argument(metavar="TEXT", help="What the model reads; ___ or the mask token is a blank.")]
+Target = Annotated[
+    str | None, typer.Option("--target", metavar="TEXT", help="What the decoder reads; by default what it writes.")
+]
+Generate = Annotated[
+    int, typer.Option("--generate", metavar="N", min=0, help="Most tokens that the model continues the text by.")
+]
+Beams = Annotated[int, decoding_option(GenerateOptions, "beam_size", ranged=True)]
+Layers = Annotated[str | None, typer.Option("--layers", metavar="L", help="The layers shown, such as 0,3-5.")]
+Heads = Annotated[str | None, typer.Option("--heads", metavar="H", help="The heads shown, such as 0,3-5.")]
+Effects = Annotated[bool, typer.Option("--effects", help="Measure the effect of every head on the output.")]
+Of = Annotated[
+    list[str] | None,
+    typer.Option("--of", metavar="P", help="The output followed: a position, a token, a label; of two, why the first."),
+]
+Checkpoints = Annotated[
+    bool, typer.Option("--checkpoints", help="Play the checkpoints of a run: how its heads formed.")
+]
+Compare = Annotated[
+    str | None, typer.Option("--compare", metavar="TEXT", help="A second text, side by side with the first.")
+]
+CompareWith = Annotated[
+    str | None, typer.Option("--compare-with", metavar="REF", help="A second model, side by side with the first.")
+]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="A page .html, a picture .svg or .png, or .npz.")
+]
+View = Annotated[
+    str | None, typer.Option("--view", help="Of a picture: overview, or matrix with --layers L and --heads H.")
+]
+StackOption = Annotated[
+    str | None, typer.Option("--stack", help="Of a picture: encoder.self, decoder.self or decoder.memory.")
+]
+
+
+@takes_serve
+def view(
+    ref: Ref,
+    text: Text,
+    target: Target = None,
+    generate: Generate = 0,
+    beam_size: Beams = 1,
+    layers: Layers = None,
+    heads: Heads = None,
+    effects: Effects = False,
+    of: Of = None,
+    checkpoints: Checkpoints = False,
+    compare: Compare = None,
+    compare_with: CompareWith = None,
+    output: Output = None,
+    picture: View = None,
+    stack: StackOption = None,
+    from_language: FromLanguage = None,
+    to_language: ToLanguage = None,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    threads: Threads = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Show what every head of a model attends to, as one page that needs no network.
+
+    \b
+    Example:
+      clearhead view runs/de-en "Zwei Hunde spielen im Schnee." -o heads.html
+      clearhead view runs/shakespeare "My lord," --generate 30 --effects
+      clearhead view runs/de-en "Zwei Hunde." --serve
+      clearhead view runs/de-en "Zwei Hunde." --view matrix \\
+        --stack decoder.memory --layers 2 --heads 1 -o head.svg
+
+    Without -o the page is named after the model, in the current folder. It has views of all heads, of one head as a
+    matrix and as lines, of one token through all layers, of the logit lens, and of the search, as far as there are any.
+    Heads chosen by --layers and --heads are stored with all digits and the numbers behind their weights, and --effects
+    measures each token that they look at, too. --checkpoints shows the steps whose weights a run kept: the untrained
+    model, a few more spaced like a logarithm (train.snapshots), the last checkpoints and the best. The output followed
+    is by default the last token, the first blank or the predicted label; --of Mary --of John asks why the first.
+    """
+    path = output or Path(re.sub(r"[^\w.-]+", "-", Path(ref).name or "attention") + PAGE)
+    together = {"--checkpoints": checkpoints, "--compare": compare, "--compare-with": compare_with}
+    _check_options(path, force, [name for name, given in together.items() if given], effects or bool(of))
+    chosen = _numbers(layers, "--layers"), _numbers(heads, "--heads")
+    _check_picture(path, picture, stack, *chosen)
+    place = located(ref)
+    set_threads_and_seed(threads, None)
+    reading = {"from_language": from_language, "to_language": to_language, "beam_size": beam_size}
+    attend = _Attend(device, precision, generate, reading, chosen, path.suffix == PAGE)
+    maps = attend(place, text, target)
+    if path.suffix == PAGE:
+        runs = _runs(attend, maps, (ref, text, target), checkpoints, compare, compare_with)
+        _write_page(path, Path(ref).name or ref, runs, (*chosen, effects, _outcome(of or [])), is_timeline=checkpoints)
+    elif path.suffix == ARRAYS:
+        maps.save(path, layers=chosen[0], heads=chosen[1], force=force)
+    else:
+        layer, head = (None if numbers is None else numbers[0] for numbers in chosen)
+        maps.save_picture(path, view=picture or MATRIX, stack=stack, layer=layer, head=head, force=force)
+    print_either(as_json, {"path": str(path), **maps.token_lists()}, str(path))
+
+
+@dataclass(frozen=True)
+class _Attend:
+    """Loads a model and lets it read a text, for the layers and heads that are shown."""
+
+    device: str
+    precision: str
+    generate: int
+    reading: dict[str, Any]
+    shown: tuple[list[int] | None, list[int] | None]
+    is_page: bool
+
+    def load(self, ref: str) -> Model:
+        import clearhead
+
+        return clearhead.load(located(ref), device=self.device, precision=self.precision)
+
+    def __call__(self, ref: str, text: str, target: str | None) -> AttentionMaps:
+        return self._read(self.load(ref), text, target)
+
+    def with_other(self, ref: str, maps: AttentionMaps, text: str, target: str | None) -> AttentionMaps:
+        """Let another model read the same tokens, or the same text where its vocabulary or its stacks are others."""
+        model = self.load(ref)
+        has_same_tokens = model.tokenizers.fingerprint == maps.tokenizers.fingerprint
+        is_same = has_same_tokens and model.spec.family == maps.module.spec.family
+        return maps.with_module(model.module) if is_same else self._read(model, text, target)
+
+    def _read(self, model: Model, text: str, target: str | None) -> AttentionMaps:
+        if self.is_page:
+            _refuse_long(model, text, self.generate, *self.shown)
+        with counting("tokens", counts="tokens"):
+            return model.attention(text, target, self.generate, precision="auto", **self.reading)
+
+
+def _refuse_long(model: Model, text: str, generate: int, layers: list[int] | None, heads: list[int] | None) -> None:
+    """Refuse a text that is too long for a page before the model reads it, which takes the square of its length."""
+    from clearhead import spec
+    from clearhead.interpret.view.explorer.encode import refuse_too_many
+
+    stack = model.spec.encoder or model.spec.decoder
+    assert stack is not None, "a validated model has a stack"
+    most_heads = max((one.num_heads for _, one in spec.walk(stack) if isinstance(one, spec.Attention)), default=0)
+    num_layers = len(stack.layers) if layers is None else len(layers)
+    num_heads = most_heads if heads is None else len(heads)
+    tokens = len(model.tokenizers.source.encode(text)) + generate
+    # A causal mask hides half of the weights.
+    refuse_too_many(num_layers * num_heads * min(tokens, model.module.max_positions or tokens) ** 2 // 2)
+
+
+def _runs(
+    attend: _Attend,
+    maps: AttentionMaps,
+    given: tuple[str, str, str | None],
+    checkpoints: bool,
+    compare: str | None,
+    compare_with: str | None,
+) -> list[tuple[str, AttentionMaps]]:
+    """Return the runs of a page, each with what tells it from the others."""
+    from clearhead.checkpoints.runs.loading import with_weights
+
+    ref, text, target = given
+    if compare is not None:
+        return [(text, maps), (compare, attend(ref, compare, None))]
+    if compare_with is not None:
+        return [(ref, maps), (compare_with, attend.with_other(compare_with, maps, text, target))]
+    if not checkpoints:
+        return [("", maps)]
+    return [(label, maps.with_module(with_weights(maps.module, file))) for label, file in _checkpoints(ref).items()]
+
+
+def _write_page(
+    path: Path,
+    title: str,
+    runs: list[tuple[str, AttentionMaps]],
+    options: tuple[list[int] | None, list[int] | None, bool, Chosen],
+    *,
+    is_timeline: bool,
+) -> None:
+    from clearhead.interpret.maps.page import SampleOptions, explorer_page
+    from clearhead.interpret.view.explorer.write import write_page
+
+    page = explorer_page(title, runs, SampleOptions(*options), is_timeline=is_timeline, notify=_notify)
+    write_page(page, path)
+
+
+def _check_options(path: Path, force: bool, together: list[str], has_outcome: bool) -> None:
+    """Refuse options without effect, and a file that must not be written, before a model is loaded."""
+    from clearhead.base.files import refuse_unwritable
+
+    if path.suffix not in (PAGE, *PICTURES, ARRAYS):
+        raise InputError(f"-o names {path}: expected a page .html, a picture .svg or .png, or arrays .npz")
+    if len(together) > 1:
+        raise InputError(f"{' and '.join(together)} put different things side by side: give one of them")
+    if path.suffix != PAGE and (together or has_outcome):
+        named = ", ".join([*together, *(["--effects or --of"] if has_outcome else [])])
+        raise InputError(f"{named} has no effect on {path}: it is shown on a page, whose name ends in .html")
+    refuse_unwritable(path, force=force)
+
+
+def _check_picture(
+    path: Path, picture: str | None, stack: str | None, layers: list[int] | None, heads: list[int] | None
+) -> None:
+    """Refuse the options of a picture for another file, and several heads for one picture."""
+    if path.suffix not in PICTURES:
+        if picture is not None or stack is not None:
+            raise InputError(f"--view and --stack choose a picture, but -o names {path}: give a name that ends in .svg")
+    elif any(numbers is not None and len(numbers) > 1 for numbers in (layers, heads)):
+        raise InputError("a picture shows one head: give one number to --layers and one to --heads")
+
+
+def _numbers(text: str | None, option: str) -> list[int] | None:
+    """Return the numbers of a list with ranges, such as 0,3-5."""
+    if text is None:
+        return None
+    found: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
+        if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
+            raise InputError(f"{option} {text} is no list of numbers; expected numbers and ranges, such as 0,3-5")
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return sorted(found)
+
+
+def _outcome(of: Sequence[str]) -> Chosen:
+    """Return what --of names: a position, one or two tokens or labels, or a position and then these."""
+    position = [int(of[0])] if of and of[0].isdecimal() else []
+    tokens = of[len(position) :]
+    if len(tokens) > 2:
+        raise InputError(f"--of names {len(tokens)} outputs: name one, or two of which the first is compared")
+    parts: Any = (*position, *tokens)
+    return parts if len(parts) > 1 else next(iter(parts), None)
+
+
+def _checkpoints(ref: str) -> dict[str, Path]:
+    """Return the weights of every step that a run kept, in order, by their labels."""
+    from clearhead.checkpoints.runs.checkpoint import read_best, undamaged_weights
+    from clearhead.checkpoints.runs.directory import is_run_directory, split_reference
+    from clearhead.checkpoints.runs.snapshots import snapshots_folder
+
+    run, _ = split_reference(ref)
+    kept = undamaged_weights(snapshots_folder(run), run / "checkpoints")
+    if not is_run_directory(run):
+        raise InputError(f"--checkpoints plays the checkpoints of a run, but {run} is not a run directory")
+    if len(kept) < 2:
+        raise InputError(
+            f"--checkpoints plays the checkpoints of a run, but {run} kept {len(kept)}: train it with snapshots = 10 "
+            "under [train] of its run file"
+        )
+    best = read_best(run)
+    return {f"step {step:,}" + (" (best)" if step == best else ""): file for step, file in kept.items()}
+
+
+def _notify(done: int, total: int) -> None:
+    print_message(f"effects: {done} of {total}")

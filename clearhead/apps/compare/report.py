@@ -1,0 +1,259 @@
+"""The result of a comparison: a table as text, its numbers as JSON, and the picture of the curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from clearhead.apps.compare.fairness import Amount, Fairness, judge_fairness
+from clearhead.apps.compare.intervals import LEVEL, Difference, differences_of
+from clearhead.apps.compare.picture import draw_curves
+from clearhead.apps.compare.runs import Quality
+from clearhead.apps.compare.table import Row, Spread, differences, read_rows
+from clearhead.base.printing import Printed, human_count
+from clearhead.base.progress import message
+
+UNKNOWN: Final = "-"
+LONGEST_VALUE: Final = 40
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Printed):
+    """Runs beside one another; as a string it is the table.
+
+    Attributes:
+        rows: the seeds of one configuration each.
+        fairness: what is the same for all, and what is unfair.
+    """
+
+    rows: tuple[Row, ...]
+    fairness: Fairness
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    @cached_property
+    def differs_in(self) -> dict[str, list[Any]]:
+        """The keys of the run files in which rows differ, each with its value in every row."""
+        return differences(self.rows)
+
+    @cached_property
+    def differences(self) -> tuple[Difference, ...]:
+        """The differences from the first row, with their intervals over the seeds."""
+        return differences_of(self.rows, {"loss": self.fairness.losses, "score": self.fairness.scores})
+
+    def lines(self, columns: int | None = None) -> list[str]:
+        """Return the table and what is to be said about it as lines of text.
+
+        Args:
+            columns: of the terminal, where a wider table has a column for each row; None: any number.
+        """
+        blocks = (
+            _table(self.rows, self.fairness, columns),
+            _verdict(self.rows, self.fairness),
+            _apart(self),
+            _differences(self.rows, self.differs_in),
+        )
+        return "\n\n".join(filter(None, map("\n".join, blocks))).split("\n")
+
+    def record(self) -> dict[str, Any]:
+        """Return the comparison as JSON values."""
+        return {
+            "rows": [_record(row, self.fairness) for row in self.rows],
+            "differences": [asdict(each) | {"told_apart": each.is_told_apart} for each in self.differences],
+            "differs_in": self.differs_in,
+            "same": list(self.fairness.same),
+            "unfair": list(self.fairness.unfair),
+            "notes": list(self.fairness.notes),
+        }
+
+    def draw(self, path: Path) -> Path | None:
+        """Draw the curves of the score if every row has one, else of the loss.
+
+        Args:
+            path: the PNG to write.
+
+        Returns:
+            it; None: no run was validated yet.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        quality: Quality = "loss"
+        name = "loss (nats)"
+        if all(row.best("score") is not None for row in self.rows):
+            quality, name = "score", self.rows[0].first.score_name
+        if all(row.best(quality) is None for row in self.rows):
+            message("no picture: no run was validated yet")
+            return None
+        marked = [row.name for row in self.rows if _is_marked(row, quality, self.fairness)]
+        notes = [f"not comparable with {self.rows[0].name}: {', '.join(marked)}"] if marked else []
+        left_out = draw_curves(self.rows, path, quality=quality, name=name, notes=notes)
+        message(f"learning curves: {path}" + (f" (without {', '.join(left_out)})" if left_out else ""))
+        return path
+
+
+def compare_runs(paths: Sequence[Path], *, equal: Amount = "steps", beside: bool = False) -> Comparison:
+    """Compare runs.
+
+    Args:
+        paths: run directories, at least one.
+        equal, beside: as of `judge_fairness`.
+
+    Raises:
+        InputError: a run cannot be read or is named twice, or the tasks differ; all faults in one report.
+    """
+    rows = tuple(read_rows(paths))
+    return Comparison(rows, judge_fairness(rows, equal=equal, beside=beside))
+
+
+# --- the table ------------------------------------------------------------------------------------------------
+
+
+def _table(rows: Sequence[Row], fairness: Fairness, columns: int | None) -> Iterator[str]:
+    """Yield the lines of the table: a line for each row, or a column if the terminal is too narrow."""
+    cells = [_heads(rows), *(_cells(row, fairness) for row in rows)]
+    if all(len(row.runs) == 1 for row in rows):
+        cells = [[line[0], *line[2:]] for line in cells]
+    if columns is not None and len(next(_aligned(cells))) > columns:
+        cells = [list(column) for column in zip(*cells, strict=True)]
+    yield from _aligned(cells)
+
+
+def _heads(rows: Sequence[Row]) -> list[str]:
+    names = list(dict.fromkeys(row.first.score_name for row in rows))
+    sizes = ["parameters", "non-embedding", "FLOPs"]
+    spent = ["tokens", "steps", "seconds", "tokens/s"]
+    return ["run", "seeds", "family", *sizes, *spent, "best loss", f"best {'/'.join(names)}"]
+
+
+def _cells(row: Row, fairness: Fairness) -> list[str]:
+    parameters, flops, speed = row.first.parameters, row.flops, row.tokens_per_second
+    return [
+        row.name,
+        str(len(row.runs)),
+        row.first.spec.family,
+        human_count(parameters.total),
+        human_count(parameters.total - parameters.embeddings),
+        UNKNOWN if flops is None else f"{flops.mean:.2e}".replace("e+", "e"),
+        human_count(row.tokens.mean),
+        f"{row.steps.mean:,.0f}",
+        _number(row.seconds, 1 if row.seconds.mean < 100 else 0),
+        UNKNOWN if speed is None else f"{speed.mean:,.0f}",
+        _number(row.best("loss"), 4) + "*" * _is_marked(row, "loss", fairness),
+        _score(row) + "*" * _is_marked(row, "score", fairness),
+    ]
+
+
+def _is_marked(row: Row, quality: Quality, fairness: Fairness) -> bool:
+    return row.name in fairness.incomparable(quality) and row.best(quality) is not None
+
+
+def _score(row: Row) -> str:
+    best = row.best("score")
+    # A fraction has four decimal places, a percentage two.
+    return _number(best, 4 if best is not None and abs(best.mean) <= 1 else 2)
+
+
+def _number(value: Spread | None, places: int) -> str:
+    if value is None:
+        return UNKNOWN
+    spread = "" if value.deviation is None else f" ± {value.deviation:,.{places}f}"
+    return f"{value.mean:,.{places}f}{spread}"
+
+
+def _aligned(cells: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield rows with aligned columns: text to the left, numbers to the right."""
+    columns = []
+    for column in zip(*cells, strict=True):
+        side = ">" if all(map(_is_number, column[1:])) else "<"
+        columns.append([f"{cell:{side}{max(map(len, column))}}" for cell in column])
+    for line in zip(*columns, strict=True):
+        yield "  ".join(line).rstrip()
+
+
+def _is_number(cell: str) -> bool:
+    return cell == UNKNOWN or cell[:1].isdigit() or cell[:2].lstrip("-")[:1].isdigit()
+
+
+# --- below the table ------------------------------------------------------------------------------------------
+
+
+def _verdict(rows: Sequence[Row], fairness: Fairness) -> Iterator[str]:
+    words: dict[Quality, str] = {"loss": "losses", "score": "scores"}
+    marked = [word for quality, word in words.items() if any(_is_marked(row, quality, fairness) for row in rows)]
+    if marked:
+        yield f"* {' and '.join(marked)} that cannot be compared with those of {rows[0].name}"
+    if fairness.same:
+        yield f"the same for all: {', '.join(fairness.same)}"
+    yield from (f"unfair: {sentence}" for sentence in fairness.unfair)
+    yield from (f"note: {sentence}" for sentence in fairness.notes)
+
+
+def _apart(comparison: Comparison) -> Iterator[str]:
+    """Yield a line for each difference from the first row; without intervals there is none."""
+    if any(len(row.runs) > 1 for row in comparison.rows):
+        name = comparison.rows[0].first.score_name
+        yield from (_sentence(each, "loss" if each.quality == "loss" else name) for each in comparison.differences)
+    elif comparison.differences:
+        yield "no intervals of differences: each row has one seed, and they need two at least (train.seed)"
+
+
+def _sentence(difference: Difference, name: str) -> str:
+    places = 4 if difference.quality == "loss" or abs(difference.mean) <= 0.01 else 2
+    start = f"{difference.row} against {difference.reference}: best {name} {difference.mean:+,.{places}f}"
+    if difference.low is None or difference.high is None:
+        return f"{start}, without an interval: two seeds of each are needed"
+    seeds = f"{len(difference.seeds)} paired seeds"
+    if not difference.seeds:
+        seeds = " and ".join(map(str, difference.counts)) + " seeds"
+    interval = f"{LEVEL:.0%} interval {difference.low:+,.{places}f} to {difference.high:+,.{places}f}, {seeds}"
+    return f"{start} ({interval})" + ("" if difference.is_told_apart else ": cannot be told apart with these seeds")
+
+
+def _differences(rows: Sequence[Row], differs: dict[str, list[Any]]) -> Iterator[str]:
+    """Yield a line for each key, or a line for each row if there are fewer keys than rows."""
+    cells = [["differs in", *(row.name for row in rows)]]
+    cells += [[key, *map(_value, values)] for key, values in differs.items()]
+    if len(differs) < len(rows):
+        cells = [list(column) for column in zip(*cells, strict=True)]
+    yield from _aligned(cells) if differs else []
+
+
+def _value(value: Any) -> str:
+    text = UNKNOWN if value is None else str(value)
+    if isinstance(value, bool):
+        text = text.lower()
+    if len(text) <= LONGEST_VALUE:
+        return text
+    return text[: LONGEST_VALUE // 3] + "..." + text[3 - LONGEST_VALUE + LONGEST_VALUE // 3 :]
+
+
+def _record(row: Row, fairness: Fairness) -> dict[str, Any]:
+    """Return a row as JSON values; a number with a spread is {"mean", "deviation", "count"}."""
+    parameters = row.first.parameters
+    numbers = {
+        "training_flops": row.flops,
+        "tokens": row.tokens,
+        "steps": row.steps,
+        "seconds": row.seconds,
+        "tokens_per_second": row.tokens_per_second,
+        "best_valid_loss": row.best("loss"),
+        "best_valid_score": row.best("score"),
+    }
+    return {
+        "name": row.name,
+        "runs": [str(run.path) for run in row.runs],
+        "seeds": row.seeds,
+        "family": row.first.spec.family,
+        "parameters": parameters.total,
+        "parameters_without_embeddings": parameters.total - parameters.embeddings,
+        **{name: None if value is None else asdict(value) for name, value in numbers.items()},
+        "score_name": row.first.score_name,
+        "loss_is_comparable": row.name not in fairness.losses,
+        "score_is_comparable": row.name not in fairness.scores,
+        "finished": all(run.unfinished is None for run in row.runs),
+    }

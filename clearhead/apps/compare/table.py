@@ -1,0 +1,182 @@
+"""Runs as rows: runs that differ only in their seed are one row, with mean and standard deviation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Final
+
+from clearhead.apps.compare.runs import Quality, Run, read_run
+from clearhead.base.errors import InputError
+from clearhead.base.printing import Printed
+from clearhead.checkpoints.runs.directory import differing_keys, dotted
+from clearhead.spec.cost import training_flops
+
+SEED_KEYS: Final = ("train.run", "train.seed")
+
+
+@dataclass(frozen=True, repr=False)
+class Spread(Printed):
+    """A number measured once for each seed.
+
+    Attributes:
+        mean: over the seeds.
+        deviation: the sample standard deviation, or None for one seed.
+        count: how many seeds have the number.
+    """
+
+    mean: float
+    deviation: float | None
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[int | float | None]) -> Spread | None:
+        """Summarize the numbers that are not None, or return None if there are none."""
+        found = [value for value in values if value is not None]
+        if not found:
+            return None
+        return cls(fmean(found), stdev(found) if len(found) > 1 else None, len(found))
+
+
+@dataclass(frozen=True, repr=False)
+class Row(Printed):
+    """One line of the table: the seeds of one configuration.
+
+    Attributes:
+        name: what it is called, unique among the rows.
+        runs: its runs, in the order they were given.
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+
+    @property
+    def first(self) -> Run:
+        """The first run, for what all seeds share."""
+        return self.runs[0]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds, in rising order."""
+        return sorted(run.seed for run in self.runs)
+
+    @property
+    def flops(self) -> Spread | None:
+        """Training FLOPs, if the runs have recorded their token counts."""
+        return self.spread(lambda run: None if run.work is None else training_flops(run.spec, run.work))
+
+    @property
+    def tokens(self) -> Spread:
+        """Tokens seen."""
+        return self._always(lambda run: run.metrics[-1].tokens)
+
+    @property
+    def steps(self) -> Spread:
+        """Optimizer steps taken."""
+        return self._always(lambda run: run.metrics[-1].step)
+
+    @property
+    def seconds(self) -> Spread:
+        """Wall-clock seconds, including validations."""
+        return self._always(lambda run: run.metrics[-1].seconds)
+
+    @property
+    def tokens_per_second(self) -> Spread | None:
+        """Training throughput, without validations."""
+        return self.spread(lambda run: run.tokens_per_second)
+
+    def best(self, quality: Quality) -> Spread | None:
+        """Return the best validation of each seed that has one."""
+        return self.spread(lambda run: run.best(quality))
+
+    def spread(self, value: Callable[[Run], int | float | None]) -> Spread | None:
+        """Summarize a number over the seeds."""
+        return Spread.of([value(run) for run in self.runs])
+
+    def _always(self, value: Callable[[Run], int | float]) -> Spread:
+        found = self.spread(value)
+        assert found is not None, "a run that was read has metrics"
+        return found
+
+
+def read_rows(paths: Sequence[Path]) -> list[Row]:
+    """Read runs and group the seeds of one configuration, in the order of their first run.
+
+    Args:
+        paths: run directories, at least one.
+
+    Raises:
+        InputError: a run cannot be read or is named twice, or the tasks differ; all faults in one report.
+    """
+    faults, runs, seen = [], [], dict[Path, Path]()
+    for path in paths:
+        place = path.resolve()
+        if place in seen:
+            faults.append(f"{path} is named twice (also as {seen[place]}): name each run once")
+            continue
+        seen[place] = path
+        try:
+            runs.append(read_run(path))
+        except InputError as error:
+            faults.append(error.as_fault)
+    if faults:
+        raise InputError.from_faults(faults, subject="the comparison")
+    _refuse_mixed_tasks(runs)
+    groups: list[list[Run]] = []
+    for run in runs:
+        alike = next((group for group in groups if is_seed_of(run, group[0])), None)
+        groups.append([run]) if alike is None else alike.append(run)
+    return [Row(name, tuple(group)) for name, group in zip(_names(groups), groups, strict=True)]
+
+
+def is_seed_of(run: Run, other: Run) -> bool:
+    """Return whether two runs differ only in their seed and their directory."""
+    return not set(differing_keys(run.configuration, other.configuration)) - set(SEED_KEYS)
+
+
+def differences(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """Return the keys of the run files in which rows differ, each with its value in every row (None: not set)."""
+    tables = [dotted(row.first.configuration) for row in rows]
+    keys = sorted({key for table in tables for key in differing_keys(tables[0], table)} - set(SEED_KEYS), key=_place)
+    return {key: [table.get(key) for table in tables] for key in keys}
+
+
+def _place(key: str) -> tuple[int, str]:
+    """Sort keys by the order of tables in a run file."""
+    tables = ("task", "data", "tokenizer", "model", "train")
+    table = key.partition(".")[0]
+    return (tables.index(table) if table in tables else len(tables)), key
+
+
+def _refuse_mixed_tasks(runs: Sequence[Run]) -> None:
+    first = runs[0]
+    for run in runs:
+        if run.task != first.task:
+            raise InputError(
+                f"{run.path} learns the task '{run.task}', but {first.path} learns '{first.task}': compare runs of one "
+                "task with one another"
+            )
+
+
+def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """Name rows by their folders, as short as is unique; seeds by the common prefix of their names."""
+    for parts in (1, 2):
+        names = [_name(["/".join(run.path.resolve().parts[-parts:]) for run in group]) for group in groups]
+        if len(set(names)) == len(names):
+            return names
+    return [str(group[0].path) for group in groups]
+
+
+def _name(paths: Sequence[str]) -> str:
+    if len(paths) == 1:
+        return paths[0]
+    alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*paths, strict=False))
+    shared = "".join(letters[0] for letters in alike)
+    if any(path[len(shared) : len(shared) + 1].isdigit() for path in paths):
+        # "dates-1" and "dates-12" share "dates-1", which is one of them
+        shared = shared.rstrip("0123456789")
+    shared = shared.removesuffix("seed").rstrip("-_.")
+    return paths[0] if not shared or shared.endswith("/") else shared

@@ -1,0 +1,394 @@
+"""The drafts of `clearhead new`: a survey of the data of each kind of task, and which part of it is held out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from clearhead.apps.recipes.held_out import HeldOut, draw, num_overlapping, passages
+from clearhead.apps.recipes.run_file import DataPlan
+from clearhead.apps.recipes.survey import MOST_COUNTED, Survey, TextSurvey, held_out_share, survey, survey_text
+from clearhead.base.errors import InputError
+from clearhead.data.sources.named import named_dataset, pair_table, text_table
+from clearhead.data.task_tables import LabelledExamples, data_of
+from clearhead.spec.tasks.base import Value
+from clearhead.spec.tasks.registry import find
+
+LEAST_EXAMPLES = 20
+LEAST_CHARACTERS = 1_000
+# Names of files that say nothing of the data in them.
+_GENERAL = ("train", "training", "data", "text", "texts", "input", "all")
+_RUN = re.compile(r'^run = "([^"]*)"', re.MULTILINE)
+_NOT_DATA = ("task", "folder", "run", "others")
+
+
+@dataclass(frozen=True)
+class NewOptions:
+    """The options of `clearhead new`.
+
+    Attributes:
+        task: the kind of task.
+        folder: where held-out data goes.
+        run: the run directory; None: it is named after the data.
+        source, target, text, labels, text_column, pair, document, pattern: the training data.
+        valid_source, valid_target, valid_text, valid_labels: the validation data.
+        others: the data options that only this task has; None: not given.
+    """
+
+    task: str
+    folder: Path
+    run: str | None = None
+    source: Path | None = None
+    target: Path | None = None
+    text: Path | None = None
+    labels: str | None = None
+    text_column: str | None = None
+    pair: str | None = None
+    document: str | None = None
+    pattern: str | None = None
+    valid_source: Path | None = None
+    valid_target: Path | None = None
+    valid_text: Path | None = None
+    valid_labels: str | None = None
+    others: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The options that say which data there is and how it is read; None: not given."""
+        return {name: value for name, value in vars(self).items() if name not in _NOT_DATA} | dict(self.others)
+
+    def check_options(self) -> None:
+        """Refuse options that have no effect alone, and a run directory that training would refuse.
+
+        Raises:
+            InputError: one sentence that names them.
+        """
+        if (self.valid_source is None) != (self.valid_target is None):
+            raise InputError("--valid-source and --valid-target belong together: give both, or neither")
+        if self.valid_labels is not None and self.valid_text is None:
+            raise InputError("--valid-labels has no effect without --valid-text, the texts they belong to")
+        if self.run is not None:
+            from clearhead.checkpoints.runs.directory import refuse_taken
+
+            refuse_taken(Path(self.run))
+
+    @property
+    def command(self) -> str:
+        """The command with these options."""
+        given = {name: value for name, value in self.data.items() if value is not None}
+        words = [word for name, value in given.items() for word in ("--" + name.replace("_", "-"), str(value))]
+        return shlex.join(["clearhead", "new", self.task, *words])
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a run file will be about.
+
+    Attributes:
+        plan: the data.
+        counts: how much data there is, and how much of it is held out.
+        messages: what was found.
+        files: data to be written beside it.
+    """
+
+    plan: DataPlan
+    counts: Mapping[str, int | float]
+    messages: Sequence[str]
+    files: Mapping[Path, Sequence[str]] = field(default_factory=dict)
+
+
+def draft(options: NewOptions) -> Draft:
+    """Survey the data and decide which part of it is held out.
+
+    Raises:
+        InputError: the data is unusable, or there is too little of it.
+    """
+    options = _with_validation(options)
+    if find(options.task).is_paired:
+        return _pair_draft(options)
+    read = data_of(options.task).labelled
+    return _text_draft(options) if read is None else _labelled_draft(options, read)
+
+
+def _with_validation(options: NewOptions) -> NewOptions:
+    """Return the options with the validation split of a data set, where it has one and no other data is named."""
+    if any((options.valid_text, options.valid_source, options.valid_labels)):
+        return options
+    text, source, target = map(_validation_split, (options.text, options.source, options.target))
+    return replace(options, valid_text=text, valid_source=source, valid_target=target)
+
+
+def _validation_split(text: Path | None) -> Path | None:
+    named = None if text is None else named_dataset(text)
+    valid = None if named is None else named.validation()
+    return None if valid is None else Path(valid)
+
+
+@dataclass(frozen=True)
+class _Examples:
+    """Examples that were surveyed, and where their two parts go.
+
+    Attributes:
+        what: what one message calls them: pairs, texts or sentences.
+        count: how many there are.
+        survey: of them.
+        held: which of them are held out.
+        train, valid: the tables of the run file.
+        facts: what was found, for the first message.
+        files: the copies of both parts; empty if nothing is held out.
+        num_overlapping: given validation examples that have a text of the training data.
+    """
+
+    what: str
+    count: int
+    survey: Survey
+    held: HeldOut
+    train: Mapping[str, Value]
+    valid: Mapping[str, Value]
+    facts: str
+    files: Mapping[Path, Sequence[str]]
+    num_overlapping: int = 0
+
+    def draft(self, options: NewOptions, run: str, data: LabelledExamples | None = None) -> Draft:
+        what, survey, held = self.what, self.survey, self.held
+        summary = f"{self.count} {what} ({survey.num_units} {survey.unit})"
+        plan = DataPlan(
+            task=options.task,
+            train=self.train,
+            valid=self.valid,
+            note=_overlap_note(self.num_overlapping, what) or held.note(what),
+            summary=summary,
+            run=options.run or unused_run(run, options.folder.parent),
+            amount=len(held.train),
+            survey=survey,
+            settings={} if data is None else data.settings,
+            unfit=() if data is None else data.unfit,
+            command=options.command,
+        )
+        has_empty = "has an empty side|have an empty side" if what == "pairs" else "is empty|are empty"
+        messages = [f"{self.count} {what}, {survey.num_units} {survey.unit}{self.facts}"]
+        if survey.num_empty:
+            messages.append(
+                f"{_counted(survey.num_empty, what, has_empty)}; training leaves {_them(survey.num_empty)} out"
+            )
+        if held.valid:
+            messages.append(
+                f"held out {len(held.valid)} {what} for validation, drawn at random; training reads the copies in "
+                f"{options.folder}"
+            )
+        if held.num_shared:
+            messages.append(f"{held.num_shared} {what} share a text with another one; such are never in both parts")
+        if self.num_overlapping:
+            messages.append(_overlap(self.num_overlapping, what))
+        return Draft(plan, {what: self.count, "held_out": len(held.valid)}, messages, self.files)
+
+
+def _overlap_note(count: int, what: str) -> str:
+    if not count:
+        return ""
+    return _counted(count, what, "has a text that training reads too|have a text that training reads too")
+
+
+def _overlap(count: int, what: str) -> str:
+    has = "has" if count == 1 else "have"
+    return (
+        f"{count} of your validation {what} {has} a text that training reads too, which makes scores too good: leave "
+        f"{_them(count)} out, or let `new` hold out a part"
+    )
+
+
+def _counted(count: int, what: str, does: str) -> str:
+    """Return "1 pair has a text" or "3 pairs have a text"."""
+    singular, plural = does.split("|")
+    return f"{count} {what.removesuffix('s')} {singular}" if count == 1 else f"{count} {what} {plural}"
+
+
+def _them(count: int) -> str:
+    return "it" if count == 1 else "them"
+
+
+def _refuse_few(count: int, what: str, where: str) -> None:
+    if count < LEAST_EXAMPLES:
+        raise InputError(f"{where} {count} {what}; training needs at least {LEAST_EXAMPLES}")
+
+
+def _pair_draft(options: NewOptions) -> Draft:
+    from clearhead.data.sources.pairs import PAIR_FORMS, pair_keys, read_pairs, same_sides
+    from clearhead.data.sources.run_file_tables import parse_table
+
+    source, target = options.source, options.target
+    assert source is not None and target is not None, "the options were checked"
+    train, valid = pair_table(source, target), dict[str, Value]()
+    data = read_pairs(parse_table(train, PAIR_FORMS).as_source())
+    surveyed = survey(list(zip(data["source"], data["target"], strict=True)))
+    _refuse_few(surveyed.num_pairs, "pairs with text on both sides", f"{source} and {target} have")
+    keys, endings = pair_keys(data), _endings(source, target)
+    files: dict[Path, Sequence[str]] = {}
+    if options.valid_source is not None and options.valid_target is not None:
+        valid = pair_table(options.valid_source, options.valid_target)
+        valid_data = read_pairs(parse_table(valid, PAIR_FORMS).as_source())
+        held, overlapping = HeldOut(range(len(data))), num_overlapping(keys, pair_keys(valid_data))
+    elif "dataset" in train:
+        held, overlapping = draw(keys), 0
+        # Its texts may have several lines.
+        lines = []
+        for source_text, target_text in zip(data["source"], data["target"], strict=True):
+            lines.append(json.dumps({"source": source_text, "target": target_text}, ensure_ascii=False))
+        files = held.copies(options.folder, "jsonl", lines)
+        train, valid = (dict[str, Value](jsonl=str(path)) for path in files)
+    else:
+        held, overlapping = draw(keys), 0
+        for side, ending in zip(("source", "target"), endings, strict=True):
+            copies = held.copies(options.folder, ending, data[side])
+            train[side], valid[side] = map(str, copies)
+            files |= copies
+    same = same_sides(data)
+    facts = f", {surveyed.num_words} distinct words; the longest side has {surveyed.longest} {surveyed.unit}"
+    facts += f"; {same}" if same else ""
+    examples = _Examples("pairs", surveyed.num_pairs, surveyed, held, train, valid, facts, files, overlapping)
+    return examples.draft(options, "-".join(endings))
+
+
+def _endings(source: Path, target: Path) -> tuple[str, str]:
+    """Return the endings of two file names, or the names of two fields, which usually say the languages."""
+    first, second = (re.split("[.:]", path.name.removesuffix(".gz"))[-1] for path in (source, target))
+    return (first, second) if first != second else ("source", "target")
+
+
+def _text_draft(options: NewOptions) -> Draft:
+    from clearhead.data.sources.run_file_tables import parse_table
+    from clearhead.data.sources.texts import TEXT_FORMS, measure
+
+    text = options.text
+    assert text is not None, "the options were checked"
+    train: dict[str, Value] = text_table(text, options.text_column)
+    if options.pattern is not None:
+        train["pattern"] = options.pattern
+    surveyed = survey_text(chunk.text for chunk in parse_table(train, TEXT_FORMS).as_source().chunks())
+    characters = surveyed.num_characters
+    if characters < LEAST_CHARACTERS:
+        raise InputError(f"{text} has {characters} characters; training needs at least {LEAST_CHARACTERS}")
+    document = options.document or surveyed.document
+    train["document"] = document
+    messages = [f"{characters} characters, {surveyed.num_distinct} distinct ones; every {document} is a document"]
+    files: dict[Path, Sequence[str]] = {}
+    valid: dict[str, Value] | float
+    num_held: float = 0
+    if options.valid_text is not None:
+        valid = {**text_table(options.valid_text, options.text_column), "document": document}
+        if options.pattern is not None and options.valid_text.is_dir():
+            valid["pattern"] = options.pattern
+        measure(parse_table(valid, TEXT_FORMS).as_source())
+        overlapping = 0
+        if document == "line" and characters <= MOST_COUNTED:
+            overlapping = num_overlapping(_line_keys(_documents(train)), _line_keys(_documents(valid)))
+        note = _overlap_note(overlapping, "lines")
+        if overlapping:
+            messages.append(_overlap(overlapping, "lines"))
+    elif pieces := _pieces(train, surveyed):
+        held = draw(_line_keys(pieces))
+        files = held.copies(options.folder, "txt", pieces)
+        train, valid = (dict[str, Value](text=str(path), document=document) for path in files)
+        what = "passages" if document == "file" else f"{document}s"
+        num_held, note = len(held.valid), held.note(what)
+        messages.append(f"held out {num_held} {what}, drawn at random; training reads the copies in {options.folder}")
+    else:
+        num_held = valid = held_out_share(surveyed)
+        note = "the share of the text, from its end, that is held out of training"
+        messages.append(f"the last {valid:.1%} are for validation")
+    plan = DataPlan(
+        task=options.task,
+        train=train,
+        valid=valid,
+        note=note,
+        summary=f"{characters} characters",
+        run=options.run or unused_run(_data_name(options), options.folder.parent),
+        amount=characters,
+        survey=surveyed,
+        command=options.command,
+    )
+    return Draft(plan, {"characters": characters, "held_out": num_held}, messages, files)
+
+
+def _pieces(table: Mapping[str, Value], surveyed: TextSurvey) -> list[str]:
+    """Return the pieces of a text that can be held out; none of too much or too little text.
+
+    Lines and paragraphs are documents; the one document of a file is cut into passages, and several files into none.
+    """
+    if surveyed.num_characters > MOST_COUNTED:
+        return []
+    pieces = _documents(table)
+    if table["document"] == "paragraph":
+        pieces = [f"{paragraph}\n" for paragraph in pieces]
+    elif table["document"] == "file":
+        pieces = passages(pieces[0].split("\n")) if len(pieces) == 1 else []
+    return pieces if len(pieces) >= LEAST_EXAMPLES else []
+
+
+def _documents(table: Mapping[str, Value]) -> list[str]:
+    from clearhead.data.sources.run_file_tables import parse_table
+    from clearhead.data.sources.texts import TEXT_FORMS
+
+    return [chunk.text for chunk in parse_table(table, TEXT_FORMS).as_source().chunks()]
+
+
+def _line_keys(lines: Iterable[str]) -> list[list[str]]:
+    return [[line.strip()] for line in lines]
+
+
+def _data_name(options: NewOptions) -> str:
+    """Return a name for a run, after the text; a file with a general name has that of its folder in front."""
+    assert options.text is not None, "the options were checked"
+    if (named := named_dataset(options.text)) is not None:
+        return f"{Path(named.table['dataset']).name.removesuffix('.parquet')}-{options.task}"
+    path = options.text.resolve()
+    name = path.name.partition(".")[0]
+    if not name or (name in _GENERAL and path.is_file()):
+        name = "-".join(filter(None, (path.parent.name, name)))
+    return f"{name or 'text'}-{options.task}"
+
+
+def unused_run(name: str, folder: Path) -> str:
+    """Return the run directory of a name, with a number behind it if it exists or another run file names it.
+
+    Args:
+        name: of the data.
+        folder: of the run file.
+    """
+    taken = {match for file in folder.glob("*.toml") for match in _RUN.findall(_text_of(file))}
+    names = (f"runs/{name}" + (f"-{number}" if number > 1 else "") for number in itertools.count(1))
+    return next(run for run in names if run not in taken and not Path(run).exists())
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _labelled_draft(
+    options: NewOptions, read: Callable[[Mapping[str, Any], LabelledExamples | None], LabelledExamples]
+) -> Draft:
+    given = options.data
+    data = read(given, None)
+    count = sum(map(bool, data.keys))
+    _refuse_few(count, data.few or data.what, f"{options.text} has")
+    if options.valid_text is not None:
+        valid_data = read(given | {"text": options.valid_text, "labels": options.valid_labels or options.labels}, data)
+        held, overlapping = HeldOut(range(len(data.keys))), num_overlapping(data.keys, valid_data.keys)
+        train, valid, files = data.table, valid_data.table, dict[Path, Sequence[str]]()
+    else:
+        held, overlapping = draw(data.keys, data.groups), 0
+        marker = next(iter(data.table)) if "dataset" not in data.table else "text"
+        lines = [json.dumps(data.record(row), ensure_ascii=False) for row in range(len(data.keys))]
+        files = held.copies(options.folder, "jsonl", lines)
+        train, valid = ({marker: str(path), **data.columns} for path in files)
+    examples = _Examples(data.what, count, survey(data.texts), held, train, valid, data.facts, files, overlapping)
+    return examples.draft(options, _data_name(options), data)

@@ -1,0 +1,271 @@
+"""The recipe fitted to data and machine: lengths from the trained tokenizer, size and steps from measured steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from clearhead.apps.recipes.run_file import VALIDATIONS, Choice, DataPlan, run_file_text
+from clearhead.apps.recipes.survey import TextSurvey
+from clearhead.base.errors import InputError
+from clearhead.base.machine import choose_device
+from clearhead.base.progress import message
+from clearhead.checkpoints.weights.lora import adapt
+from clearhead.core import build
+from clearhead.data.batches.base import Batch
+from clearhead.spec.describe import number_of
+from clearhead.spec.tasks.base import Recipe, Size
+from clearhead.spec.tasks.registry import find
+from clearhead.text.pair import TokenizerPair
+from clearhead.training.dry_run import faster_precision, is_out_of_memory, step_cost
+from clearhead.training.init_from import InitialModel, take_weights
+from clearhead.training.optim.optimizers import build_optimizer
+from clearhead.training.progress.reports import Progress, duration
+from clearhead.training.random_state import preserved_random_state, seed_everything
+from clearhead.training.runfile.read import parse_run_file
+from clearhead.training.runfile.sections import RunFile
+from clearhead.training.settings import STARTUP_SECONDS, TrainSettings
+from clearhead.training.task_parts import TaskParts, TaskSetup, parts_of
+
+# Texts that come later may be longer than those of the training data.
+_SPARE = 1.25
+# Of the time: slow validations are fewer.
+_VALIDATION_SHARE = 0.15
+_MEASURED_SECONDS = 2.0
+# Fewer steps leave a model about as it was.
+LEAST_STEPS = 100
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A run file that fits data and machine.
+
+    Attributes:
+        text: of the run file.
+        steps: that it trains.
+        seconds: that it takes on this machine, by measurement.
+    """
+
+    text: str
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model, the data of its run, and the measurement of its steps.
+
+    Attributes:
+        size: of the model; None: that of a checkpoint.
+        parts: the data.
+        step_seconds, step_tokens: of a whole step with an average batch.
+        validation_seconds: of a validation.
+    """
+
+    size: Size | None
+    parts: TaskParts[Batch]
+    step_seconds: float
+    step_tokens: float
+    validation_seconds: float
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a run is.
+
+    Attributes:
+        steps: of the training.
+        validations: how many of them happen.
+        seconds: of all of it.
+    """
+
+    steps: int
+    validations: int
+    seconds: float
+
+    @classmethod
+    def fitting(cls, minutes: float, *, step: float, validation: float, most: int) -> Length:
+        """Return the length that fits into a time, or the most useful one where that is shorter.
+
+        Args:
+            minutes: that training may take.
+            step, validation: seconds of one.
+            most: the steps after which more of them do not help.
+        """
+        left = 60 * minutes - STARTUP_SECONDS
+        validations = max(2, min(VALIDATIONS, math.floor(_VALIDATION_SHARE * left / validation)))
+        steps = max(1, min(most, math.floor((left - validations * validation) / step)))
+        return cls(steps, validations, STARTUP_SECONDS + validations * validation + steps * step)
+
+
+def too_few(length: Length, most: int, *, step: float) -> str:
+    """Return what to do where there is too little time to learn in; empty: there is enough.
+
+    Args:
+        length: that fits into the time.
+        most: the steps after which more of them do not help.
+        step: seconds of one.
+    """
+    least = min(most, LEAST_STEPS)
+    if length.steps >= least:
+        return ""
+    minutes = math.ceil((length.seconds + (least - length.steps) * step) / 60)
+    return f"too short to learn from: {number_of(least, 'step')} need --minutes {minutes}"
+
+
+def fitted(plan: DataPlan, minutes: float) -> Fitted:
+    """Return the run file of a recipe with the size and the steps that fit the data and this machine.
+
+    Args:
+        plan: the data.
+        minutes: that training may take.
+
+    Raises:
+        InputError: the data cannot be used, or no model of the recipe fits into memory.
+    """
+    recipe = find(plan.task).recipe(plan.amount)
+    fitting = Fitting(plan, recipe)
+    kind = "characters" if recipe.tokenizer == "character" else "a vocabulary"
+    message(f"preparing the text with {kind} of its own")
+    choice = fitting.with_length(Choice(recipe.sizes[0], recipe.max_length))
+    with preserved_random_state():
+        best = choose_size(recipe, lambda size: fitting.candidate(replace(choice, size=size)), minutes)
+        return write(plan, recipe, replace(choice, size=best.size), best, minutes)
+
+
+def write(plan: DataPlan, recipe: Recipe, choice: Choice, candidate: Candidate, minutes: float) -> Fitted:
+    """Return the run file of a choice, with the steps that fit into a time.
+
+    Args:
+        plan: the data.
+        recipe: the values for it.
+        choice: without the steps.
+        candidate: the model, measured.
+        minutes: that training may take.
+    """
+    validation, per_epoch = candidate.validation_seconds, candidate.parts.batches.batches_per_epoch
+    most = math.ceil(recipe.most_epochs * per_epoch)
+    length = Length.fitting(minutes, step=candidate.step_seconds, validation=validation, most=most)
+    note = f"{length.steps / per_epoch:.3g} passes over the data, "
+    if length.steps == most:
+        note += f"about {duration(length.seconds)}: more passes would not help, more data would"
+    else:
+        pace = f"{duration(candidate.step_seconds)} a step and {duration(validation)} a validation on this machine"
+        note += f"{minutes:g} min: {pace}"
+    message(f"{number_of(length.steps, 'step')}: {note}")
+    if advice := too_few(length, most, step=candidate.step_seconds):
+        message(advice)
+    planned = None if length.steps == most else minutes
+    choice = replace(choice, steps=length.steps, steps_note=note, validations=length.validations, minutes=planned)
+    return Fitted(run_file_text(plan, recipe, choice), length.steps, length.seconds)
+
+
+class Fitting:
+    """Builds the data and the model of a choice.
+
+    Args:
+        plan: the data.
+        recipe: the values for it.
+        initial: the checkpoint that the run starts from; None: from scratch.
+    """
+
+    def __init__(self, plan: DataPlan, recipe: Recipe, initial: InitialModel | None = None) -> None:
+        self.plan: DataPlan = plan
+        self.recipe: Recipe = recipe
+        self.initial: InitialModel | None = initial
+        self._tokenizers: dict[str, TokenizerPair] = {}
+
+    def run_file(self, choice: Choice) -> RunFile:
+        """Return the checked run file of a choice."""
+        return parse_run_file(run_file_text(self.plan, self.recipe, choice), "the run file")
+
+    def parts(self, choice: Choice) -> TaskParts[Batch]:
+        """Return the data and the spec of a choice; a tokenizer is trained once."""
+        run_file = self.run_file(choice)
+
+        def find(train: Callable[[], TokenizerPair]) -> TokenizerPair:
+            if self.initial is not None:
+                return self.initial.tokenizers
+            key = run_file.tokenizer.model_dump_json()
+            if key not in self._tokenizers:
+                self._tokenizers[key] = train()
+            return self._tokenizers[key]
+
+        device = choose_device(run_file.train.device)
+        setup = TaskSetup(
+            run_file=run_file, find_tokenizers=find, initial=self.initial, progress=Progress(), device=device
+        )
+        return parts_of(setup)
+
+    def with_length(self, choice: Choice) -> Choice:
+        """Return a choice that has the most tokens of a text with the length that the texts need."""
+        recipe, survey = self.recipe, self.plan.survey
+        if isinstance(survey, TextSurvey):
+            if dict(self.plan.train).get("document") != "line":
+                return choice
+            tokenizer = self.parts(choice).tokenizers.source
+            longest = max(map(len, tokenizer.encode_batch(list(survey.longest_lines)))) + 2
+        else:
+            longest = max(side.longest for side in self.parts(choice).sides)
+        length = min(recipe.max_length, max(16, math.ceil(longest * _SPARE / 8) * 8))
+        if longest < recipe.max_length:
+            return replace(choice, max_length=length, length_note=f"The longest text has {longest}")
+        return replace(choice, length_note=f"The longest text has {longest} or more")
+
+    def candidate(self, choice: Choice) -> Candidate:
+        """Build a model and measure its steps."""
+        run_file, parts = self.run_file(choice), self.parts(choice)
+        device = choose_device(run_file.train.device)
+        seed_everything(run_file.train.seed)
+        module = build(parts.spec, device=device)
+        if self.initial is not None:
+            new = take_weights(module, self.initial, parts.record, Progress())
+            if run_file.lora is not None:
+                adapt(module, **run_file.lora.model_dump(), new=new)
+        train = run_file.train
+        assert train.learning_rate is not None, "the run file fills its defaults"
+        optimizer = build_optimizer(module, kind=train.optimizer, learning_rate=train.learning_rate)
+        work = parts.workload()
+        table = train.model_dump() | {"precision": faster_precision(module, work, train)}
+        cost = step_cost(module, optimizer, work, TrainSettings(**table), seconds=_MEASURED_SECONDS)
+        return Candidate(choice.size, parts, cost.step_seconds, parts.mean_tokens, cost.validation_seconds)
+
+
+def choose_size(recipe: Recipe, candidate: Callable[[Size], Candidate], minutes: float) -> Candidate:
+    """Return the last size of a recipe that fits into memory and reads enough tokens in the time.
+
+    Args:
+        recipe: with the sizes.
+        candidate: builds a model and measures its steps.
+        minutes: that training may take.
+
+    Raises:
+        InputError: not even the smallest model fits into memory.
+    """
+    best: Candidate | None = None
+    message("measuring training steps")
+    for size in recipe.sizes:
+        try:
+            trial = candidate(size)
+        except InputError as error:
+            if best is None or not lacks_memory(error):
+                raise
+            message(f"{_name(size)}: does not fit into memory")
+            break
+        steps = max(0, int((60 * minutes - STARTUP_SECONDS) / trial.step_seconds))
+        message(f"{_name(size)}: {duration(trial.step_seconds)} a step, {number_of(steps, 'step')} in {minutes:g} min")
+        if best is not None and steps * trial.step_tokens < size.least_tokens:
+            break
+        best = trial
+    assert best is not None, "a recipe has a size"
+    return best
+
+
+def lacks_memory(error: InputError) -> bool:
+    """Return whether a measurement failed because memory ran out."""
+    return isinstance(error.__cause__, RuntimeError) and is_out_of_memory(error.__cause__)
+
+
+def _name(size: Size) -> str:
+    return f"{number_of(size.layers, 'layer')} of width {size.width}"

@@ -1,0 +1,153 @@
+"""The run file for starting from a checkpoint: all of it is trained, or low-rank matrices where that is too much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from clearhead.apps.recipes.fit import Fitted, Fitting, lacks_memory, write
+from clearhead.apps.recipes.run_file import Choice, DataPlan, Start
+from clearhead.apps.recipes.survey import TextSurvey
+from clearhead.base.errors import InputError
+from clearhead.base.machine import free_memory, size
+from clearhead.base.printing import num_parameters
+from clearhead.base.progress import message
+from clearhead.core import build
+from clearhead.spec.cost import TRAINING_BYTES
+from clearhead.spec.tasks.base import Architecture, Recipe
+from clearhead.spec.tasks.registry import find
+from clearhead.training.init_from import InitialModel, find_initial_model
+from clearhead.training.progress.reports import duration
+from clearhead.training.random_state import preserved_random_state
+from clearhead.training.settings import STARTUP_SECONDS
+
+# Activations take half as much again as weights, gradients and moments.
+_ACTIVATIONS = 1.5
+_LONGEST, _BLOCK = 512, 256
+# Low-rank matrices are worth it where they are faster by so much.
+_FASTER = 1.1
+LORA_RANK = 8
+LORA_RATE = 2e-4
+# Up to how many parameters; the learning rate of all of them.
+_RATES: tuple[tuple[int | None, float], ...] = (
+    (5_000_000, 5e-4),
+    (60_000_000, 5e-5),
+    (200_000_000, 3e-5),
+    (None, 2e-5),
+)
+# For up to how many texts, pairs or sentences, or characters; the most passes over them.
+_PASSES: tuple[tuple[int | None, int], ...] = ((1_500, 10), (100_000, 4), (None, 3))
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to train a checkpoint, measured.
+
+    Attributes:
+        step_seconds: of a whole step.
+        steps_per_epoch: in one pass over the data.
+        write: returns the run file.
+    """
+
+    step_seconds: float
+    steps_per_epoch: int
+    write: Callable[[], Fitted]
+
+
+def started(plan: DataPlan, reference: str, minutes: float) -> Fitted:
+    """Return the run file that starts from a checkpoint.
+
+    Args:
+        plan: the data.
+        reference: to the checkpoint.
+        minutes: that training may take.
+
+    Raises:
+        InputError: there is no such checkpoint, or it does not suit the task.
+    """
+    initial = find_initial_model(reference, None, None)
+    assert initial is not None, "a reference is not empty"
+    _check_family(initial, plan.task, reference)
+    module = build(initial.spec, device="meta")
+    count = num_parameters(module)
+    message(f"{reference}: {count:,} parameters")
+    saved_as = "" if initial.hf_checkpoint is None else str(initial.hf_checkpoint.config.get("model_type", ""))
+    most = _BLOCK if isinstance(plan.survey, TextSurvey) else _LONGEST
+    most = min(most, initial.spec.position_limit or most)
+
+    def tried(rank: int | None, why: str) -> Way:
+        recipe = start_recipe(
+            plan.task, plan.amount, num_parameters=count, max_length=most, is_low_rank=rank is not None
+        )
+        fitting = Fitting(plan, recipe, initial)
+        choice = fitting.with_length(Choice(None, most, start=Start(reference, rank, why, saved_as)))
+        candidate = fitting.candidate(choice)
+        what = "all weights" if rank is None else f"matrices of rank {rank}"
+        message(f"training {what}: {duration(candidate.step_seconds)} a step")
+        return Way(
+            candidate.step_seconds,
+            candidate.parts.batches.batches_per_epoch,
+            lambda: write(plan, recipe, choice, candidate, minutes),
+        )
+
+    with preserved_random_state():
+        return choose_way(tried, count, minutes).write()
+
+
+def _check_family(initial: InitialModel, task: str, reference: str) -> None:
+    families = find(task).families
+    if initial.spec.family not in families:
+        raise InputError(
+            f"--init: {reference} is a model with {' and '.join(initial.spec.stacks)}, and the task '{task}' needs the "
+            f"family {' or '.join(families)}: name another checkpoint, or leave --init out to train from scratch"
+        )
+
+
+def choose_way(tried: Callable[[int | None, str], Way], count: int, minutes: float) -> Way:
+    """Return the way to train: all weights, or low-rank matrices if memory or time is too short for that.
+
+    Args:
+        tried: builds and measures one way, given the rank of the matrices (None: all weights) and why.
+        count: the parameters of the checkpoint.
+        minutes: that training may take.
+    """
+    needed, free = int(_ACTIVATIONS * TRAINING_BYTES * count), free_memory()
+    too_large = f"all weights need about {size(needed)} of memory, and {size(free)} is free"
+    if needed > free:
+        return tried(LORA_RANK, too_large)
+    try:
+        whole = tried(None, "")
+    except InputError as error:
+        if not lacks_memory(error):
+            raise
+        return tried(LORA_RANK, too_large)
+    passes = (60 * minutes - STARTUP_SECONDS) / whole.step_seconds / whole.steps_per_epoch
+    if passes >= 1:
+        return whole
+    low_rank = tried(LORA_RANK, f"all weights get through {passes:.2g} of the data in {minutes:g} min")
+    return low_rank if low_rank.step_seconds * _FASTER < whole.step_seconds else whole
+
+
+def start_recipe(task: str, amount: int, *, num_parameters: int, max_length: int, is_low_rank: bool) -> Recipe:
+    """Return the values for starting from a checkpoint, with the model and the tokenizer that it has.
+
+    Args:
+        task: kind of task.
+        amount: texts, pairs or sentences, or characters of running text.
+        num_parameters: of the checkpoint.
+        max_length: as in a recipe, within the positions of the checkpoint.
+        is_low_rank: whether only low-rank matrices are trained (LoRA).
+    """
+    scratch = find(task).recipe(amount)
+    rate = next(rate for most, rate in _RATES if most is None or num_parameters <= most)
+    kept = {key: scratch.train[key] for key in ("metric", "bleu_sentences", "batch_tokens") if key in scratch.train}
+    train = {
+        **kept, "optimizer": "adamw", "learning_rate": LORA_RATE if is_low_rank else rate, "weight_decay": 0.01,
+        "schedule": "linear", "warmup": 0.06, "clip": 1.0,
+    }  # fmt: skip
+    return Recipe(
+        None, "", 0, max_length, (), Architecture({}), train,
+        most_epochs=next(passes for most, passes in _PASSES if most is None or amount <= most),
+        # The pooling is the checkpoint's.
+        task={key: value for key, value in scratch.task.items() if key != "pool"},
+    )  # fmt: skip

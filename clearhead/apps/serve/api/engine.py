@@ -1,0 +1,617 @@
+"""Engine of one model: requests of all clients share one running batch. Engines take turns in one thread.
+
+Between two steps of the batch it drops jobs whose client has disconnected, admits new ones, and reads a chunk of a
+prompt. Inputs that need no generation (vectors, labels, scores of given texts) are computed a chunk at a time.
+
+Memory is shared by two budgets of cached tokens. A job enters the first budget with its prompt and the first
+`RESERVED_TOKENS` tokens of its answer. A job that outgrows this needs room in the second budget, for long jobs: the
+oldest of them run, the others pause with their keys and values. So a new job waits only until other jobs have begun,
+not until long ones end; and an ordinary job has all its memory when it starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final, Protocol, cast, runtime_checkable
+
+import torch
+
+from clearhead.apps.serve.api.failures import Busy, Closing, named_failure
+from clearhead.apps.serve.api.turns import Turns
+from clearhead.base.errors import RunFailure
+from clearhead.base.machine import free_memory
+from clearhead.base.progress import Counted, Display, shown_by
+from clearhead.core import Transformer
+from clearhead.generate.continuation import GenerateRequest, Reading, checked_limits, of_candidates
+from clearhead.generate.options import SearchOptions
+from clearhead.generate.prefill import PIECE_TOKENS
+from clearhead.generate.prefixes import Prefixes, can_share
+from clearhead.generate.results import Continuation
+from clearhead.generate.rows import Row, Sentence
+from clearhead.generate.running import Generated, Paused, Progress, RunningBatch, Started
+from clearhead.generate.translation import TranslationReading
+
+MOST_WAITING: Final = 256
+"""Maximum number of requests that wait; one more is refused. The prompts of a request wait inside it."""
+MOST_ROWS, MOST_TOKENS = 64, 2**16
+"""Budget of jobs that begin, and budget of long jobs: rows, and tokens in the cache."""
+RESERVED_TOKENS: Final = 1024
+"""Generated tokens of each row for which a job reserves memory; a long job grows by the same number."""
+MOST_PROMPT_TOKENS: Final = 2**13
+"""Tokens of the prompts of all rows; a job that reads more is long from its start."""
+MOST_JOB_TOKENS, MOST_SEARCH_TOKENS = 2**17, 2**15
+"""Tokens in the cache at which a job ends. A beam search cannot pause, so it has fewer."""
+CHUNK_CHARACTERS: Final = 2**13
+"""Characters of inputs that are computed between two steps of the batch; a single input may have more."""
+MOST_SHARED_BYTES: Final = 2**30
+"""Of kept beginnings of prompts; never more than an eighth of the memory that is free at the start."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One token of a sequence.
+
+    Args:
+        number: of the sequence, among those of its request.
+        text: that became final.
+        token: its id.
+        log_probability: of the token.
+        alternatives: the most probable ids with their log-probabilities, as many as were asked for.
+    """
+
+    number: int
+    text: str
+    token: int
+    log_probability: float
+    alternatives: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a sequence."""
+
+    number: int
+    continuation: Continuation
+
+
+Event = Step | Ended | Exception
+
+
+@runtime_checkable
+class Piecewise(Protocol):
+    """A prompt, or a text to be translated, that is read piece by piece, or with others."""
+
+    is_done: bool
+    num_shared: int
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens it has."""
+
+    @property
+    def kind(self) -> Hashable:
+        """What some have in common that may be read together; None: it is read by itself."""
+
+    def step(self, others: Sequence[Any] = ()) -> list[Started] | None:
+        """Read the next piece, and all of others of its kind; return the starts of all, in order, after the last."""
+
+
+@dataclass(eq=False)
+class Job:
+    """Generation for one prompt, or translation of one text.
+
+    Args:
+        begin: starts to read it, in the thread of the engines.
+        num_sequences: number of sequences; each delivers one end.
+        num_rows: number of rows in the batch.
+        num_read: number of prompt tokens in each row.
+        limit: maximum number of tokens generated in each row.
+        alternatives: number of the most probable ids that come with each token.
+        is_search: its sequences come from one search.
+        deliver: receives every event, in the thread of the engines.
+    """
+
+    begin: Callable[[], Piecewise]
+    num_sequences: int
+    num_rows: int
+    num_read: int
+    limit: int
+    alternatives: int = 0
+    is_search: bool = False
+    deliver: Callable[[Event], None] = lambda event: None
+    sequences: list[Generated] = field(default_factory=list)
+    paused: list[Paused] = field(default_factory=list)
+    has_left: bool = False
+    is_long: bool = False
+
+    @property
+    def num_generated(self) -> int:
+        """Number of tokens generated in the longest row of the job."""
+        return max((len(row.ids) for row in self.sequences if isinstance(row, Row)), default=0)
+
+    @property
+    def cost(self) -> int:
+        """Tokens in the cache that the job needs until it grows again."""
+        growth = RESERVED_TOKENS * (self.num_generated // RESERVED_TOKENS + 1)
+        return self.num_rows * (self.num_read + (self.limit if self.is_search else min(self.limit, growth)))
+
+    @property
+    def needs_growth(self) -> bool:
+        """True if the job has outgrown the budget of jobs that begin."""
+        is_large = self.num_rows * self.num_read > MOST_PROMPT_TOKENS
+        return not self.is_search and (is_large or self.num_generated >= RESERVED_TOKENS)
+
+    @classmethod
+    def of_request(cls, engine: Engine, request: GenerateRequest, alternatives: int = 0) -> Job:
+        """Return the job of one prompt.
+
+        Args:
+            engine: runs the job.
+            request: one prompt, with how its ids are decoded.
+            alternatives: number of the most probable ids that come with each token.
+
+        Raises:
+            InputError: the prompt cannot be read.
+        """
+        options = request.options
+        is_search = options.method == "beam"
+        rows = options.beam_size if is_search else options.num_return_sequences
+        (limit,) = checked_limits(engine.tree, request)
+        num_read = sum(len(ids[0]) for ids in (request.prompts, request.sources) if ids is not None)
+        most = (MOST_SEARCH_TOKENS if is_search else MOST_JOB_TOKENS) // rows - num_read
+        limit = min(limit, max(most, RESERVED_TOKENS))
+        request = replace(request, options=replace(options, max_new_tokens=min(options.max_new_tokens, limit)))
+        begin = partial(Reading, engine.tree, request, engine.prefixes)
+        return cls(begin, options.num_return_sequences, rows, num_read, limit, alternatives, is_search)
+
+    @classmethod
+    def of_translation(cls, reading: TranslationReading, options: SearchOptions) -> Job:
+        """Return the job of one translation.
+
+        Args:
+            reading: of its text.
+            options: of the search.
+        """
+        num_read, num_cached = reading.num_tokens, reading.num_cached
+        return cls(lambda: reading, options.n_best, options.beam_size, num_read, num_cached - num_read, is_search=True)
+
+
+@dataclass(eq=False)
+class Call:
+    """Inputs that may be computed together with those of other calls of an equal key."""
+
+    key: Hashable
+    function: Callable[[list[Any]], Sequence[Any]]
+    inputs: list[Any]
+    result: Future[list[Any]] = field(default_factory=Future)
+    results: list[Any] = field(default_factory=list)
+
+    def next_inputs(self, room: int) -> list[Any]:
+        """Return the next inputs of the call that fit into `room` characters, but at least one."""
+        missing = self.inputs[len(self.results) :]
+        sizes = itertools.accumulate(map(_num_characters, missing))
+        return missing[: max(1, sum(1 for _ in itertools.takewhile(lambda size: size <= room, sizes)))]
+
+    def finish(self, error: Exception | None = None) -> None:
+        """Set the result of the call, unless its client has disconnected."""
+        if not self.result.done() and self.result.set_running_or_notify_cancel():
+            if error is None:
+                self.result.set_result(self.results)
+            else:
+                self.result.set_exception(named_failure(error))
+
+
+class _Abandoned(Exception):
+    """The clients of all calls that are computed have disconnected."""
+
+
+@dataclass(frozen=True)
+class _Watch(Display):
+    """End the computation of calls between two batches when all their clients have disconnected."""
+
+    calls: Sequence[Call]
+
+    def update(self, done: int, total: int, what: Counted) -> None:
+        """Check at each count whether any client still waits.
+
+        Raises:
+            _Abandoned: all clients of the calls have disconnected.
+        """
+        if all(call.result.cancelled() for call in self.calls):
+            raise _Abandoned
+
+
+_TURNS: Final = Turns()
+
+
+class Engine:
+    """The running batch of one model, and what waits for it.
+
+    Args:
+        tree: the module that runs every request, in evaluation mode.
+        shares_prefixes: whether prompts that begin alike share what is read of their beginning, where the model can.
+    """
+
+    def __init__(self, tree: Transformer, *, shares_prefixes: bool = True) -> None:
+        self.tree = tree
+        self.prefixes: Prefixes | None = None
+        if shares_prefixes and can_share(tree):
+            self.prefixes = Prefixes(min(MOST_SHARED_BYTES, free_memory() // 8))
+        self._batch = RunningBatch(tree)
+        self._changed = _TURNS.changed
+        self._waiting: deque[deque[Job]] = deque()  # the jobs of each request that have not begun
+        self._calls: deque[Call] = deque()
+        self._left: list[Job] = []
+        self._present: dict[int, Job] = {}  # the jobs that have begun, the oldest first, by their identity
+        self._reading: deque[tuple[Job, Piecewise]] = deque()
+        self._jobs: dict[int, Job] = {}  # by the identity of a sequence
+        self._is_closing = False
+        self.num_tokens: int = 0
+        self.num_read: int = 0
+        self.num_shared: int = 0
+        self.step_seconds: float = 0.0
+        self._posted: dict[asyncio.AbstractEventLoop, list[tuple[Callable[[Any], None], Any]]] = {}
+        _TURNS.add(self)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests with at least one waiting job, and of waiting calls."""
+        return len(self._waiting) + sum(not call.result.cancelled() for call in self._calls)
+
+    @property
+    def num_running(self) -> int:
+        """Number of sequences that are generated, and of prompts that are read, at this moment."""
+        return len(self._jobs) + len(self._reading)
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Queue the jobs of one request; requests take turns, so that a request with many jobs delays no other.
+
+        Raises:
+            Busy: too many requests wait; none of the jobs is queued.
+            Closing: the server ends.
+        """
+        with self._changed:
+            self._refuse_more()
+            self._waiting += [deque(jobs)] if jobs else []
+            self._changed.notify_all()
+
+    def call(self, key: Hashable, function: Callable[[list[Any]], Sequence[Any]], inputs: list[Any]) -> Future[Any]:
+        """Return the future results of a function for inputs, which are computed a chunk at a time.
+
+        Args:
+            key: calls of an equal key are computed together.
+            function: returns one result for each input that it receives.
+            inputs: the inputs of this call. After the future is cancelled, no further inputs are computed.
+
+        Raises:
+            Busy: too many wait.
+            Closing: the server ends.
+        """
+        call = Call(key, function, inputs)
+        with self._changed:
+            self._refuse_more()
+            self._calls.append(call)
+            self._changed.notify_all()
+        return call.result
+
+    def post(self, loop: asyncio.AbstractEventLoop, receive: Callable[[Any], None], event: Any) -> None:
+        """Queue an event for a function of an event loop until the turn ends. Call it in the thread of the engines."""
+        self._posted.setdefault(loop, []).append((receive, event))
+
+    def leave(self, jobs: Sequence[Job]) -> None:
+        """End jobs: drop waiting ones before this returns, and others at the next turn."""
+        leaving = {id(job) for job in jobs}
+        with self._changed:
+            waiting = [deque(job for job in request if id(job) not in leaving) for request in self._waiting]
+            self._waiting = deque(filter(None, waiting))
+            self._left += jobs
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        """Take no more turns, once the present one has ended."""
+        with self._changed:
+            self._is_closing = True
+        _TURNS.remove(self)
+
+    def _refuse_more(self) -> None:
+        if self._is_closing:
+            raise Closing("the server ends: try again later")
+        if self.num_waiting >= MOST_WAITING:
+            raise Busy(f"{self.num_waiting} requests wait already: try again later")
+
+    # --- in the thread of the engines ---
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something for a turn."""
+        return bool(self._waiting or self._calls or self._left or self._present)
+
+    def turn(self) -> None:
+        """Drop jobs that have left, admit others, read a chunk of a prompt, and let the batch make a step."""
+        with self._changed:
+            left, self._left = self._left, []
+        for job in left:
+            self._drop(job)
+        with self._changed:
+            chunk = self._take_chunk()
+            starting = self._take_jobs()
+        if chunk:
+            _answer(chunk)
+            with self._changed:
+                # Calls that are not done have their next turn after the other calls.
+                self._calls += [call for call, _ in chunk if not call.result.done()]
+        for job in starting:
+            self._guarded(job, partial(self._begin, job))
+        with torch.inference_mode():
+            self._share_growth()
+        self._read_piece()
+        self._step()
+        self._hand_over()
+
+    def fail(self, error: Exception) -> None:
+        """Let all that is read or runs fail after a turn that failed."""
+        self._reading.clear()
+        self._fail_batch(error)
+        self._hand_over()
+
+    def _fail_batch(self, error: Exception) -> None:
+        reading = {id(job) for job, _ in self._reading}
+        failed = [job for job in self._present.values() if id(job) not in reading]
+        self._jobs, self._batch = {}, RunningBatch(self.tree)
+        for job in failed:
+            self._end(job, named_failure(error))
+
+    def _end(self, job: Job, error: Exception) -> None:
+        """Deliver the failure of a job, and remove the job."""
+        job.has_left = True
+        job.paused.clear()
+        self._present.pop(id(job), None)
+        job.deliver(error)
+
+    def _hand_over(self) -> None:
+        """Wake each event loop once, with all that is for it."""
+        posted, self._posted = self._posted, {}
+        for loop, events in posted.items():
+            with contextlib.suppress(RuntimeError):  # it is closed, and nobody waits there
+                loop.call_soon_threadsafe(_received, events)
+
+    def _take_chunk(self) -> list[tuple[Call, list[Any]]]:
+        """Return the next inputs of the call that waits longest, and of other calls with the same key."""
+        self._calls = deque(call for call in self._calls if not call.result.cancelled())
+        chunk, room = list[tuple[Call, list[Any]]](), CHUNK_CHARACTERS
+        for call in list(self._calls):
+            if room > 0 and call.key == self._calls[0].key:
+                inputs = call.next_inputs(room)
+                room -= sum(map(_num_characters, inputs))
+                chunk.append((call, inputs))
+        taken = {id(call) for call, _ in chunk}
+        self._calls = deque(call for call in self._calls if id(call) not in taken)
+        return chunk
+
+    def _take_jobs(self) -> list[Job]:
+        """Remove and return the jobs that begin now: one of each request in turn, while the budget has room."""
+        taken, skipped, is_full = list[Job](), deque[deque[Job]](), False
+        while self._waiting and not is_full:
+            request = self._waiting.popleft()
+            if self._fits(request[0]):
+                taken.append(job := request.popleft())
+                job.is_long = job.needs_growth
+                self._present[id(job)] = job
+                self._waiting += [request] if request else []
+            else:
+                # A short job that has no room stops the queue, so that no later job overtakes it. A long job does not.
+                is_full = not request[0].needs_growth
+                skipped.append(request)
+        self._waiting.extendleft(reversed(skipped))
+        return taken
+
+    def _fits(self, job: Job) -> bool:
+        """Return True if a waiting job has room in its budget. The first job always has room."""
+        others = [other for other in self._present.values() if other.is_long == job.needs_growth]
+        rows, tokens = sum(other.num_rows for other in others), sum(other.cost for other in others)
+        return not others or (rows + job.num_rows <= MOST_ROWS and tokens + job.cost <= MOST_TOKENS)
+
+    def _share_growth(self) -> None:
+        """Run the oldest long jobs that fit into their budget; pause the others, and keep their keys and values."""
+        rows = tokens = 0
+        for job in [job for job in self._present.values() if job.needs_growth]:
+            is_first = not rows
+            rows, tokens = rows + job.num_rows, tokens + job.cost
+            if is_first or (rows <= MOST_ROWS and tokens <= MOST_TOKENS):
+                job.is_long = True
+                paused, job.paused = job.paused, []
+                self._batch.resume(paused)
+            elif not job.paused and job.sequences:
+                running = [row for row in job.sequences if id(row) in self._jobs]
+                job.paused = [row for row in map(self._batch.pause, running) if row is not None]
+
+    def _begin(self, job: Job) -> None:
+        self._reading.append((job, job.begin()))
+
+    def _read_piece(self) -> None:
+        """Read a piece of the prompt that came first, or of all that fit into a piece together with it."""
+        some = self._next_readings()
+        if not some:
+            return
+        started = self._read(some)
+        if started is None:
+            # The next chunk of this prompt comes after the chunks of the other prompts.
+            self._reading.rotate(-1)
+            return
+        self._reading = deque(one for one in self._reading if one not in some)
+        of_jobs = iter([sequence for start in started for sequence in start.member.sequences])
+        for job, reading in some:
+            if job.has_left:  # it failed
+                continue
+            self.num_read += reading.num_tokens - reading.num_shared
+            self.num_shared += reading.num_shared
+            job.sequences = list(itertools.islice(of_jobs, 1 if job.is_search else job.num_sequences))
+            for sequence in job.sequences:
+                if isinstance(sequence, Row):
+                    sequence.num_alternatives = job.alternatives
+                self._jobs[id(sequence)] = job
+        if started:
+            self._advance(partial(self._batch.join, started))
+
+    def _next_readings(self) -> list[tuple[Job, Piecewise]]:
+        """Return the first prompt, with those behind it that may be read together with it."""
+        self._reading = deque(one for one in self._reading if not one[0].has_left)
+        some, tokens = list[tuple[Job, Piecewise]](), 0
+        for job, reading in self._reading:
+            is_alike = not some or (reading.kind is not None and reading.kind == some[0][1].kind)
+            if is_alike and (not some or tokens + reading.num_tokens <= PIECE_TOKENS):
+                some.append((job, reading))
+                tokens += reading.num_tokens
+        return some
+
+    def _read(self, some: list[tuple[Job, Piecewise]]) -> list[Started] | None:
+        """Read some prompts together; where that fails, each alone, so that each fails alone."""
+        (job, first), others = some[0], [reading for _, reading in some[1:]]
+        if not others:
+            return cast("list[Started] | None", self._guarded(job, first.step))
+        try:
+            with torch.inference_mode():
+                return first.step(others)
+        except Exception:  # noqa: BLE001 - what fails by itself is told to its job
+            return [start for one in some for start in self._read([one]) or ()]
+
+    def _step(self) -> None:
+        if self._batch.members:
+            self._advance(self._batch.step)
+
+    def _advance(self, move: Callable[[], list[Progress]]) -> None:
+        """Let the batch move; where that fails, all its requests fail, and the thread goes on with an empty one."""
+        begun = time.perf_counter()
+        try:
+            with torch.inference_mode():
+                progress = move()
+        except Exception as error:  # noqa: BLE001 - it is the failure of the batch, not of the thread
+            self._fail_batch(error)
+            return
+        self.step_seconds += time.perf_counter() - begun
+        self.num_tokens += len(progress)
+        self._tell(progress)
+
+    def _tell(self, progress: list[Progress]) -> None:
+        for one in progress:
+            sequence, job = one.sequence, self._jobs.get(id(one.sequence))
+            if job is None:
+                continue
+            if isinstance(sequence, Row):
+                if sequence.ids and sequence.failure is None:
+                    job.deliver(_step_of(sequence, one.text))
+                if one.is_done:
+                    job.deliver(sequence.failure or Ended(sequence.number, sequence.continuation()))
+            elif one.is_done:
+                for event in _of_sentence(sequence):
+                    job.deliver(event)
+            if one.is_done:
+                del self._jobs[id(sequence)]
+                if not any(id(other) in self._jobs for other in job.sequences):
+                    self._present.pop(id(job), None)
+
+    def _drop(self, job: Job) -> None:
+        job.has_left = True
+        self._present.pop(id(job), None)
+        job.paused.clear()
+        for sequence in job.sequences:
+            if self._jobs.pop(id(sequence), None) is not None:
+                with torch.inference_mode():
+                    self._batch.drop(sequence)
+
+    def _guarded(self, job: Job, function: Callable[[], Any]) -> Any:
+        """Return what a function returns; what it raises is the failure of its job alone."""
+        try:
+            with torch.inference_mode():
+                return function()
+        except Exception as error:  # noqa: BLE001 - it is the failure of a request, not of the thread
+            self._end(job, named_failure(error))
+            return None
+
+
+def _received(events: list[tuple[Callable[[Any], None], Any]]) -> None:
+    for receive, event in events:
+        receive(event)
+
+
+def _step_of(row: Row, text: str) -> Step:
+    alternatives = row.alternatives[-1] if row.num_alternatives else ()
+    return Step(row.number, text, row.ids[-1], row.log_probabilities[-1], tuple(alternatives))
+
+
+def _of_sentence(sentence: Sentence) -> Iterator[Event]:
+    try:
+        found = of_candidates(sentence.ranked())
+    except RunFailure as error:
+        yield error
+        return
+    for number, continuation in enumerate(found):
+        yield Ended(number, continuation)
+
+
+def _num_characters(value: Any) -> int:
+    """Return the size of an input: characters of a text, items of a tuple, or characters of any other value's `str`."""
+    return len(value) if isinstance(value, str | tuple) else len(f"{value}")
+
+
+def _answer(chunk: list[tuple[Call, list[Any]]]) -> None:
+    """Compute inputs of calls of one key together; where that fails, each call alone, so that each fails alone."""
+    calls = [call for call, _ in chunk]
+    try:
+        with shown_by(_Watch(calls)):
+            results = list(calls[0].function([value for _, inputs in chunk for value in inputs]))
+    except _Abandoned:
+        return
+    except Exception as error:  # noqa: BLE001 - it is the failure of a request, not of the thread
+        if len(chunk) > 1:
+            for entry in chunk:
+                _answer([entry])
+        else:
+            calls[0].finish(error)
+        return
+    first = 0
+    for call, inputs in chunk:
+        call.results += results[first : first + len(inputs)]
+        first += len(inputs)
+        if len(call.results) == len(call.inputs):
+            call.finish()
+
+
+async def events(engine: Engine, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Step | Ended], None]:
+    """Yield the events of the jobs of one request, each with the number of its job, until all sequences have ended.
+
+    All jobs end with the first failure, and when the generator is closed.
+
+    Args:
+        engine: runs the jobs.
+        jobs: the jobs of one request.
+
+    Raises:
+        InputError, RunFailure, Busy, Closing: a job cannot be begun or ended.
+    """
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Event]]()
+
+    def deliver(number: int, event: Event) -> None:
+        engine.post(loop, queue.put_nowait, (number, event))
+
+    for number, job in enumerate(jobs):
+        job.deliver = partial(deliver, number)
+    engine.submit(jobs)
+    missing = sum(job.num_sequences for job in jobs)
+    try:
+        while missing:
+            number, event = await queue.get()
+            if isinstance(event, Exception):
+                raise event
+            missing -= isinstance(event, Ended)
+            yield number, event
+    finally:
+        engine.leave(jobs)

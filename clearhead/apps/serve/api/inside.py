@@ -1,0 +1,294 @@
+"""Looking inside over HTTP: attention maps, activations at hook points, and one request's answer with changes.
+
+Everything runs in a thread of its own beside the running batch, in float32, in the context of its request: nothing
+stays on the model, and no other request sees it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import numpy as np
+import torch
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from pydantic import Field
+from torch import Tensor
+
+from clearhead.apps.serve.api.bodies import BodyRoute
+from clearhead.apps.serve.api.failures import Busy, named_failure
+from clearhead.apps.serve.api.served import Models, Served
+from clearhead.apps.serve.api.tasks import parameters_of, pipeline_of, translation_json
+from clearhead.apps.serve.interventions import Data, Edits
+from clearhead.apps.serve.runs import Runs, Written, stack_lengths
+from clearhead.apps.serve.work import Left, Work, Workers
+from clearhead.base.errors import InputError
+from clearhead.interpret.maps.attention_maps import AttentionMaps, arrays_of, attend
+from clearhead.interpret.maps.hook_points import Captured, Place, Record, edit, matching_addresses
+from clearhead.interpret.maps.page import SampleOptions, explorer_page
+from clearhead.interpret.view.explorer.write import page_html
+from clearhead.model.facade import Model
+from clearhead.tasks.pipelines import PipelineParameters
+
+ResultT = TypeVar("ResultT")
+MOST_NUMBERS: Final = {"json": 2**20, "npz": 2**24}
+"""In one answer."""
+MOST_LOOKING: Final = 16
+"""Requests that wait for this thread; one more is refused."""
+Number = Annotated[int, Field(ge=0, lt=2**31)]
+Numbers = Annotated[tuple[Number, ...], Field(min_length=1, max_length=4096)]
+Address = Annotated[str, Field(min_length=1, max_length=300)]
+
+
+class Look(Data):
+    """What is read.
+
+    Args:
+        model: its name; None: the only one.
+        text: one text, or a pair where the model reads pairs.
+        target, generate: as for `Model.attention`.
+        edits: what is changed in the model meanwhile.
+    """
+
+    model: str | None = None
+    text: Written | tuple[Written, Written]
+    target: Written | None = None
+    generate: Annotated[int, Field(ge=0, le=1024)] = 0
+    edits: Edits = ()
+
+
+class AttentionRequest(Look):
+    """The body of /attention: the layers and heads that are returned, and in which format."""
+
+    layers: Numbers | None = None
+    heads: Numbers | None = None
+    format: Literal["json", "npz", "html"] = "json"
+
+
+class CaptureRequest(Look):
+    """The body of /capture: addresses of activations, or patterns of them, and the format."""
+
+    addresses: Annotated[tuple[Address, ...], Field(min_length=1, max_length=256)]
+    format: Literal["json", "npz"] = "json"
+
+
+class EditRequest(Data):
+    """The body of /edit: inputs and parameters of the model's own task, and what is changed."""
+
+    model: str | None = None
+    inputs: Any
+    parameters: dict[str, Any] | None = None
+    edits: Edits
+
+
+class GenerationParameters(PipelineParameters):
+    """Of a model that continues texts."""
+
+    max_new_tokens: int = Field(default=16, ge=1, le=1024)
+    temperature: float = Field(default=0.0, ge=0, le=2)
+    seed: int = Field(default=0, ge=0, lt=2**63)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """For `Model.generate`."""
+        drawn = {"temperature": self.temperature, "seed": self.seed} if self.temperature else {"temperature": 0}
+        return {"max_new_tokens": self.max_new_tokens, **drawn}
+
+
+def inside_router(models: Models, workers: Workers) -> APIRouter:
+    """Return the routes that look inside.
+
+    Args:
+        models: of the server.
+        workers: where it is computed.
+    """
+    router = APIRouter(route_class=BodyRoute)
+
+    async def computed(request: Request, name: str | None, compute: Callable[[Served, Work], ResultT]) -> ResultT:
+        served = models.named(name)
+        if workers.num_running >= MOST_LOOKING:
+            raise Busy(f"{workers.num_running} requests wait to look inside already: try again later")
+        return await workers.compute(request, partial(_guarded, compute, served))
+
+    @router.post("/attention")
+    async def attention(request: Request, asked: AttentionRequest) -> Response:
+        return await computed(request, asked.model, lambda served, work: _attention(served, asked, work))
+
+    @router.post("/capture")
+    async def activations(request: Request, asked: CaptureRequest) -> Response:
+        return await computed(request, asked.model, lambda served, work: _capture(served, asked, work))
+
+    @router.post("/edit")
+    async def edited(request: Request, asked: EditRequest) -> Response:
+        return await computed(request, asked.model, lambda served, work: _edit(served, asked, work))
+
+    return router
+
+
+def _guarded(compute: Callable[[Served, Work], ResultT], served: Served, work: Work) -> ResultT:
+    try:
+        with torch.no_grad():
+            return compute(served, work)
+    except Left:
+        raise
+    except Exception as error:  # noqa: BLE001 - it is the failure of a request, not of the thread
+        raise named_failure(error) from None
+
+
+def _maps(runs: Runs, asked: Look, work: Work) -> AttentionMaps:
+    """Return the attention of the unchanged model."""
+    with work.watching(runs.model):
+        return runs.model.attention(asked.text, asked.target, asked.generate, precision="auto")
+
+
+def _again(
+    maps: AttentionMaps, runs: Runs, asked: Look, work: Work, inner: Sequence[AbstractContextManager[object]] = ()
+) -> AttentionMaps:
+    """Read the same tokens again, with the changes of a request; blocks inside see what is changed."""
+    with ExitStack() as blocks:
+        blocks.enter_context(work.watching(runs.model))
+        blocks.enter_context(runs.changing(asked.edits, stack_lengths(maps), work))
+        for block in inner:
+            blocks.enter_context(block)
+        return attend(maps.module, maps.tokenizers, maps.task, maps.reading)
+
+
+def _attention(served: Served, asked: AttentionRequest, work: Work) -> Response:
+    maps = _maps(served.runs, asked, work)
+    if asked.edits:
+        maps = _again(maps, served.runs, asked, work)
+    if asked.format == "html":
+        with work.watching(served.runs.model):
+            options = SampleOptions(asked.layers, asked.heads)
+            return HTMLResponse(page_html(explorer_page(served.name, [("", maps)], options)))
+    chosen = maps.choose(asked.layers, asked.heads)
+    count = sum(len(heads) * one.query_BHTE.shape[2] * one.key_BKSE.shape[2] for one, heads in chosen)
+    _check_size(count, asked.format, "choose layers and heads, send a shorter text")
+    if asked.format == "json":
+        return JSONResponse({"model": served.name, **maps.to_json(layers=asked.layers, heads=asked.heads)})
+    return _npz(arrays_of(maps, asked.layers, asked.heads), "attention")
+
+
+def _capture(served: Served, asked: CaptureRequest, work: Work) -> Response:
+    runs, module = served.runs, served.runs.model.module
+    addresses = matching_addresses(module, asked.addresses)
+    maps = _maps(runs, asked, work)
+    count = 0
+
+    seen = Captured()
+
+    def keep(x: Tensor, at: Place) -> Tensor:
+        nonlocal count
+        count += x.numel()
+        # Before it is kept, so that what is too much never takes memory.
+        _check_size(count, asked.format, "name fewer addresses, send a shorter text")
+        seen.setdefault(at.address, []).append(Record(x, at.depth, at.step))
+        return x
+
+    _again(maps, runs, asked, work, [edit(module, dict.fromkeys(addresses, keep))])
+    if asked.format == "npz":
+        return _npz(_arrays(seen), "activations")
+    activations = [
+        {"address": address, "depth": record.depth, "values": _values(record.tensor)}
+        for address, records in seen.items()
+        for record in records
+    ]
+    return JSONResponse({"model": served.name, **maps.token_lists(), "activations": activations})
+
+
+def _arrays(seen: Captured) -> dict[str, Any]:
+    """Return activations by address; of several depths at one address each has the depth behind its name."""
+    return {
+        address if len(records) == 1 else f"{address}@{record.depth}": record.tensor.float().cpu().numpy()
+        for address, records in seen.items()
+        for record in records
+    }
+
+
+def _values(tensor: Tensor) -> Any:
+    """Return numbers as nested lists; null for what JSON has no number for, such as a masked score."""
+    numbers: Any = tensor.float().cpu().numpy()
+    missing = ~np.isfinite(numbers)
+    if missing.any():
+        numbers = numbers.astype(object)
+        numbers[missing] = None
+    return numbers.tolist()
+
+
+def _edit(served: Served, asked: EditRequest, work: Work) -> Response:
+    runs = served.runs
+    answer, call = _answering(served, asked)
+    lengths: dict[str, int] = {}
+
+    def noted(x: Tensor, at: Place) -> Tensor:
+        if at.positions is not None:
+            name = at.address.partition(".")[0]
+            lengths[name] = max(lengths.get(name, 0), int(at.positions.max()) + 1)
+        return x
+
+    with work.watching(runs.model):
+        with edit(runs.model.module, {"*.layers.0.before": noted}):
+            unchanged = answer()
+        with runs.changing(asked.edits, lengths, work):
+            changed = answer()
+    python = runs.python(asked.edits, call)
+    return JSONResponse({"model": served.name, "unchanged": unchanged, "changed": changed, "python": python})
+
+
+def _answering(served: Served, asked: EditRequest) -> tuple[Callable[[], Any], str]:
+    """Return a function that answers a request by the model's own task, and the line of Python that does."""
+    model, inputs = served.runs.model, asked.inputs
+    if not served.writes:
+        pipeline = pipeline_of(served)
+        parameters = parameters_of(pipeline.Parameters, asked.parameters)
+        shown = inputs
+        if isinstance(inputs, dict):
+            # A pair has names in the schema, and an order in Python.
+            pair = [inputs[name] for name in ("question", "context", "text", "text_pair") if name in inputs]
+            shown = [tuple(pair)]
+        return lambda: pipeline.run(model, [inputs], parameters)[0], f"print(model.predict({shown!r}))"
+    if not isinstance(inputs, str):
+        raise InputError(f"inputs must be one text, not {type(inputs).__name__}")
+    if not served.translates:
+        options = parameters_of(GenerationParameters, asked.parameters).options
+        given = "".join(f", {name}={value!r}" for name, value in options.items())
+        return partial(_generated, model, inputs, options), f"print(model.generate({inputs!r}{given}))"
+    return _translating(model, inputs, parameters_of(pipeline_of(served).Parameters, asked.parameters))
+
+
+def _generated(model: Model, text: str, options: dict[str, Any]) -> dict[str, Any]:
+    (found,) = model.generate(text, **options)
+    return {"generated_text": found.text}
+
+
+def _translating(model: Model, text: str, parameters: Any) -> tuple[Callable[[], Any], str]:
+    languages = {"from_language": parameters.src_lang, "to_language": parameters.tgt_lang}
+    options = {**parameters.generate_parameters.options, **languages}
+    options = {name: value for name, value in options.items() if value is not None}
+    if parameters.alignments:
+        options["alignments"] = True
+    given = "".join(f", {name}={value!r}" for name, value in options.items())
+
+    def translated() -> dict[str, Any]:
+        (found,) = model.translate_n_best(text, n=1, **options)
+        return translation_json(found)
+
+    return translated, f"print(model.translate_n_best({text!r}, n=1{given}))"
+
+
+def _check_size(count: int, form: str, advice: str) -> None:
+    most = MOST_NUMBERS[form]
+    if count > most:
+        other = "" if form == "npz" else ", or ask for the format npz"
+        raise InputError(f"one answer in {form} has at most {most:,} numbers, and these are more: {advice}{other}")
+
+
+def _npz(arrays: dict[str, Any], name: str) -> Response:
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    headers = {"Content-Disposition": f'attachment; filename="{name}.npz"'}
+    return Response(content.getvalue(), media_type="application/octet-stream", headers=headers)

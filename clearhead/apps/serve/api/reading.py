@@ -1,0 +1,143 @@
+"""Vectors, tokens, and what the server has: the routes that generate nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from clearhead.apps.serve.api.bodies import BodyRoute, in_thread
+from clearhead.apps.serve.api.openai_types import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from clearhead.apps.serve.api.served import Models, Served, check_ids
+from clearhead.base.errors import ContextTooLong, InputError, nth_text
+from clearhead.model.facade import Model
+from clearhead.spec.tasks.registry import find
+from clearhead.tasks.outputs import max_input_length
+from clearhead.text.long_texts import encode_start, refuse_enormous
+from clearhead.text.tokenizer import Tokenizer
+
+
+def reading_router(models: Models) -> APIRouter:
+    """Return the routes of vectors, tokens, the list of models, and health."""
+    router = APIRouter(route_class=BodyRoute)
+
+    @router.get("/v1/models")
+    async def listed() -> dict[str, Any]:
+        return {"object": "list", "data": [_card(one) for one in models]}
+
+    @router.get("/v1/models/{name:path}")
+    async def one(name: str) -> dict[str, Any]:
+        return _card(models.named(name))
+
+    @router.get("/health", response_class=Response)
+    async def health() -> Response:
+        return Response(status_code=200)
+
+    @router.post("/v1/embeddings")
+    async def embeddings(asked: EmbeddingRequest) -> Response:
+        served = models.named(asked.model)
+        texts, tokens = await in_thread(_texts, served, asked)
+        found = served.engine.call("embed", lambda some: list(served.model.embed(some)), texts)
+        return await in_thread(_embeddings, served, asked, await asyncio.wrap_future(found), tokens)
+
+    @router.post("/tokenize")
+    async def tokenize(asked: TokenizeRequest) -> Response:
+        return await in_thread(_tokenize, models.named(asked.model), asked)
+
+    @router.post("/detokenize")
+    async def detokenize(asked: DetokenizeRequest) -> Response:
+        return await in_thread(_detokenize, models.named(asked.model).tokenizer, asked.tokens)
+
+    return router
+
+
+def _embeddings(served: Served, body: EmbeddingRequest, outputs: list[Any], tokens: int) -> Response:
+    """Return the answer with one vector for each text, shortened to the dimensions that the client requests."""
+    vectors = np.stack(outputs)
+    width = vectors.shape[1]
+    if body.dimensions is not None:
+        if body.dimensions > width:
+            raise InputError(f"dimensions is {body.dimensions}, but the vectors have {width}: ask for fewer")
+        vectors = vectors[:, : body.dimensions]
+        vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
+    data = [
+        {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return JSONResponse({"object": "list", "data": data, "model": served.name, "usage": usage})
+
+
+def _tokenize(served: Served, body: TokenizeRequest) -> Response:
+    refuse_enormous([body.text], None)
+    tokenizer = served.model.tokenizers.source
+    if not body.add_special_tokens:
+        ids = tokenizer.encode(body.text)
+    elif served.writes:
+        ids = list(served.prompt_ids(served.request(body.text, served.model.generate_options())))
+    else:
+        ids = tokenizer.special_tokens.for_text(tokenizer.encode(body.text))
+    return JSONResponse({"tokens": ids, "pieces": tokenizer.tokens(ids), "count": len(ids)})
+
+
+def _detokenize(tokenizer: Tokenizer, ids: list[int]) -> Response:
+    check_ids(ids, tokenizer.vocab_size)
+    return JSONResponse({"text": tokenizer.decode(ids), "pieces": tokenizer.tokens(ids)})
+
+
+def _num_tokens(model: Model, texts: list[str]) -> int:
+    """Return how many tokens texts have, special ones included.
+
+    Raises:
+        InputError: one has more than the model reads.
+    """
+    tokenizer, most = model.tokenizers.source, max_input_length(model.tree, model.task.max_length)
+    extra = tokenizer.special_tokens.num_added(paired=False)
+    ids, is_cut = encode_start(tokenizer, texts, most - extra)
+    if any(is_cut):
+        name = "input" if len(texts) == 1 else nth_text(is_cut.index(True) + 1)
+        raise ContextTooLong(f"{name} has more than the {most:,} tokens that the model reads: split or shorten it")
+    return sum(len(one) + extra for one in ids)
+
+
+def _texts(served: Served, body: EmbeddingRequest) -> tuple[list[str], int]:
+    """Return the texts of a request, and their number of tokens with special tokens.
+
+    Raises:
+        InputError: the model gives no vectors, or a text has more tokens than the model reads.
+    """
+    if find(served.model.task.kind).outputs != "vector":
+        raise InputError(f"the model '{served.name}' was trained to '{served.model.task.kind}' and gives no vectors")
+    tokenizer = served.model.tokenizers.source
+
+    def decode(ids: list[int]) -> str:
+        check_ids(ids, tokenizer.vocab_size)
+        return tokenizer.decode(ids)
+
+    if isinstance(body.input, str):
+        texts = [body.input]
+    elif ids := [token for token in body.input if isinstance(token, int)]:
+        texts = [decode(ids)]
+    else:
+        texts = [text if isinstance(text, str) else decode(text) for text in body.input if not isinstance(text, int)]
+    return texts, _num_tokens(served.model, texts)
+
+
+def _encoded(vector: Any, encoding: str) -> list[float] | str:
+    if encoding == "float":
+        return [float(number) for number in vector]
+    return base64.b64encode(np.asarray(vector, dtype="<f4").tobytes()).decode("ascii")
+
+
+def _card(served: Served) -> dict[str, Any]:
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "clearhead",
+        "task": served.model.task.kind,
+    }

@@ -1,0 +1,294 @@
+"""The models of a server, each with its engine, and requests to them in ids."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from clearhead import core
+from clearhead.apps.serve.api.engine import Engine
+from clearhead.apps.serve.runs import Runs
+from clearhead.base.errors import ContextTooLong, InputError, nearest
+from clearhead.generate.batching import batches_by_cost, pad_ids, read_tokens
+from clearhead.generate.continuation import GenerateRequest
+from clearhead.generate.options import GenerateOptions, SearchOptions
+from clearhead.generate.prompts import generate_request
+from clearhead.generate.translation import TranslationReading
+from clearhead.interpret.maps.reading import ReadKwargs
+from clearhead.interpret.maps.token_texts import TokenWriter, WrittenToken
+from clearhead.model.facade import Model
+from clearhead.spec.tasks.registry import find
+from clearhead.text.long_texts import refuse_enormous
+from clearhead.text.tokenizer import Tokenizer
+
+Prompt = str | list[int]
+_NAMELESS = (None, "dummy")
+"""What clients send for the only model: huggingface_hub's must name one."""
+LOGITS_TOKENS = 512
+"""Of a scored text whose logits are computed at once."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The tokens of a text with their log-probabilities given those before them; the first has none."""
+
+    ids: tuple[int, ...]
+    log_probabilities: tuple[float | None, ...]
+    alternatives: tuple[tuple[tuple[int, float], ...] | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """A model that is served.
+
+    Args:
+        name: by which clients ask for it.
+        model: the model.
+        shares_prefixes: as of its engine.
+        beyond_positions: True if requests may exceed the checkpoint's max_position_embeddings.
+        created: when it was loaded, in seconds since 1970.
+    """
+
+    name: str
+    model: Model
+    shares_prefixes: bool = True
+    beyond_positions: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def engine(self) -> Engine:
+        """Its engine; the first use starts it."""
+        return Engine(self.model.tree, shares_prefixes=self.shares_prefixes)
+
+    @cached_property
+    def runs(self) -> Runs:
+        """What looks inside of it, in float32: by a copy, made at the first use, where its weights are not."""
+        return Runs(self.model, self.name, ReadKwargs())
+
+    @property
+    def writes(self) -> bool:
+        """Whether it generates text."""
+        return self.model.module.decoder is not None and find(self.model.task.kind).writes
+
+    @property
+    def position_limit(self) -> int | None:
+        """Maximum number of tokens that the model may read and write in one sequence; None means no limit."""
+        module = self.model.module
+        return module.max_positions if self.beyond_positions else module.spec.position_limit
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of the text that it generates."""
+        return self.model.tokenizers.target
+
+    def known_tokens(self, scored: Sequence[tuple[int, float]]) -> list[tuple[WrittenToken, float]]:
+        """Return written tokens with their log-probabilities; drop ids for which the tokenizer has no entry.
+
+        Args:
+            scored: token ids with their log-probabilities.
+        """
+        writer, entries = TokenWriter(self.tokenizer), self._entries
+        return [(writer.alone(index), value) for index, value in scored if index < len(entries) and entries[index]]
+
+    @cached_property
+    def _entries(self) -> list[str]:
+        return self.tokenizer.entries()
+
+    def written_prompt(self, prompt: Prompt, ids: Sequence[int]) -> list[WrittenToken]:
+        """Return the tokens of a prompt, with their character offsets in the echoed text.
+
+        Args:
+            prompt: the prompt as the client sent it.
+            ids: the token ids of the prompt, with special tokens.
+        """
+        writer = TokenWriter(self.tokenizer)
+        tokens = [writer.add(index) for index in ids]
+        if not isinstance(prompt, str) or self.tokenizer.decode(ids) == prompt:
+            return tokens
+        # Decoding changes unknown words and normalized text. So the offsets refer to the text that the client sent.
+        inner, spans = self.tokenizer.encode_with_spans(prompt)
+        first = next((n for n in range(len(ids)) if list(ids[n : n + len(inner)]) == inner), 0)
+        offsets, end = [0] * first, 0
+        for start, stop in spans:
+            # White space before a word belongs to its token. Tokens of one character begin where it begins.
+            offsets.append(min(start, end))
+            end = stop
+        offsets += [end] * (len(ids) - len(offsets))
+        return [replace(token, offset=offset) for token, offset in zip(tokens, offsets, strict=True)]
+
+    def request(self, prompt: Prompt, options: GenerateOptions, *, is_chat: bool = False) -> GenerateRequest:
+        """Return a request for one prompt.
+
+        Args:
+            prompt: a text, or ids with their special tokens.
+            options: of generation.
+            is_chat: the prompt is a whole chat, formatted by a template.
+
+        Raises:
+            InputError: the model generates no text, has no such id, or the checkpoint's settings are not supported.
+        """
+        if not self.writes:
+            raise InputError(f"the model '{self.name}' was trained to '{self.model.task.kind}' and generates no text")
+        model = self.model
+        prompt_format = None
+        if model.hf_checkpoint is not None:
+            # Every request has a limit.
+            lengths = {"max_new_tokens": options.max_new_tokens}
+            prompt_format = model.hf_checkpoint.prompt_format(chat=False, given=lengths)
+        text = "" if isinstance(prompt, list) or is_chat else prompt
+        request = generate_request(
+            model.module, model.tokenizers, [text], options, find(model.task.kind).continues, prompt_format
+        )
+        if isinstance(prompt, str) and not is_chat:
+            return request
+        if isinstance(prompt, str):
+            refuse_enormous([prompt], self.position_limit, "chat")
+        reader = model.tokenizers.source if model.module.encoder is not None else model.tokenizers.target
+        if isinstance(prompt, list):
+            is_source = request.sources is not None
+            check_ids(prompt, model.module.num_source_ids if is_source else model.module.num_target_ids)
+        ids = reader.encode_with_special(prompt) if isinstance(prompt, str) else prompt
+        if request.sources is not None:
+            return replace(request, sources=[ids])
+        return replace(request, prompts=[ids], contexts=[ids])
+
+    @property
+    def translates(self) -> bool:
+        """Whether it writes another text than what it reads."""
+        return self.writes and self.model.module.encoder is not None and not find(self.model.task.kind).continues
+
+    def translation(
+        self, text: str, options: dict[str, Any], source: str | None, target: str | None
+    ) -> tuple[TranslationReading, SearchOptions]:
+        """Return the reading of a text to be translated, and the options of its search.
+
+        Args:
+            text: one sentence, not empty.
+            options: of the search that the client gave.
+            source, target: languages, for a multilingual checkpoint.
+
+        Raises:
+            InputError: an option or a language is wrong.
+        """
+        model = self.model if source is None and target is None else self.model.for_languages(source, target)
+        special_tokens, config = model.languages(None, None)
+        search = model.search_options(**options)
+        reading = TranslationReading(
+            self.engine.tree, model.tokenizers, text, search, special_tokens, config, max_length=model.task.max_length
+        )
+        return reading, search
+
+    def prompt_ids(self, request: GenerateRequest) -> Sequence[int]:
+        """Return the ids that the model reads for a request."""
+        return request.prompts[0] if request.sources is None else request.sources[0]
+
+    def score(self, prompts: list[tuple[int, ...]], alternatives: int) -> list[Scored]:
+        """Return the log-probabilities of given texts under a decoder-only model, of many short ones in one call.
+
+        Args:
+            prompts: ids, none empty.
+            alternatives: how many of the most probable ids come with each token.
+
+        Raises:
+            ContextTooLong: a prompt is longer than the model's positions.
+            InputError: the model has an encoder.
+        """
+        module = self.model.tree
+        if module.encoder is not None:
+            raise InputError("echo with logprobs scores a text under a decoder-only model; this one has an encoder")
+        most = self.position_limit
+        longest = max(map(len, prompts))
+        if most is not None and longest > most:
+            raise ContextTooLong(f"a prompt has {longest} tokens, but the model has {most} positions: shorten it")
+        found: dict[int, Scored] = {}
+        with torch.inference_mode():
+            for batch in batches_by_cost([*map(len, prompts)], budget=read_tokens(module), most_rows=None):
+                some = [prompts[number] for number in batch]
+                ids, mask = pad_ids(some, self.tokenizer.pad_id, torch.device("cpu"))
+                hidden = module.states(core.Sequence(ids, None if bool(mask.all()) else mask)).hidden
+                for row, number in enumerate(batch):
+                    found[number] = self._scored(prompts[number], hidden[row], alternatives)
+        return [found[number] for number in range(len(prompts))]
+
+    def _scored(self, ids: tuple[int, ...], hidden: torch.Tensor, alternatives: int) -> Scored:
+        head = self.model.tree.head
+        assert head is not None
+        log_probabilities: list[float | None] = [None]
+        found: list[tuple[tuple[int, float], ...] | None] = [None]
+        for start in range(0, len(ids) - 1, LOGITS_TOKENS):
+            stop = min(start + LOGITS_TOKENS, len(ids) - 1)
+            logits = head(hidden[None, start:stop])[0].float().log_softmax(-1)
+            following = torch.tensor(ids[start + 1 : stop + 1])
+            log_probabilities += logits.gather(1, following[:, None])[:, 0].tolist()
+            top = logits.topk(min(alternatives, logits.shape[1]), dim=-1)
+            for row, places in zip(top.values.tolist(), top.indices.tolist(), strict=True):
+                found.append(tuple(zip(places, row, strict=True)))
+        return Scored(ids, tuple(log_probabilities), tuple(found))
+
+
+class Models:
+    """The models of a server by name; one that could not be loaded is named with its reason.
+
+    Args:
+        served: those that answer.
+        failed: why the others do not.
+    """
+
+    def __init__(self, served: Sequence[Served], failed: Mapping[str, str]) -> None:
+        self._served = {one.name: one for one in served}
+        self.failed: dict[str, str] = dict(failed)
+
+    def __iter__(self) -> Iterator[Served]:
+        return iter(self._served.values())
+
+    def named(self, name: str | None) -> Served:
+        """Return a model.
+
+        Args:
+            name: of the model; None: the only one.
+
+        Raises:
+            UnknownModel: there is no such model.
+        """
+        if name in _NAMELESS and name not in self._served and len(self._served) == 1:
+            return next(iter(self._served.values()))
+        if name is None:
+            raise UnknownModel(f"this server has {len(self._served)} models: name one, as /v1/models lists them")
+        if name in self.failed:
+            raise UnknownModel(f"the model '{name}' could not be loaded: {self.failed[name]}")
+        if name not in self._served:
+            raise UnknownModel(f"there is no model '{name}'{nearest(name, self._served)}; see /v1/models")
+        return self._served[name]
+
+    def join(self) -> None:
+        """End every engine."""
+        for one in self:
+            one.engine.join()
+
+
+def check_ids(ids: Sequence[int], num_entries: int) -> None:
+    """Refuse token ids that are outside the vocabulary.
+
+    Args:
+        ids: token ids from a client, none negative.
+        num_entries: the size of the vocabulary.
+
+    Raises:
+        InputError: the largest id is outside the vocabulary.
+    """
+    if max(ids, default=0) >= num_entries:
+        raise InputError(f"there is no token {max(ids)}: the vocabulary has {num_entries} entries, from 0 on")
+
+
+class UnknownModel(InputError):
+    """A client asks for a model that is not there."""
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Return the options that a client gave."""
+    return {name: value for name, value in options.items() if value is not None}

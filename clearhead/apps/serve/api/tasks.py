@@ -1,0 +1,161 @@
+"""Hugging Face's task schema: one path for each model, and for each model and task."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+from pydantic import ValidationError
+
+from clearhead.apps.serve.api.bodies import BodyRoute, in_thread
+from clearhead.apps.serve.api.engine import Ended, Job, events
+from clearhead.apps.serve.api.openai_types import Body
+from clearhead.apps.serve.api.served import Models, Served
+from clearhead.base.errors import InputError
+from clearhead.generate.results import Hypothesis
+from clearhead.spec.tasks.registry import find
+from clearhead.tasks.pipelines import PipelineParameters
+
+ParametersT = TypeVar("ParametersT", bound=PipelineParameters)
+MOST_INPUTS = 2048
+
+
+class TaskOptions(Body):
+    """What a hosted model might do, and one that is loaded and keeps no answers always does."""
+
+    wait_for_model: bool = True
+    use_cache: bool = True
+
+
+class TaskRequest(Body):
+    """The body of a request for a task."""
+
+    inputs: Any
+    parameters: dict[str, Any] | None = None
+    options: TaskOptions | None = None
+
+
+def tasks_router(models: Models) -> APIRouter:
+    """Return the routes of tasks: for one model `/` as well."""
+    router = APIRouter(route_class=BodyRoute)
+
+    @router.post("/models/{name}/pipeline/{schema}")
+    async def named(name: str, schema: str, asked: TaskRequest) -> Response:
+        return await _answered(models.named(name), asked, schema)
+
+    @router.post("/models/{name}")
+    async def own(name: str, asked: TaskRequest) -> Response:
+        return await _answered(models.named(name), asked, None)
+
+    @router.post("/")
+    async def only(asked: TaskRequest) -> Response:
+        return await _answered(models.named(None), asked, None)
+
+    return router
+
+
+async def _answered(served: Served, asked: TaskRequest, schema: str | None) -> Response:
+    pipeline = pipeline_of(served)
+    if schema is not None and schema != pipeline.NAME:
+        raise InputError(f"the model '{served.name}' answers {pipeline.NAME}, not {schema}")
+    parameters = await in_thread(parameters_of, pipeline.Parameters, asked.parameters)
+    is_many = isinstance(asked.inputs, list)
+    inputs = asked.inputs if is_many else [asked.inputs]
+    if not inputs or len(inputs) > MOST_INPUTS:
+        raise InputError(f"inputs has {len(inputs)} texts; expected 1 to {MOST_INPUTS:,}")
+    if served.translates:
+        return await in_thread(JSONResponse, await _translated(served, inputs, parameters))
+    key = (pipeline.NAME, repr(parameters))
+    found = await asyncio.wrap_future(
+        served.engine.call(key, lambda some: pipeline.run(served.model, some, parameters), inputs)
+    )
+    is_nested = getattr(pipeline, "IS_NESTED", False)  # the schema has a list around the answer to one text, too
+    return await in_thread(JSONResponse, found if is_many or is_nested else found[0])
+
+
+def pipeline_of(served: Served) -> Any:
+    """Return the pipeline of a model's own task.
+
+    Args:
+        served: the model.
+
+    Raises:
+        InputError: its task has none.
+    """
+    try:
+        return find(served.model.task.kind).part("pipeline")
+    except ModuleNotFoundError:
+        raise InputError(
+            f"the model '{served.name}' was trained to '{served.model.task.kind}', which has no task schema: send its "
+            "text to /v1/completions"
+        ) from None
+
+
+def parameters_of(kind: type[ParametersT], given: dict[str, Any] | None) -> ParametersT:
+    """Return the parameters of a pipeline; what a client leaves out it may send as null.
+
+    Args:
+        kind: of the parameters.
+        given: by the client.
+
+    Raises:
+        InputError: one is not known or out of range; it is named.
+    """
+    try:
+        return kind.model_validate({name: value for name, value in (given or {}).items() if value is not None})
+    except ValidationError as error:
+        fault = error.errors()[0]
+        name = ".".join(map(str, fault["loc"]))
+        if fault["type"] == "extra_forbidden":
+            raise InputError(f"parameters.{name} is not supported: leave it out") from None
+        raise InputError(f"parameters.{name}: {fault['msg'][:1].lower()}{fault['msg'][1:]}") from None
+
+
+def translation_json(found: Hypothesis) -> dict[str, Any]:
+    """Return a translation in the schema, with the alignment of its words where it has one."""
+    aligned = {} if found.alignment is None else {"alignments": found.alignment}
+    return {"translation_text": found.text, **aligned}
+
+
+async def _translated(served: Served, texts: list[Any], parameters: Any) -> list[dict[str, Any]]:
+    """Return the translations of texts, which are searched for in the running batch."""
+    translations: list[Hypothesis] = [Hypothesis("", [], 0.0, 0.0)] * len(texts)
+    jobs: dict[int, Job] = {}
+    for number, text in enumerate(texts):
+        # Read one text at a time: other requests take turns, and the loop ends when the client disconnects.
+        job = await in_thread(_translation_job, served, text, parameters)
+        jobs |= {} if job is None else {number: job}
+    numbers = [*jobs]
+    async with aclosing(events(served.engine, [*jobs.values()])) as running:
+        async for number, event in running:
+            if isinstance(event, Ended) and event.number == 0:
+                end, target = event.continuation, served.tokenizer
+                translations[numbers[number]] = Hypothesis(
+                    target.decode(end.ids), target.tokens(end.ids), end.score, end.log_probability, end.ids
+                )
+    if parameters.alignments:
+        # One for each request: its heads are measured on these texts alone, whoever else asks.
+        aligner = served.model.word_aligner(True, parameters.src_lang, parameters.tgt_lang)
+
+        def align(some: list[Any]) -> list[Any]:
+            return [[best for (best,) in aligner.add_to(texts, [[best] for best in translations])] for _ in some]
+
+        (translations,) = await asyncio.wrap_future(served.engine.call(aligner, align, [None]))
+    return [translation_json(best) for best in translations]
+
+
+def _translation_job(served: Served, text: Any, parameters: Any) -> Job | None:
+    """Return the job of one translation, or None for an empty text.
+
+    Raises:
+        InputError: the input is no text, or an option or a language is wrong.
+    """
+    if not isinstance(text, str):
+        raise InputError(f"inputs must be a text or a list of texts, not {type(text).__name__}")
+    if not text.strip():
+        return None
+    options = parameters.generate_parameters.options
+    return Job.of_translation(*served.translation(text, options, parameters.src_lang, parameters.tgt_lang))

@@ -1,0 +1,183 @@
+"""Texts whose weights no page can hold: what their page knows at once, and the pieces of a map that it asks for.
+
+Legend: Q queries, K keys, S side of a tile.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from itertools import chain
+from typing import Annotated
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from clearhead import spec
+from clearhead.apps.serve.interventions import Data
+from clearhead.base.errors import InputError
+from clearhead.interpret.maps.attention_maps import AttentionMaps
+from clearhead.interpret.maps.page import bias_name, mask_name, stack_attention, token_rows
+from clearhead.interpret.maps.recording import STACKS, AttentionRecord
+from clearhead.interpret.view.explorer.data import LayerAttention, Sample
+from clearhead.interpret.view.explorer.encode import LARGEST, LEVELS
+
+SIDE = 512  # numbers of a tile in each direction
+MASKED = 0xFFFF
+_MOST_SCORES = 2**20  # of one head, computed together: they stay in the processor's cache
+
+
+def is_long(maps: AttentionMaps, layers: int = 1) -> bool:
+    """Return whether a page cannot hold the weights of a run.
+
+    Args:
+        maps: the run.
+        layers: how many there are of each that was recorded.
+    """
+    counts = (one.num_heads * one.query_BHTE.shape[2] * one.key_BKSE.shape[2] for one in maps.records.values())
+    return layers * sum(counts) // 2 > LARGEST
+
+
+def long_sample(maps: AttentionMaps, label: str, check: Callable[[], None]) -> Sample:
+    """Return a run as a sample whose page asks for pieces of its maps; nothing is measured on its heads.
+
+    Args:
+        maps: the run.
+        label: what tells it from other samples.
+        check: called now and then.
+    """
+    known: dict[str, tuple[int, ...]] = {}
+    layers: dict[str, list[LayerAttention]] = {}
+    for record in maps.records.values():
+        mask = mask_name(record)
+        if f"{record.stack} {mask}" not in known:
+            known[f"{record.stack} {mask}"] = _spans(record, check)
+        layer = LayerAttention(
+            layer=record.layer,
+            heads=tuple(range(record.num_heads)),
+            num_heads=record.num_heads,
+            num_kv_heads=record.key_BKSE.shape[1],
+            weights=None,
+            mask=None,
+            mask_name=mask,
+            has_sink=record.attention.sink is not None,
+            spans=known[f"{record.stack} {mask}"],
+            score_bias=bias_name(record),
+        )
+        layers.setdefault(record.stack, []).append(layer)
+    rows = token_rows(maps)
+    return Sample(label, rows, tuple(stack_attention(name, layers[name], rows) for name in STACKS if name in layers))
+
+
+def _spans(record: AttentionRecord, check: Callable[[], None]) -> tuple[int, ...]:
+    """Return first and last key of each query in turn; from the mask, a few queries at a time, where it has no rule."""
+    queries, keys = record.query_BHTE.shape[2], record.key_BKSE.shape[2]
+    found: list[int] = []
+    if record.attention.spec.mask == spec.Causal() and record.context.masking.is_only_causal(spec.Causal()):
+        return tuple(chain.from_iterable((0, query) for query in range(queries)))
+    size = max(1, _MOST_SCORES // keys)
+    for start in range(0, queries, size):
+        check()
+        rows = slice(start, min(queries, start + size))
+        mask = record.mask(rows)
+        if mask is None:
+            found += [0, keys - 1] * (rows.stop - rows.start)
+            continue
+        seen = mask[0, 0].expand(rows.stop - rows.start, keys).to(torch.uint8)
+        first, last = seen.argmax(1), keys - 1 - seen.flip(1).argmax(1)
+        is_empty = seen.amax(1) == 0
+        pairs = torch.stack([first.masked_fill(is_empty, 0), last.masked_fill(is_empty, -1)], 1)
+        found += pairs.flatten().tolist()
+    return tuple(found)
+
+
+class Piece(Data):
+    """A piece of a map.
+
+    Args:
+        stack, layer, head: of which head.
+        sample: 0 in the unchanged run, 1 in the changed one.
+        pool: a number of the piece is the largest of so many queries and keys.
+        row, column: of the piece, in tiles of this pool.
+    """
+
+    stack: str
+    layer: Annotated[int, Field(ge=0)]
+    head: Annotated[int, Field(ge=0)]
+    sample: Annotated[int, Field(ge=0, le=1)] = 0
+    pool: Annotated[int, Field(ge=1, le=4096)] = 1
+    row: Annotated[int, Field(ge=0)] = 0
+    column: Annotated[int, Field(ge=0)] = 0
+
+
+def tile(record: AttentionRecord, piece: Piece, check: Callable[[], None]) -> bytes:
+    """Return a piece of a map as bytes: deflated 16-bit integers, as `codes` makes them; 65,535 where masked.
+
+    Args:
+        record: of the attention.
+        piece: which one.
+        check: called now and then.
+
+    Raises:
+        InputError: there is no such head or piece.
+    """
+    pool, head = piece.pool, piece.head
+    queries, keys = record.query_BHTE.shape[2], record.key_BKSE.shape[2]
+    extent = SIDE * pool
+    first, left = piece.row * extent, piece.column * extent
+    if not (head < record.num_heads and first < queries and left < keys):
+        raise InputError(f"head {head} has no piece {piece.row}, {piece.column} of {extent} tokens on each side")
+    last, right = min(queries, first + extent), min(keys, left + extent)
+    parts = []
+    step = max(1, _MOST_SCORES // keys // pool) * pool
+    for start in range(first, last, step):
+        check()
+        rows = slice(start, min(last, start + step))
+        # Of a causal map the keys behind the last of these queries are left out: half of all.
+        seen = record.beginning(rows.stop) if record.is_only_causal and queries == keys else record
+        weights_QK = _weights(seen, head, rows)[:, left:right]
+        pooled = _pooled(weights_QK, pool)
+        missing = math.ceil((right - left) / pool) - pooled.shape[1]
+        parts.append(F.pad(pooled, (0, missing), value=-1.0) if missing else pooled)
+    numbers = torch.cat(parts)
+    codes = np.rint(LEVELS * numbers.clamp(0, 1).sqrt_().numpy()).astype("<u2")
+    codes[numbers.numpy() < 0] = MASKED
+    return zlib.compress(codes.tobytes(), 1)
+
+
+def _pooled(weights_QK: Float32[Tensor, "queries keys"], pool: int) -> Float32[Tensor, "rows columns"]:
+    """Return the largest of each square of so many queries and keys; those at the end are smaller."""
+    if pool == 1:
+        return weights_QK
+    queries, keys = weights_QK.shape
+    if keys % pool or queries % pool:
+        weights_QK = F.pad(weights_QK, (0, -keys % pool, 0, -queries % pool), value=-1.0)
+    squares: Tensor = weights_QK.unflatten(0, (-1, pool)).amax(1).unflatten(1, (-1, pool)).amax(2)
+    return squares
+
+
+@torch.no_grad()
+def _weights(record: AttentionRecord, head: int, rows: slice) -> Float32[Tensor, "queries keys"]:
+    """Return the weights of some queries, -1 where the mask is False."""
+    weights, mask = record.weights_and_mask([head], rows)
+    weights_QK = weights[0, 0]
+    if mask is not None:
+        weights_QK = weights_QK.masked_fill(~mask[0, min(head, mask.shape[1] - 1)], -1.0)
+    return weights_QK.cpu()
+
+
+def rows_of_weights(record: AttentionRecord, query: int) -> bytes:
+    """Return where a query of every head looks: deflated float32 numbers [heads, keys], below zero where masked.
+
+    Raises:
+        InputError: there is no such query.
+    """
+    if not 0 <= query < record.query_BHTE.shape[2]:
+        raise InputError(f"there is no query {query}; there are {record.query_BHTE.shape[2]}")
+    rows = [_weights(record, head, slice(query, query + 1))[0] for head in range(record.num_heads)]
+    return zlib.compress(torch.stack(rows).numpy().astype("<f4").tobytes(), 1)

@@ -1,0 +1,360 @@
+"""The runs that the pages of one model ask for: each is named by what was asked, and forgotten when others come.
+
+A page sends with every request all that its run depends on: texts and changes. So the application remembers nothing of
+a page, and no page sees what another one changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import Field
+from torch import Tensor
+
+from clearhead.apps.serve.interventions import Data, Edits, Intervention, check, editing, python_lines
+from clearhead.apps.serve.long_text import is_long, long_sample
+from clearhead.apps.serve.outputs import Outputs, compared, outputs_of
+from clearhead.apps.serve.work import Work
+from clearhead.base.errors import InputError
+from clearhead.base.printing import num_parameters
+from clearhead.interpret.maps.attention_maps import AttentionMaps, attend, attend_first_layer, in_precision
+from clearhead.interpret.maps.hook_points import capture
+from clearhead.interpret.maps.outcome import Chosen
+from clearhead.interpret.maps.page import SampleOptions, run_sample
+from clearhead.interpret.maps.reading import ReadKwargs, predicts_text
+from clearhead.interpret.view.explorer.data import Sample
+from clearhead.interpret.view.explorer.encode import Encoder, compressed
+from clearhead.model.facade import Model
+from clearhead.spec.tasks.registry import find
+
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+Written = Annotated[str, Field(max_length=1_000_000)]
+Name = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class Asked(Data):
+    """What a run depends on.
+
+    Args:
+        text, target, generate: as for `Model.attention`.
+        edits: what is changed in it.
+        of: two outputs, tokens or labels, of which the first is followed rather than the second; None: one is followed.
+        position: where the last stack reads what these are predicted at; None: at the end of the text.
+        is_beginning: only the first layer is wanted, and only of a long text, whose other layers take long.
+    """
+
+    text: Written
+    target: Written | None = None
+    generate: Annotated[int, Field(ge=0, le=1024)] = 0
+    edits: Edits = ()
+    of: tuple[Name, Name] | None = None
+    position: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    is_beginning: bool = False
+
+    @property
+    def unchanged(self) -> Asked:
+        """The same texts, without changes."""
+        return self.model_copy(update={"edits": ()})
+
+    @property
+    def texts(self) -> Asked:
+        """The same texts alone."""
+        return self.model_copy(update={"edits": (), "of": None, "position": None})
+
+    @property
+    def name(self) -> str:
+        """A name for the run, the same for the same request."""
+        return hashlib.sha256(self.model_dump_json().encode("utf-8", "replace")).hexdigest()[:24]
+
+
+class Recent(Generic[KeyT, ValueT]):
+    """The last few values that were asked for.
+
+    Args:
+        most: how many are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._lock = most, threading.Lock()
+        self._values: OrderedDict[KeyT, ValueT] = OrderedDict()
+
+    def get(self, key: KeyT, make: Callable[[], ValueT]) -> ValueT:
+        """Return the value of a key, made where it is not kept."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        value = make()
+        with self._lock:
+            self._values[key] = value
+            while len(self._values) > self._most:
+                self._values.popitem(last=False)
+        return value
+
+
+@dataclass
+class Shown:
+    """A run as its page shows it.
+
+    Args:
+        asked: what it depends on.
+        runs: the unchanged run, and the changed one if anything is changed.
+        page: JSON.
+        outputs: JSON: see `outputs.compared`.
+        python: the lines that do the same.
+    """
+
+    asked: Asked
+    runs: list[AttentionMaps]
+    page: dict[str, Any]
+    outputs: dict[str, Any]
+    python: list[str]
+    encoder: Encoder
+    _made: dict[int, list[str]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def blob(self, number: int) -> str:
+        """Return one of the arrays of the page, as its file would hold it.
+
+        Raises:
+            InputError: there is no such array.
+        """
+        if not 0 <= number < self.encoder.num_blobs:
+            raise InputError(f"there is no array {number}; there are {self.encoder.num_blobs}")
+        maker = bisect_right(self.encoder.starts, number) - 1
+        with self._lock:
+            if maker not in self._made:
+                self._made[maker] = list(map(compressed, self.encoder.makers[maker]()))
+            return self._made[maker][number - self.encoder.starts[maker]]
+
+
+class Runs:
+    """The runs of one model.
+
+    Args:
+        model: runs in float32, so that its numbers do not depend on the machine.
+        title: the heading of its pages.
+        reading: how texts are read, as for `Model.attention`.
+    """
+
+    def __init__(self, model: Model, title: str, reading: ReadKwargs) -> None:
+        self.model: Model = model.replaced(in_precision(model.module, "fp32"))
+        self.title = title
+        self.reading = reading
+        self._bases: Recent[Asked, tuple[AttentionMaps, Outputs]] = Recent(4)
+        self._samples: Recent[Asked, Sample] = Recent(4)
+        self._shown: Recent[str, Shown] = Recent(6)
+        self._asked: Recent[str, Asked] = Recent(1024)
+
+    def shown(self, asked: Asked, work: Work) -> Shown:
+        """Return a run as its page shows it.
+
+        Args:
+            asked: what it depends on.
+            work: ends the computation where nobody waits for it.
+
+        Raises:
+            InputError: the text cannot be read, or a change cannot be made.
+        """
+        self._asked.get(asked.name, lambda: asked)
+        return self._shown.get(asked.name, partial(self._show, asked, work))
+
+    def named(self, name: str, work: Work) -> Shown:
+        """Return a run by its name, run again where it is not kept.
+
+        Raises:
+            InputError: no page asked for it.
+        """
+
+        def unknown() -> Asked:
+            raise InputError("this run is forgotten: reload the page")
+
+        return self.shown(self._asked.get(name, unknown), work)
+
+    def base(self, asked: Asked, work: Work) -> tuple[AttentionMaps, Outputs]:
+        """Return the unchanged run of texts, with its outputs."""
+        return self._bases.get(asked.texts, partial(self._run, asked, work))
+
+    def _run(self, asked: Asked, work: Work) -> tuple[AttentionMaps, Outputs]:
+        with work.watching(self.model), capture(self.model.module, "hidden") as seen:
+            maps = self._attention(asked)
+        return maps, outputs_of(maps, seen["hidden"][-1].tensor, self._written(asked, maps))
+
+    def _attention(self, asked: Asked) -> AttentionMaps:
+        return self.model.attention(asked.text, asked.target, asked.generate, precision="auto", **self.reading)
+
+    def _show_beginning(self, asked: Asked) -> Shown:
+        """Return the first layer of a long text as its page shows it; nothing of a short one or of what is written."""
+        module, stacks = self.model.module, [self.model.module.encoder, self.model.module.decoder]
+        depth = max(len(stack.order) for stack in stacks if stack is not None)
+        found = Shown(asked, [], {}, {}, [], Encoder())
+        if asked.edits or self._writes(asked) or depth == 1:
+            return found
+        reading = self.model.read(asked.text, asked.target, asked.generate, **self.reading)
+        maps = attend_first_layer(module, self.model.tokenizers, self.model.task, reading)
+        if not is_long(maps, depth):
+            return found
+        page = self._page(found.encoder, [long_sample(maps, "unchanged", lambda: None)])
+        return replace(found, runs=[maps], page=page)
+
+    def _page(self, encoder: Encoder, samples: Sequence[Sample]) -> dict[str, Any]:
+        facts = [["parameters", f"{num_parameters(self.model.module):,}"]]
+        encoded = [encoder.sample(sample) for sample in samples]
+        return {"title": self.title, "facts": facts, "timeline": False, "samples": encoded, "spans": encoder.spans}
+
+    def _show(self, asked: Asked, work: Work) -> Shown:
+        if asked.is_beginning:
+            with work.watching(self.model):
+                return self._show_beginning(asked)
+        base, before = self.base(asked, work)
+        of = outputs_asked(base, asked)
+        first = self._samples.get(asked.unchanged, partial(self._sample, base, "unchanged", of, work))
+        samples, runs, after = [first], [base], None
+        if asked.edits:
+            with work.watching(self.model), self.changing(asked.edits, stack_lengths(base), work):
+                with capture(self.model.module, "hidden") as seen:
+                    changed = attend(base.module, base.tokenizers, base.task, base.reading)
+                again = self._attention(asked) if self._writes(asked) else changed
+                after = outputs_of(changed, seen["hidden"][-1].tensor, self._written(asked, again))
+                samples.append(self._sample(changed, "changed", of, work))
+                runs.append(changed)
+        encoder = Encoder()
+        page = self._page(encoder, samples)
+        outputs = compared(base, before, after, of)
+        return Shown(asked, runs, page, outputs, self._python(asked, of), encoder)
+
+    def _sample(self, maps: AttentionMaps, label: str, of: Chosen, work: Work) -> Sample:
+        if is_long(maps):
+            return long_sample(maps, label, work.check)
+        with work.watching(self.model):
+            return run_sample(maps, label, SampleOptions(of=of, effects=of is not None))
+
+    def changing(
+        self, edits: Sequence[Intervention], lengths: Mapping[str, int], work: Work
+    ) -> AbstractContextManager[object]:
+        """Return a block in which the model runs with changes.
+
+        Args:
+            edits: the changes.
+            lengths: how many tokens each stack reads, by "encoder" and "decoder".
+            work: ends the computation where nobody waits for it.
+
+        Raises:
+            InputError: a change cannot be made.
+        """
+        for one in edits:
+            check(one, self.model.module, lengths)
+        others = [self.activation(one, work) if one.kind == "patch" else None for one in edits]
+        return editing(self.model.module, edits, others)
+
+    def activation(self, one: Intervention, work: Work) -> Tensor:
+        """Return the activation of the other text of a patch.
+
+        Raises:
+            InputError: the text cannot be read.
+        """
+        other, _ = self.base(Asked(text=one.text, target=one.target), work)
+        with work.watching(self.model), capture(self.model.module, one.address) as seen:
+            attend(other.module, other.tokenizers, other.task, other.reading)
+        records = [record for record in seen[one.address] if one.depth in (None, record.depth)]
+        if not records:
+            raise InputError(f"'{one.address}' is not computed at depth {one.depth}")
+        return records[-1].tensor.detach()
+
+    @property
+    def has_two_stacks(self) -> bool:
+        """Whether the model has an encoder and a decoder."""
+        return self.model.module.encoder is not None and self.model.module.decoder is not None
+
+    @property
+    def predicts_text(self) -> bool:
+        """Whether the model writes text token by token."""
+        return predicts_text(self.model.module, self.model.task)
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the model has probabilities of tokens or labels."""
+        task = find(self.model.task.kind)
+        return self.model.module.head is not None and task.outputs not in ("vector", "span")
+
+    def _writes(self, asked: Asked) -> bool:
+        """Return whether the model writes text for a request."""
+        return self.predicts_text and asked.target is None and (self.has_two_stacks or asked.generate > 0)
+
+    def _written(self, asked: Asked, maps: AttentionMaps) -> str | None:
+        """Return the text that a model wrote."""
+        reading = maps.reading
+        if not self._writes(asked) or reading.num_given is None:
+            return None
+        return maps.tokenizers.target.decode(list(reading.labels[reading.num_given - 1 :]))
+
+    def _python(self, asked: Asked, of: Chosen) -> list[str]:
+        module = self.model.module
+        given = repr(asked.text) if asked.target is None else f"{asked.text!r}, {asked.target!r}"
+        call = f"maps = model.attention({given})"
+        if of is not None:
+            call = f"print(model.attention({given}).effects(of={of!r}))"
+        elif self._writes(asked) and module.encoder is not None:
+            call = f"print(model.translate({given}, beam_size={self.reading.get('beam_size') or 1}))"
+        elif self._writes(asked):
+            call = f"print(model.generate({given}, max_new_tokens={asked.generate}, temperature=0))"
+        elif not self.predicts_text:
+            call = f"print(model.predict({asked.text!r}))"
+        return self.python(asked.edits, call)
+
+    def python(self, edits: Sequence[Intervention], call: str) -> list[str]:
+        """Return the lines of Python that make changes around a call; see `python_lines`."""
+        return python_lines(edits, [_sharing(self.model.module, one) for one in edits], call)
+
+
+def outputs_asked(maps: AttentionMaps, asked: Asked) -> Chosen:
+    """Return the two outputs of a request as `AttentionRun.outcome` takes them; None: it has none.
+
+    Raises:
+        InputError: there is no such position or output.
+    """
+    if asked.of is None:
+        return None
+    place = position_of(maps, asked.position)
+    labels, tokenizer = maps.reading.labels, maps.output_names.tokenizer
+    if asked.position is None and tokenizer is not None and labels and labels[-1] == tokenizer.eos_id:
+        # A text that has ended: its last token, and not one behind the end.
+        place = maps.outcome(None).position
+    of = asked.of if place is None else (place, *asked.of)
+    maps.outcome(of)
+    return of
+
+
+def position_of(maps: AttentionMaps, position: int | None) -> int | None:
+    """Return the position of an output as `AttentionRun.outcome` counts it; None: it has none.
+
+    Args:
+        maps: of a run.
+        position: where the last stack reads what the output is predicted at.
+    """
+    head = maps.module.head
+    if position is None or head is None or head.is_pooled:
+        return None
+    return position + int(maps.module.decoder is not None and maps.output_names.tokenizer is not None)
+
+
+def stack_lengths(maps: AttentionMaps) -> dict[str, int]:
+    """Return how many tokens each stack reads, by "encoder" and "decoder"."""
+    return {stack.partition(".")[0]: len(maps.query_tokens(stack)) for stack in maps.stacks}
+
+
+def _sharing(module: Any, one: Intervention) -> int:
+    """Return how many depths the layer of an address runs at."""
+    parts = one.address.split(".")
+    if one.depth is None or parts[1] != "layers":
+        return 1
+    return len(getattr(module, parts[0]).order)

@@ -1,0 +1,197 @@
+"""Attention heads and feed-forward neurons removed: smaller matrices that compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead import spec
+from clearhead.apps.surgery.addresses import branch_functions, check_numbers, match_addresses, refuse, update_nodes
+from clearhead.apps.surgery.plan import Origin, SurgeryPlan, apply_plan, select_rows, unchanged_origins
+from clearhead.apps.surgery.report import AnyModel, EditedModel
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError
+from clearhead.core import Transformer
+
+
+@checked
+def remove_heads(model: AnyModel, heads: Mapping[str, Collection[int]]) -> EditedModel[AnyModel]:
+    """Remove attention heads: the output is that of the whole model with the output of these heads set to zero.
+
+    Of heads that share a key and a value, whole groups are removed, or equally many of each group.
+
+    Args:
+        model: a module or a model; it is not changed.
+        heads: numbers of heads to remove, by the address of their attention or of a layer that has one, or by a
+            pattern, such as "encoder.layers.*".
+
+    Raises:
+        InputError: places or heads that do not exist, or heads that others depend on; every fault is named.
+
+    Source: arXiv 1905.10650, section 3.
+    """
+    return apply_plan(model, lambda module: _plan_heads(module, heads))
+
+
+@checked
+def remove_neurons(model: AnyModel, neurons: Mapping[str, Collection[int]]) -> EditedModel[AnyModel]:
+    """Remove neurons of the inner layer of feed-forward networks: the output is that with these neurons set to zero.
+
+    Args:
+        model: a module or a model; it is not changed.
+        neurons: numbers to remove, by the address of a network or of a layer that has one, or by a pattern; every
+            expert of a mixture loses them.
+
+    Raises:
+        InputError: places or neurons that do not exist, or no neuron is left; every fault is named.
+
+    Source: arXiv 1608.08710, section 3 (whole units in place of single weights).
+    """
+    return apply_plan(model, lambda module: _plan_neurons(module, neurons))
+
+
+class _KeptHeads(NamedTuple):
+    """The numbers of the heads, and of the key/value heads, that an attention keeps."""
+
+    heads: tuple[int, ...]
+    kv_heads: tuple[int, ...]
+
+
+def _plan_heads(module: Transformer, given: Mapping[str, Collection[int]]) -> SurgeryPlan:
+    found = branch_functions(module.spec, spec.Attention)
+    faults: list[str] = []
+    kept: dict[str, _KeptHeads] = {}
+    for address, numbers in match_addresses(module.spec, given, found, "attention").items():
+        attention = found[address]
+        wrong = check_numbers(address, numbers, attention.num_heads, "head")
+        faults += wrong or _obstacles(address, attention, numbers)
+        heads = tuple(head for head in range(attention.num_heads) if head not in numbers)
+        counts = [] if wrong else _group_sizes(attention, numbers)
+        kept[address] = _KeptHeads(heads, tuple(group for group, count in enumerate(counts) if count))
+    refuse(faults)
+    origins = unchanged_origins(module)
+    updates: dict[str, dict[str, Any]] = {}
+    for address, (heads, kv_heads) in kept.items():
+        origins |= _attention_origins(module, address, found[address], kept[address])
+        updates[address] = {"num_heads": len(heads), "num_kv_heads": len(kv_heads)}
+    biases, tables = _score_biases(module.spec, found, kept)
+    for address, bias in biases.items():
+        updates.setdefault(address, {})["score_bias"] = bias
+    for path, heads in tables.items():
+        updates[path] = {"num_heads": len(heads)}
+        origins[f"{path}.weight"] = select_rows(f"{path}.weight", _rows(heads), 1)
+    return SurgeryPlan(update_nodes(module.spec, updates), origins)
+
+
+def _obstacles(address: str, attention: spec.Attention, removed: Collection[int]) -> list[str]:
+    """List why existing heads cannot be removed."""
+    norm = attention.query_key_norm
+    if norm is not None and norm.over == "width":
+        return [f"{address}: query and key are normed over all heads at once, so each head needs all others"]
+    group = attention.num_heads // attention.num_kv_heads
+    counts = _group_sizes(attention, removed)
+    if len({count for count in counts if count}) > 1:
+        number = counts.index(min(count for count in counts if count))
+        return [
+            f"{address}: {group} heads share each key and value; of group {number} (heads {number * group} to "
+            f"{(number + 1) * group - 1}) {counts[number]} would be left, of others {max(counts)}: remove whole "
+            "groups, or equally many heads of each"
+        ]
+    return []
+
+
+def _group_sizes(attention: spec.Attention, removed: Collection[int]) -> list[int]:
+    """Count the heads that are left of each key/value head."""
+    group = attention.num_heads // attention.num_kv_heads
+    return [group - sum(head // group == number for head in removed) for number in range(attention.num_kv_heads)]
+
+
+def _rows(numbers: Sequence[int], size: int = 1) -> Tensor:
+    """Return the rows of some heads, each of them `size` rows."""
+    return (torch.tensor(numbers)[:, None] * size + torch.arange(size)).flatten()
+
+
+def _attention_origins(
+    module: Transformer, address: str, attention: spec.Attention, kept: _KeptHeads
+) -> dict[str, Origin]:
+    size = attention.head_size
+    queries, keys = _rows(kept.heads, size), _rows(kept.kv_heads, size)
+    rows = {"query": queries, "key": keys, "value": keys}
+    rows |= {"score_bias.position_key": queries, "score_bias.position_query": queries}
+    if attention.query_key_norm is not None and attention.query_key_norm.per_head:
+        rows |= {"query_norm": _rows(kept.heads), "key_norm": _rows(kept.kv_heads)}
+    tensors = [(f"{address}.{name}.{leaf}", index, 0) for name, index in rows.items() for leaf in ("weight", "bias")]
+    tensors += [(f"{address}.out.weight", queries, 1), (f"{address}.sink", _rows(kept.heads), 0)]
+    present = module.state_dict()
+    return {place: select_rows(place, index, axis) for place, index, axis in tensors if place in present}
+
+
+def _score_biases(
+    model: spec.Model, found: Mapping[str, spec.Attention], kept: Mapping[str, _KeptHeads]
+) -> tuple[dict[str, spec.ScoreBias], dict[str, tuple[int, ...]]]:
+    """Return the score biases of attentions that change, and the heads that are left of each table."""
+    biases: dict[str, spec.ScoreBias] = {}
+    readers: dict[str, dict[str, tuple[int, ...]]] = {}
+    for address, attention in found.items():
+        left = kept[address].heads if address in kept else tuple(range(attention.num_heads))
+        match attention.score_bias:
+            case spec.Alibi() as alibi if address in kept:
+                slopes = tuple(alibi.head_slopes(attention.num_heads)[head] for head in left)
+                is_default = slopes == spec.Alibi().head_slopes(len(left))
+                biases[address] = alibi.model_copy(update={"slopes": None if is_default else slopes})
+            case spec.RelativeBuckets():
+                readers.setdefault(f"{address}.score_bias", {})[address] = left
+            case spec.Reference(path=path):
+                readers.setdefault(path, {})[address] = left
+            case spec.TableHeads(path=path, heads=heads):
+                readers.setdefault(path, {})[address] = tuple(heads[head] for head in left)
+            case _:
+                continue
+    tables: dict[str, tuple[int, ...]] = {}
+    nodes = dict(spec.walk(model))
+    for table, read in readers.items():
+        node, owner = nodes[table], table.removesuffix(".score_bias")
+        assert isinstance(node, spec.RelativeBuckets)
+        every = tuple(range(node.num_heads))
+        if not set(read) & set(kept):
+            continue
+        if len(set(read.values())) == 1:
+            every = tables[table] = next(iter(read.values()))
+        elif read.get(owner, every) != every:
+            raise InputError(
+                f"{table} is a table of scores that {len(read)} attentions read: remove the same heads of all, or none "
+                "of its owner's"
+            )
+        for address, heads in read.items():
+            if address != owner:
+                whole = heads == every
+                biases[address] = spec.Reference(path=table) if whole else spec.TableHeads(path=table, heads=heads)
+    return biases, tables
+
+
+def _plan_neurons(module: Transformer, given: Mapping[str, Collection[int]]) -> SurgeryPlan:
+    # The weights of experts have an axis of their own in front.
+    networks = {path: (path, node, 0) for path, node in branch_functions(module.spec, spec.FeedForward).items()}
+    for path, mixture in branch_functions(module.spec, spec.MixtureOfExperts).items():
+        networks[path] = (f"{path}.expert", mixture.expert, 1)
+    removed = match_addresses(module.spec, given, networks, "feed-forward network")
+    refuse(
+        [
+            fault
+            for address, numbers in removed.items()
+            for fault in check_numbers(address, numbers, networks[address][1].size, "neuron")
+        ]
+    )
+    origins = unchanged_origins(module)
+    updates = {}
+    for address, numbers in removed.items():
+        path, node, axis = networks[address]
+        kept = [number for number in range(node.size) if number not in numbers]
+        updates[path] = {"size": len(kept)}
+        cut = [(f"{path}.{name}.{leaf}", axis) for name in ("up", "gate") for leaf in ("weight", "bias")]
+        cut.append((f"{path}.down.weight", axis + 1))
+        origins |= {name: select_rows(name, torch.tensor(kept), axis) for name, axis in cut if name in origins}
+    return SurgeryPlan(update_nodes(module.spec, updates), origins)

@@ -1,0 +1,97 @@
+"""Layers removed, repeated or reordered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clearhead import spec
+from clearhead.apps.surgery.addresses import Side, stack_of
+from clearhead.apps.surgery.plan import Origin, SurgeryPlan, apply_plan, unchanged_origins
+from clearhead.apps.surgery.report import AnyModel, EditedModel
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError
+from clearhead.core import Transformer
+
+
+@checked
+def keep_layers(model: AnyModel, layers: Sequence[int], *, stack: Side | None = None) -> EditedModel[AnyModel]:
+    """Keep some layers of a stack, in the order given; a layer that is named twice is copied, weights included.
+
+    The new stack computes what the old one would if its layers ran in that order. Where layers share weights, the
+    numbers are depths, and depths that shared a layer still do.
+
+    Args:
+        model: a module or a model; it is not changed.
+        layers: numbers of layers in the order in which they run, from 0.
+        stack: which stack; may be left out where there is one.
+
+    Raises:
+        InputError: no layer, one that does not exist, or a stack that does not exist.
+
+    Source: dropped layers arXiv 1909.11556; repeated ones arXiv 2312.15166, section 2.1.
+    """
+    return apply_plan(model, lambda module: _plan(module, layers, stack))
+
+
+def _origins(module: Transformer, prefix: str, kept: Sequence[int]) -> dict[str, Origin]:
+    """Return where tensors come from when some layers of a stack are kept and numbered anew."""
+    every = unchanged_origins(module)
+    origins = {address: origin for address, origin in every.items() if not address.startswith(prefix)}
+    for new, number in enumerate(kept):
+        for address in every:
+            if address.startswith(f"{prefix}{number}."):
+                origins[f"{prefix}{new}.{address.removeprefix(f'{prefix}{number}.')}"] = Origin(address)
+    return origins
+
+
+def _plan(module: Transformer, layers: Sequence[int], name: Side | None) -> SurgeryPlan:
+    side, old = stack_of(module.spec, name, what="layers")
+    count = len(old.depths)
+    wrong = [number for number in layers if not 0 <= number < count]
+    if wrong:
+        raise InputError(f"the {side} has no layer {wrong[0]}; its {count} layers are numbered from 0")
+    if not layers:
+        raise InputError(f"no layer of the {side} would be left; name those to keep, such as [0, {count - 1}]")
+    kept, sharing = list(layers), None
+    if old.sharing is not None:
+        runs = [old.sharing[depth] for depth in layers]
+        kept = sorted(set(runs))
+        order = tuple(kept.index(number) for number in runs)
+        sharing = None if order == tuple(range(len(kept))) else order
+    origins = _origins(module, f"{side}.layers.", kept)
+    stack = old.model_copy(update={"layers": tuple(old.layers[number] for number in kept), "sharing": sharing})
+    return _with_shared_tables(module, module.spec.model_copy(update={side: stack}), side, kept, origins)
+
+
+def _with_shared_tables(
+    module: Transformer, model: spec.Model, side: Side, kept: Sequence[int], origins: dict[str, Origin]
+) -> SurgeryPlan:
+    """Give each score table that layers share, and one of them owns, to the first remaining layer that reads it."""
+    prefix, old = f"{side}.layers.", dict(spec.walk(module.spec))
+    references = [node.path for node in old.values() if isinstance(node, spec.Reference | spec.TableHeads)]
+    shared = {path for path in references if path.startswith(prefix)}
+    owners: dict[str, str] = {}
+
+    def change(path: str, node: spec.Node) -> spec.Node:
+        if not path.startswith(prefix) or not path.endswith(".function.score_bias"):
+            return node
+        number, _, rest = path.removeprefix(prefix).partition(".")
+        own = f"{prefix}{kept[int(number)]}.{rest}"
+        table = node.path if isinstance(node, spec.Reference | spec.TableHeads) else own
+        if table not in shared:
+            return node
+        if table in owners:
+            reference = node if isinstance(node, spec.TableHeads) else spec.Reference(path=table)
+            return reference.model_copy(update={"path": owners[table]})
+        if isinstance(node, spec.TableHeads):
+            raise InputError(f"{path} reads some heads of the table {table}: keep the layer that owns it")
+        owners[table] = path
+        origins[f"{path}.weight"] = Origin(f"{table}.weight")
+        return old[table]
+
+    def follow(path: str, node: spec.Node) -> spec.Node:
+        if isinstance(node, spec.Reference | spec.TableHeads) and not path.startswith(prefix):
+            return node.model_copy(update={"path": owners.get(node.path, node.path)})
+        return node
+
+    return SurgeryPlan(spec.map_nodes(spec.map_nodes(model, change), follow), origins)

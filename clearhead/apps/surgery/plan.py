@@ -1,0 +1,176 @@
+"""Plans of surgery: a new spec, and for each of its tensors the old tensor that it comes from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead import spec
+from clearhead.apps.surgery.addresses import token_output, word_table
+from clearhead.apps.surgery.report import AnyModel, EditedModel, SurgeryReport
+from clearhead.base.errors import InputError
+from clearhead.core import Transformer, build
+from clearhead.core.initialize import initialize
+from clearhead.core.norm import LayerNorm, RMSNorm
+from clearhead.fast.int8 import refuse_int8
+from clearhead.model.facade import Model
+from clearhead.spec.tasks.base import Outputs
+from clearhead.spec.tasks.record import LabelKind, TaskRecord
+from clearhead.spec.tasks.registry import find, with_outputs
+
+# Makes a tensor from an old one and a randomly initialized one of the new shape.
+Change = Callable[[Tensor, Tensor], Tensor]
+NewTask = Callable[[spec.Model, TaskRecord], TaskRecord]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The origin of a tensor.
+
+    Args:
+        address: in the old module.
+        change: makes the new tensor; None: it is copied.
+        is_drawn: whether the change reads the randomly initialized tensor, which otherwise is empty.
+    """
+
+    address: str
+    change: Change | None = None
+    is_drawn: bool = False
+
+
+@dataclass(frozen=True)
+class SurgeryPlan:
+    """A plan for a new module.
+
+    Args:
+        model: its spec.
+        origins: the origins of its tensors, by address; tensors without one are initialized randomly, and origins of
+            tensors that the spec does not have are ignored.
+        notes: for the report.
+    """
+
+    model: spec.Model
+    origins: Mapping[str, Origin]
+    notes: tuple[str, ...] = ()
+
+
+def unchanged_origins(module: Transformer) -> dict[str, Origin]:
+    """Return the origins of a module that copies every tensor."""
+    return {address: Origin(address) for address in module.state_dict()}
+
+
+def select_rows(address: str, index: Tensor, axis: int) -> Origin:
+    """Return the origin of a tensor that keeps some rows (axis 0) or columns, in the order of the index."""
+    return Origin(address, lambda old, _: old.index_select(axis, index.to(old.device)))
+
+
+def apply_plan(
+    model: AnyModel, plan_of: Callable[[Transformer], SurgeryPlan], *, task: NewTask | None = None
+) -> EditedModel[AnyModel]:
+    """Carry out a plan.
+
+    Args:
+        model: a module, or a model with its tokenizers; neither is changed.
+        plan_of: makes the plan for a module.
+        task: returns the task of the new model; None: it stays the same.
+
+    Raises:
+        InputError: the plan is not possible, or the module has other tensors than its spec.
+    """
+    given: Transformer | Model = model
+    old = given.module if isinstance(given, Model) else given
+    refuse_int8(old, "surgery")
+    edited: Any
+    edited, report = _build_module(old, plan_of(old))
+    if isinstance(given, Model):
+        edited = given.replaced(edited, task=None if task is None else task(edited.spec, given.task))
+    return EditedModel(edited, report)
+
+
+def task_of(model: spec.Model, old: TaskRecord) -> TaskRecord:
+    """Return the task of a model, as far as its spec determines it.
+
+    Args:
+        model: the spec.
+        old: the task of the original model, which is kept where it still fits.
+    """
+    outputs, count = _outputs(model)
+    task = find(old.kind)
+    # Two outputs of a token are the borders of a span where they were that before.
+    fits = task.outputs == outputs or (task.outputs, outputs) == ("span", "token_labels")
+    if task.has_labels:
+        fits &= len(old.labels or (0,)) == count
+    elif outputs == "vocabulary":
+        fits &= model.family in task.families
+    if fits:
+        return old
+    task = (with_outputs(outputs, model.family) or with_outputs(outputs))[0]
+    if not task.has_labels:
+        return TaskRecord(kind=task.kind, max_length=old.max_length)
+    labels = tuple(f"LABEL_{index}" for index in range(count)) if count > 1 else ()
+    kind: LabelKind = "single_label" if labels else "regression"
+    return TaskRecord(kind=task.kind, labels=labels, label_kind=kind, max_length=old.max_length, repeats=old.repeats)
+
+
+def _outputs(model: spec.Model) -> tuple[Outputs, int]:
+    """Return what the head of a spec returns, and how many outputs its last linear layer has."""
+    output = token_output(model.head)
+    layers = model.head.layers if model.head is not None else ()
+    count = next((layer.size for layer in reversed(layers) if isinstance(layer, spec.Linear)), 0)
+    if output is None:
+        return ("labels" if layers and isinstance(layers[-1], spec.Linear) else "vector"), count
+    rows = word_table(model, "decoder" if model.decoder else "encoder")[1].rows
+    return ("vocabulary" if output[1].weight is not None or count == rows else "token_labels"), count
+
+
+def _build_module(old: Transformer, plan: SurgeryPlan) -> tuple[Transformer, SurgeryReport]:
+    tensors = old.state_dict()
+    if tensors.keys() != build(old.spec, device="meta").state_dict().keys():
+        raise InputError("the module has other tensors than its spec; edit the model as it was built or loaded")
+    new = build(plan.model, device="meta")
+    slots, origins, like = new.state_dict(), plan.origins, next(old.parameters())
+    drawn = _draw(new, {name for name in slots if name not in origins or origins[name].is_drawn})
+    state: dict[str, Tensor] = {}
+    copied, changed = dict[str, str](), dict[str, str]()
+    for name, slot in slots.items():
+        fresh = drawn.get(name, torch.empty(0)).to(like)
+        if name not in origins:
+            state[name] = fresh
+        elif (change := origins[name].change) is None:
+            copied[name] = origins[name].address
+            state[name] = tensors[copied[name]].detach().clone()
+        else:
+            changed[name] = origins[name].address
+            state[name] = change(tensors[changed[name]].detach(), fresh).contiguous()
+        assert state[name].shape == slot.shape, f"{name}: {list(state[name].shape)} for {list(slot.shape)}"
+    new.load_state_dict(state, strict=True, assign=True)
+    kept = {*copied.values(), *changed.values()}
+    report = SurgeryReport(
+        copied=copied,
+        changed=changed,
+        new=tuple(name for name in slots if name not in origins),
+        dropped=tuple(name for name in tensors if name not in kept),
+        notes=plan.notes,
+    )
+    return new.train(old.training), report
+
+
+def _draw(module: Transformer, addresses: Collection[str]) -> dict[str, Tensor]:
+    """Initialize some tensors of a module on the meta device randomly; the others take no memory."""
+    if not addresses:
+        return {}
+    real = copy.deepcopy(module)
+    for address in addresses:
+        path, _, leaf = address.rpartition(".")
+        owner = real.get_submodule(path)
+        shape = getattr(owner, leaf).shape
+        # Norms begin as the identity, and other vectors as zero, as when a module is built.
+        is_one = isinstance(owner, LayerNorm | RMSNorm) and leaf == "weight" and not owner.has_unit_offset
+        setattr(owner, leaf, nn.Parameter(torch.full(shape, float(is_one))))
+    initialize(real, module.spec.initialization)
+    return {address: tensor for address, tensor in real.state_dict().items() if address in addresses}

@@ -1,0 +1,136 @@
+"""Positions extended: learned tables with more rows, and RoPE with scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from clearhead import spec
+from clearhead.apps.surgery.addresses import Side, branch_functions, update_nodes
+from clearhead.apps.surgery.plan import Origin, SurgeryPlan, apply_plan, unchanged_origins
+from clearhead.apps.surgery.report import AnyModel, EditedModel
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError
+from clearhead.core import Transformer
+from clearhead.spec.addresses import select_addresses
+
+By = Literal["repeat", "interpolate", "draw"]
+
+
+@checked
+def resize_positions(
+    model: AnyModel, length: int, *, by: By = "repeat", stack: Side | None = None
+) -> EditedModel[AnyModel]:
+    """Resize learned position tables for sequences of another length.
+
+    Args:
+        model: a module or a model; it is not changed.
+        length: the longest sequence in tokens; it may also be shorter than before.
+        by: "repeat": the old rows again and again, so that short sequences compute the same; "interpolate": the old
+            rows, interpolated linearly over the new length; "draw": randomly initialized rows after the old ones.
+        stack: the stack whose table to resize; None: every stack that has one.
+
+    Raises:
+        InputError: an invalid length, or no table to resize; then the message says where positions come from.
+
+    Source: repeated arXiv 2004.05150, section 5; interpolated arXiv 2010.11929, section 3.2.
+    """
+    return apply_plan(
+        model,
+        lambda module: _plan_tables(module, length, by, stack),
+        task=lambda _, old: old if old.max_length is None else old.model_copy(update={"max_length": length}),
+    )
+
+
+@checked
+def scale_rotary(
+    model: AnyModel,
+    scaling: spec.RotaryScaling | None,
+    *,
+    theta: float | None = None,
+    layers: str = "**",
+) -> EditedModel[AnyModel]:
+    """Extend RoPE beyond the training length by one of the kinds of scaling in the spec.
+
+    Args:
+        model: a module or a model; it is not changed.
+        scaling: replaces the old scaling, such as spec.LinearScaling(factor=2.0); None: no scaling.
+        theta: the base of the rotation; None: unchanged.
+        layers: which attentions, by a pattern of their addresses or of what they are in.
+
+    Raises:
+        InputError: nothing rotates there, or the scaling does not fit the size of the heads.
+
+    Source: see the kinds of scaling in the spec.
+    """
+    return apply_plan(model, lambda module: _plan_rotary(module, scaling, theta, layers))
+
+
+def _plan_tables(module: Transformer, length: int, by: By, name: Side | None) -> SurgeryPlan:
+    if length < 1:
+        raise InputError(f"length must be a number of tokens, at least 1; got {length}")
+    stacks = {side: stack for side, stack in module.spec.stacks.items() if name in (None, side)}
+    origins, updates = unchanged_origins(module), {}
+    for side, stack in stacks.items():
+        path, table = f"{side}.embedding.position", stack.embedding.position
+        if isinstance(table, spec.Learned):
+            updates[path] = {"rows": length + table.offset}
+            if length + table.offset != table.rows:
+                origins[f"{path}.weight"] = _resized(f"{path}.weight", table.offset, length, by)
+    if not updates:
+        raise InputError(f"there is no learned position table to resize: {_other_positions(module.spec, stacks)}")
+    return SurgeryPlan(update_nodes(module.spec, updates), origins)
+
+
+def _other_positions(model: spec.Model, stacks: Mapping[Side, spec.Stack]) -> str:
+    """Say where positions come from in stacks without a learned table, and how to extend those."""
+    nodes = [node for stack in stacks.values() for _, node in spec.walk(stack)]
+    if any(isinstance(node, spec.Rotary) for node in nodes):
+        return "queries and keys are rotated, which scale_rotary extends"
+    if any(isinstance(node, spec.Sinusoidal) for node in nodes):
+        return "positions are computed for any length"
+    if any(isinstance(node, spec.RelativeBuckets | spec.DistanceTable | spec.Alibi) for node in nodes):
+        return "scores are biased by distance, for any length"
+    return f"the stacks are {', '.join(model.stacks)}"
+
+
+def _resized(address: str, offset: int, length: int, by: By) -> Origin:
+    def change(old: Tensor, drawn: Tensor) -> Tensor:
+        front, rows = old[:offset], old[offset:]
+        if by == "repeat" or (by == "draw" and length <= len(rows)):
+            new = rows[torch.arange(length, device=old.device) % len(rows)]
+        elif by == "draw":
+            new = torch.cat([rows, drawn[offset + len(rows) :]])
+        else:
+            spread = F.interpolate(rows.float().T[None], size=length, mode="linear", align_corners=True)
+            new = spread[0].T.to(old.dtype)
+        return torch.cat([front, new])
+
+    return Origin(address, change, is_drawn=by == "draw")
+
+
+def _plan_rotary(
+    module: Transformer, scaling: spec.RotaryScaling | None, theta: float | None, pattern: str
+) -> SurgeryPlan:
+    rotating = {
+        address: node.position
+        for address, node in branch_functions(module.spec, spec.Attention).items()
+        if node.position is not None
+    }
+    if not rotating:
+        raise InputError("nothing rotates in this model, so no scaling would have an effect")
+    meant = select_addresses(pattern, rotating) or select_addresses(f"{pattern}.**", rotating)
+    if not meant:
+        raise InputError(f"{pattern}: nothing rotates there; rotations are at addresses like {next(iter(rotating))}")
+    updates = {}
+    for address in meant:
+        old = rotating[address]
+        rotary = spec.Rotary(theta=old.theta if theta is None else theta, size=old.size, scaling=scaling)
+        updates[address] = {"position": rotary}
+    fields = "scaling" if theta is None else "scaling and theta"
+    note = f"{fields} changed in {len(meant)} attentions"
+    return SurgeryPlan(update_nodes(module.spec, updates), unchanged_origins(module), (note,))

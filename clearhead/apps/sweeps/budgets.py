@@ -1,0 +1,201 @@
+"""The equal budget of a sweep: the changes that give every run as many steps, tokens, seconds or parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from clearhead.apps.sweeps.variations import SEED, Configuration, Equal, described
+from clearhead.base.errors import InputError
+from clearhead.base.machine import choose_device
+from clearhead.base.printing import num_parameters
+from clearhead.base.progress import message
+from clearhead.core import build
+from clearhead.data.batches.base import Batch
+from clearhead.spec import Attention, walk
+from clearhead.text.pair import TokenizerPair
+from clearhead.training.init_from import find_initial_model
+from clearhead.training.progress.reports import Progress
+from clearhead.training.runfile.sections import RunFile, Train
+from clearhead.training.settings import planned_steps
+from clearhead.training.stages.data import named_tokenizers
+from clearhead.training.task_parts import TaskParts, TaskSetup, parts_of
+
+LENGTHS: Final = ("train.steps", "train.epochs", "train.seconds")
+# Tables and keys on which the tokens of a step depend.
+_TEXT: Final = ("task.", "data.", "tokenizer.", "train.batch_tokens", "train.accumulate")
+_STACKS: Final = ("model.family", "model.preset", "model.spec")
+_OWN: Final = {"train.run": "each run has a directory of its own in it", "task.kind": "runs of one task are compared"}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a sweep before its budget is known.
+
+    Attributes:
+        varied: keys and values.
+        run_file: the run file with them.
+        reread: reads it with more changes, given as texts `table.key=value`.
+    """
+
+    varied: Configuration
+    run_file: RunFile
+    reread: Callable[[Sequence[str]], RunFile]
+
+
+def check_budget(keys: Collection[str], runs: Sequence[Planned], equal: Equal) -> None:
+    """Refuse a sweep whose runs cannot have an equal budget, before any data is read.
+
+    Args:
+        keys: that are varied.
+        runs: of the sweep.
+        equal: what they have in common.
+
+    Raises:
+        InputError: the first reason, in one sentence.
+    """
+    for key, reason in _OWN.items():
+        if key in keys:
+            raise InputError(f"{key} cannot be swept, for {reason}")
+    lengths = [key for key in LENGTHS if key in keys]
+    if lengths:
+        raise InputError(
+            f"{lengths[0]} cannot be swept, for the runs of a sweep have one budget, equal {equal}: set it once, as "
+            f"{lengths[0]}=VALUE"
+        )
+    train = runs[0].run_file.train
+    has_steps = train.steps is not None or (train.epochs is not None and equal != "steps")
+    if equal == "seconds" and train.seconds is None:
+        raise InputError("equal seconds need train.seconds, after which each run ends: set it, as train.seconds=600")
+    if equal != "seconds" and not has_steps:
+        raise InputError(f"equal {equal} need a number of steps, the same for all: set train.steps")
+    if equal != "seconds" and train.seconds is not None:
+        raise InputError(f"train.seconds may end a run before others, so {equal} are not equal: remove it")
+    if equal == "parameters":
+        _check_widths(keys, runs)
+
+
+def _check_widths(keys: Collection[str], runs: Sequence[Planned]) -> None:
+    if "model.width" in keys:
+        raise InputError("model.width cannot be swept at equal parameters, which choose it: take it out of the sweep")
+    for run in runs:
+        if run.run_file.task.init or run.run_file.model.spec is not None:
+            given = "task.init" if run.run_file.task.init else "model.spec"
+            raise InputError(f"equal parameters choose model.width, but {given} gives the whole model: remove it")
+
+
+def budget_of(keys: Collection[str], runs: Sequence[Planned], equal: Equal) -> list[list[str]]:
+    """Return the changes to the run file of each run, as texts `table.key=value`; the first run stays as it is.
+
+    Args:
+        keys: that are varied.
+        runs: of the sweep.
+        equal: what they have in common.
+
+    Raises:
+        InputError: the data cannot be used.
+    """
+    if equal == "parameters":
+        return _once_for_seeds(runs, _Widths(runs[0]).change)
+    if equal == "tokens" and any(key.startswith((*_TEXT, *_STACKS)) for key in keys):
+        return _once_for_seeds(runs, _Steps(runs[0]).change)
+    return [[] for _ in runs]
+
+
+def _once_for_seeds(runs: Sequence[Planned], change: Callable[[Planned], list[str]]) -> list[list[str]]:
+    """Return the changes to each run; those that differ in the seed alone have the same."""
+    known: list[tuple[Configuration, list[str]]] = [(_without_seed(runs[0]), [])]
+    changes = []
+    for run in runs:
+        varied = _without_seed(run)
+        texts = next((texts for other, texts in known if other == varied), None)
+        if texts is None:
+            texts = change(run)
+            known.append((varied, texts))
+            if texts:
+                message(f"{described(varied)}: {' '.join(texts)}")
+        changes.append(texts)
+    return changes
+
+
+def _without_seed(run: Planned) -> Configuration:
+    return {key: value for key, value in run.varied.items() if key != SEED}
+
+
+def prepared(run_file: RunFile) -> TaskParts[Batch]:
+    """Prepare the data of a run outside of a run directory; the cache keeps it for the run.
+
+    Raises:
+        InputError: the data, the tokenizers or the sizes cannot be used.
+    """
+    task, path = run_file.task, run_file.tokenizer.path
+    initial = find_initial_model(task.init, *task.languages)
+
+    def tokenizers(train: Callable[[], TokenizerPair]) -> TokenizerPair:
+        if initial is not None:
+            return initial.tokenizers
+        return train() if path is None else named_tokenizers(Path(path))
+
+    setup = TaskSetup(run_file, tokenizers, initial, Progress(), choose_device(run_file.train.device))
+    return parts_of(setup)
+
+
+class _Steps:
+    """Chooses the steps in which a run reads as many tokens as the first run of the sweep."""
+
+    def __init__(self, first: Planned) -> None:
+        self.steps, self.tokens = self._amounts(first)
+
+    def _amounts(self, run: Planned) -> tuple[int, float]:
+        """Return the steps of a run by its run file, and the tokens of one step."""
+        parts, train = prepared(run.run_file), run.run_file.train
+        steps = planned_steps(train, parts.batches.batches_per_epoch)
+        assert steps is not None, "a budget of tokens has steps or epochs"
+        return steps, parts.mean_tokens * train.accumulate
+
+    def change(self, run: Planned) -> list[str]:
+        """Return the changes to a run."""
+        before, tokens = self._amounts(run)
+        steps = max(1, round(self.steps * self.tokens / tokens))
+        return [] if steps == before else [f"train.steps={steps}", *_in_proportion(run.run_file.train, steps / before)]
+
+
+def _in_proportion(train: Train, ratio: float) -> list[str]:
+    """Return the changes by which what is given in steps keeps its share of the run."""
+    values = {"warmup": train.warmup, "validate_every": train.validate_every}
+    return [
+        f"train.{key}={max(1, round(value * ratio))}"
+        for key, value in values.items()
+        if isinstance(value, int) and value
+    ]
+
+
+class _Widths:
+    """Chooses the width at which a run has as many parameters as the first run of the sweep."""
+
+    def __init__(self, first: Planned) -> None:
+        self.parameters = self._parameters(first, [])
+
+    def _parameters(self, run: Planned, changes: Sequence[str]) -> int:
+        spec = prepared(run.reread(changes)).spec
+        return num_parameters(build(spec, device="meta"))
+
+    def change(self, run: Planned) -> list[str]:
+        """Return the changes to a run."""
+        spec = prepared(run.run_file).spec
+        stack = spec.decoder or spec.encoder
+        assert stack is not None, "a model has a stack"
+        heads = max(node.num_heads for _, node in walk(spec) if isinstance(node, Attention))
+        # Heads of an even size, for rotary and sinusoidal positions.
+        grain = 2 * heads
+        widths = [max(grain, stack.width // grain * grain) + step * grain for step in range(3)]
+        counts = [self._parameters(run, [f"model.width={width}"]) for width in widths]
+        # The count is a polynomial of the second degree in the width, which three values determine.
+        curve = np.polynomial.Polynomial.fit(widths, counts, 2)
+        candidates = np.arange(grain, 8 * widths[-1], grain)
+        width = int(candidates[np.abs(curve(candidates) - self.parameters).argmin()])
+        return [] if width == stack.width else [f"model.width={width}"]

@@ -1,0 +1,188 @@
+"""Every unfairness is one sentence, and what was found the same is said too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clearhead.apps.compare.fairness import Fairness, judge_fairness
+from clearhead.apps.compare.table import read_rows
+from tests.apps.compare.made_runs import Made
+
+CHECKS = set("tokenizer objective score order budget machine seeds tokens".split())
+CHECKS |= {"training data", "validation data", "starting point"}
+DROPOUT = "model.dropout=0.25"
+PLANNED = {"planned_steps": 40}
+
+
+def judged(folder: Path, **changes: Any) -> Fairness:
+    """Judge a run against a plain one from which it differs in the dropout and in what is given."""
+    seed = changes.pop("seed", 1)
+    overrides = [DROPOUT, *changes.pop("overrides", ())]
+    return judge_fairness(
+        read_rows([Made().write(folder / "a"), Made(overrides=overrides, **changes).write(folder / "b", seed=seed)])
+    )
+
+
+def test_a_fair_comparison(tmp_path: Path) -> None:
+    found = judged(tmp_path)
+    assert found.unfair == ()
+    assert set(found.same) == CHECKS
+    assert not found.losses and not found.scores
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "expected"),
+    [
+        ({"batches": {"data": "d2"}}, "training data", "b had other training data than a"),
+        ({"choices": {"valid_data": "v2"}}, None, None),
+        (
+            {"overrides": ['data.valid.source="other.de"']},
+            "validation data",
+            "b had other validation data than a (data.valid.source other.de, not valid.de)",
+        ),
+        ({"overrides": ["data.max_length=29"]}, "validation data", "(data.max_length 29, not 31)"),
+        ({"choices": {"tokenizer": "t2"}}, "tokenizer", "b used another tokenizer than a, so losses per token"),
+        ({"step_tokens": 130}, "tokens", "b saw 1.3 x the tokens of a"),
+        ({"step_tokens": 5}, "tokens", "b saw 0.05 x the tokens of a"),
+        ({"step_tokens": 102}, "tokens", "b saw 1.02 x the tokens of a"),
+        ({"seed": 2}, "seeds", "b had the seed 2, a the seed 1"),
+        (
+            {"batches": {"batch_tokens": 97}},
+            "order",
+            "b read batches in another order than a (batch_tokens 97, not 101)",
+        ),
+        (
+            {"overrides": ["train.steps=3000"], "choices": PLANNED},
+            "budget",
+            "b had a budget of 3,000 steps, a of 40 steps",
+        ),
+        ({"overrides": ["train.epochs=2"], "choices": PLANNED}, "budget", "b had a budget of 2 epochs, a of 40 steps"),
+        (
+            {"replaced": {'init = ""': 'init = "runs/c"'}},
+            "starting point",
+            "b started from runs/c, whose training is not counted here, a from scratch",
+        ),
+        (
+            {"choices": {"threads": 2, "precision": "bf16"}},
+            "machine",
+            "b ran with precision bf16 instead of fp32, and threads 2 instead of 1, so seconds cannot be",
+        ),
+        ({"choices": {"score_name": "chrF"}}, "score", "b took chrF for the score, a BLEU"),
+    ],
+)
+def test_each_unfairness(tmp_path: Path, changes: dict[str, Any], check: str | None, expected: str | None) -> None:
+    found = judged(tmp_path, **changes)
+    if expected is None:
+        assert found.unfair == ()
+        return
+    assert len(found.unfair) == 1 and expected in found.unfair[0], found.unfair
+    assert set(found.same) == CHECKS - {check}
+
+
+def test_the_same_identity_is_worth_more_than_the_same_name(tmp_path: Path) -> None:
+    moved = judged(tmp_path, overrides=['data.train.source="elsewhere/train.de"'])
+    assert moved.unfair == (), "the checkpoint remembers what was read, wherever it lies"
+    one = Made(choices={"valid_data": "v1"}).write(tmp_path / "c")
+    other = Made(choices={"valid_data": "v2"}, overrides=[DROPOUT]).write(tmp_path / "d")
+    found = judge_fairness(read_rows([one, other]))
+    assert found.unfair == ("d had other validation data than c",)
+    assert found.losses == found.scores == {"d"}
+
+
+def test_another_tokenizer_is_not_other_data(tmp_path: Path) -> None:
+    found = judged(tmp_path, choices={"tokenizer": "t2"}, batches={"data": "ids under t2"})
+    assert "training data" in found.same and len(found.unfair) == 1
+    assert found.losses == {"b"} and not found.scores
+
+
+def test_a_tokenizer_spoils_no_loss_of_labels(tmp_path: Path) -> None:
+    kind = {'kind = "translate"': 'kind = "classify"'}
+    one = Made(replaced=kind).write(tmp_path / "a")
+    other = Made(replaced=kind, overrides=[DROPOUT], choices={"tokenizer": "t2"}).write(tmp_path / "b")
+    found = judge_fairness(read_rows([one, other]))
+    assert found.unfair == ("b used another tokenizer than a",) and not found.losses
+
+
+def test_a_temperature_spoils_the_loss_alone(tmp_path: Path) -> None:
+    kind = {'kind = "translate"': 'kind = "embed"\ntemperature = 0.05\npool = "mean"'}
+    hot = {'kind = "translate"': 'kind = "embed"\ntemperature = 0.5\npool = "last"'}
+    found = judge_fairness(
+        read_rows([Made(replaced=kind).write(tmp_path / "a"), Made(replaced=hot).write(tmp_path / "b")])
+    )
+    assert len(found.unfair) == 1 and "(task.temperature 0.5, not 0.05)" in found.unfair[0]
+    assert found.losses == {"b"} and not found.scores
+
+
+def test_another_objective(tmp_path: Path) -> None:
+    one = Made(replaced={'init = ""': 'init = ""\nmask_share = 0.15'}).write(tmp_path / "a")
+    other = Made(replaced={'init = ""': 'init = ""\nmask_share = 0.3'}, overrides=[DROPOUT]).write(tmp_path / "b")
+    found = judge_fairness(read_rows([one, other]))
+    assert found.unfair == ("b learned another objective than a (task.mask_share 0.3, not 0.15)",)
+    assert found.losses == found.scores == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tally", "expected"),
+    [
+        ([], {}, "step 40 of 90"),
+        (["train.seconds=19"], {}, None),
+        (["train.seconds=21"], {}, "step 40 of 90"),
+        (['train.early_stop={metric="loss", patience=3}'], {"misses": 3}, None),
+        (['train.early_stop={metric="loss", patience=3}'], {"misses": 2}, "step 40 of 90"),
+    ],
+)
+def test_runs_that_are_not_finished(tmp_path: Path, overrides: list[str], tally: Any, expected: str | None) -> None:
+    run = Made(overrides=overrides, choices={"planned_steps": 90}, tally=tally).write(tmp_path / "a")
+    notes = judge_fairness(read_rows([run])).notes
+    assert notes == (() if expected is None else (f"{run} reached {expected}: still in training, or interrupted",))
+
+
+def test_a_run_that_does_not_say_what_it_planned(tmp_path: Path) -> None:
+    run = Made(overrides=["train.epochs=2"], choices={"planned_steps": None}).write(tmp_path / "a")
+    assert judge_fairness(read_rows([run])).notes == ()
+
+
+def test_what_holds_for_several_is_said_once(tmp_path: Path) -> None:
+    runs = [Made().write(tmp_path / "a")]
+    for number, name in enumerate("bcd"):
+        runs.append(Made(overrides=[f"model.dropout=0.{number + 2}"], step_tokens=130).write(tmp_path / name))
+    assert judge_fairness(read_rows(runs)).unfair == ("b, c and d saw 1.3 x the tokens of a",)
+
+
+def test_one_run_alone_is_compared_with_nothing(tmp_path: Path) -> None:
+    found = judge_fairness(read_rows([Made().write(tmp_path / "a")]))
+    assert found == Fairness((), (), (), frozenset(), frozenset())
+
+
+def test_a_run_without_a_sound_checkpoint(tmp_path: Path) -> None:
+    one, other = Made().write(tmp_path / "a"), Made(overrides=[DROPOUT]).write(tmp_path / "b")
+    (other / "checkpoints" / "step-40" / "state.json").write_text("{}", encoding="utf-8")
+    found = judge_fairness(read_rows([one, other]))
+    assert found.unfair == ()
+    assert found.notes == (f"{other} had no sound checkpoint, so data, tokenizer and order are not checked",)
+    assert not {"tokenizer", "order", "machine"} & set(found.same), "what is not known is not called the same"
+
+
+def test_a_run_that_was_never_validated_or_measured(tmp_path: Path) -> None:
+    run = Made(choices={"work.tokens": 0}).write(tmp_path / "a")
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    (run / "metrics.jsonl").write_text(lines[0].replace("3.0", "null").replace("1.5", "null"), encoding="utf-8")
+    sentences = judge_fairness(read_rows([run])).notes
+    assert any("had no validation yet" in line for line in sentences)
+    assert any("the FLOPs are not known" in line for line in sentences)
+
+
+def test_a_seed_that_counts_twice(tmp_path: Path) -> None:
+    runs = [Made().write(tmp_path / name) for name in ("a", "a-2")]
+    found = judge_fairness(read_rows(runs))
+    assert found.notes == (
+        f"{runs[0]} and {runs[1]} had one configuration and one seed, so the spread of a is too small",
+    )
+
+
+def test_one_seed_among_others_is_named_by_its_folder(tmp_path: Path) -> None:
+    runs = [Made().write(tmp_path / "a"), Made(batches={"data": "d2"}).write(tmp_path / "a-2", seed=2)]
+    assert judge_fairness(read_rows(runs)).unfair == (f"{runs[1]} had other training data than a",)

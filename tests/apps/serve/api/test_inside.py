@@ -1,0 +1,254 @@
+"""Looking inside over HTTP: what is answered is what the library gives, and nobody else sees a change."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import io
+import threading
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from clearhead.apps.serve.api import inside
+from clearhead.apps.serve.api.served import Models
+from clearhead.apps.serve.gate import MOST_BYTES
+from clearhead.apps.serve.work import Work
+
+TEXTS = {"lm": "a m u", "mt": "a m u", "mlm": "the cat sat", "labels": "the cat sat", "tags": "the cat sat"}
+
+
+def ask(address: str, path: str, model: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{address}/{path}", json={"model": model, **body}, timeout=60)
+
+
+def told(answer: httpx.Response) -> Any:
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def arrays(answer: httpx.Response) -> Any:
+    assert answer.status_code == 200, answer.text
+    return np.load(io.BytesIO(answer.content), allow_pickle=False)
+
+
+def first_mixed(models: Models, name: str) -> str:
+    stack = "encoder" if models.named(name).model.module.encoder is not None else "decoder"
+    return f"{stack}.layers.0.steps.0.branches.0.function.mixed"
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_maps_are_those_of_the_library(name: str, address: str, models: Models) -> None:
+    maps = models.named(name).model.attention(TEXTS[name])
+    found = told(ask(address, "attention", name, text=TEXTS[name], layers=[0], heads=[1]))
+    expected = maps.to_json(layers=[0], heads=[1])
+    assert {name: found[name] for name in maps.token_lists()} == maps.token_lists()
+    for one, other in zip(found["attention"], expected["attention"], strict=True):
+        assert [one[key] for key in ("stack", "layer", "head")] == [other[key] for key in ("stack", "layer", "head")]
+        np.testing.assert_allclose(one["weights"], other["weights"], atol=1e-6)
+    packed = arrays(ask(address, "attention", name, text=TEXTS[name], format="npz"))
+    for stack in maps.stacks:
+        np.testing.assert_allclose(packed[stack][0, 0], maps.weights(stack, 0, 0).numpy(), atol=1e-6)
+
+
+def test_maps_come_as_a_page(address: str) -> None:
+    page = ask(address, "attention", "mt", text="a m u", target="a m", format="html")
+    assert page.headers["content-type"].startswith("text/html") and "default-src 'none'" in page.text
+
+
+def test_activations_are_those_of_capture_with_changes_too(address: str, models: Models) -> None:
+    model, text = models.named("mt").model, "a m u"
+    names = ["encoder.layers.*.after", "decoder.layers.0.steps.1.branches.0.function.scores"]
+    mixed = first_mixed(models, "mt")
+    asked = {"text": text, "target": "a m", "addresses": names}
+    plain = told(ask(address, "capture", "mt", **asked))["activations"]
+    edits = [{"address": mixed, "head": 1}]
+    changed = arrays(ask(address, "capture", "mt", **asked, edits=edits, format="npz"))
+    with model.capture(names) as seen:
+        model.attention(text, "a m")
+    assert [one["address"] for one in plain] == list(seen)
+    for one in plain:
+        np.testing.assert_allclose(
+            np.array(one["values"], dtype=np.float32), seen.tensor(one["address"]).detach().numpy(), atol=1e-6
+        )
+
+    def without(x: Any) -> Any:
+        x = x.clone()
+        x[:, 1] = 0
+        return x
+
+    with model.edit({mixed: without}), model.capture(names) as seen:
+        model.attention(text, "a m")
+    for one in plain:
+        np.testing.assert_allclose(changed[one["address"]], seen.tensor(one["address"]).detach().numpy(), atol=1e-6)
+    last = plain[-2]["address"]
+    assert np.abs(changed[last] - np.array(plain[-2]["values"], dtype=np.float32)).max() > 1e-4
+
+
+def body_of(models: Models, name: str) -> dict[str, Any]:
+    tokenizer = models.named(name).model.tokenizer
+    inputs: dict[str, Any] = {
+        "mlm": f"the {tokenizer.entries()[tokenizer.mask_id or 0]} sat",
+        "spans": {"question": "the cat", "context": "the cat sat"},
+    }
+    return {"inputs": inputs.get(name, TEXTS.get(name)), "parameters": {"max_new_tokens": 6} if name == "lm" else {}}
+
+
+@pytest.mark.parametrize("name", [*TEXTS, "spans"])
+def test_an_edit_is_that_of_the_library(name: str, address: str, models: Models) -> None:
+    """The lines of Python in the answer give the changed answer."""
+    stack = "decoder" if name in ("lm", "mt") else "encoder"
+    edits = [{"address": f"{stack}.layers.0.steps.*.branches.*", "factor": -3.0}]
+    body, model = body_of(models, name), models.named(name).model
+    found = told(ask(address, "edit", name, **body, edits=edits))
+    assert found["changed"] != found["unchanged"]
+    printed: list[Any] = []
+    exec("\n".join(found["python"]), {"model": model, "print": printed.append})
+    assert first_text(printed[0]) == first_text(found["changed"])
+    exec(found["python"][-1].strip(), {"model": model, "print": printed.append})
+    assert first_text(printed[1]) == first_text(found["unchanged"]), "nothing stays on the model"
+
+
+def first_text(found: Any) -> Any:
+    """The text or label of a prediction, as the library and the schema have it."""
+    while isinstance(found, list) and found:
+        found = found[0]
+    if isinstance(found, dict):
+        names = ("generated_text", "translation_text", "token_str", "label", "entity_group", "answer")
+        return next(found[name] for name in names if name in found)
+    return getattr(found, "label", None) or getattr(found, "text", found)
+
+
+def test_nobody_else_sees_an_edit(address: str, models: Models) -> None:
+    """Texts generated while others are edited are those generated alone."""
+    body = {"model": "lm", "prompt": "a m", "max_tokens": 40, "temperature": 0}
+    edits = [{"address": "decoder.layers.0.steps.*.branches.*", "factor": -3.0}]
+
+    def generated(_: int) -> str:
+        return str(httpx.post(f"{address}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"])
+
+    def edited(_: int) -> str:
+        given = {"inputs": "a m", "parameters": {"max_new_tokens": 40}, "edits": edits}
+        return str(told(ask(address, "edit", "lm", **given))["changed"]["generated_text"])
+
+    alone, changed = generated(0), edited(0)
+    assert alone != changed
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        texts, others = pool.map(generated, range(8)), pool.map(edited, range(4))
+        assert set(texts) == {alone} and set(others) == {changed}
+
+
+LAYER = "decoder.layers.0.after"
+
+
+@pytest.mark.parametrize(
+    ("path", "model", "body", "status", "sentence"),
+    [
+        ("capture", "lm", {"text": "a", "addresses": ["decoder.layers.0.aftr"]}, 400, f"did you mean '{LAYER}'"),
+        ("edit", "lm", {"inputs": "a", "edits": [{"address": "decoder.layers.0.aftr"}]}, 400, f"did you mean '{LAYER}"),
+        ("edit", "lm", {"inputs": "a", "edits": [{"address": LAYER, "code": "x"}]}, 400, "code is not supported"),
+        ("edit", "lm", {"inputs": "a", "edits": [{"address": LAYER, "positions": [60]}]}, 400, "is behind the last"),
+        ("edit", "lm", {"inputs": "a", "edits": [], "parameters": {"top_p": 1}}, 400, "top_p is not supported"),
+        ("edit", "lm", {"inputs": ["a"], "edits": []}, 400, "must be one text"),
+        ("attention", "lm", {"text": "a", "layers": [9]}, 400, "no layer 9"),
+        ("attention", "mlm", {"text": "a", "target": "b"}, 400, "leave the target out"),
+        ("attention", "lm", {"text": "a", "format": "pickle"}, 400, "format"),
+        ("attention", "nobody", {"text": "a"}, 404, "there is no model"),
+    ],
+)
+def test_what_cannot_be_seen_is_said(
+    path: str, model: str, body: dict[str, Any], status: int, sentence: str, address: str
+) -> None:
+    answer = ask(address, path, model, **body)
+    assert answer.status_code == status, answer.text
+    assert sentence in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["mlm", "labels", "tags", "spans", "sent"])
+def test_an_edit_of_any_inputs_has_the_status_of_the_task(name: str, address: str) -> None:
+    """Texts that contain the name of a field of a pair, and what is no text."""
+    texts = ["some text", "the context", "a question", "text_pair"]
+    values = [5, 1.5, None, True, [], ["a"], {}, {"text": 5}, {"text": "a"}, {"question": "a", "context": "a cat"}]
+    for inputs in [*texts, *values]:
+        edited = ask(address, "edit", name, inputs=inputs, edits=[])
+        # A task reads a list as several inputs, an edit as one.
+        plain = httpx.post(f"{address}/models/{name}", json={"inputs": [inputs]}, timeout=60)
+        assert edited.status_code == plain.status_code in (200, 400), (inputs, edited.text, plain.text)
+
+
+@pytest.mark.parametrize("name", [*TEXTS, "spans"])
+def test_an_edit_that_makes_numbers_infinite_is_named(name: str, address: str, models: Models) -> None:
+    body = body_of(models, name)
+    stack = "decoder" if name == "lm" else "encoder"
+    attention = f"{stack}.layers.0.steps.0.branches.0.function"
+    harmless = {"address": f"{stack}.layers.1.after", "factor": 1.5}
+    for edits in (
+        [{"address": f"{stack}.layers.1.after", "factor": 1000.0}] * 14,
+        [{"address": f"{attention}.queries", "factor": 1000.0}] * 7
+        + [{"address": f"{attention}.keys", "factor": 1e3}] * 7,
+    ):
+        edits = [*edits, harmless] if edits[0] == edits[-1] else [harmless, *edits]
+        answers = [ask(address, "edit", name, **body, edits=edits)]
+        if name != "spans":
+            answers += [
+                ask(address, "attention", name, text=TEXTS[name], edits=edits, format=form)
+                for form in ("json", "npz", "html")
+            ]
+            answers.append(ask(address, "capture", name, text=TEXTS[name], edits=edits, addresses=["**.after"]))
+        for answer in answers:
+            message = answer.json()["error"]["message"]
+            assert answer.status_code == 400 and "makes numbers infinite or NaN at" in message, message
+            assert message.startswith("edits[") and f"'{edits[int(message[6:8].rstrip(']'))]['address']}'" in message
+
+
+def test_an_answer_is_bounded(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clearhead.apps.serve.api.inside.MOST_NUMBERS", {"json": 4, "npz": 4})
+    asked = {"text": "a m u", "addresses": ["decoder.**"]}
+    for path, advice in (("attention", "choose layers and heads"), ("capture", "name fewer addresses")):
+        answer = ask(address, path, "lm", **(asked if path == "capture" else {"text": "a m u"}))
+        assert answer.status_code == 400 and advice in answer.json()["error"]["message"]
+
+
+def test_a_body_of_unknown_length_is_bounded_too(address: str) -> None:
+    parts = iter([b"a" * MOST_BYTES, b"a"])
+    answer = httpx.post(f"{address}/attention", content=parts, headers={"content-type": "application/json"})
+    assert answer.status_code == 413 and "error" in answer.json()
+
+
+def test_a_body_that_is_not_declared_as_json_is_said(address: str) -> None:
+    answer = httpx.post(f"{address}/attention", content=b'{"model": "lm", "text": "a"}')
+    assert answer.status_code == 400 and "send the header Content-Type" in answer.json()["error"]["message"]
+
+
+def test_translations_have_their_words_aligned(address: str, models: Models) -> None:
+    texts, model = ["a m u", "", "u e"], models.named("mt").model
+    body = {"inputs": texts, "parameters": {"alignments": True}}
+    found = told(httpx.post(f"{address}/models/mt/pipeline/translation", json=body, timeout=60))
+    expected = model.translate_n_best(texts, n=1, alignments=True)
+    assert found == [{"translation_text": one.text, "alignments": one.alignment} for (one,) in expected]
+    (plain,) = told(httpx.post(f"{address}/models/mt", json={"inputs": texts[:1]}, timeout=60))
+    assert plain == {"translation_text": expected[0][0].text}
+
+
+def test_a_client_that_leaves_is_no_failure(
+    address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def wait(served: Any, asked: Any, work: Work) -> Any:
+        begun.set()
+        try:
+            while True:
+                work.check()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(inside, "_attention", wait)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{address}/attention", json={"model": "lm", "text": "a"}, timeout=httpx.Timeout(60, read=0.5))
+    assert begun.is_set() and ended.wait(60)
+    assert ask(address, "capture", "lm", text="a", addresses=["*.layers.0.after"]).status_code == 200
+    gc.collect()  # asyncio tells of failures that no one has seen when they are collected
+    assert "never retrieved" not in caplog.text

@@ -1,0 +1,107 @@
+"""Sweeps and forced decoding over HTTP: equal to `AttentionRun.patch`, and to a loop of plain runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from clearhead.core import Sequence
+from tests.apps.serve.cases import Browser, model_of, text_of
+
+FIRST, SECOND = "the cat", "the dog ran"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["gpt2", "marian"])
+def test_a_sweep_is_that_of_patch(name: str) -> None:
+    model = model_of(name)
+    target = {} if name == "gpt2" else {"target": "a cat"}
+    browser = Browser(model)
+    found = browser.post("sweep", asked={"text": FIRST, **target}, text=SECOND, **target).json()
+    here, there = (model.attention(text, *target.values()) for text in (FIRST, SECOND))
+    lengths = {stack.partition(".")[0]: len(here.query_tokens(stack)) for stack in here.stacks}
+    expected = here.patch(there, positions={stack: [(at, at) for at in range(size)] for stack, size in lengths.items()})
+    assert set(found["streams"]) == set(lengths)
+    for stack, rows in found["streams"].items():
+        shown = np.array([[np.nan if value is None else value for value in row] for row in rows])
+        np.testing.assert_allclose(shown, expected.streams[stack].numpy(), atol=1e-6)
+    assert [row[3] for row in found["heads"]] == pytest.approx([head.change for head in expected.heads], abs=1e-6)
+    assert max(abs(row[3]) for row in found["heads"]) > 1e-3
+
+
+def test_a_sweep_follows_the_output_that_the_page_names() -> None:
+    model = model_of("gpt2")
+    answer = Browser(model).post("sweep", asked={"text": FIRST}, text=SECOND, position=2, index=9).json()
+    expected = model.attention(FIRST).outcome((3, model.tokenizer.entries()[9]))
+    assert expected.token in answer["outcome"] and expected.position == 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["gpt2", "marian"])
+def test_forced_tokens_are_followed_by_the_most_probable_ones(name: str) -> None:
+    """Each token behind the forced one is the most probable of a run over all tokens before it."""
+    model, browser = model_of(name), Browser(model_of(name))
+    target = {} if name == "gpt2" else {"target": "a cat"}
+    maps = model.attention(FIRST, *target.values())
+    read = maps.reading.target or maps.reading.source
+    forced = model.tokenizer.encode("q")[0]
+    answer = browser.post("force", asked={"text": FIRST, **target}, position=2, index=forced)
+    text = answer.json()["text"]
+    ids = [*read.ids[0, :3].tolist(), forced]
+    kept = model.tokenizer.decode(ids)
+    assert text.startswith(kept) and len(text) > len(kept)
+    for _ in range(4):
+        sequence = Sequence(torch.tensor([ids]))
+        given = (sequence, None) if name == "gpt2" else (maps.reading.source, sequence)
+        logits = model.module.run(*given).logits[0, -1]
+        logits[[index for index in range(len(logits)) if not model.tokenizer.decode([index])]] = -torch.inf
+        ids.append(int(logits.argmax()))
+        assert text.startswith(model.tokenizer.decode(ids).rstrip())
+
+
+def test_what_cannot_be_forced_is_said() -> None:
+    given = {"asked": {"text": "the ___ sat"}, "position": 0, "index": 1}
+    assert "this one does not" in Browser(model_of("bert")).post("force", **given).json()["error"]
+    far = {"asked": {"text": FIRST}, "position": 90, "index": 1}
+    assert "there is no token 1 behind position 90" in Browser(model_of("gpt2")).post("force", **far).json()["error"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["gpt2", "marian", "bert"])
+def test_two_outputs_are_compared_everywhere(name: str) -> None:
+    """Effects, lens, sweep and the line of outputs are of `of=(A, B)`, also while a layer is switched off."""
+    model, browser = model_of(name), Browser(model_of(name))
+    text = text_of(model)
+    target = {"target": "a cat"} if name == "marian" else {}
+    maps, place = model.attention(text, *target.values()), {"gpt2": 3, "marian": 2}.get(name)
+    asked = {"text": text, **target, "of": ["q", "z"], "position": place}
+    of = ("q", "z") if place is None else (place + 1, "q", "z")
+    edits = [{"address": "*.layers.1.steps.*.branches.*"}]
+    answer = browser.read(**asked, edits=edits)
+    sample = answer["page"]["samples"][0]
+    shown = {
+        (stack["stack"], layer["layer"], head): value
+        for stack in sample["attentions"]
+        if stack["measure"] == "attention weight"
+        for layer in stack["layers"]
+        for head, value in zip(layer["heads"], layer["values"]["effect"], strict=True)
+    }
+    expected = {(one.stack, one.layer, one.head): one.change for one in maps.effects(of)}
+    assert shown == pytest.approx(expected, abs=1e-5) and max(map(abs, expected.values())) > 1e-3
+    followed = browser.blob(answer["name"], sample["lens"]["followed"], "<f4")
+    np.testing.assert_allclose(followed, maps.lens(of=of).followed.flatten().numpy(), atol=1e-5)
+    outcome, values = maps.outcome(of), answer["outputs"]["difference"]["values"]
+    logits = maps.module.run(maps.reading.source, maps.reading.target).logits[0, outcome.logits_position]
+    assert values[0] == pytest.approx(float(outcome.log_probability(logits)), abs=1e-4)
+    assert abs(values[1] - values[0]) > 1e-4
+    second = SECOND if name != "bert" else SECOND.replace("dog", "___")
+    swept = browser.post("sweep", asked=asked, text=second, **target).json()
+    assert swept["outcome"] == answer["outputs"]["difference"]["name"] == "'q' rather than 'z'"
+
+
+def test_a_comparison_that_cannot_be_made_is_said() -> None:
+    browser = Browser(model_of("gpt2"))
+    for of, expected in ((["q", "q"], "with itself"), (["q", "dog"], "must be one token"), (["q"], "of")):
+        answer = browser.post("read", text=FIRST, of=of)
+        assert answer.status_code in (400, 422) and expected in answer.json()["error"]

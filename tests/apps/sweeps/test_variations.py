@@ -1,0 +1,115 @@
+"""What is varied: words, files and dictionaries, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import clearhead as ch
+from clearhead.apps.cli.main import main
+from clearhead.apps.sweeps.variations import Variation, names_of, read_sweep_file, values_of, variation_of
+from clearhead.base.errors import InputError
+from tests.apps.cli.tiny_run import write_run_file
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("pre,post", ["pre", "post"]),
+        ("1..3", [1, 2, 3]),
+        ("-1..1", [-1, 0, 1]),
+        ("1e-3, 5e-4", [1e-3, 5e-4]),
+        ("true,false", [True, False]),
+        ("[[0.9, 0.98], [0.9, 0.999]]", [[0.9, 0.98], [0.9, 0.999]]),
+        ('"a,b"', ['"a', 'b"']),
+        ('["a,b"]', ["a,b"]),
+        ("", []),
+    ],
+)
+def test_values(text: str, expected: list[Any]) -> None:
+    assert list(values_of("model.key", text)) == expected
+
+
+def test_every_value_meets_every_other_and_seeds_turn_fastest() -> None:
+    variation, equal = variation_of(["train.seed=1..2", "model.norm_place=pre,post"])
+    runs = variation.configurations()
+    assert equal is None and [tuple(run.values()) for run in runs] == [("pre", 1), ("pre", 2), ("post", 1), ("post", 2)]
+    assert names_of(runs) == [f"norm_place={place}-seed{seed}" for place in ("pre", "post") for seed in (1, 2)]
+
+
+def test_names_are_files_of_their_own() -> None:
+    runs = [{"model.dropout": 0.1, "lora.dropout": 0.2}, {"data.train.text": "a/b c"}, {"data.train.text": "a/b:c"}, {}]
+    assert names_of(runs) == ["model.dropout=0.1-lora.dropout=0.2", "text=a_b_c", "text=a_b_c-3", "as-it-is"]
+
+
+@pytest.mark.parametrize(
+    "variation",
+    [
+        Variation({"model.norm_place": ["pre", "post"], "train.betas": [[0.9, 0.98]], "train.seed": [1, 2]}),
+        Variation({}, [{"model.width": 14, "model.heads": 2}, {"model.width": 22}]),
+    ],
+)
+def test_a_file_says_what_was_varied(tmp_path: Path, variation: Variation) -> None:
+    (tmp_path / "sweep.toml").write_text(variation.to_toml("tokens"), encoding="utf-8")
+    again, equal = read_sweep_file(tmp_path / "sweep.toml")
+    assert (again.configurations(), equal) == (variation.configurations(), "tokens")
+
+
+GRID = [f"--sweep={key}=1..100" for key in ("train.seed", "train.steps")]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--sweep", "model.norm_plac=pre,post"], "unknown key 'norm_plac' in [model] (did you mean 'norm_place'?)"),
+        (["--sweep", "norm_place=pre"], "the key needs the name of its table; did you mean model.norm_place?"),
+        (["--sweep", "model.layers="], "model.layers has no values to sweep over"),
+        (["--sweep", "model.layers=1,,2"], "has an empty value: remove the comma too many"),
+        (["--sweep", "train.seed=3..1"], "train.seed=3..1 runs backwards: write 1..3"),
+        (["--sweep", "train.seed=1..10000000000"], "has 10,000,000,000 values, and a sweep has at most 256 runs"),
+        (GRID, "the sweep has 10,000 runs, and 256 are the most: vary fewer keys or values"),
+        (["--sweep", "model.layers=1,1"], "the sweep has model.layers=1 twice: name each run once"),
+        (["--sweep", "train.seed=1", "--sweep", "train.seed=2"], "train.seed is swept twice"),
+        (["--sweep", "train.seed=1..2", "--seed", "3"], "train.seed is swept and set for all runs at once"),
+        (["--sweep", "model.layers=[1,"], "is not a list of TOML"),
+        (["--sweep", "model.positions"], "such as train.seed=1..3, or a sweep file; 'model.positions' has no values"),
+        (["--sweep", "none.toml"], "none.toml: there is no such sweep file"),
+        (["--sweep", "model.layers=1,2", "--sweep", "x"], "a sweep expects KEY=VALUES, such as train.seed=1..3"),
+        (["--sweep", "model.heads=2,3"], "heads must divide the width: 14 is not a multiple of 3"),
+        (["--sweep", "train.run=a,b"], "train.run cannot be swept, for each run has a directory of its own"),
+        (["--sweep", "train.steps=5,6"], "train.steps cannot be swept, for the runs of a sweep have one budget"),
+        (["--sweep", "model.layers=1,2", "--equal", "token"], "received 'token' (did you mean 'tokens'?)"),
+        (["--sweep", "model.layers=1,2", "--equal", "seconds"], "equal seconds need train.seconds"),
+        (["--sweep", "model.layers=1,2", "train.epochs=2"], "equal steps need a number of steps, the same for all"),
+        (["--sweep", "model.layers=1,2", "train.seconds=9"], "train.seconds may end a run before others"),
+        (["--sweep", "model.width=14,28", "--equal", "parameters"], "model.width cannot be swept at equal parameters"),
+        (["--equal", "tokens"], "--equal is for a sweep: name what is varied with --sweep"),
+        (["--sweep", "model.layers=1,2", "--resume"], "holds no sweep to resume: start it without --resume"),
+        (["--sweep", "model.layers=1,2", "train.run={}"], "is not empty: name a new directory for the sweep"),
+    ],
+)
+def test_mistakes(tmp_path: Path, words: list[str], expected: str, capfd: pytest.CaptureFixture[str]) -> None:
+    file = write_run_file(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert main(["train", str(file), *(word.format(tmp_path) for word in words)]) == 2
+    captured = capfd.readouterr()
+    assert expected in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+    assert sorted(tmp_path.iterdir()) == before, "nothing is written"
+
+
+@pytest.mark.parametrize(
+    ("vary", "expected"),
+    [
+        ({}, "a sweep of nothing"),
+        ([], "a sweep of nothing"),
+        ([1], "a list of runs holds a dictionary"),
+        ({"train.seed": 1}, "train.seed: expected a list of values, received 1"),
+        ({"model.norm_place": "pre"}, "model.norm_place: expected a list of values, received 'pre'"),
+        ({"model.norm_place": [None]}, "expected a number, a text or a list as a value, received None"),
+    ],
+)
+def test_mistakes_in_python(tmp_path: Path, vary: Any, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        ch.sweep(write_run_file(tmp_path), vary)
