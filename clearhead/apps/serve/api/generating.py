@@ -7,26 +7,66 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
+from threading import Event
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from clearhead.apps.serve.api.bodies import BodyRoute, in_thread
+from clearhead.apps.serve.api.bodies import BodyRoute, ChatRequest, CompletionRequest, _Generating, in_thread
 from clearhead.apps.serve.api.engine import Job, Step, events
-from clearhead.apps.serve.api.openai_types import ChatRequest, CompletionRequest, _Generating
-from clearhead.apps.serve.api.schemas import request_under_schema
+from clearhead.apps.serve.api.refusals import Closing
 from clearhead.apps.serve.api.served import Models, Scored, Served, given
+from clearhead.apps.serve.gate import Traffic
+from clearhead.apps.serve.work import POLLED, ignore_failure
 from clearhead.base.errors import InputError
 from clearhead.generate.continuation import GenerateRequest, checked_limits
+from clearhead.generate.json_schema import MOST_AT_ONCE, with_schema
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.results import Continuation
 from clearhead.interpret.maps.token_texts import TokenWriter, WrittenToken
 from clearhead.text.long_texts import refuse_enormous
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """Return the threads that compile schemas for all models; slow schemas must not delay chat templates."""
+    return ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="schemas")
+
+
+async def request_under_schema(
+    traffic: Traffic, served: Served, generate_request: GenerateRequest, schema: Mapping[str, Any]
+) -> GenerateRequest:
+    """Return a request for text that follows a schema; the compilation ends when the client disconnects.
+
+    Args:
+        traffic: the requests of the server, which end after a signal.
+        served: the model.
+        generate_request: the request without the schema.
+        schema: a JSON schema.
+
+    Raises:
+        InputError: the schema is refused, or exceeds its bounds.
+        Closing: the server received a signal to end.
+    """
+    abandoned, outputs = Event(), served.model.module.spec.num_outputs
+    future = asyncio.get_running_loop().run_in_executor(
+        _threads(), with_schema, generate_request, schema, served.tokenizer, outputs, abandoned
+    )
+    try:
+        while not (await asyncio.wait([future], timeout=POLLED))[0]:
+            if traffic.is_closing:
+                raise Closing("the server ends: try again later")
+        return future.result()
+    finally:
+        abandoned.set()
+        ignore_failure(future)
+
 
 EVENT_STREAM = "text/event-stream"
 DEFAULT_TOKENS = 16

@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from clearhead.apps.serve.api.bodies import BodyRoute
-from clearhead.apps.serve.api.failures import Busy, named_failure
+from clearhead.apps.serve.api.refusals import Busy, named_failure
 from clearhead.apps.serve.api.served import Models, Served
 from clearhead.apps.serve.api.tasks import parameters_of, pipeline_of, translation_json
 from clearhead.apps.serve.interventions import Data, Edits
