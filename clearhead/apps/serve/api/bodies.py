@@ -77,7 +77,9 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class _Generating(_Request):
+class GenerationBody(_Request):
+    """Fields that completions and chats share."""
+
     NEUTRAL: ClassVar[Neutral] = {"frequency_penalty": (0,), "logit_bias": ({},), "presence_penalty": (0,)}
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -94,10 +96,10 @@ class _Generating(_Request):
         return float(value) if type(value) is int and abs(value) < 2**53 else value
 
 
-class CompletionRequest(_Generating):
+class CompletionRequest(GenerationBody):
     """The body of /v1/completions."""
 
-    NEUTRAL: ClassVar[Neutral] = {**_Generating.NEUTRAL, "best_of": (1,), "suffix": ("",)}
+    NEUTRAL: ClassVar[Neutral] = {**GenerationBody.NEUTRAL, "best_of": (1,), "suffix": ("",)}
     prompt: str | Tokens | Prompts | None
     max_tokens: Annotated[int, Field(ge=0, lt=2**20)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -177,11 +179,11 @@ class SchemaFormat(Body):
         return self.json_schema.content
 
 
-class ChatRequest(_Generating):
+class ChatRequest(GenerationBody):
     """The body of /v1/chat/completions."""
 
     NEUTRAL: ClassVar[Neutral] = {
-        **_Generating.NEUTRAL,
+        **GenerationBody.NEUTRAL,
         "function_call": ("none", "auto"),
         "functions": ([],),
         "metadata": ({},),
