@@ -13,8 +13,8 @@ from clearhead.apps.serve.work import Work
 from clearhead.base.errors import InputError
 from clearhead.core import Cache
 from clearhead.interpret.maps.attention_maps import AttentionMaps
+from clearhead.interpret.maps.effects import Patches
 from clearhead.interpret.maps.outcome import Chosen
-from clearhead.interpret.maps.patching import Patches
 from clearhead.text.word_starts import word_boundaries
 
 LONGEST = 128  # tokens that the model goes on by

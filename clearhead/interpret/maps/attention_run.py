@@ -18,15 +18,21 @@ from clearhead.base.progress import Notify
 from clearhead.core import Transformer
 from clearhead.interpret.maps.beams import beam_tree
 from clearhead.interpret.maps.contributions import Contribution, contributions
-from clearhead.interpret.maps.effects import HeadEffect, head_effects, key_effects
+from clearhead.interpret.maps.effects import (
+    HeadEffect,
+    Patcher,
+    Patches,
+    Positions,
+    aligned_positions,
+    head_effects,
+    key_effects,
+)
 from clearhead.interpret.maps.flow import norm_weighted, rollout
-from clearhead.interpret.maps.head_statistics import HeadStatistics
+from clearhead.interpret.maps.head_statistics import HeadStatistics, heads_over_texts
 from clearhead.interpret.maps.lens import Lens, logit_lens
 from clearhead.interpret.maps.outcome import Chosen, Outcome, OutputNames, choose_outcome
-from clearhead.interpret.maps.patching import Patcher, Patches, Positions, aligned_positions
 from clearhead.interpret.maps.reading import Reading
 from clearhead.interpret.maps.recording import ALL, STACKS, AttentionRecord
-from clearhead.interpret.maps.repeats import heads_over_texts
 from clearhead.interpret.maps.streams import Streams
 from clearhead.interpret.maps.token_texts import label_tokens
 from clearhead.interpret.view.explorer.data import BeamNode

@@ -1,24 +1,28 @@
-"""Effects: how much an outcome changes when a head, or its attention to one token, is switched off.
+"""Effects: the change of an outcome when a head or its attention to a token is switched off or replaced.
 
-The model runs once for each, in batches of equal rows that differ in what is switched off. Layers below it are not run
-again.
+The model runs once for each, in batches of equal rows that differ in the change. Layers below the change are not run
+again. A patch puts the activations of another text into this one.
 
-Legend: B rows of a batch, H heads, Q queries, K keys, E head size.
+Legend: B rows of a batch, H heads, Q queries, K keys, E head size, T positions, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 from torch import Tensor
 
+from clearhead.base.errors import InputError, argument
+from clearhead.base.files import refuse_unwritable
 from clearhead.base.printing import Printed
 from clearhead.base.progress import Notify, counter
 from clearhead.generate.batching import read_tokens
-from clearhead.interpret.maps.hook_points import Place, edit
+from clearhead.interpret.maps.hook_points import Place, capture, edit
 from clearhead.interpret.maps.outcome import Outcome
 from clearhead.interpret.maps.recording import AttentionRecord
 from clearhead.interpret.maps.streams import Streams
@@ -131,3 +135,191 @@ def row_batches(streams: Streams, items: range) -> Iterator[range]:
     size = max(1, read_tokens(streams.module) // tokens)
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+Positions = Mapping[str, Sequence[tuple[int, int]]]
+"""By the name of a stack, pairs of a position in this text and its counterpart in the other one."""
+
+
+@dataclass(frozen=True, repr=False)
+class Patches(Printed):
+    """What putting in activations of another text changes.
+
+    Args:
+        streams: by the name of a stack, "encoder" or "decoder", the change when the residual stream has the other
+            text's vector at one depth and position: 0 is the embedding, d the stream after d layers. NaN at a position
+            without counterpart.
+        heads: the change when a head gives what it gave in the other text, at every position with a counterpart.
+        total: how much larger the outcome is in the other text; None: the position that predicts it has no counterpart.
+        outcome: what is followed, in words.
+        tokens: by the name of a stack, what it reads, as pictures write it.
+    """
+
+    streams: Mapping[str, Float32[Tensor, "depths positions"]]
+    heads: Sequence[HeadEffect]
+    total: float | None
+    outcome: str
+    tokens: Mapping[str, Sequence[str]]
+
+    def save_picture(self, path: str | Path, *, force: bool = False) -> None:
+        """Draw the changes as heat maps: depths by positions of each stack, and layers by heads of each attention.
+
+        Args:
+            path: the .png or .svg file.
+            force: whether an existing file is replaced.
+
+        Raises:
+            InputError: there are too many tokens for a picture, or the file exists or cannot be written.
+        """
+        # Not at the top: half a second of matplotlib for every command that loads a model.
+        from clearhead.interpret.view.changes import ChangeMap, draw_changes
+
+        refuse_unwritable(Path(path), force=force)
+        panels = []
+        for stack, changes in self.streams.items():
+            names = [*map("layer {}".format, reversed(range(len(changes) - 1))), "embedding"]
+            title = f"{stack}: the stream at one position"
+            panels.append(ChangeMap(title, changes.flip(0).numpy(), names, self.tokens[stack]))
+        for stack in dict.fromkeys(head.stack for head in self.heads):
+            panels.append(ChangeMap(f"{stack}: heads", *self._table(stack)))
+        draw_changes(panels, Path(path), title=f"{self.outcome}: what the other text brings")
+
+    def _table(self, stack: str) -> tuple[Float[np.ndarray, "layers heads"], list[str], list[str]]:
+        """Return the changes of the heads of an attention, highest layer first, and the names of rows and columns."""
+        own = [head for head in self.heads if head.stack == stack]
+        layers = sorted({head.layer for head in own}, reverse=True)
+        changes = np.full((len(layers), max(head.head for head in own) + 1), np.nan)
+        for head in own:
+            changes[layers.index(head.layer), head.head] = head.change
+        return changes, list(map("layer {}".format, layers)), list(map(str, range(changes.shape[1])))
+
+
+def aligned_positions(here: Streams, there: Streams, positions: Positions | None) -> dict[str, list[tuple[int, int]]]:
+    """Return the counterparts of the positions of every stack.
+
+    Args:
+        here, there: this text and the other one, in the same model.
+        positions: those of some stacks; the other ones read as many tokens of both texts, one the counterpart of the
+            other.
+
+    Raises:
+        InputError: there is no such stack or position, a position occurs twice, or counterparts are missing.
+    """
+    lengths = {name: (x[0].shape[1], there.before[name][0].shape[1]) for name, x in here.before.items()}
+    given, named, found = dict(positions or {}), argument("positions"), {}
+    for name in given.keys() - lengths.keys():
+        raise InputError(named + f" names '{name}'; this model has {' and '.join(lengths)}")
+    for name, (own, other) in lengths.items():
+        if name not in given and own != other:
+            raise InputError(
+                f"the {name} reads {own} tokens of this text and {other} of the other one, so its positions have no "
+                "counterparts: give texts of as many tokens, or " + named + f"={{'{name}': [(here, there), ...]}}"
+            )
+        found[name] = list(given.get(name, [(place, place) for place in range(own)]))
+        _check_pairs(found[name], name, own, other)
+    return found
+
+
+def _check_pairs(pairs: Sequence[tuple[int, int]], name: str, own: int, other: int) -> None:
+    named = argument("positions")
+    for here, there in pairs:
+        if not (0 <= here < own and 0 <= there < other):
+            expected = f"expected 0 to {own - 1} in this text and 0 to {other - 1} in the other one"
+            raise InputError(named + f" joins {here} and {there} of the {name}; {expected}")
+    if len({here for here, _ in pairs}) < len(pairs):
+        raise InputError(named + f" names a position of the {name} in this text twice: give each once")
+
+
+class Patcher:
+    """Puts activations of one text into the run of another.
+
+    Args:
+        here: the text that is changed.
+        there: the other text, in a model of the same shape.
+        outcome: what is followed.
+        positions: the counterparts in each stack.
+        records: the attentions of this text.
+        notify: called with counts; None: `progress.update` is.
+
+    Source: Meng et al. 2022, arXiv 2202.05262, section 2.1 (causal tracing); Wang et al. 2022, arXiv 2211.00593.
+    """
+
+    def __init__(
+        self,
+        here: Streams,
+        there: Streams,
+        outcome: Outcome,
+        positions: Mapping[str, Sequence[tuple[int, int]]],
+        records: Sequence[AttentionRecord],
+        notify: Notify | None = None,
+    ) -> None:
+        self.here: Streams = here
+        self.there: Streams = there
+        self.outcome: Outcome = outcome
+        self.records: Sequence[AttentionRecord] = records
+        self.positions: dict[str, Tensor] = {name: torch.tensor(pairs).view(-1, 2) for name, pairs in positions.items()}
+        self.before: Tensor = measured(here, outcome)
+        self._tell, self._done = counter("places", notify), 0
+        self._total = sum(record.num_heads for record in records)
+        self._total += sum(len(pairs) * len(here.before[name]) for name, pairs in positions.items())
+
+    def streams(self) -> dict[str, Float32[Tensor, "depths positions"]]:
+        """Return the change for each stack, depth and position."""
+        return {name: self._stream(name) for name in self.positions}
+
+    def heads(self) -> list[HeadEffect]:
+        """Return the change for each head."""
+        points = [f"{record.address}.mixed" for record in self.records]
+        with torch.no_grad(), capture(self.there.module, points) as seen:
+            self.there.module.states(self.there.source, self.there.target)
+        found: list[HeadEffect] = []
+        for record in self.records:
+            (mixed_HQE,) = (one.tensor[0] for one in seen[f"{record.address}.mixed"] if one.depth == record.layer)
+            for heads in row_batches(self.here, range(record.num_heads)):
+                changes = self._heads(record, mixed_HQE, heads) - self.before
+                rows = zip(heads, changes.tolist(), strict=True)
+                found += [HeadEffect(record.stack, record.layer, head, change) for head, change in rows]
+                self._count(len(heads))
+        return found
+
+    def total(self) -> float | None:
+        """Return how much larger the outcome is in the other text."""
+        position = self.outcome.logits_position
+        if position is not None:
+            counterparts = dict(self.positions[self.here.top].tolist())
+            if position not in counterparts:
+                return None
+            position = counterparts[position]
+        logits = self.there.logits(self.there.hidden, position)
+        return float(self.outcome.log_probability(logits) - self.before)
+
+    def _stream(self, name: str) -> Float32[Tensor, "depths positions"]:
+        own, other, pairs = self.here.before[name], self.there.before[name], self.positions[name]
+        found = torch.full((len(own), own[0].shape[1]), torch.nan)
+        for depth, x_1TD in enumerate(own):
+            for rows in row_batches(self.here, range(len(pairs))):
+                here, there = pairs[rows.start : rows.stop].T
+                x_BTD = x_1TD.repeat(len(rows), 1, 1)
+                x_BTD[torch.arange(len(rows)), here] = other[depth][0, there]
+                hidden_BTD = self.here.continue_from(name, depth, len(rows), x_BTD)
+                logits = self.here.logits(hidden_BTD, self.outcome.logits_position)
+                found[depth, here] = (self.outcome.log_probability(logits) - self.before).cpu()
+                self._count(len(rows))
+        return found
+
+    def _heads(
+        self, record: AttentionRecord, mixed_HQE: Float[Tensor, "heads queries head_size"], heads: range
+    ) -> Float32[Tensor, " rows"]:
+        here, there = self.positions[record.address.partition(".")[0]].T
+        head_B = torch.tensor(heads)[:, None]
+
+        def put(mixed_BHQE: Tensor) -> Tensor:
+            mixed_BHQE = mixed_BHQE.clone()
+            mixed_BHQE[torch.arange(len(heads))[:, None], head_B, here] = mixed_HQE[head_B, there]
+            return mixed_BHQE
+
+        return measured_with(self.here, record, self.outcome, len(heads), put)
+
+    def _count(self, rows: int) -> None:
+        self._done += rows
+        self._tell(self._done, self._total)

@@ -13,9 +13,9 @@ from torch import Tensor
 from clearhead.base.errors import InputError
 from clearhead.core import Sequence, Transformer
 from clearhead.interpret.maps import effects
+from clearhead.interpret.maps.effects import Patcher, Patches, aligned_positions
 from clearhead.interpret.maps.hook_points import Place, capture, edit
 from clearhead.interpret.maps.outcome import Outcome
-from clearhead.interpret.maps.patching import Patcher, Patches, aligned_positions
 from tests.interpret.maps.cases import Run, make, record, texts
 from tests.interpret.maps.test_attention_maps import model_of
 from tests.interpret.maps.test_attention_maps import tokenizer as made_tokenizer  # noqa: F401
