@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import uvicorn
 from fastapi import APIRouter, FastAPI, Query, Request
@@ -19,9 +19,9 @@ from starlette.exceptions import HTTPException
 
 from clearhead.apps.serve.gate import LOOPBACK, Access, Gate, Traffic
 from clearhead.apps.serve.long_text import Piece, rows_of_weights, tile
-from clearhead.apps.serve.runs import Asked, Runs, Shown, stack_lengths
-from clearhead.apps.serve.trials import Forced, Sweep, forced, sweep
-from clearhead.apps.serve.work import Left, Work, Workers
+from clearhead.apps.serve.runs import Asked, Computation, Runs
+from clearhead.apps.serve.trials import Forced, Sweep, force_token, sweep
+from clearhead.apps.serve.work import Left, Workers
 from clearhead.base.arguments import checked
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.core.attention import Attention
@@ -134,6 +134,7 @@ def run(app: FastAPI, listener: socket.socket, workers: Workers) -> None:
     _Server(config, workers).run(sockets=[listener])
 
 
+ResultT = TypeVar("ResultT")
 Number = Annotated[int, Query(ge=0, lt=2**31)]
 Sample = Annotated[int, Query(ge=0, le=1)]
 
@@ -153,45 +154,43 @@ def explorer_router(runs: Runs, workers: Workers, first: Asked) -> APIRouter:
     async def page() -> HTMLResponse:
         return HTMLResponse(live_html(runs.title, facts))
 
+    async def compute(
+        request: Request, function: Callable[[Computation], ResultT], *, is_quick: bool = False
+    ) -> ResultT:
+        return await workers.compute(request, lambda work: function(Computation(runs, work)), is_quick=is_quick)
+
     @router.post("/read")
     async def read(request: Request, asked: Asked) -> dict[str, Any]:
-        def compute(work: Work) -> Shown:
-            return runs.shown(asked, work)
-
-        found = await workers.compute(request, compute)
-        return {"name": asked.name, "page": found.page, "outputs": found.outputs, "python": found.python}
+        shown = await compute(request, lambda computation: computation.show(asked))
+        return {"name": asked.name, "page": shown.page, "outputs": shown.outputs, "python": shown.python}
 
     @router.get("/blob/{name}/{number}")
     async def blob(request: Request, name: str, number: int) -> PlainTextResponse:
-        return PlainTextResponse(await workers.compute(request, lambda work: runs.named(name, work).blob(number)))
+        text = await compute(request, lambda computation: computation.show_named(name).blob(number))
+        return PlainTextResponse(text)
 
     @router.get("/tile/{name}")
     async def piece(request: Request, name: str, place: Annotated[Piece, Query()]) -> Response:
-        def compute(work: Work) -> bytes:
-            record = runs.named(name, work).runs[place.sample].record(place.stack, place.layer)
-            return tile(record, place, work.check)
+        def read_tile(computation: Computation) -> bytes:
+            record = computation.show_named(name).runs[place.sample].record(place.stack, place.layer)
+            return tile(record, place, computation.work.check)
 
-        return _bytes(await workers.compute(request, compute, is_quick=place.pool <= 4))
+        return _bytes(await compute(request, read_tile, is_quick=place.pool <= 4))
 
     @router.get("/row/{name}")
     async def row(request: Request, name: str, stack: str, sample: Sample, layer: Number, query: Number) -> Response:
-        def compute(work: Work) -> bytes:
-            return rows_of_weights(runs.named(name, work).runs[sample].record(stack, layer), query)
+        def read_rows(computation: Computation) -> bytes:
+            return rows_of_weights(computation.show_named(name).runs[sample].record(stack, layer), query)
 
-        return _bytes(await workers.compute(request, compute, is_quick=True))
+        return _bytes(await compute(request, read_rows, is_quick=True))
 
     @router.post("/force")
     async def force(request: Request, given: Forced) -> dict[str, str]:
-        def compute(work: Work) -> str:
-            base, _ = runs.base(given.asked, work)
-            with work.watching(runs.model), runs.changing(given.asked.edits, stack_lengths(base), work):
-                return forced(base, given, work)
-
-        return {"text": await workers.compute(request, compute)}
+        return {"text": await compute(request, lambda computation: force_token(computation, given))}
 
     @router.post("/sweep")
     async def patches(request: Request, given: Sweep) -> dict[str, Any]:
-        return await workers.compute(request, lambda work: sweep(runs, given, work))
+        return await compute(request, lambda computation: sweep(computation, given))
 
     return router
 

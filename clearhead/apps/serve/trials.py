@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from clearhead.apps.serve.interventions import Data, finite
-from clearhead.apps.serve.runs import Asked, Runs, Written, outputs_asked, position_of, stack_lengths
+from clearhead.apps.serve.runs import Asked, Computation, Written, outputs_asked, position_of, stack_lengths
 from clearhead.apps.serve.work import Work
 from clearhead.base.errors import InputError
 from clearhead.core import Cache
@@ -35,19 +35,24 @@ class Forced(Data):
 
 
 @torch.no_grad()
-def forced(maps: AttentionMaps, given: Forced, work: Work) -> str:
-    """Return the text up to a position, with another token behind it, and what the model writes from there on.
+def force_token(computation: Computation, given: Forced) -> str:
+    """Return the text up to a position, with another token after it, and what the model writes from there on.
 
-    It goes on greedily, without special tokens, in the calling context with its changes.
+    The model continues greedily, without special tokens and with the changes of the request.
 
     Args:
-        maps: of the run that the page shows.
+        computation: of the request.
         given: the token.
-        work: ends the computation where nobody waits for it.
 
     Raises:
         InputError: the model does not write text, or there is no such position or token.
     """
+    maps, _ = computation.base(given.asked)
+    with computation.watching(), computation.changing(given.asked.edits, stack_lengths(maps)):
+        return _continued(maps, given, computation.work)
+
+
+def _continued(maps: AttentionMaps, given: Forced, work: Work) -> str:
     module, tokenizer, reading = maps.module, maps.tokenizers.target, maps.reading
     sequence = reading.target or reading.source
     if module.decoder is None or not reading.labels:
@@ -90,24 +95,24 @@ class Sweep(Data):
     index: Number | None = None
 
 
-def sweep(runs: Runs, given: Sweep, work: Work) -> dict[str, Any]:
+def sweep(computation: Computation, given: Sweep) -> dict[str, Any]:
     """Return the changes of `AttentionRun.patch` as JSON; positions behind the end of either text have none.
 
     Args:
-        runs: of the model.
-        given: what is asked.
-        work: ends the computation where nobody waits for it.
+        computation: of the request.
+        given: what is patched.
 
     Raises:
         InputError: a text cannot be read, or there is no such output.
     """
-    here, _ = runs.base(given.asked, work)
-    there, _ = runs.base(Asked(text=given.text, target=given.target), work)
+    here, _ = computation.base(given.asked)
+    there, _ = computation.base(Asked(text=given.text, target=given.target))
+    lengths = stack_lengths(there)
     common = {
-        name: [(place, place) for place in range(min(length, stack_lengths(there)[name]))]
+        name: [(position, position) for position in range(min(length, lengths[name]))]
         for name, length in stack_lengths(here).items()
     }
-    with work.watching(runs.model):
+    with computation.watching():
         return _json(here.patch(there, _followed(here, given), positions=common))
 
 

@@ -25,85 +25,14 @@ from clearhead.apps.serve.api.generating import EVENT_STREAM, generating_router
 from clearhead.apps.serve.api.inside import inside_router
 from clearhead.apps.serve.api.reading import reading_router
 from clearhead.apps.serve.api.refusals import Busy, Closing, Refusal, refused
-from clearhead.apps.serve.api.served import Models, Served, UnknownModel
+from clearhead.apps.serve.api.served import Models, UnknownModel
 from clearhead.apps.serve.api.tasks import tasks_router
 from clearhead.apps.serve.gate import Access, Gate, Traffic
 from clearhead.apps.serve.work import Left, Workers
 from clearhead.base.errors import ContextTooLong, InputError, Reference, RunFailure, shortened
 
-_GAUGES: Final[tuple[tuple[str, str, Callable[[Engine], float]], ...]] = (
-    ("clearhead_running", "Sequences that are generated.", lambda engine: engine.num_running),
-    ("clearhead_waiting", "Requests that wait.", lambda engine: engine.num_waiting),
-    ("clearhead_generated_tokens", "Tokens generated since the start.", lambda engine: engine.num_tokens),
-    ("clearhead_read_tokens", "Tokens of prompts read since the start.", lambda engine: engine.num_read),
-    ("clearhead_shared_tokens", "Tokens of prompts taken from equal beginnings.", lambda engine: engine.num_shared),
-    ("clearhead_step_seconds", "Seconds in steps of the batch.", lambda engine: engine.step_seconds),
-)
-LOGGER: Final = logging.getLogger("clearhead.apps.serve")
-
-
-class Metrics:
-    """The metrics of one application.
-
-    Args:
-        models: that it serves.
-    """
-
-    def __init__(self, models: Models) -> None:
-        self._registry = CollectorRegistry()
-        own = self._registry
-        self._requests = Counter("clearhead_requests", "Requests by path and status.", ["path", "status"], registry=own)
-        self._seconds = Histogram("clearhead_request_seconds", "Seconds until an answer.", ["path"], registry=own)
-        for name, what, read in _GAUGES:
-            gauge = Gauge(name, what, ["model"], registry=own)
-            for served in models:
-                gauge.labels(served.name).set_function(partial(_read, served, read))
-
-    def router(self) -> APIRouter:
-        """Return the route /metrics."""
-        router = APIRouter()
-
-        @router.get("/metrics", response_class=PlainTextResponse)
-        async def metrics() -> Response:
-            return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
-
-        return router
-
-    def counting(self, app: ASGIApp) -> ASGIApp:
-        """Return an application that counts each request, and logs its path, status and seconds until the answer.
-
-        Args:
-            app: that answers them.
-        """
-
-        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
-            begun = time.perf_counter()
-
-            async def noted(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    self._count(scope, message["status"], time.perf_counter() - begun)
-                await send(message)
-
-            await app(scope, receive, noted)
-
-        return counted
-
-    def _count(self, scope: Scope, status: int, seconds: float) -> None:
-        # The path of a route, so that no text of a client becomes the name of a series.
-        path = getattr(scope.get("route"), "path", "unknown")
-        self._requests.labels(path, status).inc()
-        self._seconds.labels(path).observe(seconds)
-        LOGGER.info("%s %s %d %.3f s", shortened(scope["method"]), path, status, seconds)
-
-
-def _read(served: Served, read: Callable[[Engine], float]) -> float:
-    return float(read(served.engine))
-
-
 SECONDS_TO_ANSWER: Final = 600.0
 """Until an answer begins, and until a stream ends; clients of OpenAI wait as long."""
-
-
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {"default": {"model": Refusal, "description": "A refusal."}}
 
 
@@ -240,3 +169,68 @@ def _name_fault(error: Exception) -> Response:
 def _shown(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, default=repr)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_GAUGES: Final[tuple[tuple[str, str, Callable[[Engine], float]], ...]] = (
+    ("clearhead_running", "Sequences that are generated.", lambda engine: engine.num_running),
+    ("clearhead_waiting", "Requests that wait.", lambda engine: engine.num_waiting),
+    ("clearhead_generated_tokens", "Tokens generated since the start.", lambda engine: engine.num_tokens),
+    ("clearhead_read_tokens", "Tokens of prompts read since the start.", lambda engine: engine.num_read),
+    ("clearhead_shared_tokens", "Tokens of prompts taken from equal beginnings.", lambda engine: engine.num_shared),
+    ("clearhead_step_seconds", "Seconds in steps of the batch.", lambda engine: engine.step_seconds),
+)
+LOGGER: Final = logging.getLogger("clearhead.apps.serve")
+
+
+class Metrics:
+    """The metrics of one application.
+
+    Args:
+        models: that it serves.
+    """
+
+    def __init__(self, models: Models) -> None:
+        self._registry = CollectorRegistry()
+        own = self._registry
+        self._requests = Counter("clearhead_requests", "Requests by path and status.", ["path", "status"], registry=own)
+        self._seconds = Histogram("clearhead_request_seconds", "Seconds until an answer.", ["path"], registry=own)
+        for name, what, read in _GAUGES:
+            gauge = Gauge(name, what, ["model"], registry=own)
+            for served in models:
+                gauge.labels(served.name).set_function(partial(read, served.engine))
+
+    def router(self) -> APIRouter:
+        """Return the route /metrics."""
+        router = APIRouter()
+
+        @router.get("/metrics", response_class=PlainTextResponse)
+        async def metrics() -> Response:
+            return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+
+        return router
+
+    def counting(self, app: ASGIApp) -> ASGIApp:
+        """Return an application that counts each request, and logs its path, status and seconds until the answer.
+
+        Args:
+            app: that answers them.
+        """
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            begun = time.perf_counter()
+
+            async def noted(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    self._count(scope, message["status"], time.perf_counter() - begun)
+                await send(message)
+
+            await app(scope, receive, noted)
+
+        return counted
+
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        # The path of a route, so that no text of a client becomes the name of a series.
+        path = getattr(scope.get("route"), "path", "unknown")
+        self._requests.labels(path, status).inc()
+        self._seconds.labels(path).observe(seconds)
+        LOGGER.info("%s %s %d %.3f s", shortened(scope["method"]), path, status, seconds)
