@@ -28,7 +28,7 @@ from clearhead.apps.serve.long_text import is_long, long_sample
 from clearhead.apps.serve.work import Work
 from clearhead.base.errors import InputError
 from clearhead.base.printing import num_parameters
-from clearhead.interpret.maps.attention_maps import AttentionMaps, attend, attend_first_layer, in_precision
+from clearhead.interpret.maps.attention_maps import AttentionMaps, attend_first_layer, in_precision
 from clearhead.interpret.maps.hook_points import capture
 from clearhead.interpret.maps.outcome import Chosen, Outcome, OutputNames
 from clearhead.interpret.maps.page import SampleOptions, run_sample
@@ -408,7 +408,7 @@ class Computation:
         """
         other, _ = self.base(Asked(text=one.text, target=one.target))
         with self.watching(), capture(self.runs.model.module, one.address) as seen:
-            attend(other.module, other.tokenizers, other.task, other.reading)
+            other.with_module(other.module)
         records = [record for record in seen[one.address] if one.depth in (None, record.depth)]
         if not records:
             raise InputError(f"'{one.address}' is not computed at depth {one.depth}")
@@ -449,7 +449,7 @@ class Computation:
         if asked.edits:
             with self.watching(), self.changing(asked.edits, stack_lengths(base)):
                 with capture(self.runs.model.module, "hidden") as seen:
-                    changed = attend(base.module, base.tokenizers, base.task, base.reading)
+                    changed = base.with_module(base.module)
                 again = self._attention(asked) if self.runs.writes(asked) else changed
                 after = outputs_of(changed, seen["hidden"][-1].tensor, self.runs.written(asked, again))
                 samples.append(self._sample(changed, "changed", of))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -45,96 +46,102 @@ class HeadEffect(Printed):
     change: float
 
 
-def head_effects(
-    streams: Streams, records: Sequence[AttentionRecord], outcome: Outcome, notify: Notify | None = None
-) -> list[HeadEffect]:
-    """Return the effect of every head: its part of the mixed values is zero at every position.
+@dataclass(frozen=True)
+class EffectMeter:
+    """Measures the outcome of one run, and the outcome of runs with other mixed values of one attention.
 
     Args:
-        streams, records: of one run of the model.
-        outcome: what is followed.
-        notify: called with counts; None: `progress.update` is.
-
-    Source: arXiv 1905.10650, section 3.1.
+        streams: the residual streams of the run.
+        outcome: the outcome that is followed.
+        records: the attentions of the run.
+        notify: receives the number of finished items and of all; None: `progress.update`.
     """
-    total, before = sum(record.num_heads for record in records), measured(streams, outcome)
-    tell = counter("heads", notify)
-    found: list[HeadEffect] = []
-    for record in records:
-        for heads in row_batches(streams, range(record.num_heads)):
 
-            def without(mixed_BHQE: Tensor, heads: Sequence[int] = heads) -> Tensor:
+    streams: Streams
+    outcome: Outcome
+    records: Sequence[AttentionRecord]
+    notify: Notify | None = None
+
+    @cached_property
+    def before(self) -> Float32[Tensor, " one"]:
+        """The log-probability of the outcome in the run itself."""
+        return self.log_probability(self.streams.hidden)
+
+    def log_probability(self, hidden_BTD: Float[Tensor, "rows tokens width"]) -> Float32[Tensor, " rows"]:
+        """Return the log-probability of the outcome in each row, from the output of the last stack."""
+        return self.outcome.log_probability(self.streams.logits(hidden_BTD, self.outcome.logits_position))
+
+    def measure(
+        self, record: AttentionRecord, rows: int, change: Callable[[Tensor], Tensor]
+    ) -> Float32[Tensor, " rows"]:
+        """Return the change of the outcome in each row, where the mixed values of one attention are changed."""
+
+        def at_depth(mixed_BHQE: Tensor, at: Place) -> Tensor:
+            return change(mixed_BHQE) if at.depth == record.layer else mixed_BHQE
+
+        stack = record.address.partition(".")[0]
+        with edit(self.streams.module, {f"{record.address}.mixed": at_depth}):
+            after = self.log_probability(self.streams.continue_from(stack, record.layer, rows))
+        return after - self.before
+
+    def cut(self, items: range) -> Iterator[range]:
+        """Cut a range into ranges whose rows of tokens fit into a batch."""
+        tokens = max(self.streams.last.ids.shape[1], self.streams.source.ids.shape[1])
+        size = max(1, read_tokens(self.streams.module) // tokens)
+        for start in range(0, len(items), size):
+            yield items[start : start + size]
+
+    def head_effects(self) -> list[HeadEffect]:
+        """Return the effect of every head: its share of the mixed values is zero at every position.
+
+        Source: arXiv 1905.10650, section 3.1.
+        """
+        total, tell = sum(record.num_heads for record in self.records), counter("heads", self.notify)
+        effects: list[HeadEffect] = []
+        for record in self.records:
+            for heads in self.cut(range(record.num_heads)):
+
+                def without(mixed_BHQE: Tensor, heads: Sequence[int] = heads) -> Tensor:
+                    mixed_BHQE = mixed_BHQE.clone()
+                    mixed_BHQE[torch.arange(len(heads)), list(heads)] = 0.0
+                    return mixed_BHQE
+
+                effects += _head_effects(record, heads, self.measure(record, len(heads), without))
+                tell(len(effects), total)
+        return effects
+
+    def key_effects(self, record: AttentionRecord, head: int) -> Float32[Tensor, " keys"]:
+        """Return the effect of the attention of one head to each key: its weight on that key is zero for every query.
+
+        The other weights stay as they are, so that switching off every key is switching off the head. (To mask the key
+        before the softmax instead, arXiv 2304.14767, would also raise the other weights, and add their effect.)
+
+        Args:
+            record: an attention of the run.
+            head: the number of the head.
+        """
+        weight_QK = record.weights([head])[0, 0]
+        value_KE = record.value_BKSE[0, record.kv_head(head)]
+        effects: list[Tensor] = []
+        done, total, tell = 0, len(value_KE), counter("keys", self.notify)
+        for keys in self.cut(range(total)):
+            # What a key adds to the mixed values is subtracted from them, so that no row needs weights of its own.
+            added_BQE = weight_QK.T[keys.start : keys.stop, :, None] * value_KE[keys.start : keys.stop, None].float()
+
+            def without(mixed_BHQE: Tensor, added_BQE: Tensor = added_BQE) -> Tensor:
                 mixed_BHQE = mixed_BHQE.clone()
-                mixed_BHQE[torch.arange(len(heads)), list(heads)] = 0.0
+                mixed_BHQE[:, head] -= added_BQE.to(mixed_BHQE.dtype)
                 return mixed_BHQE
 
-            changes = measured_with(streams, record, outcome, len(heads), without) - before
-            rows = zip(heads, changes.tolist(), strict=True)
-            found += [HeadEffect(record.stack, record.layer, head, change) for head, change in rows]
-            tell(len(found), total)
-    return found
+            effects.append(self.measure(record, len(keys), without))
+            done += len(keys)
+            tell(done, total)
+        return torch.cat(effects).cpu()
 
 
-def key_effects(
-    streams: Streams, record: AttentionRecord, head: int, outcome: Outcome, notify: Notify | None = None
-) -> Float32[Tensor, " keys"]:
-    """Return the effect of the attention of one head to each key: its weight on that key is zero for every query.
-
-    The other weights stay as they are, so that switching off every key is switching off the head. (To mask the key
-    before the softmax instead, arXiv 2304.14767, would also raise the other weights, and add their effect.)
-
-    Args:
-        streams: of one run of the model.
-        record: of an attention in that run.
-        head: its number.
-        outcome: what is followed.
-        notify: called with counts; None: `progress.update` is.
-    """
-    before = measured(streams, outcome)
-    weight_QK = record.weights([head])[0, 0]
-    value_KE = record.value_BKSE[0, record.kv_head(head)]
-    found: list[Tensor] = []
-    done, total, tell = 0, len(value_KE), counter("keys", notify)
-    for keys in row_batches(streams, range(total)):
-        # What a key adds to the mixed values is subtracted from them, so that no row needs weights of its own.
-        added_BQE = weight_QK.T[keys.start : keys.stop, :, None] * value_KE[keys.start : keys.stop, None].float()
-
-        def without(mixed_BHQE: Tensor, added_BQE: Tensor = added_BQE) -> Tensor:
-            mixed_BHQE = mixed_BHQE.clone()
-            mixed_BHQE[:, head] -= added_BQE.to(mixed_BHQE.dtype)
-            return mixed_BHQE
-
-        found.append(measured_with(streams, record, outcome, len(keys), without) - before)
-        done += len(keys)
-        tell(done, total)
-    return torch.cat(found).cpu()
-
-
-def measured(streams: Streams, outcome: Outcome) -> Float32[Tensor, " one"]:
-    """Return the log-probability of an outcome in the run itself."""
-    return outcome.log_probability(streams.logits(streams.hidden, outcome.logits_position))
-
-
-def measured_with(
-    streams: Streams, record: AttentionRecord, outcome: Outcome, rows: int, change: Callable[[Tensor], Tensor]
-) -> Float32[Tensor, " rows"]:
-    """Return the log-probability of the outcome in each row, where the mixed values of one attention are changed."""
-
-    def at_depth(mixed_BHQE: Tensor, at: Place) -> Tensor:
-        return change(mixed_BHQE) if at.depth == record.layer else mixed_BHQE
-
-    stack = record.address.partition(".")[0]
-    with edit(streams.module, {f"{record.address}.mixed": at_depth}):
-        hidden_BTD = streams.continue_from(stack, record.layer, rows)
-        return outcome.log_probability(streams.logits(hidden_BTD, outcome.logits_position))
-
-
-def row_batches(streams: Streams, items: range) -> Iterator[range]:
-    """Cut a range into parts whose rows of tokens fit into a batch."""
-    tokens = max(streams.last.ids.shape[1], streams.source.ids.shape[1])
-    size = max(1, read_tokens(streams.module) // tokens)
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
+def _head_effects(record: AttentionRecord, heads: range, changes: Float32[Tensor, " heads"]) -> list[HeadEffect]:
+    rows = zip(heads, changes.tolist(), strict=True)
+    return [HeadEffect(record.stack, record.layer, head, change) for head, change in rows]
 
 
 Positions = Mapping[str, Sequence[tuple[int, int]]]
@@ -234,34 +241,20 @@ class Patcher:
     """Puts activations of one text into the run of another.
 
     Args:
-        here: the text that is changed.
-        there: the other text, in a model of the same shape.
-        outcome: what is followed.
+        meter: measures the outcome of the text that is changed.
+        there: the streams of the other text, in a model of the same shape.
         positions: the counterparts in each stack.
-        records: the attentions of this text.
-        notify: called with counts; None: `progress.update` is.
 
     Source: Meng et al. 2022, arXiv 2202.05262, section 2.1 (causal tracing); Wang et al. 2022, arXiv 2211.00593.
     """
 
-    def __init__(
-        self,
-        here: Streams,
-        there: Streams,
-        outcome: Outcome,
-        positions: Mapping[str, Sequence[tuple[int, int]]],
-        records: Sequence[AttentionRecord],
-        notify: Notify | None = None,
-    ) -> None:
-        self.here: Streams = here
+    def __init__(self, meter: EffectMeter, there: Streams, positions: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+        self.meter: EffectMeter = meter
         self.there: Streams = there
-        self.outcome: Outcome = outcome
-        self.records: Sequence[AttentionRecord] = records
         self.positions: dict[str, Tensor] = {name: torch.tensor(pairs).view(-1, 2) for name, pairs in positions.items()}
-        self.before: Tensor = measured(here, outcome)
-        self._tell, self._done = counter("places", notify), 0
-        self._total = sum(record.num_heads for record in records)
-        self._total += sum(len(pairs) * len(here.before[name]) for name, pairs in positions.items())
+        self._tell, self._done = counter("places", meter.notify), 0
+        self._total = sum(record.num_heads for record in meter.records)
+        self._total += sum(len(pairs) * len(meter.streams.before[name]) for name, pairs in positions.items())
 
     def streams(self) -> dict[str, Float32[Tensor, "depths positions"]]:
         """Return the change for each stack, depth and position."""
@@ -269,43 +262,42 @@ class Patcher:
 
     def heads(self) -> list[HeadEffect]:
         """Return the change for each head."""
-        points = [f"{record.address}.mixed" for record in self.records]
+        points = [f"{record.address}.mixed" for record in self.meter.records]
         with torch.no_grad(), capture(self.there.module, points) as seen:
             self.there.module.states(self.there.source, self.there.target)
-        found: list[HeadEffect] = []
-        for record in self.records:
+        effects: list[HeadEffect] = []
+        for record in self.meter.records:
             (mixed_HQE,) = (one.tensor[0] for one in seen[f"{record.address}.mixed"] if one.depth == record.layer)
-            for heads in row_batches(self.here, range(record.num_heads)):
-                changes = self._heads(record, mixed_HQE, heads) - self.before
-                rows = zip(heads, changes.tolist(), strict=True)
-                found += [HeadEffect(record.stack, record.layer, head, change) for head, change in rows]
+            for heads in self.meter.cut(range(record.num_heads)):
+                effects += _head_effects(record, heads, self._heads(record, mixed_HQE, heads))
                 self._count(len(heads))
-        return found
+        return effects
 
     def total(self) -> float | None:
         """Return how much larger the outcome is in the other text."""
-        position = self.outcome.logits_position
+        outcome = self.meter.outcome
+        position = outcome.logits_position
         if position is not None:
-            counterparts = dict(self.positions[self.here.top].tolist())
+            counterparts = dict(self.positions[self.meter.streams.top].tolist())
             if position not in counterparts:
                 return None
             position = counterparts[position]
         logits = self.there.logits(self.there.hidden, position)
-        return float(self.outcome.log_probability(logits) - self.before)
+        return float(outcome.log_probability(logits) - self.meter.before)
 
     def _stream(self, name: str) -> Float32[Tensor, "depths positions"]:
-        own, other, pairs = self.here.before[name], self.there.before[name], self.positions[name]
-        found = torch.full((len(own), own[0].shape[1]), torch.nan)
+        streams, pairs = self.meter.streams, self.positions[name]
+        own, other = streams.before[name], self.there.before[name]
+        changes = torch.full((len(own), own[0].shape[1]), torch.nan)
         for depth, x_1TD in enumerate(own):
-            for rows in row_batches(self.here, range(len(pairs))):
+            for rows in self.meter.cut(range(len(pairs))):
                 here, there = pairs[rows.start : rows.stop].T
                 x_BTD = x_1TD.repeat(len(rows), 1, 1)
                 x_BTD[torch.arange(len(rows)), here] = other[depth][0, there]
-                hidden_BTD = self.here.continue_from(name, depth, len(rows), x_BTD)
-                logits = self.here.logits(hidden_BTD, self.outcome.logits_position)
-                found[depth, here] = (self.outcome.log_probability(logits) - self.before).cpu()
+                hidden_BTD = streams.continue_from(name, depth, len(rows), x_BTD)
+                changes[depth, here] = (self.meter.log_probability(hidden_BTD) - self.meter.before).cpu()
                 self._count(len(rows))
-        return found
+        return changes
 
     def _heads(
         self, record: AttentionRecord, mixed_HQE: Float[Tensor, "heads queries head_size"], heads: range
@@ -318,7 +310,7 @@ class Patcher:
             mixed_BHQE[torch.arange(len(heads))[:, None], head_B, here] = mixed_HQE[head_B, there]
             return mixed_BHQE
 
-        return measured_with(self.here, record, self.outcome, len(heads), put)
+        return self.meter.measure(record, len(heads), put)
 
     def _count(self, rows: int) -> None:
         self._done += rows

@@ -28,7 +28,7 @@ from clearhead.apps.serve.interventions import Data, Edits
 from clearhead.apps.serve.runs import Computation, Written, stack_lengths
 from clearhead.apps.serve.work import Left, Work, Workers
 from clearhead.base.errors import InputError
-from clearhead.interpret.maps.attention_maps import AttentionMaps, arrays_of, attend
+from clearhead.interpret.maps.attention_maps import AttentionMaps, arrays_of
 from clearhead.interpret.maps.hook_points import Captured, Place, Record, edit, matching_addresses
 from clearhead.interpret.maps.page import SampleOptions, explorer_page
 from clearhead.interpret.view.explorer.write import page_html
@@ -189,7 +189,7 @@ def _again(
         blocks.enter_context(inspection.changing(stack_lengths(maps)))
         for block in inner:
             blocks.enter_context(block)
-        return attend(maps.module, maps.tokenizers, maps.task, maps.reading)
+        return maps.with_module(maps.module)
 
 
 def _attention(inspection: Inspection[AttentionRequest]) -> Response:
