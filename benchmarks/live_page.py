@@ -27,8 +27,7 @@ from pairing import Spread
 from playwright.sync_api import sync_playwright
 
 from clearhead import presets
-from clearhead.apps.serve.app import listen, make_app
-from clearhead.apps.serve.explorer import explorer_router
+from clearhead.apps.serve.explorer import explorer_router, listen, make_app
 from clearhead.apps.serve.gate import Access
 from clearhead.apps.serve.runs import Asked, Runs
 from clearhead.apps.serve.work import Workers

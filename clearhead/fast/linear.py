@@ -10,11 +10,11 @@ from typing import Final
 
 import torch
 from jaxtyping import Float, Int8
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.fast.int8 import LARGEST
-from clearhead.fast.native.addresses import fits
+from clearhead.fast.native.abi import fits
 from clearhead.fast.native.load import function
 from clearhead.fast.probe import has_exact_int_mm
 
@@ -26,6 +26,16 @@ MOST_BF16_ROWS: Final = 256
 """Above it the products of PyTorch are as fast, or faster."""
 LEAST_BYTES: Final = 2**18
 """A smaller matrix, which stays in the caches, PyTorch multiplies in fp32 sooner than it rounds the rows to 8 bits."""
+
+
+class ServedLinear(nn.Module):
+    """A linear layer of a replica whose products are those of kernels."""
+
+    product: Run
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x weight^T + bias."""
+        return self.product(x)
 
 
 def float_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tensor, " outputs"] | None) -> Run | None:

@@ -24,7 +24,7 @@ from clearhead.core import Transformer
 from clearhead.core.head import Linear as HeadLinear
 from clearhead.core.stack import Stack
 from clearhead.fast.int8 import Int8Linear, Int8Matrix
-from clearhead.fast.linear import Run, float_linear, int8_linear, mixed_linear
+from clearhead.fast.linear import Run, ServedLinear, float_linear, int8_linear, mixed_linear
 from clearhead.fast.native.load import KERNELS, library, uses_kernels
 from clearhead.fast.probe import has_exact_int_mm, has_fast_bf16
 from clearhead.fast.replica import override, replica
@@ -175,16 +175,6 @@ def warn_of_fp32() -> None:
             "weights in 8 bits are turned into fp32 when they are first used, whose memory and time they then take: "
             "there are no compiled kernels, and this processor has no AVX-512 VNNI for PyTorch"
         )
-
-
-class ServedLinear(nn.Module):
-    """A linear layer of a replica whose products are those of kernels."""
-
-    product: Run
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x weight^T + bias."""
-        return self.product(x)
 
 
 def _tree(module: Transformer, *, in_bf16: bool) -> tuple[Transformer, tuple[Served, ...]]:

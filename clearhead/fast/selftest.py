@@ -21,13 +21,12 @@ from clearhead import spec
 from clearhead.core import Cache, Transformer, build
 from clearhead.core.head import Projection
 from clearhead.fast.cache import IndexedCache
-from clearhead.fast.draw import draw_tokens
 from clearhead.fast.int8 import LARGEST, quantize, to_int8
 from clearhead.fast.linear import float_linear, int8_linear, mixed_linear
+from clearhead.fast.logits import draw_tokens, top_and_log_total
 from clearhead.fast.native.load import opened, serve_only
 from clearhead.fast.native.options import INFERENCE
 from clearhead.fast.runner import Runner
-from clearhead.fast.top import top_and_log_total
 from clearhead.fast.training.linear import has_products
 from clearhead.fast.training.loss import fast_cross_entropy
 from clearhead.fast.training.muon import Update, update_matrices

@@ -5,9 +5,10 @@ Legend: B batch, T tokens, M rows (tokens that are read), D width, H heads, S ke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -25,8 +26,10 @@ from clearhead.core.shapes import Ids, Memory, RealMemory, States
 from clearhead.core.stack import Stack
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.int8 import Int8Linear
-from clearhead.fast.keys import (
+from clearhead.fast.kernel_arguments import (
     EVERYWHERE,
+    NewTokens,
+    Piece,
     new_tokens,
     set_angles,
     set_bias,
@@ -35,14 +38,15 @@ from clearhead.fast.keys import (
     set_groups,
     set_mask,
     set_memory,
-    sight,
+    window_bounds,
 )
-from clearhead.fast.native.abi import ACTIVATIONS, Branch, Keys, Matrix, Norm, values
-from clearhead.fast.native.addresses import Unfit, address
-from clearhead.fast.native.stack import RunStack, Weights, stack_runner
-from clearhead.fast.pieces import NewTokens, Piece
+from clearhead.fast.native.abi import ACTIVATIONS, Branch, Keys, Matrix, Norm, StackCall, Unfit, address, values
+from clearhead.fast.native.load import function
 from clearhead.fast.plan import PlannedBranch, planned_branches
 
+Weights = Literal["float32", "mixed", "int8"]
+"""fp32; bf16, with rows rounded to bf16; or 8 bits, with rows rounded to 8 bits. Sums are fp32 or exact."""
+RunStack = Callable[[Float[Tensor, "rows width"], list[Keys]], None]
 LONGEST_TEXT: Final = 8192
 Rows = Float[Tensor, "rows width"]
 Places = Int[Tensor, " rows"]
@@ -170,7 +174,7 @@ class StackPlan:
                 set_bias(one, attention, new.batch, context)
             else:
                 set_bias_by_place(one, attention, context)
-            one.window_before, one.window_after = sight(attention.spec.mask)
+            one.window_before, one.window_after = window_bounds(attention.spec.mask)
             mask_BS = new.mask
             if self._has_window and mask_BS is not None and (mask := attention.mask(context)) is not None:
                 one.window_before = one.window_after = EVERYWHERE
@@ -200,7 +204,7 @@ class StackPlan:
             size, heads = attention.spec.head_size, attention.spec.num_kv_heads
             set_groups(one, piece, None)
             one.count, one.key_stride, one.head_stride = length, heads * size, size
-            one.window_before, one.window_after = sight(attention.spec.mask)
+            one.window_before, one.window_after = window_bounds(attention.spec.mask)
             set_angles(one, attention, piece, batch, context)
             set_bias_by_place(one, attention, context)
         self._run(x_MD, keys)
@@ -301,6 +305,34 @@ class StackPlan:
     def _address(self, tensor: Tensor, size: int) -> int:
         self._kept.append(tensor.detach().float().contiguous())
         return address(self._kept[-1], torch.float32, size)
+
+
+def stack_runner(weights: Weights, branches: list[Branch], width: int) -> RunStack | None:
+    """Return a function that runs branches one after the other.
+
+    Args:
+        weights: of all matrices of the branches.
+        branches: their addresses must stay valid while the function is in use.
+        width: of the rows.
+
+    Returns:
+        A function of fp32 activations, contiguous, which it changes in place, and of the keys of each branch. None
+        where there are no compiled kernels for such weights.
+    """
+    kernel = function("stack", pointers=1)
+    if kernel is None or (weights == "int8" and function("linear_int8", pointers=5, numbers=3) is None):
+        return None
+    count, kind = len(branches), values("WeightKind")[weights]
+    of_branches = (Branch * count)(*branches)
+
+    def run(x_MD: Tensor, keys: list[Keys]) -> None:
+        listed = (Keys * count)(*keys)
+        x = address(x_MD, torch.float32, len(x_MD), width)
+        call = StackCall(x, ctypes.addressof(of_branches), ctypes.addressof(listed), count)
+        call.M, call.D, call.weight_kind, call.most_threads = len(x_MD), width, kind, torch.get_num_threads()
+        kernel(ctypes.addressof(call))
+
+    return run
 
 
 class PlannedStack(Stack):

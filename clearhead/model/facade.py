@@ -32,7 +32,7 @@ from clearhead.generate.scoring.result import Measures
 from clearhead.generate.scoring.targets import PairScore
 from clearhead.generate.translation import score_translations, translate_texts
 from clearhead.interpret.maps.attention_maps import AttentionMaps, attend, in_precision
-from clearhead.interpret.maps.head_statistics import HeadStatistics
+from clearhead.interpret.maps.head_statistics import HeadStatistics, heads_over_texts
 from clearhead.interpret.maps.hook_points import Captured, Edit, capture, edit
 from clearhead.interpret.maps.reading import (
     Reading,
@@ -45,7 +45,6 @@ from clearhead.interpret.maps.reading import (
     read_translation,
 )
 from clearhead.interpret.maps.recording import AttentionRecord, record_run
-from clearhead.interpret.maps.repeats import heads_over_texts
 from clearhead.interpret.maps.word_links import Alignments
 from clearhead.model.predictions import Predictions
 from clearhead.model.saving import Saving

@@ -7,15 +7,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import tokenizers
+from pydantic import BaseModel, Field
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from clearhead.base.errors import InputError, nearest
 from clearhead.base.files import LARGEST_VOCABULARY, read_json_object, read_model_text, typed
 from clearhead.text.backend import Backend, backend_of
-from clearhead.text.byte_level_files import has_merges, read_merges
 from clearhead.text.sentencepiece import (
     KIND,
     check_tables,
@@ -24,10 +24,9 @@ from clearhead.text.sentencepiece import (
     read_pieces,
     sentencepiece_document,
 )
-from clearhead.text.token_roles import content_of, sentinel
-from clearhead.text.tokenizer_checks import check_document, check_size
+from clearhead.text.token_roles import WELL_KNOWN, TokenRoles, content_of, sentinel
+from clearhead.text.tokenizer_checks import MOST_PARTS, check_document, check_size
 from clearhead.text.tokenizer_classes import CLASS_OF_TYPE, CLASSES, NEEDS_OWN_CODE, TokenizerClass, class_stem
-from clearhead.text.tokenizer_settings import PiecesDocument, TokenizerConfig, TokenizerDocument
 
 FILE = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
@@ -354,3 +353,163 @@ def _check_ids(path: Path, backend: Backend, config: Mapping[str, Any]) -> None:
 
 
 _TOKEN_KEYS = ("id", "content", "single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+_VOCABULARY, _MERGES = "vocab.json", "merges.txt"
+_HEADER = "#version"
+_SPECIAL = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+
+
+def has_merges(folder: Path) -> bool:
+    """Return whether a folder has both files."""
+    return (folder / _VOCABULARY).is_file() and (folder / _MERGES).is_file()
+
+
+def read_merges(folder: Path, *, prefix_space: bool) -> dict[str, Any]:
+    """Return the content of the equivalent `tokenizer.json`.
+
+    A text is split before letters, digits and other signs, each with the space before it, and every byte is written as
+    a printable character; entries with a well-known role are special.
+
+    Args:
+        folder: holds `vocab.json` and `merges.txt`.
+        prefix_space: whether a space is put before a text, so that its first word is the same token as anywhere else.
+
+    Raises:
+        InputError: a file is not what its name says, or a merge joins pieces that the vocabulary lacks.
+
+    Source: GPT-2's encoder, github.com/openai/gpt-2, src/encoder.py.
+    """
+    vocabulary = read_json_object(folder / _VOCABULARY, what="a vocabulary", largest=LARGEST_VOCABULARY)
+    check_size(len(vocabulary), folder / _VOCABULARY)
+    wrong = next((entry for entry, index in vocabulary.items() if type(index) is not int or index < 0), None)
+    if wrong is not None:
+        raise InputError(
+            f"{folder / _VOCABULARY}: entry {wrong!r} has the id {vocabulary[wrong]!r}; expected a number from 0"
+        )
+    # The library writes what surrounds the tables; to write and read these too takes a fifth of a second.
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=True)
+    backend.decoder = decoders.ByteLevel()
+    document: dict[str, Any] = json.loads(backend.to_str())
+    document["model"] |= {"vocab": vocabulary, "merges": _read_pairs(folder / _MERGES, vocabulary)}
+    special = [name for names in WELL_KNOWN.values() for name in names if name in vocabulary]
+    document["added_tokens"] = [
+        {"id": vocabulary[name], "content": name, **_SPECIAL} for name in sorted(special, key=vocabulary.__getitem__)
+    ]
+    return document
+
+
+def _read_pairs(path: Path, vocabulary: Mapping[str, int]) -> list[list[str]]:
+    text = read_model_text(path, what="a list of merges", largest=LARGEST_VOCABULARY)
+    check_size(text.count("\n"), path, "merges")
+    pairs = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        line = line.removesuffix("\r")
+        if not line or (number == 1 and line.startswith(_HEADER)):
+            continue
+        pair = line.split(" ")
+        if len(pair) != 2:
+            raise InputError(f"{path}:{number}: expected two pieces separated by one space, received {line!r}")
+        first, second = pair
+        if first not in vocabulary or second not in vocabulary or first + second not in vocabulary:
+            missing = next(piece for piece in (first, second, first + second) if piece not in vocabulary)
+            raise InputError(f"{path}:{number}: {missing!r} is not in {_VOCABULARY}; the two files must be of one save")
+        pairs.append(pair)
+    return pairs
+
+
+Id = Annotated[int, Field(ge=0, lt=2**31)]
+Part = tuple[Id | Literal["A", "B"], Annotated[int, Field(ge=0, lt=2**15)]]
+IdList = Annotated[list[Id], Field(max_length=MOST_PARTS)]
+Parts = Annotated[tuple[Part, ...], Field(max_length=MOST_PARTS)]
+
+
+class _Token(BaseModel):
+    content: str
+
+
+class _AddedToken(_Token):
+    special: bool = False
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+
+
+class _NamedTemplate(BaseModel):
+    name: str
+    template: str
+
+
+class SavedSpecialTokens(BaseModel):
+    """The special tokens of a tokenizer that was saved here."""
+
+    single: Parts
+    pair: Parts | None
+    source: tuple[IdList, IdList] | None = None
+    target: tuple[IdList, IdList] | None = None
+
+
+class _Own(BaseModel):
+    kind: str = "pretrained"
+    fingerprint: str | None = None
+    special_tokens: SavedSpecialTokens | None = None
+    roles: TokenRoles | None = None
+
+
+class TokenizerConfig(BaseModel):
+    """A `tokenizer_config.json`, with what older files add to it."""
+
+    clearhead: _Own | None = None
+    tokenizer_class: str | None = None
+    pad_token: str | _Token | None = None
+    unk_token: str | _Token | None = None
+    bos_token: str | _Token | None = None
+    eos_token: str | _Token | None = None
+    cls_token: str | _Token | None = None
+    sep_token: str | _Token | None = None
+    mask_token: str | _Token | None = None
+    additional_special_tokens: list[str | _Token] | None = None
+    extra_special_tokens: list[str | _Token] | dict[str, Any] | None = None
+    added_tokens_decoder: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], _AddedToken] | None = None
+    extra_ids: Annotated[int, Field(ge=0, le=10_000)] = 0
+    model_max_length: int | float | None = None
+    src_lang: str | None = None
+    language_codes: str | None = None
+    do_lower_case: bool | None = None
+    strip_accents: bool | None = None
+    tokenize_chinese_chars: bool | None = None
+    do_basic_tokenize: bool = True
+    add_bos_token: bool | None = None
+    add_eos_token: bool | None = None
+    add_prefix_space: bool | None = None
+    legacy: bool | None = None
+    legacy_behaviour: bool | None = None
+    separate_vocabs: bool | None = None
+    split_by_punct: bool | None = None
+    sp_model_kwargs: dict[str, Any] | None = None
+    chat_template: str | list[_NamedTemplate] | None = None
+
+
+class _AddedTokenWithId(_AddedToken):
+    id: Id
+
+
+class TokenizerDocument(BaseModel):
+    """What is read from a `tokenizer.json` here; the rest is checked by the library that runs it."""
+
+    added_tokens: list[_AddedTokenWithId] | None = None
+
+
+class PiecesDocument(BaseModel):
+    """A `tokenizer.json` that holds a SentencePiece model and the ids of its pieces."""
+
+    model: str
+    added: dict[str, Id]
+    special: list[str]
+    unknown: str
+    vocabulary: dict[str, Id] | None = None
+    front: list[str] = []
+    skip: Id = 0
+    codes: bool = False

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.core import Transformer, build
-from clearhead.fast import pieces, stack
+from clearhead.fast import kernel_arguments, stack
 from clearhead.fast.int8 import to_int8
 from clearhead.fast.runner import Runner
 from clearhead.generate import prefill
@@ -162,7 +162,7 @@ def test_long_requests_do_not_depend_on_those_beside_them(
     case: str, precision: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Divided among threads in parts of unlike length, the last of which fills no tile."""
-    monkeypatch.setattr(pieces, "PIECE_TOKENS", tokens)
+    monkeypatch.setattr(kernel_arguments, "PIECE_TOKENS", tokens)
     model, run = CASES[case]
     tree, requests = of_model(model(), precision), ids_of(len(LONG), LONG)
     together = run(tree, requests)

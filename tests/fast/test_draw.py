@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clearhead.fast.draw import draw_tokens
+from clearhead.fast.logits import draw_tokens
 
 LARGE = 50_257
 

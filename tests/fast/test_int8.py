@@ -22,10 +22,10 @@ from clearhead.core import Transformer
 from clearhead.fast import probe, runner
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.int8 import dequantized, is_int8, quantize, to_int8
-from clearhead.fast.linear import int8_linear
+from clearhead.fast.linear import ServedLinear, int8_linear
 from clearhead.fast.native import load
 from clearhead.fast.probe import has_exact_int_mm
-from clearhead.fast.runner import Runner, ServedLinear, multiplies_in_bf16
+from clearhead.fast.runner import Runner, multiplies_in_bf16
 from tests import hf_models as made
 from tests.laws.tiny import FAMILIES, STYLES, tiny
 

@@ -26,7 +26,7 @@ import httpx
 import psutil
 
 import clearhead as ch
-from clearhead.apps.serve.api.application import TICKS_BETWEEN
+from clearhead.apps.serve.api.server import TICKS_BETWEEN
 from tests.fuzz.requests import GET_PATHS, Case, drawn_case, drawn_request, fault_of, sent, serving
 
 CLIENTS, CASES = 16, 120

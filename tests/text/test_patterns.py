@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clearhead.text.patterns import pattern_fault
+from clearhead.text.tokenizer_checks import pattern_fault
 
 HONEST = [
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",

@@ -91,8 +91,9 @@ def serve(
     if host not in ("127.0.0.1", "localhost", "::1") and not keys:
         print_message(f"warning: other machines may reach {host}, and no key protects it: give --api-key-file")
     set_threads_and_seed(threads, None)
-    from clearhead.apps.serve.api.application import Server, hosts_of, make_application
-    from clearhead.apps.serve.app import listen
+    from clearhead.apps.serve.api.application import make_application
+    from clearhead.apps.serve.api.server import Server, hosts_of
+    from clearhead.apps.serve.explorer import listen
     from clearhead.apps.serve.gate import Access
 
     named = _named(refs)

@@ -1,20 +1,140 @@
-"""The routes of the attention explorer: its page, the runs that it asks for, and the pieces of their maps."""
+"""The live attention explorer: its routes, its application, and its page in a notebook."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import errno
+import html
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from types import FrameType
+from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Query, Request
-from fastapi.responses import HTMLResponse, PlainTextResponse, Response
+import uvicorn
+from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.exceptions import HTTPException
 
-from clearhead.apps.serve.forced import Forced, forced
+from clearhead.apps.serve.gate import LOOPBACK, Access, Gate, Traffic
 from clearhead.apps.serve.long_text import Piece, rows_of_weights, tile
-from clearhead.apps.serve.runs import Asked, Runs, Shown, stack_lengths
-from clearhead.apps.serve.sweeps import Sweep, sweep
-from clearhead.apps.serve.work import Work, Workers
+from clearhead.apps.serve.runs import Asked, Computation, Runs
+from clearhead.apps.serve.trials import Forced, Sweep, force_token, sweep
+from clearhead.apps.serve.work import Left, Workers
+from clearhead.base.arguments import checked
+from clearhead.base.errors import InputError, RunFailure
 from clearhead.core.attention import Attention
+from clearhead.interpret.maps.attention_maps import NOTEBOOK_HEIGHT
+from clearhead.interpret.maps.reading import ReadKwargs
 from clearhead.interpret.view.explorer.write import live_html
+from clearhead.model.facade import Model
 
+GRACE = 2  # seconds in which open requests may end
+
+
+def make_app(access: Access, workers: Workers, routers: Sequence[APIRouter]) -> FastAPI:
+    """Return the application.
+
+    Args:
+        access: who may ask.
+        workers: the threads in which the routes compute; they end with the application.
+        routers: what is answered, below the token.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        workers.join()
+
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    for router in routers:
+        app.include_router(router, prefix=f"/{access.token}")
+    app.add_exception_handler(InputError, _answered(400))
+    app.add_exception_handler(RunFailure, _answered(500))
+    app.add_exception_handler(Left, lambda request, error: Response(status_code=499))
+    app.add_exception_handler(RequestValidationError, _misread)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_middleware(Gate, access=access, traffic=Traffic(), refuse=_refused)
+    return app
+
+
+def _refused(code: int, sentence: str) -> Response:
+    return JSONResponse({"error": sentence}, code)
+
+
+def _http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _refused(error.status_code, error.detail)
+
+
+def _answered(code: int) -> Callable[[Request, Exception], Response]:
+    return lambda request, error: _refused(code, f"{error}")
+
+
+def _misread(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    fault = error.errors()[0]
+    place = ".".join(str(part) for part in fault["loc"] if part not in ("body", "query", "path"))
+    sentence = fault["msg"].removeprefix("Value error, ")
+    return _refused(422, f"{place or 'the request'}: {sentence[:1].lower()}{sentence[1:]}")
+
+
+def listen(port: int, host: str = LOOPBACK) -> socket.socket:
+    """Return a socket that listens.
+
+    Args:
+        port: its number; 0: one that is free.
+        host: its address; by default that of this machine alone.
+
+    Raises:
+        InputError: another program has the port, or this one may not have it; or there is no such address.
+    """
+    try:
+        socket.getaddrinfo(host, port)
+    except OSError:
+        raise InputError(f"'{host}' is no address of this machine: use {LOOPBACK}, or 0.0.0.0 for all it has") from None
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        taken = error.errno == errno.EADDRINUSE
+        reason = "is in use by another program" if taken else f"cannot be had ({error.strerror})"
+        raise InputError(f"port {port} {reason}: choose another, or 0 for one that is free") from None
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """Ends what is computed at the first signal, and not after the last answer."""
+
+    def __init__(self, config: uvicorn.Config, workers: Workers) -> None:
+        super().__init__(config)
+        self._workers = workers
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Handle SIGINT and SIGTERM; both are raised again when everything has ended."""
+        self._workers.close()
+        super().handle_exit(sig, frame)
+
+
+def run(app: FastAPI, listener: socket.socket, workers: Workers) -> None:
+    """Answer requests until a signal ends the program.
+
+    Args:
+        app: the application.
+        listener: as `listen` returned it.
+        workers: of the application.
+    """
+    config = uvicorn.Config(
+        app, access_log=False, log_level="warning", timeout_graceful_shutdown=GRACE, limit_concurrency=256, ws="none"
+    )
+    _Server(config, workers).run(sockets=[listener])
+
+
+ResultT = TypeVar("ResultT")
 Number = Annotated[int, Query(ge=0, lt=2**31)]
 Sample = Annotated[int, Query(ge=0, le=1)]
 
@@ -34,45 +154,43 @@ def explorer_router(runs: Runs, workers: Workers, first: Asked) -> APIRouter:
     async def page() -> HTMLResponse:
         return HTMLResponse(live_html(runs.title, facts))
 
+    async def compute(
+        request: Request, function: Callable[[Computation], ResultT], *, is_quick: bool = False
+    ) -> ResultT:
+        return await workers.compute(request, lambda work: function(Computation(runs, work)), is_quick=is_quick)
+
     @router.post("/read")
     async def read(request: Request, asked: Asked) -> dict[str, Any]:
-        def compute(work: Work) -> Shown:
-            return runs.shown(asked, work)
-
-        found = await workers.compute(request, compute)
-        return {"name": asked.name, "page": found.page, "outputs": found.outputs, "python": found.python}
+        shown = await compute(request, lambda computation: computation.show(asked))
+        return {"name": asked.name, "page": shown.page, "outputs": shown.outputs, "python": shown.python}
 
     @router.get("/blob/{name}/{number}")
     async def blob(request: Request, name: str, number: int) -> PlainTextResponse:
-        return PlainTextResponse(await workers.compute(request, lambda work: runs.named(name, work).blob(number)))
+        text = await compute(request, lambda computation: computation.show_named(name).blob(number))
+        return PlainTextResponse(text)
 
     @router.get("/tile/{name}")
     async def piece(request: Request, name: str, place: Annotated[Piece, Query()]) -> Response:
-        def compute(work: Work) -> bytes:
-            record = runs.named(name, work).runs[place.sample].record(place.stack, place.layer)
-            return tile(record, place, work.check)
+        def read_tile(computation: Computation) -> bytes:
+            record = computation.show_named(name).runs[place.sample].record(place.stack, place.layer)
+            return tile(record, place, computation.work.check)
 
-        return _bytes(await workers.compute(request, compute, is_quick=place.pool <= 4))
+        return _bytes(await compute(request, read_tile, is_quick=place.pool <= 4))
 
     @router.get("/row/{name}")
     async def row(request: Request, name: str, stack: str, sample: Sample, layer: Number, query: Number) -> Response:
-        def compute(work: Work) -> bytes:
-            return rows_of_weights(runs.named(name, work).runs[sample].record(stack, layer), query)
+        def read_rows(computation: Computation) -> bytes:
+            return rows_of_weights(computation.show_named(name).runs[sample].record(stack, layer), query)
 
-        return _bytes(await workers.compute(request, compute, is_quick=True))
+        return _bytes(await compute(request, read_rows, is_quick=True))
 
     @router.post("/force")
     async def force(request: Request, given: Forced) -> dict[str, str]:
-        def compute(work: Work) -> str:
-            base, _ = runs.base(given.asked, work)
-            with work.watching(runs.model), runs.changing(given.asked.edits, stack_lengths(base), work):
-                return forced(base, given, work)
-
-        return {"text": await workers.compute(request, compute)}
+        return {"text": await compute(request, lambda computation: force_token(computation, given))}
 
     @router.post("/sweep")
     async def patches(request: Request, given: Sweep) -> dict[str, Any]:
-        return await workers.compute(request, lambda work: sweep(runs, given, work))
+        return await compute(request, lambda computation: sweep(computation, given))
 
     return router
 
@@ -100,3 +218,43 @@ def _parts(runs: Runs) -> dict[str, Any]:
         "predicts": runs.predicts,
     }
     return {"attentions": attentions, "orders": orders, **kind}
+
+
+@checked
+class LivePage:
+    """The attention explorer of a model, computed on demand in this process until `close`; a notebook shows it.
+
+    The browser must run on the same machine.
+
+    Args:
+        model: the model.
+        text, target, generate: what it reads at first, as for `Model.attention`.
+        port: of this machine; 0: one that is free.
+
+    Attributes:
+        address: what a browser opens.
+
+    Raises:
+        InputError: the port is in use.
+    """
+
+    def __init__(self, model: Model, text: str, target: str | None = None, *, generate: int = 0, port: int = 0) -> None:
+        listener, workers = listen(port), Workers()
+        access = Access.of_page(listener.getsockname()[1])
+        first = Asked(text=text, target=target, generate=generate)
+        app = make_app(access, workers, [explorer_router(Runs(model, "live", ReadKwargs()), workers, first)])
+        self.address: str = access.address
+        self._server = uvicorn.Server(uvicorn.Config(app, access_log=False, log_level="warning", ws="none"))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
+        self._workers = workers
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the application, and what it computes."""
+        self._workers.close()
+        self._server.should_exit = True
+        self._thread.join()
+
+    def _repr_html_(self) -> str:
+        style = f"width: 100%; height: {NOTEBOOK_HEIGHT}px; border: 0"
+        return f'<iframe title="attention explorer" style="{style}" src="{html.escape(self.address)}"></iframe>'

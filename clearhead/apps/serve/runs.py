@@ -7,6 +7,7 @@ a page, and no page sees what another one changes.
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -14,26 +15,151 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Annotated, Any, Generic, TypeVar
 
+import torch
+from jaxtyping import Float, Float32
 from pydantic import Field
 from torch import Tensor
 
 from clearhead.apps.serve.interventions import Data, Edits, Intervention, check, editing, python_lines
 from clearhead.apps.serve.long_text import is_long, long_sample
-from clearhead.apps.serve.outputs import Outputs, compared, outputs_of
 from clearhead.apps.serve.work import Work
 from clearhead.base.errors import InputError
 from clearhead.base.printing import num_parameters
-from clearhead.interpret.maps.attention_maps import AttentionMaps, attend, attend_first_layer, in_precision
+from clearhead.interpret.maps.attention_maps import AttentionMaps, attend_first_layer, in_precision
 from clearhead.interpret.maps.hook_points import capture
-from clearhead.interpret.maps.outcome import Chosen
+from clearhead.interpret.maps.outcome import Chosen, Outcome, OutputNames
 from clearhead.interpret.maps.page import SampleOptions, run_sample
 from clearhead.interpret.maps.reading import ReadKwargs, predicts_text
 from clearhead.interpret.view.explorer.data import Sample
 from clearhead.interpret.view.explorer.encode import Encoder, compressed
 from clearhead.model.facade import Model
 from clearhead.spec.tasks.registry import find
+
+MOST_NUMBERS = 2**23
+"""Probabilities of one run that are kept."""
+LISTED = 6
+LEAST = 1e-45
+"""The smallest probability in float32."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The outputs of one run.
+
+    Args:
+        positions: where the last stack reads what an output is predicted at; None: the output is of the whole text.
+        labels: the output that follows each of these in the text, -1 where unknown.
+        probabilities: of every output at these positions; None: the model gives none.
+        state: the mean of the last hidden states, where there are no probabilities.
+        written: what the model wrote; None: it wrote nothing.
+    """
+
+    positions: tuple[int | None, ...]
+    labels: tuple[int, ...]
+    probabilities: Float32[Tensor, "positions outputs"] | None
+    state: Float32[Tensor, " width"]
+    written: str | None
+
+
+@torch.no_grad()
+def outputs_of(maps: AttentionMaps, hidden_1TD: Float[Tensor, "1 tokens width"], written: str | None) -> Outputs:
+    """Return the outputs of a run.
+
+    Args:
+        maps: of the run.
+        hidden_1TD: what its last stack returned.
+        written: what the model wrote in it.
+    """
+    state = hidden_1TD[0].float().mean(0).cpu()
+    head = maps.module.head
+    try:
+        names = maps.output_names
+    except InputError:
+        return Outputs((), (), None, state, written)
+    assert head is not None
+    if head.is_pooled:
+        logits = head(hidden_1TD, (maps.reading.target or maps.reading.source).mask)
+        return Outputs((None,), (-1,), names.probabilities(logits.float()).cpu(), state, written)
+    positions = _positions(maps, names)
+    logits = head(hidden_1TD[:, positions])[0, :, : len(names.names)].float()
+    known = maps.reading.labels if names.tokenizer is not None and maps.module.decoder is not None else ()
+    labels = tuple(known[place] if place < len(known) else -1 for place in positions)
+    return Outputs(tuple(positions), labels, names.probabilities(logits).cpu(), state, written)
+
+
+def _positions(maps: AttentionMaps, names: OutputNames) -> list[int]:
+    """Return the positions that are shown: the masks, or as many of the last ones as can be kept."""
+    ids = (maps.reading.target or maps.reading.source).ids[0].tolist()
+    mask_id = None if names.tokenizer is None or maps.module.decoder is not None else names.tokenizer.mask_id
+    masks = [place for place, index in enumerate(ids) if index == mask_id]
+    most = min(512, max(1, MOST_NUMBERS // len(names.names)))
+    return masks[:most] or list(range(max(0, len(ids) - most), len(ids)))
+
+
+def compared(maps: AttentionMaps, before: Outputs, after: Outputs | None, of: Chosen = None) -> dict[str, Any]:
+    """Return outputs as JSON, those of the unchanged model beside those of the changed one.
+
+    Args:
+        maps: of the unchanged run.
+        before, after: of both runs, at the same positions; None: nothing is changed.
+        of: two outputs whose difference is told as well; None: none.
+    """
+    later = before if after is None else after
+    written = [before.written, None if after is None else after.written]
+    if before.probabilities is None or later.probabilities is None:
+        # An embedding: how far the change turns it.
+        turned = float(torch.cosine_similarity(before.state, later.state, dim=0))
+        return {
+            "written": written,
+            "rows": [],
+            "similarity": turned,
+            "states": [before.state.tolist(), later.state.tolist()],
+        }
+    rows = [
+        _row(maps, position, label, (one, two))
+        for position, label, one, two in zip(
+            before.positions, before.labels, before.probabilities, later.probabilities, strict=True
+        )
+    ]
+    names = maps.output_names
+    end = None if names.tokenizer is None else names.tokenizer.eos_id
+    difference = None if of is None else _difference(maps, maps.outcome(of), (before, later))
+    return {"written": written, "rows": rows, "end": end, "difference": difference}
+
+
+def _difference(maps: AttentionMaps, outcome: Outcome, both: tuple[Outputs, Outputs]) -> dict[str, Any] | None:
+    """Return how much larger the log-probability of one output is than that of another, before and after."""
+    place = outcome.logits_position
+    if place not in both[0].positions:
+        return None
+    row = both[0].positions.index(place)
+    values = [
+        sum(sign * math.log(max(float(one.probabilities[row, index]), LEAST)) for index, sign in outcome.signs.items())
+        for one in both
+        if one.probabilities is not None
+    ]
+    return {"name": maps.output_names.difference(outcome, " rather than "), "position": place, "values": values}
+
+
+def _row(maps: AttentionMaps, position: int | None, label: int, both: tuple[Tensor, Tensor]) -> dict[str, Any]:
+    """Return the outputs at a position: the token that is read there, the one that follows, and the most probable."""
+    likely = chain.from_iterable(one.topk(min(LISTED, len(one))).indices.tolist() for one in both)
+    tokens = maps.target_tokens or maps.tokens
+    return {
+        "position": position,
+        "reads": "" if position is None else tokens[position],
+        "follows": None if label < 0 else _candidate(maps, label, both),
+        "candidates": [_candidate(maps, index, both) for index in dict.fromkeys(likely)],
+    }
+
+
+def _candidate(maps: AttentionMaps, index: int, both: tuple[Tensor, Tensor]) -> list[Any]:
+    """Return an output as it is written, its index, and its probability before and after."""
+    return [maps.output_names.written(index), index, *(float(one[index]) for one in both)]
+
 
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
@@ -138,137 +264,28 @@ class Shown:
 
 
 class Runs:
-    """The runs of one model.
+    """A model whose runs pages show, with the most recent runs.
 
     Args:
         model: runs in float32, so that its numbers do not depend on the machine.
         title: the heading of its pages.
         reading: how texts are read, as for `Model.attention`.
+
+    Attributes:
+        bases: unchanged runs with their outputs, by their texts.
+        samples: unchanged runs as a page draws them.
+        shown: runs as their pages show them, by the name of the request.
+        requests: the requests by their names.
     """
 
     def __init__(self, model: Model, title: str, reading: ReadKwargs) -> None:
         self.model: Model = model.replaced(in_precision(model.module, "fp32"))
         self.title = title
         self.reading = reading
-        self._bases: Recent[Asked, tuple[AttentionMaps, Outputs]] = Recent(4)
-        self._samples: Recent[Asked, Sample] = Recent(4)
-        self._shown: Recent[str, Shown] = Recent(6)
-        self._asked: Recent[str, Asked] = Recent(1024)
-
-    def shown(self, asked: Asked, work: Work) -> Shown:
-        """Return a run as its page shows it.
-
-        Args:
-            asked: what it depends on.
-            work: ends the computation where nobody waits for it.
-
-        Raises:
-            InputError: the text cannot be read, or a change cannot be made.
-        """
-        self._asked.get(asked.name, lambda: asked)
-        return self._shown.get(asked.name, partial(self._show, asked, work))
-
-    def named(self, name: str, work: Work) -> Shown:
-        """Return a run by its name, run again where it is not kept.
-
-        Raises:
-            InputError: no page asked for it.
-        """
-
-        def unknown() -> Asked:
-            raise InputError("this run is forgotten: reload the page")
-
-        return self.shown(self._asked.get(name, unknown), work)
-
-    def base(self, asked: Asked, work: Work) -> tuple[AttentionMaps, Outputs]:
-        """Return the unchanged run of texts, with its outputs."""
-        return self._bases.get(asked.texts, partial(self._run, asked, work))
-
-    def _run(self, asked: Asked, work: Work) -> tuple[AttentionMaps, Outputs]:
-        with work.watching(self.model), capture(self.model.module, "hidden") as seen:
-            maps = self._attention(asked)
-        return maps, outputs_of(maps, seen["hidden"][-1].tensor, self._written(asked, maps))
-
-    def _attention(self, asked: Asked) -> AttentionMaps:
-        return self.model.attention(asked.text, asked.target, asked.generate, precision="auto", **self.reading)
-
-    def _show_beginning(self, asked: Asked) -> Shown:
-        """Return the first layer of a long text as its page shows it; nothing of a short one or of what is written."""
-        module, stacks = self.model.module, [self.model.module.encoder, self.model.module.decoder]
-        depth = max(len(stack.order) for stack in stacks if stack is not None)
-        found = Shown(asked, [], {}, {}, [], Encoder())
-        if asked.edits or self._writes(asked) or depth == 1:
-            return found
-        reading = self.model.read(asked.text, asked.target, asked.generate, **self.reading)
-        maps = attend_first_layer(module, self.model.tokenizers, self.model.task, reading)
-        if not is_long(maps, depth):
-            return found
-        page = self._page(found.encoder, [long_sample(maps, "unchanged", lambda: None)])
-        return replace(found, runs=[maps], page=page)
-
-    def _page(self, encoder: Encoder, samples: Sequence[Sample]) -> dict[str, Any]:
-        facts = [["parameters", f"{num_parameters(self.model.module):,}"]]
-        encoded = [encoder.sample(sample) for sample in samples]
-        return {"title": self.title, "facts": facts, "timeline": False, "samples": encoded, "spans": encoder.spans}
-
-    def _show(self, asked: Asked, work: Work) -> Shown:
-        if asked.is_beginning:
-            with work.watching(self.model):
-                return self._show_beginning(asked)
-        base, before = self.base(asked, work)
-        of = outputs_asked(base, asked)
-        first = self._samples.get(asked.unchanged, partial(self._sample, base, "unchanged", of, work))
-        samples, runs, after = [first], [base], None
-        if asked.edits:
-            with work.watching(self.model), self.changing(asked.edits, stack_lengths(base), work):
-                with capture(self.model.module, "hidden") as seen:
-                    changed = attend(base.module, base.tokenizers, base.task, base.reading)
-                again = self._attention(asked) if self._writes(asked) else changed
-                after = outputs_of(changed, seen["hidden"][-1].tensor, self._written(asked, again))
-                samples.append(self._sample(changed, "changed", of, work))
-                runs.append(changed)
-        encoder = Encoder()
-        page = self._page(encoder, samples)
-        outputs = compared(base, before, after, of)
-        return Shown(asked, runs, page, outputs, self._python(asked, of), encoder)
-
-    def _sample(self, maps: AttentionMaps, label: str, of: Chosen, work: Work) -> Sample:
-        if is_long(maps):
-            return long_sample(maps, label, work.check)
-        with work.watching(self.model):
-            return run_sample(maps, label, SampleOptions(of=of, effects=of is not None))
-
-    def changing(
-        self, edits: Sequence[Intervention], lengths: Mapping[str, int], work: Work
-    ) -> AbstractContextManager[object]:
-        """Return a block in which the model runs with changes.
-
-        Args:
-            edits: the changes.
-            lengths: how many tokens each stack reads, by "encoder" and "decoder".
-            work: ends the computation where nobody waits for it.
-
-        Raises:
-            InputError: a change cannot be made.
-        """
-        for one in edits:
-            check(one, self.model.module, lengths)
-        others = [self.activation(one, work) if one.kind == "patch" else None for one in edits]
-        return editing(self.model.module, edits, others)
-
-    def activation(self, one: Intervention, work: Work) -> Tensor:
-        """Return the activation of the other text of a patch.
-
-        Raises:
-            InputError: the text cannot be read.
-        """
-        other, _ = self.base(Asked(text=one.text, target=one.target), work)
-        with work.watching(self.model), capture(self.model.module, one.address) as seen:
-            attend(other.module, other.tokenizers, other.task, other.reading)
-        records = [record for record in seen[one.address] if one.depth in (None, record.depth)]
-        if not records:
-            raise InputError(f"'{one.address}' is not computed at depth {one.depth}")
-        return records[-1].tensor.detach()
+        self.bases: Recent[Asked, tuple[AttentionMaps, Outputs]] = Recent(4)
+        self.samples: Recent[Asked, Sample] = Recent(4)
+        self.shown: Recent[str, Shown] = Recent(6)
+        self.requests: Recent[str, Asked] = Recent(1024)
 
     @property
     def has_two_stacks(self) -> bool:
@@ -286,26 +303,33 @@ class Runs:
         task = find(self.model.task.kind)
         return self.model.module.head is not None and task.outputs not in ("vector", "span")
 
-    def _writes(self, asked: Asked) -> bool:
+    def page(self, encoder: Encoder, samples: Sequence[Sample]) -> dict[str, Any]:
+        """Return the page of samples in JSON; the encoder keeps their arrays."""
+        facts = [["parameters", f"{num_parameters(self.model.module):,}"]]
+        encoded = [encoder.sample(sample) for sample in samples]
+        return {"title": self.title, "facts": facts, "timeline": False, "samples": encoded, "spans": encoder.spans}
+
+    def writes(self, asked: Asked) -> bool:
         """Return whether the model writes text for a request."""
         return self.predicts_text and asked.target is None and (self.has_two_stacks or asked.generate > 0)
 
-    def _written(self, asked: Asked, maps: AttentionMaps) -> str | None:
+    def written(self, asked: Asked, maps: AttentionMaps) -> str | None:
         """Return the text that a model wrote."""
         reading = maps.reading
-        if not self._writes(asked) or reading.num_given is None:
+        if not self.writes(asked) or reading.num_given is None:
             return None
         return maps.tokenizers.target.decode(list(reading.labels[reading.num_given - 1 :]))
 
-    def _python(self, asked: Asked, of: Chosen) -> list[str]:
+    def python_of_request(self, asked: Asked, of: Chosen) -> list[str]:
+        """Return the lines of Python that do the same as a request; `of` are the outputs that it compares."""
         module = self.model.module
         given = repr(asked.text) if asked.target is None else f"{asked.text!r}, {asked.target!r}"
         call = f"maps = model.attention({given})"
         if of is not None:
             call = f"print(model.attention({given}).effects(of={of!r}))"
-        elif self._writes(asked) and module.encoder is not None:
+        elif self.writes(asked) and module.encoder is not None:
             call = f"print(model.translate({given}, beam_size={self.reading.get('beam_size') or 1}))"
-        elif self._writes(asked):
+        elif self.writes(asked):
             call = f"print(model.generate({given}, max_new_tokens={asked.generate}, temperature=0))"
         elif not self.predicts_text:
             call = f"print(model.predict({asked.text!r}))"
@@ -314,6 +338,132 @@ class Runs:
     def python(self, edits: Sequence[Intervention], call: str) -> list[str]:
         """Return the lines of Python that make changes around a call; see `python_lines`."""
         return python_lines(edits, [_sharing(self.model.module, one) for one in edits], call)
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Runs of one model for one request; they end when its client disconnects.
+
+    Args:
+        runs: the model with its most recent runs.
+        work: cancels the computation when the client has disconnected.
+    """
+
+    runs: Runs
+    work: Work
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Return a context manager in which the model checks before each layer whether the client still waits."""
+        return self.work.watching(self.runs.model)
+
+    def show(self, asked: Asked) -> Shown:
+        """Return a run as its page shows it.
+
+        Args:
+            asked: the request.
+
+        Raises:
+            InputError: the text cannot be read, or a change cannot be made.
+        """
+        self.runs.requests.get(asked.name, lambda: asked)
+        return self.runs.shown.get(asked.name, partial(self._show, asked))
+
+    def show_named(self, name: str) -> Shown:
+        """Return a run by the name of its request; it runs again if it is no longer kept.
+
+        Raises:
+            InputError: no page requested it.
+        """
+
+        def refuse() -> Asked:
+            raise InputError("this run is forgotten: reload the page")
+
+        return self.show(self.runs.requests.get(name, refuse))
+
+    def base(self, asked: Asked) -> tuple[AttentionMaps, Outputs]:
+        """Return the unchanged run of texts, with its outputs."""
+        return self.runs.bases.get(asked.texts, partial(self._run, asked))
+
+    def changing(self, edits: Sequence[Intervention], lengths: Mapping[str, int]) -> AbstractContextManager[object]:
+        """Return a context manager in which the model runs with the edits.
+
+        Args:
+            edits: the edits.
+            lengths: the number of tokens that each stack reads, by "encoder" and "decoder".
+
+        Raises:
+            InputError: an edit is not possible.
+        """
+        module = self.runs.model.module
+        for one in edits:
+            check(one, module, lengths)
+        others = [self._activation(one) if one.kind == "patch" else None for one in edits]
+        return editing(module, edits, others)
+
+    def _activation(self, one: Intervention) -> Tensor:
+        """Return the activation of the other text of a patch.
+
+        Raises:
+            InputError: the text cannot be read.
+        """
+        other, _ = self.base(Asked(text=one.text, target=one.target))
+        with self.watching(), capture(self.runs.model.module, one.address) as seen:
+            other.with_module(other.module)
+        records = [record for record in seen[one.address] if one.depth in (None, record.depth)]
+        if not records:
+            raise InputError(f"'{one.address}' is not computed at depth {one.depth}")
+        return records[-1].tensor.detach()
+
+    def _run(self, asked: Asked) -> tuple[AttentionMaps, Outputs]:
+        with self.watching(), capture(self.runs.model.module, "hidden") as seen:
+            maps = self._attention(asked)
+        return maps, outputs_of(maps, seen["hidden"][-1].tensor, self.runs.written(asked, maps))
+
+    def _attention(self, asked: Asked) -> AttentionMaps:
+        runs = self.runs
+        return runs.model.attention(asked.text, asked.target, asked.generate, precision="auto", **runs.reading)
+
+    def _show_beginning(self, asked: Asked) -> Shown:
+        """Return the first layer of a long text as its page shows it; nothing of a short or generated text."""
+        model = self.runs.model
+        stacks = [model.module.encoder, model.module.decoder]
+        depth = max(len(stack.order) for stack in stacks if stack is not None)
+        nothing = Shown(asked, [], {}, {}, [], Encoder())
+        if asked.edits or self.runs.writes(asked) or depth == 1:
+            return nothing
+        reading = model.read(asked.text, asked.target, asked.generate, **self.runs.reading)
+        maps = attend_first_layer(model.module, model.tokenizers, model.task, reading)
+        if not is_long(maps, depth):
+            return nothing
+        page = self.runs.page(nothing.encoder, [long_sample(maps, "unchanged", lambda: None)])
+        return replace(nothing, runs=[maps], page=page)
+
+    def _show(self, asked: Asked) -> Shown:
+        if asked.is_beginning:
+            with self.watching():
+                return self._show_beginning(asked)
+        base, before = self.base(asked)
+        of = outputs_asked(base, asked)
+        first = self.runs.samples.get(asked.unchanged, partial(self._sample, base, "unchanged", of))
+        samples, runs, after = [first], [base], None
+        if asked.edits:
+            with self.watching(), self.changing(asked.edits, stack_lengths(base)):
+                with capture(self.runs.model.module, "hidden") as seen:
+                    changed = base.with_module(base.module)
+                again = self._attention(asked) if self.runs.writes(asked) else changed
+                after = outputs_of(changed, seen["hidden"][-1].tensor, self.runs.written(asked, again))
+                samples.append(self._sample(changed, "changed", of))
+                runs.append(changed)
+        encoder = Encoder()
+        page = self.runs.page(encoder, samples)
+        outputs = compared(base, before, after, of)
+        return Shown(asked, runs, page, outputs, self.runs.python_of_request(asked, of), encoder)
+
+    def _sample(self, maps: AttentionMaps, label: str, of: Chosen) -> Sample:
+        if is_long(maps):
+            return long_sample(maps, label, self.work.check)
+        with self.watching():
+            return run_sample(maps, label, SampleOptions(of=of, effects=of is not None))
 
 
 def outputs_asked(maps: AttentionMaps, asked: Asked) -> Chosen:

@@ -1,4 +1,4 @@
-"""The structures that kernels take, made of `abi.h`, where they are declared once."""
+"""Structures that kernels take, made of `abi.h`, and addresses of tensors, whose dtype and sizes are checked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from operator import is_
 from pathlib import Path
 from typing import Any, Final
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 _HEADER: Final = Path(__file__).with_name("abi.h")
 _NUMBERS: Final = {"int64_t": ctypes.c_int64, "float": ctypes.c_float}
@@ -138,3 +139,55 @@ def check(library: ctypes.CDLL) -> None:
         if pair[0] != pair[1]:
             what = f"{structure}.{field}" if field else structure
             raise OSError(f"the compiled kernels have {what} as {pair[1]}, this package as {pair[0]}")
+
+
+_PLAIN: Final = (Tensor, nn.Parameter)
+
+
+class Unfit(ValueError):
+    """A tensor is not what a kernel reads there."""
+
+
+def fits(tensor: Tensor, dtype: torch.dtype, *shape: int, by_row: bool = False) -> bool:
+    """Return whether a tensor is what a kernel reads: on the CPU, of this dtype and shape, and contiguous.
+
+    Args:
+        tensor: any.
+        dtype: its numbers.
+        shape: its sizes.
+        by_row: whether only the numbers of its last axis must lie side by side, where the kernel is given its strides.
+    """
+    # Subclasses, such as weights that are spread over processes, may have no address.
+    if type(tensor) not in _PLAIN or not tensor.is_cpu or tensor.dtype != dtype or tensor.shape != shape:
+        return False
+    return tensor.is_contiguous() or (by_row and (shape[-1] == 1 or tensor.stride(-1) == 1))
+
+
+def address(tensor: Tensor, dtype: torch.dtype, *shape: int, by_row: bool = False) -> int:
+    """Return the address of a tensor that a kernel may read and write.
+
+    Args:
+        tensor, dtype, shape, by_row: as for `fits`; the tensor must live as long as the address is in use.
+
+    Raises:
+        Unfit: it is something else.
+    """
+    if not fits(tensor, dtype, *shape, by_row=by_row):
+        raise Unfit(
+            f"a kernel reads {dtype} {list(shape)}, and got {tensor.dtype} {list(tensor.shape)} with the strides "
+            f"{list(tensor.stride())} on {tensor.device}"
+        )
+    return tensor.data_ptr()
+
+
+def index_address(indices: Tensor, count: int, below: int) -> int:
+    """Return the address of indices by which a kernel finds numbers in memory: int64, each from 0 to below a bound.
+
+    Raises:
+        Unfit: they are something else.
+    """
+    found = address(indices, torch.int64, count)
+    least, most = (int(one) for one in indices.aminmax()) if count else (0, 0)
+    if least < 0 or most >= below:
+        raise Unfit(f"a kernel reads indices from 0 to {below - 1}, and got some from {least} to {most}")
+    return found

@@ -1,11 +1,20 @@
-"""The compiled kernels, loaded when they are first needed; threads that call them share the processors."""
+"""The compiled kernels, loaded when they are first needed; threads that call them share the processors.
+
+One team of threads after the other would lose much: teams whose threads sleep are slow to begin, and one late thread
+keeps its team waiting. So if several threads call kernels, each gets its share of the threads, as long as no result
+depends on their number. Kernels must use the OpenMP library of PyTorch: otherwise their threads would wait for each
+other's processors.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import logging
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -16,9 +25,7 @@ from clearhead.base.errors import InputError
 from clearhead.fast import probe
 from clearhead.fast.native import abi
 from clearhead.fast.native.build import compiled, kept, packaged
-from clearhead.fast.native.openmp import refuse_other_openmp
 from clearhead.fast.native.options import INFERENCE
-from clearhead.fast.native.turns import Turns
 from clearhead.fast.native.verdict import refuse_untried
 
 # Of its own, so that a command shows these messages wherever its output goes.
@@ -34,7 +41,6 @@ _OFF: Final = {
 """What a compiler calls them."""
 KERNELS: Final = "CLEARHEAD_KERNELS"
 """The environment variable: "plain" uses no kernels of ours, "auto" (as where it is not set) what is fastest."""
-_TURNS: Final = Turns()
 _GIVEN: Final[dict[str, ctypes.CDLL]] = {}
 
 
@@ -174,3 +180,124 @@ def _without(hidden: frozenset[str]) -> Iterator[str]:
 def _survive_forks() -> None:
     # The other threads of OpenMP are not in a child.
     _TURNS.stay_whole_in_forks(lambda: torch.set_num_threads(1))
+
+
+RECENT: Final = 0.02
+"""Seconds after a call for which its thread is taken to be about to make another one."""
+
+
+class Turns:
+    """The calls of kernels in a process, by the threads that make them.
+
+    Args:
+        clock: gives the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._changed = threading.Condition(threading.Lock())
+        self._running: set[threading.Thread] = set()
+        self._ended: dict[threading.Thread, float] = {}
+        self._alone = threading.RLock()
+
+    def shared(self, threads: int) -> AbstractContextManager[int]:
+        """Take part beside other calls, with so many of the threads, at least 1."""
+        return _Share(self, threads)
+
+    def begin(self, threads: int) -> int:
+        """Begin a call beside others, which `end` ends, and return its share of the threads."""
+        caller = threading.current_thread()
+        with self._changed:
+            others = {*self._running, *self._ended} - {caller}
+            if others:
+                recent = self._clock() - RECENT
+                self._ended = {other: end for other, end in self._ended.items() if end > recent and other.is_alive()}
+                others &= {*self._running, *self._ended}
+            self._running.add(caller)
+        return max(1, threads // (1 + len(others)))
+
+    def end(self) -> None:
+        """End the call of this thread."""
+        caller = threading.current_thread()
+        with self._changed:
+            self._running.discard(caller)
+            self._ended[caller] = self._clock()
+            self._changed.notify_all()
+
+    @contextmanager
+    def alone(self, threads: int) -> Iterator[int]:
+        """Take a turn among the calls whose results depend on the number of threads, with all of them."""
+        with self._alone, self.shared(threads):
+            yield threads
+
+    def stay_whole_in_forks(self, begin_child: Callable[[], object]) -> None:
+        """From now on let the process fork between calls only, and the child begin with what is given."""
+
+        def hold() -> None:
+            self._changed.acquire()
+            self._changed.wait_for(lambda: not self._running)
+
+        def begin() -> None:
+            self._changed.release()
+            self._alone = threading.RLock()
+            begin_child()
+
+        os.register_at_fork(before=hold, after_in_parent=self._changed.release, after_in_child=begin)
+
+
+class _Share:
+    """A call as a block; a generator's would take several times as long, at each of the calls of a step."""
+
+    def __init__(self, turns: Turns, threads: int) -> None:
+        self._turns, self._threads = turns, threads
+
+    def __enter__(self) -> int:
+        return self._turns.begin(self._threads)
+
+    def __exit__(self, *_: object) -> None:
+        self._turns.end()
+
+
+_TURNS: Final = Turns()
+
+
+_SYMBOL: Final = "omp_get_max_threads"
+
+
+class _Place(ctypes.Structure):
+    """What the dynamic linker knows of an address (`Dl_info`)."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def refuse_other_openmp(library: ctypes.CDLL) -> None:
+    """Refuse a library whose threads are not those of PyTorch.
+
+    Raises:
+        OSError: they are not.
+    """
+    library.openmp.restype = ctypes.c_void_p
+    own, of_torch = _file_of(library.openmp()), _file_of(_of_torch())
+    if own is None or own != of_torch:
+        raise OSError(f"their threads would be those of {own}, and PyTorch has those of {of_torch}")
+
+
+def _of_torch() -> int | None:
+    """Return the address that PyTorch's libraries find: in what the whole program shares, then in what they need."""
+    own = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    for library in (None, str(own)):
+        function = getattr(ctypes.CDLL(library), _SYMBOL, None)
+        if function is not None:
+            return ctypes.cast(function, ctypes.c_void_p).value
+    return None
+
+
+def _file_of(address: int | None) -> str | None:
+    place = _Place()
+    is_found = address is not None and ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(place))
+    return os.path.realpath(os.fsdecode(place.file)) if is_found else None

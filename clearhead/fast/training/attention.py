@@ -14,8 +14,7 @@ from torch import Tensor
 
 from clearhead.base.hooks import is_seen
 from clearhead.core.attention import Attention
-from clearhead.fast.native.abi import AttentionCall, Heads, RotationCall
-from clearhead.fast.native.addresses import address
+from clearhead.fast.native.abi import AttentionCall, Heads, RotationCall, address
 from clearhead.fast.training.linear import run
 
 Queries = Float[Tensor, "batch heads queries head_size"]

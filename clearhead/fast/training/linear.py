@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from clearhead.base.hooks import is_seen
 from clearhead.core.feedforward import FeedForward
 from clearhead.fast.native import load
-from clearhead.fast.native.abi import ACTIVATIONS, NO_ACTIVATION, LinearArgs, LinearCall
-from clearhead.fast.native.addresses import address
+from clearhead.fast.native.abi import ACTIVATIONS, NO_ACTIVATION, LinearArgs, LinearCall, address
 from clearhead.fast.native.options import TRAINING
 from clearhead.fast.replica import plain_type
 

@@ -14,8 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.core.head import Projection
-from clearhead.fast.native.abi import NO_ACTIVATION, LinearArgs, LinearCall, LossCall
-from clearhead.fast.native.addresses import address, index_address
+from clearhead.fast.native.abi import NO_ACTIVATION, LinearArgs, LinearCall, LossCall, address, index_address
 from clearhead.fast.training.linear import BLOCK, has_products, run
 
 # The gradient of the weights is passed over once for each group, so logits of a group may be as large as the weights.

@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.fast.native.abi import MuonCall, MuonMatrix
-from clearhead.fast.native.addresses import address
+from clearhead.fast.native.abi import MuonCall, MuonMatrix, address
 from clearhead.fast.training.linear import BLOCK, has_products, run
 
 Matrix = Float[Tensor, "rows columns"]

@@ -17,8 +17,7 @@ from clearhead.core.context import Context
 from clearhead.core.norm import LayerNorm, Norm, RMSNorm
 from clearhead.core.shapes import States
 from clearhead.core.stack import Branch, Stack
-from clearhead.fast.native.abi import StreamCall
-from clearhead.fast.native.addresses import address
+from clearhead.fast.native.abi import StreamCall, address
 from clearhead.fast.plan import PlannedBranch, planned_branches
 from clearhead.fast.training.linear import run
 

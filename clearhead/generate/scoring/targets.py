@@ -17,8 +17,8 @@ from clearhead.base.errors import InputError
 from clearhead.base.hooks import naming_texts
 from clearhead.base.printing import Printed
 from clearhead.core import Transformer
+from clearhead.fast.logits import top_and_log_total
 from clearhead.fast.replica import in_evaluation
-from clearhead.fast.top import top_and_log_total
 from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, pad_ids
 from clearhead.generate.results import length_normalised
 

@@ -22,8 +22,8 @@ from clearhead import core
 from clearhead.base.errors import InputError, nth_text
 from clearhead.base.hooks import naming_texts
 from clearhead.core import Transformer
+from clearhead.fast.logits import top_and_log_total
 from clearhead.fast.replica import in_evaluation
-from clearhead.fast.top import top_and_log_total
 from clearhead.generate.batching import batches_by_cost, device_of
 from clearhead.generate.prefill import check_model
 from clearhead.generate.scoring.targets import MOST_LOGITS, PairScore

@@ -41,7 +41,7 @@ from clearhead.base.errors import InputError, RunFailure, argument
 from clearhead.base.progress import update
 from clearhead.core import Output, Transformer
 from clearhead.fast.cache import IndexedCache
-from clearhead.fast.top import top_and_log_total
+from clearhead.fast.logits import top_and_log_total
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.prefill import Prefill

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from clearhead.base.progress import update
-from clearhead.fast.draw import draw_tokens
-from clearhead.fast.top import top_and_log_total
+from clearhead.fast.logits import draw_tokens, top_and_log_total
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.processors import NO_ID, Processor, apply, build_logits_warpers, only_banned, select
 from clearhead.generate.rows import Row

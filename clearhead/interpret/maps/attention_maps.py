@@ -23,9 +23,10 @@ from clearhead.core.head import Head
 from clearhead.fast.replica import converted
 from clearhead.generate.batching import check_lengths
 from clearhead.interpret.maps.attention_run import AttentionRun
+from clearhead.interpret.maps.head_statistics import query_chunks
 from clearhead.interpret.maps.page import SampleOptions, explorer_page
 from clearhead.interpret.maps.reading import Reading, predicts_text
-from clearhead.interpret.maps.recording import record_first_layer, record_states
+from clearhead.interpret.maps.recording import AttentionRecord, record_first_layer, record_states
 from clearhead.interpret.view.explorer.write import frame_html, write_page
 from clearhead.interpret.view.saved_maps import MAPS
 from clearhead.spec.tasks.record import TaskRecord
@@ -113,7 +114,6 @@ class AttentionMaps(AttentionRun):
                 many tokens for a picture, or the file exists or cannot be written.
         """
         # Not at the top: half a second of matplotlib for every command that loads a model.
-        from clearhead.interpret.maps.pictures import draw_record_overview
         from clearhead.interpret.view.attention import draw_matrix
 
         if view not in ("matrix", "overview"):
@@ -270,3 +270,48 @@ def in_precision(module: Transformer, precision: str) -> Transformer:
     if all(parameter.dtype == dtype for parameter in module.parameters()):
         return module
     return converted(module, dtype)
+
+
+THUMBNAIL = 64
+"""The most cells of a thumbnail's side: each is the largest weight of its tokens."""
+
+
+def draw_record_overview(records: Sequence[AttentionRecord], path: Path, *, title: str) -> None:
+    """Draw every head of some attentions as a thumbnail.
+
+    Args:
+        records: the attentions, those of a stack together.
+        path: the .png or .svg file.
+        title: one line above.
+    """
+    from clearhead.interpret.view.attention import StackThumbnails, draw_overview  # imports matplotlib
+
+    stacks = []
+    for name in dict.fromkeys(record.stack for record in records):
+        own = [record for record in records if record.stack == name]
+        heads = [thumbnails(record).numpy() for record in own]
+        stacks.append(StackThumbnails(name, [record.layer for record in own], heads))
+    draw_overview(stacks, path, title=title)
+
+
+def thumbnails(record: AttentionRecord) -> Float[Tensor, "heads rows columns"]:
+    """Return the weights of each head; of more than `THUMBNAIL` tokens, the largest weight of each part.
+
+    Args:
+        record: of a single text.
+    """
+    device = record.query_BHTE.device
+    bin_T, bin_S = (_bins(size, device) for size in (record.query_BHTE.shape[2], record.key_BKSE.shape[2]))
+    rows, columns = int(bin_T[-1]) + 1, int(bin_S[-1]) + 1
+    small_HNN = torch.zeros(record.num_heads, rows, columns, device=device)
+    for queries, weights_BHTS in query_chunks(record):
+        weights_HTS = weights_BHTS[0]
+        narrow_HTN = weights_HTS.new_zeros(*weights_HTS.shape[:2], columns)
+        narrow_HTN.scatter_reduce_(2, bin_S.expand_as(weights_HTS), weights_HTS, "amax")
+        small_HNN.scatter_reduce_(1, bin_T[queries, None].expand_as(narrow_HTN), narrow_HTN, "amax")
+    return small_HNN.cpu()
+
+
+def _bins(size: int, device: torch.device) -> Tensor:
+    """Return the cell of a thumbnail that each token belongs to."""
+    return torch.arange(size, device=device) * min(size, THUMBNAIL) // size

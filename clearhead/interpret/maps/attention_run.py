@@ -18,15 +18,20 @@ from clearhead.base.progress import Notify
 from clearhead.core import Transformer
 from clearhead.interpret.maps.beams import beam_tree
 from clearhead.interpret.maps.contributions import Contribution, contributions
-from clearhead.interpret.maps.effects import HeadEffect, head_effects, key_effects
+from clearhead.interpret.maps.effects import (
+    EffectMeter,
+    HeadEffect,
+    Patcher,
+    Patches,
+    Positions,
+    aligned_positions,
+)
 from clearhead.interpret.maps.flow import norm_weighted, rollout
-from clearhead.interpret.maps.head_statistics import HeadStatistics
+from clearhead.interpret.maps.head_statistics import HeadStatistics, heads_over_texts
 from clearhead.interpret.maps.lens import Lens, logit_lens
 from clearhead.interpret.maps.outcome import Chosen, Outcome, OutputNames, choose_outcome
-from clearhead.interpret.maps.patching import Patcher, Patches, Positions, aligned_positions
 from clearhead.interpret.maps.reading import Reading
 from clearhead.interpret.maps.recording import ALL, STACKS, AttentionRecord
-from clearhead.interpret.maps.repeats import heads_over_texts
 from clearhead.interpret.maps.streams import Streams
 from clearhead.interpret.maps.token_texts import label_tokens
 from clearhead.interpret.view.explorer.data import BeamNode
@@ -249,7 +254,7 @@ class AttentionRun:
         Raises:
             InputError: as for `outcome`.
         """
-        return head_effects(self._streams, list(self.records.values()), self.outcome(of), notify)
+        return self._meter(of, notify).head_effects()
 
     def key_effects(
         self, stack: str, layer: int, head: int, of: Chosen = None, *, notify: Notify | None = None
@@ -265,7 +270,7 @@ class AttentionRun:
             InputError: as for `weights` and `outcome`.
         """
         record, head = self._record_of(stack, layer, head)
-        return key_effects(self._streams, record, head, self.outcome(of), notify)
+        return self._meter(of, notify).key_effects(record, head)
 
     def patch(
         self,
@@ -291,12 +296,15 @@ class AttentionRun:
         """
         if other.module.spec != self.module.spec:
             raise InputError("the two runs are of different models: let one model read both texts")
-        outcome, names = self.outcome(of), self.output_names
+        meter = self._meter(of, notify)
         pairs = aligned_positions(self._streams, other._streams, positions)
-        patcher = Patcher(self._streams, other._streams, outcome, pairs, list(self.records.values()), notify)
+        patcher = Patcher(meter, other._streams, pairs)
         tokens = {name: self._labels(f"{name}.self")[0] for name in pairs}
-        name = names.difference(outcome, " rather than ")
+        name = self.output_names.difference(meter.outcome, " rather than ")
         return Patches(patcher.streams(), patcher.heads(), patcher.total(), name, tokens)
+
+    def _meter(self, of: Chosen, notify: Notify | None) -> EffectMeter:
+        return EffectMeter(self._streams, self.outcome(of), list(self.records.values()), notify)
 
     def contributions(self, of: Chosen = None) -> list[Contribution]:
         """Return the terms whose sum is the logit of an output, by what wrote them: see `contributions.contributions`.

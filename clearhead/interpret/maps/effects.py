@@ -1,24 +1,29 @@
-"""Effects: how much an outcome changes when a head, or its attention to one token, is switched off.
+"""Effects: the change of an outcome when a head or its attention to a token is switched off or replaced.
 
-The model runs once for each, in batches of equal rows that differ in what is switched off. Layers below it are not run
-again.
+The model runs once for each, in batches of equal rows that differ in the change. Layers below the change are not run
+again. A patch puts the activations of another text into this one.
 
-Legend: B rows of a batch, H heads, Q queries, K keys, E head size.
+Legend: B rows of a batch, H heads, Q queries, K keys, E head size, T positions, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
+import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 from torch import Tensor
 
+from clearhead.base.errors import InputError, argument
+from clearhead.base.files import refuse_unwritable
 from clearhead.base.printing import Printed
 from clearhead.base.progress import Notify, counter
 from clearhead.generate.batching import read_tokens
-from clearhead.interpret.maps.hook_points import Place, edit
+from clearhead.interpret.maps.hook_points import Place, capture, edit
 from clearhead.interpret.maps.outcome import Outcome
 from clearhead.interpret.maps.recording import AttentionRecord
 from clearhead.interpret.maps.streams import Streams
@@ -41,93 +46,272 @@ class HeadEffect(Printed):
     change: float
 
 
-def head_effects(
-    streams: Streams, records: Sequence[AttentionRecord], outcome: Outcome, notify: Notify | None = None
-) -> list[HeadEffect]:
-    """Return the effect of every head: its part of the mixed values is zero at every position.
+@dataclass(frozen=True)
+class EffectMeter:
+    """Measures the outcome of one run, and the outcome of runs with other mixed values of one attention.
 
     Args:
-        streams, records: of one run of the model.
-        outcome: what is followed.
-        notify: called with counts; None: `progress.update` is.
-
-    Source: arXiv 1905.10650, section 3.1.
+        streams: the residual streams of the run.
+        outcome: the outcome that is followed.
+        records: the attentions of the run.
+        notify: receives the number of finished items and of all; None: `progress.update`.
     """
-    total, before = sum(record.num_heads for record in records), measured(streams, outcome)
-    tell = counter("heads", notify)
-    found: list[HeadEffect] = []
-    for record in records:
-        for heads in row_batches(streams, range(record.num_heads)):
 
-            def without(mixed_BHQE: Tensor, heads: Sequence[int] = heads) -> Tensor:
+    streams: Streams
+    outcome: Outcome
+    records: Sequence[AttentionRecord]
+    notify: Notify | None = None
+
+    @cached_property
+    def before(self) -> Float32[Tensor, " one"]:
+        """The log-probability of the outcome in the run itself."""
+        return self.log_probability(self.streams.hidden)
+
+    def log_probability(self, hidden_BTD: Float[Tensor, "rows tokens width"]) -> Float32[Tensor, " rows"]:
+        """Return the log-probability of the outcome in each row, from the output of the last stack."""
+        return self.outcome.log_probability(self.streams.logits(hidden_BTD, self.outcome.logits_position))
+
+    def measure(
+        self, record: AttentionRecord, rows: int, change: Callable[[Tensor], Tensor]
+    ) -> Float32[Tensor, " rows"]:
+        """Return the change of the outcome in each row, where the mixed values of one attention are changed."""
+
+        def at_depth(mixed_BHQE: Tensor, at: Place) -> Tensor:
+            return change(mixed_BHQE) if at.depth == record.layer else mixed_BHQE
+
+        stack = record.address.partition(".")[0]
+        with edit(self.streams.module, {f"{record.address}.mixed": at_depth}):
+            after = self.log_probability(self.streams.continue_from(stack, record.layer, rows))
+        return after - self.before
+
+    def cut(self, items: range) -> Iterator[range]:
+        """Cut a range into ranges whose rows of tokens fit into a batch."""
+        tokens = max(self.streams.last.ids.shape[1], self.streams.source.ids.shape[1])
+        size = max(1, read_tokens(self.streams.module) // tokens)
+        for start in range(0, len(items), size):
+            yield items[start : start + size]
+
+    def head_effects(self) -> list[HeadEffect]:
+        """Return the effect of every head: its share of the mixed values is zero at every position.
+
+        Source: arXiv 1905.10650, section 3.1.
+        """
+        total, tell = sum(record.num_heads for record in self.records), counter("heads", self.notify)
+        effects: list[HeadEffect] = []
+        for record in self.records:
+            for heads in self.cut(range(record.num_heads)):
+
+                def without(mixed_BHQE: Tensor, heads: Sequence[int] = heads) -> Tensor:
+                    mixed_BHQE = mixed_BHQE.clone()
+                    mixed_BHQE[torch.arange(len(heads)), list(heads)] = 0.0
+                    return mixed_BHQE
+
+                effects += _head_effects(record, heads, self.measure(record, len(heads), without))
+                tell(len(effects), total)
+        return effects
+
+    def key_effects(self, record: AttentionRecord, head: int) -> Float32[Tensor, " keys"]:
+        """Return the effect of the attention of one head to each key: its weight on that key is zero for every query.
+
+        The other weights stay as they are, so that switching off every key is switching off the head. (To mask the key
+        before the softmax instead, arXiv 2304.14767, would also raise the other weights, and add their effect.)
+
+        Args:
+            record: an attention of the run.
+            head: the number of the head.
+        """
+        weight_QK = record.weights([head])[0, 0]
+        value_KE = record.value_BKSE[0, record.kv_head(head)]
+        effects: list[Tensor] = []
+        done, total, tell = 0, len(value_KE), counter("keys", self.notify)
+        for keys in self.cut(range(total)):
+            # What a key adds to the mixed values is subtracted from them, so that no row needs weights of its own.
+            added_BQE = weight_QK.T[keys.start : keys.stop, :, None] * value_KE[keys.start : keys.stop, None].float()
+
+            def without(mixed_BHQE: Tensor, added_BQE: Tensor = added_BQE) -> Tensor:
                 mixed_BHQE = mixed_BHQE.clone()
-                mixed_BHQE[torch.arange(len(heads)), list(heads)] = 0.0
+                mixed_BHQE[:, head] -= added_BQE.to(mixed_BHQE.dtype)
                 return mixed_BHQE
 
-            changes = measured_with(streams, record, outcome, len(heads), without) - before
-            rows = zip(heads, changes.tolist(), strict=True)
-            found += [HeadEffect(record.stack, record.layer, head, change) for head, change in rows]
-            tell(len(found), total)
+            effects.append(self.measure(record, len(keys), without))
+            done += len(keys)
+            tell(done, total)
+        return torch.cat(effects).cpu()
+
+
+def _head_effects(record: AttentionRecord, heads: range, changes: Float32[Tensor, " heads"]) -> list[HeadEffect]:
+    rows = zip(heads, changes.tolist(), strict=True)
+    return [HeadEffect(record.stack, record.layer, head, change) for head, change in rows]
+
+
+Positions = Mapping[str, Sequence[tuple[int, int]]]
+"""By the name of a stack, pairs of a position in this text and its counterpart in the other one."""
+
+
+@dataclass(frozen=True, repr=False)
+class Patches(Printed):
+    """What putting in activations of another text changes.
+
+    Args:
+        streams: by the name of a stack, "encoder" or "decoder", the change when the residual stream has the other
+            text's vector at one depth and position: 0 is the embedding, d the stream after d layers. NaN at a position
+            without counterpart.
+        heads: the change when a head gives what it gave in the other text, at every position with a counterpart.
+        total: how much larger the outcome is in the other text; None: the position that predicts it has no counterpart.
+        outcome: what is followed, in words.
+        tokens: by the name of a stack, what it reads, as pictures write it.
+    """
+
+    streams: Mapping[str, Float32[Tensor, "depths positions"]]
+    heads: Sequence[HeadEffect]
+    total: float | None
+    outcome: str
+    tokens: Mapping[str, Sequence[str]]
+
+    def save_picture(self, path: str | Path, *, force: bool = False) -> None:
+        """Draw the changes as heat maps: depths by positions of each stack, and layers by heads of each attention.
+
+        Args:
+            path: the .png or .svg file.
+            force: whether an existing file is replaced.
+
+        Raises:
+            InputError: there are too many tokens for a picture, or the file exists or cannot be written.
+        """
+        # Not at the top: half a second of matplotlib for every command that loads a model.
+        from clearhead.interpret.view.changes import ChangeMap, draw_changes
+
+        refuse_unwritable(Path(path), force=force)
+        panels = []
+        for stack, changes in self.streams.items():
+            names = [*map("layer {}".format, reversed(range(len(changes) - 1))), "embedding"]
+            title = f"{stack}: the stream at one position"
+            panels.append(ChangeMap(title, changes.flip(0).numpy(), names, self.tokens[stack]))
+        for stack in dict.fromkeys(head.stack for head in self.heads):
+            panels.append(ChangeMap(f"{stack}: heads", *self._table(stack)))
+        draw_changes(panels, Path(path), title=f"{self.outcome}: what the other text brings")
+
+    def _table(self, stack: str) -> tuple[Float[np.ndarray, "layers heads"], list[str], list[str]]:
+        """Return the changes of the heads of an attention, highest layer first, and the names of rows and columns."""
+        own = [head for head in self.heads if head.stack == stack]
+        layers = sorted({head.layer for head in own}, reverse=True)
+        changes = np.full((len(layers), max(head.head for head in own) + 1), np.nan)
+        for head in own:
+            changes[layers.index(head.layer), head.head] = head.change
+        return changes, list(map("layer {}".format, layers)), list(map(str, range(changes.shape[1])))
+
+
+def aligned_positions(here: Streams, there: Streams, positions: Positions | None) -> dict[str, list[tuple[int, int]]]:
+    """Return the counterparts of the positions of every stack.
+
+    Args:
+        here, there: this text and the other one, in the same model.
+        positions: those of some stacks; the other ones read as many tokens of both texts, one the counterpart of the
+            other.
+
+    Raises:
+        InputError: there is no such stack or position, a position occurs twice, or counterparts are missing.
+    """
+    lengths = {name: (x[0].shape[1], there.before[name][0].shape[1]) for name, x in here.before.items()}
+    given, named, found = dict(positions or {}), argument("positions"), {}
+    for name in given.keys() - lengths.keys():
+        raise InputError(named + f" names '{name}'; this model has {' and '.join(lengths)}")
+    for name, (own, other) in lengths.items():
+        if name not in given and own != other:
+            raise InputError(
+                f"the {name} reads {own} tokens of this text and {other} of the other one, so its positions have no "
+                "counterparts: give texts of as many tokens, or " + named + f"={{'{name}': [(here, there), ...]}}"
+            )
+        found[name] = list(given.get(name, [(place, place) for place in range(own)]))
+        _check_pairs(found[name], name, own, other)
     return found
 
 
-def key_effects(
-    streams: Streams, record: AttentionRecord, head: int, outcome: Outcome, notify: Notify | None = None
-) -> Float32[Tensor, " keys"]:
-    """Return the effect of the attention of one head to each key: its weight on that key is zero for every query.
+def _check_pairs(pairs: Sequence[tuple[int, int]], name: str, own: int, other: int) -> None:
+    named = argument("positions")
+    for here, there in pairs:
+        if not (0 <= here < own and 0 <= there < other):
+            expected = f"expected 0 to {own - 1} in this text and 0 to {other - 1} in the other one"
+            raise InputError(named + f" joins {here} and {there} of the {name}; {expected}")
+    if len({here for here, _ in pairs}) < len(pairs):
+        raise InputError(named + f" names a position of the {name} in this text twice: give each once")
 
-    The other weights stay as they are, so that switching off every key is switching off the head. (To mask the key
-    before the softmax instead, arXiv 2304.14767, would also raise the other weights, and add their effect.)
+
+class Patcher:
+    """Puts activations of one text into the run of another.
 
     Args:
-        streams: of one run of the model.
-        record: of an attention in that run.
-        head: its number.
-        outcome: what is followed.
-        notify: called with counts; None: `progress.update` is.
-    """
-    before = measured(streams, outcome)
-    weight_QK = record.weights([head])[0, 0]
-    value_KE = record.value_BKSE[0, record.kv_head(head)]
-    found: list[Tensor] = []
-    done, total, tell = 0, len(value_KE), counter("keys", notify)
-    for keys in row_batches(streams, range(total)):
-        # What a key adds to the mixed values is subtracted from them, so that no row needs weights of its own.
-        added_BQE = weight_QK.T[keys.start : keys.stop, :, None] * value_KE[keys.start : keys.stop, None].float()
+        meter: measures the outcome of the text that is changed.
+        there: the streams of the other text, in a model of the same shape.
+        positions: the counterparts in each stack.
 
-        def without(mixed_BHQE: Tensor, added_BQE: Tensor = added_BQE) -> Tensor:
+    Source: Meng et al. 2022, arXiv 2202.05262, section 2.1 (causal tracing); Wang et al. 2022, arXiv 2211.00593.
+    """
+
+    def __init__(self, meter: EffectMeter, there: Streams, positions: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+        self.meter: EffectMeter = meter
+        self.there: Streams = there
+        self.positions: dict[str, Tensor] = {name: torch.tensor(pairs).view(-1, 2) for name, pairs in positions.items()}
+        self._tell, self._done = counter("places", meter.notify), 0
+        self._total = sum(record.num_heads for record in meter.records)
+        self._total += sum(len(pairs) * len(meter.streams.before[name]) for name, pairs in positions.items())
+
+    def streams(self) -> dict[str, Float32[Tensor, "depths positions"]]:
+        """Return the change for each stack, depth and position."""
+        return {name: self._stream(name) for name in self.positions}
+
+    def heads(self) -> list[HeadEffect]:
+        """Return the change for each head."""
+        points = [f"{record.address}.mixed" for record in self.meter.records]
+        with torch.no_grad(), capture(self.there.module, points) as seen:
+            self.there.module.states(self.there.source, self.there.target)
+        effects: list[HeadEffect] = []
+        for record in self.meter.records:
+            (mixed_HQE,) = (one.tensor[0] for one in seen[f"{record.address}.mixed"] if one.depth == record.layer)
+            for heads in self.meter.cut(range(record.num_heads)):
+                effects += _head_effects(record, heads, self._heads(record, mixed_HQE, heads))
+                self._count(len(heads))
+        return effects
+
+    def total(self) -> float | None:
+        """Return how much larger the outcome is in the other text."""
+        outcome = self.meter.outcome
+        position = outcome.logits_position
+        if position is not None:
+            counterparts = dict(self.positions[self.meter.streams.top].tolist())
+            if position not in counterparts:
+                return None
+            position = counterparts[position]
+        logits = self.there.logits(self.there.hidden, position)
+        return float(outcome.log_probability(logits) - self.meter.before)
+
+    def _stream(self, name: str) -> Float32[Tensor, "depths positions"]:
+        streams, pairs = self.meter.streams, self.positions[name]
+        own, other = streams.before[name], self.there.before[name]
+        changes = torch.full((len(own), own[0].shape[1]), torch.nan)
+        for depth, x_1TD in enumerate(own):
+            for rows in self.meter.cut(range(len(pairs))):
+                here, there = pairs[rows.start : rows.stop].T
+                x_BTD = x_1TD.repeat(len(rows), 1, 1)
+                x_BTD[torch.arange(len(rows)), here] = other[depth][0, there]
+                hidden_BTD = streams.continue_from(name, depth, len(rows), x_BTD)
+                changes[depth, here] = (self.meter.log_probability(hidden_BTD) - self.meter.before).cpu()
+                self._count(len(rows))
+        return changes
+
+    def _heads(
+        self, record: AttentionRecord, mixed_HQE: Float[Tensor, "heads queries head_size"], heads: range
+    ) -> Float32[Tensor, " rows"]:
+        here, there = self.positions[record.address.partition(".")[0]].T
+        head_B = torch.tensor(heads)[:, None]
+
+        def put(mixed_BHQE: Tensor) -> Tensor:
             mixed_BHQE = mixed_BHQE.clone()
-            mixed_BHQE[:, head] -= added_BQE.to(mixed_BHQE.dtype)
+            mixed_BHQE[torch.arange(len(heads))[:, None], head_B, here] = mixed_HQE[head_B, there]
             return mixed_BHQE
 
-        found.append(measured_with(streams, record, outcome, len(keys), without) - before)
-        done += len(keys)
-        tell(done, total)
-    return torch.cat(found).cpu()
+        return self.meter.measure(record, len(heads), put)
 
-
-def measured(streams: Streams, outcome: Outcome) -> Float32[Tensor, " one"]:
-    """Return the log-probability of an outcome in the run itself."""
-    return outcome.log_probability(streams.logits(streams.hidden, outcome.logits_position))
-
-
-def measured_with(
-    streams: Streams, record: AttentionRecord, outcome: Outcome, rows: int, change: Callable[[Tensor], Tensor]
-) -> Float32[Tensor, " rows"]:
-    """Return the log-probability of the outcome in each row, where the mixed values of one attention are changed."""
-
-    def at_depth(mixed_BHQE: Tensor, at: Place) -> Tensor:
-        return change(mixed_BHQE) if at.depth == record.layer else mixed_BHQE
-
-    stack = record.address.partition(".")[0]
-    with edit(streams.module, {f"{record.address}.mixed": at_depth}):
-        hidden_BTD = streams.continue_from(stack, record.layer, rows)
-        return outcome.log_probability(streams.logits(hidden_BTD, outcome.logits_position))
-
-
-def row_batches(streams: Streams, items: range) -> Iterator[range]:
-    """Cut a range into parts whose rows of tokens fit into a batch."""
-    tokens = max(streams.last.ids.shape[1], streams.source.ids.shape[1])
-    size = max(1, read_tokens(streams.module) // tokens)
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
+    def _count(self, rows: int) -> None:
+        self._done += rows
+        self._tell(self._done, self._total)

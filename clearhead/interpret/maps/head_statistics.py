@@ -3,22 +3,34 @@
 Notation: w_ij is the weight of query i (of T) on key j (of S), y_i and x_j are the tokens that both read. Every
 score is a mean over queries and, but for entropy and distance, a share of the weight from 0 to 1.
 
+Induction and duplicate-token heads show on sequences of random tokens that repeat themselves.
+
 Legend: B texts, H heads, T queries, S keys.
+
+Source: arXiv 2209.11895, section "Induction heads", for the repeated tokens.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from clearhead import core
 from clearhead.base.printing import Printed
-from clearhead.interpret.maps.recording import AttentionRecord
+from clearhead.core import Transformer
+from clearhead.generate.batching import device_of
+from clearhead.interpret.maps.reading import Reading
+from clearhead.interpret.maps.recording import AttentionRecord, record_run
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.special_tokens import PrefixSuffix
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.text.word_starts import word_boundaries
 
 Scores = dict[str, Float[Tensor, "texts heads"]]
 """By the name of a statistic: the number of each head for each text, float64 on the CPU; NaN where it has no query."""
@@ -214,3 +226,98 @@ class _Links:
         places_T = torch.arange(self.weight_HT.shape[1], device=self.weight_HT.device)
         is_mutual_HT = self.query_HS.gather(1, self.key_HT) == places_T
         return (self.weight_HT * is_mutual_HT).sum(1, dtype=torch.float64)
+
+
+LENGTH = 25  # tokens before they repeat
+SEQUENCES = 4
+
+
+def heads_over_texts(
+    module: Transformer,
+    tokenizers: TokenizerPair,
+    runs: Iterable[tuple[Reading, Sequence[AttentionRecord]]],
+    *,
+    seed: int,
+) -> list[HeadStatistics]:
+    """Return what each head does over several texts.
+
+    Args:
+        module: the model.
+        tokenizers: of the model.
+        runs: at least one; what its stacks read, and its attentions. Each is dropped before the next is asked for.
+        seed: of the random tokens that repeat themselves.
+    """
+    found: dict[tuple[str, int], list[Scores]] = {}
+    num_texts = 0
+    for reading, records in runs:
+        num_texts, read = num_texts + 1, reading
+        for record in records:
+            found.setdefault((record.stack, record.layer), []).append(text_scores(record))
+    repeats = repeat_statistics(module, tokenizers, read, seed)
+    rows = []
+    for (stack, layer), texts in found.items():
+        scores = {name: torch.cat([one[name] for one in texts]) for name in texts[0]}
+        rows += summarise(stack, layer, scores | repeats.get((stack, layer), {}), num_texts)
+    return rows
+
+
+def repeat_statistics(
+    module: Transformer, tokenizers: TokenizerPair, reading: Reading, seed: int = 0
+) -> dict[tuple[str, int], Scores]:
+    """Return the duplicate-token and induction scores of every attention, by stack and layer.
+
+    Every stack reads random tokens twice, with the special tokens of a text around them; where both stacks have one
+    vocabulary, the decoder reads what the encoder reads, and attention to the memory is scored too.
+
+    Args:
+        module: run in evaluation mode; its own mode is restored.
+        tokenizers: of the model.
+        reading: any text of the model, for its special tokens.
+        seed: of the random tokens.
+
+    Returns:
+        nothing for an attention that cannot be scored: positions or vocabulary leave no room for two tokens, or the two
+        vocabularies differ.
+    """
+    reader = tokenizers.target if module.encoder is None else tokenizers.source
+    vocabularies = [_ordinary_ids(tokenizer) for tokenizer in (reader, tokenizers.target)[: len(reading.affixes)]]
+    length = min(LENGTH, *map(len, vocabularies))
+    if module.max_positions is not None:
+        length = min(length, *((module.max_positions - len(affixes)) // 2 for affixes in reading.affixes))
+    if length < 2:
+        return {}
+    draw, device = torch.Generator().manual_seed(seed), device_of(module)
+    read: list[Tensor] = []
+    is_second: list[Tensor] = []
+    for ordinary, affixes in zip(vocabularies, reading.affixes, strict=True):
+        if not read or not tokenizers.joint:
+            drawn = _repeated(ordinary, length, draw)
+        read.append(_framed(drawn, affixes).to(device))
+        position = torch.arange(read[-1].shape[1], device=device) - len(affixes.prefix)
+        is_second.append((length <= position) & (position < 2 * length))
+    target = core.Sequence(read[1]) if len(read) == 2 else None
+    last = len(read) - 1
+    sides = {"encoder.self": (0, 0), "decoder.self": (last, last), "decoder.memory": (last, 0)}
+    scores = {}
+    for record in record_run(module, core.Sequence(read[0]), target):
+        query, key = sides[record.stack]
+        if query == key or tokenizers.joint:
+            scores[record.stack, record.layer] = repeat_scores(record, read[query], read[key], is_second[query])
+    return scores
+
+
+def _ordinary_ids(tokenizer: Tokenizer) -> Int[Tensor, " entries"]:
+    """Return the ids that a text can have."""
+    return torch.from_numpy(word_boundaries(tokenizer).ordinary).nonzero()[:, 0]
+
+
+def _repeated(ordinary: Int[Tensor, " entries"], length: int, draw: torch.Generator) -> Int[Tensor, "texts tokens"]:
+    """Draw different tokens for each sequence, and repeat them once."""
+    once_BN = torch.stack([ordinary[torch.randperm(len(ordinary), generator=draw)[:length]] for _ in range(SEQUENCES)])
+    return once_BN.repeat(1, 2)
+
+
+def _framed(ids_BN: Int[Tensor, "texts tokens"], affixes: PrefixSuffix) -> Int[Tensor, "texts framed_tokens"]:
+    """Put the special tokens of a text around each sequence."""
+    prefix, suffix = (ids_BN.new_tensor(side).expand(len(ids_BN), -1) for side in (affixes.prefix, affixes.suffix))
+    return torch.cat([prefix, ids_BN, suffix], dim=1)

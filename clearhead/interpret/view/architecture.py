@@ -1,12 +1,42 @@
-"""A model drawn from its spec, in the manner of figure 1 of arXiv 1706.03762."""
+"""A model drawn from its spec, in the manner of figure 1 of arXiv 1706.03762.
+
+A column draws one stack: boxes above each other, residual lines around the branches, frames around the layers. The
+stream runs upwards at x = 0 from y = 0; y grows downwards, as in SVG.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from clearhead import spec
-from clearhead.interpret.view.architecture_column import TITLE, Column, Entry, Side
-from clearhead.interpret.view.svg import Box, Line, Shape, Text, bounds_of, safe, svg_text
+from clearhead.interpret.view.architecture_blocks import (
+    Block,
+    Run,
+    function_block,
+    head_blocks,
+    layer_groups,
+    linear_block,
+    norm_block,
+    number,
+    output_name,
+    position_block,
+    score_table_block,
+    table_block,
+)
+from clearhead.interpret.view.svg import (
+    Box,
+    Circle,
+    Line,
+    Point,
+    Shape,
+    Text,
+    bounds_of,
+    estimated_width,
+    safe,
+    svg_text,
+)
 
 _BORDER = 24.0
 _CHANNEL = 56.0  # between the stacks, where the memory passes
@@ -89,3 +119,293 @@ def _column(model: spec.Model, name: str, width: float, side: Side) -> Column:
     if is_last:
         column.head(model, stack.output_width, tokens)
     return column
+
+
+TITLE, FACT, SMALL = 12.5, 11.0, 9.0
+_FACT_LINE, _PAD = 15.0, 9.0
+_NORM_HEIGHT = 23.0
+_GAP, _LABEL_GAP, _FAN = 18.0, 30.0, 38.0  # between boxes; with a size beside the arrow; below an attention
+_PLUS, _SMALL_GAP = 8.0, 6.0
+_MARGIN = 13.0  # between residual lines, boxes and frames
+_BETWEEN = 22.0  # between parallel branches
+Side = Literal[-1, 1]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where keys and values of the memory enter a cross-attention: the arrows' x, and the y where they part."""
+
+    x: tuple[float, float]
+    y: float
+    top: float
+
+
+class Column:
+    """The drawing of one stack, made from the bottom to the top.
+
+    Args:
+        width: of its boxes.
+        side: on which side residual lines, positions and counts of layers are.
+    """
+
+    def __init__(self, width: float, side: Side) -> None:
+        self.width: float = width
+        self.side = side
+        self.x: float = 0.0
+        self.y: float = 0.0
+        self.side_top: float = float("inf")  # of the last box beside the stream
+        self.shapes: list[Shape] = []
+        self.entries: list[Entry] = []
+
+    def text(self, x: float, y: float, content: str, size: float = FACT, anchor: str = "middle") -> None:
+        """Write beside the boxes."""
+        self.shapes.append(Text(x, y, content, size, anchor, is_faint=True))
+
+    def line(self, *points: Point, arrow: bool = False, dashed: bool = False) -> None:
+        """Draw a line through points."""
+        self.shapes.append(Line(points, arrow, dashed))
+
+    def arrow(self, gap: float = _GAP) -> None:
+        """Draw the stream upwards, to what comes next."""
+        self.line((self.x, self.y), (self.x, self.y - gap), arrow=True)
+        self.y -= gap
+
+    def labelled(self, label: str, *, arrow: bool = True) -> None:
+        """Draw the stream upwards, with the size of its vectors beside it."""
+        # Beside the stream where positions and residual lines are not.
+        anchor = "end" if self.side > 0 else "start"
+        self.text(self.x - 8 * self.side, self.y - 0.5 * _LABEL_GAP, label, anchor=anchor)
+        self.line((self.x, self.y), (self.x, self.y - _LABEL_GAP), arrow=arrow)
+        self.y -= _LABEL_GAP
+
+    def place(self, block: Block, x: float, bottom: float, width: float) -> Box:
+        """Put a box above a place."""
+        lines = 1 + len(block.facts)
+        height = _NORM_HEIGHT if lines == 1 else 2 * _PAD + lines * _FACT_LINE
+        first = bottom - height + (height / 2 if lines == 1 else _PAD + _FACT_LINE / 2)
+        texts = [Text(x, first, block.title, TITLE, is_bold=lines > 1)]
+        texts += [Text(x, first + row * _FACT_LINE, fact, FACT) for row, fact in enumerate(block.facts, 1)]
+        box = Box(x - width / 2, bottom - height, width, height, block.kind, tuple(texts), block.address, block.norms)
+        self.shapes.append(box)
+        return box
+
+    def box(self, block: Block | None, *, with_arrow: bool = True) -> None:
+        """Lead the stream through a box, if there is one."""
+        if block is not None:
+            if with_arrow:
+                self.arrow()
+            self.y = self.place(block, self.x, self.y, self.width).top
+
+    def plus(self) -> None:
+        """Lead the stream into a sum."""
+        self.arrow()
+        self.shapes.append(Circle(self.x, self.y - _PLUS, _PLUS))
+        self.y -= 2 * _PLUS
+
+    def side_input(self, block: Block) -> None:
+        """Add the output of a box beside the stream to it."""
+        half = _PAD + (1 + len(block.facts)) * _FACT_LINE / 2
+        # A box beside the stream is higher than a sum in it, so the second one needs room.
+        self.arrow(max(_GAP, self.y - self.side_top + _SMALL_GAP + half - _PLUS))
+        y = self.y - _PLUS
+        self.shapes.append(Circle(self.x, y, _PLUS))
+        self.y -= 2 * _PLUS
+        self.side_top = y - half
+        edge = self.side * (self.width / 2 + _MARGIN)
+        if block.title == "sinusoidal":
+            radius = 11.0
+            self.shapes.append(Circle(edge + self.side * radius, y, radius, mark="wave"))
+            anchor, beside = "start" if self.side > 0 else "end", edge + self.side * (2 * radius + 6)
+            for row, line in enumerate((block.title, *block.facts)):
+                self.text(beside, y + (row - 0.5) * _FACT_LINE, line, anchor=anchor)
+        else:
+            width = box_width([block])
+            self.place(block, edge + self.side * width / 2, y + half, width)
+        self.line((edge, y), (self.side * _PLUS, y), arrow=True)
+
+    # --- below and above the layers -------------------------------------------------------------------------------
+
+    def embedding(self, model: spec.Model, stack: spec.Stack, name: str, tokens: str) -> None:
+        """Draw word_norm(table * scale) + segments + positions, and the norm and the projection where they are."""
+        embedding, address = stack.embedding, f"{name}.embedding"
+        place = None if embedding.projection is None else embedding.projection.place
+        projection = linear_block(stack.table_width, stack.width, f"{address}.projection")
+        summed = stack.width if place == "before_sum" else stack.table_width
+        self.box(table_block(model, stack, address))
+        self.box(_norm(embedding.word_norm, f"{address}.word_norm"))
+        self.box(projection if place == "before_sum" else None)
+        if embedding.num_segments:
+            sizes = f"{number(embedding.num_segments)} × {number(summed)}"
+            self.side_input(Block("position", "Segments", (sizes,), f"{address}.segments"))
+        if embedding.position is not None:
+            self.side_input(position_block(embedding.position, summed, f"{address}.position"))
+        self.box(projection if place == "before_norm" else None)
+        self.box(_norm(embedding.norm, f"{address}.norm"))
+        self.box(projection if place == "after_norm" else None)
+        self.labelled(f"{tokens} × {number(stack.width)}", arrow=False)
+
+    def end(self, stack: spec.Stack, name: str) -> None:
+        """Draw what follows the layers of a stack."""
+        self.box(_norm(stack.final_norm, f"{name}.final_norm"))
+        if stack.projection_out is not None:
+            self.box(linear_block(stack.width, stack.output_width, f"{name}.projection_out"))
+
+    def head(self, model: spec.Model, width: int, tokens: str) -> None:
+        """Draw a head, with the size of what leaves it, and the name of that."""
+        size, shown = f"{tokens} × {number(width)}", ""
+        for block, following in head_blocks(model, width, tokens):
+            if size != shown:
+                self.labelled(size)
+            self.box(block, with_arrow=size == shown)
+            size, shown = following, size
+        if size == shown:
+            self.arrow()
+        else:
+            self.labelled(size)
+        self.text(0.0, self.y - _FACT_LINE / 2, output_name(model.head), TITLE)
+        self.y -= _FACT_LINE
+
+    # --- layers ---------------------------------------------------------------------------------------------------
+
+    def step(self, step: spec.Step, width: int, address: str) -> None:
+        """Draw x <- out(x + the sum of the branches of pre(x))."""
+        self.line((0.0, self.y), (0.0, self.y - 10))
+        self.y -= 10
+        fork, first = self.y, len(self.shapes)
+        self.box(_norm(step.pre, f"{address}.pre"))
+        if len(step.branches) == 1:
+            self.branch(step.branches[0], width, f"{address}.branches.0")
+        else:
+            self.parallel(step.branches, width, address)
+        left, _, right, _ = bounds_of(self.shapes[first:])
+        self.plus()
+        around = right + _MARGIN if self.side > 0 else left - _MARGIN
+        y = self.y + _PLUS
+        self.line((0.0, fork), (around, fork), (around, y), (self.side * _PLUS, y), arrow=True)
+        self.box(_norm(step.out, f"{address}.out"))
+
+    def parallel(self, branches: Sequence[spec.Branch], width: int, address: str) -> None:
+        """Draw branches beside each other; their sum goes on."""
+        self.line((0.0, self.y), (0.0, self.y - 10))
+        bottom = self.y - 10
+        pitch = self.width + _BETWEEN
+        places = [(index - (len(branches) - 1) / 2) * pitch for index in range(len(branches))]
+        self.line((places[0], bottom), (places[-1], bottom))
+        tops = []
+        for index, (branch, x) in enumerate(zip(branches, places, strict=True)):
+            self.x, self.y = x, bottom
+            self.branch(branch, width, f"{address}.branches.{index}")
+            tops.append(self.y)
+        y = min(tops) - _GAP - _PLUS
+        for x, top in zip(places, tops, strict=True):
+            if x == 0:
+                self.line((0.0, top), (0.0, y + _PLUS), arrow=True)
+            else:
+                self.line((x, top), (x, y), (_PLUS if x > 0 else -_PLUS, y), arrow=True)
+        self.shapes.append(Circle(0.0, y, _PLUS))
+        self.x, self.y = 0.0, y - _PLUS
+
+    def branch(self, branch: spec.Branch, width: int, address: str) -> None:
+        """Draw scale * post(function(pre(x)))."""
+        self.box(_norm(branch.pre, f"{address}.pre"))
+        block = function_block(branch.function, width, f"{address}.function")
+        if isinstance(branch.function, spec.Attention):
+            self.fan(from_memory=branch.function.source == "memory")
+            self.box(block, with_arrow=False)
+        else:
+            self.box(block)
+        self.box(_norm(branch.post, f"{address}.post"))
+        if branch.scale != 1.0:
+            self.box(Block("linear", f"times {number(branch.scale)}"))
+
+    def fan(self, *, from_memory: bool) -> None:
+        """Part the stream into value, key and query, of which the first two may come from the memory."""
+        x, top, middle = self.x, self.y - _FAN, self.y - 0.5 * _FAN
+        places = [x - self.width / 4, x, x + self.width / 4]
+        if from_memory:
+            low = self.y - 0.26 * _FAN
+            self.line((x, self.y), (x, low), (places[2], low), (places[2], top), arrow=True)
+            self.entries.append(Entry((places[0], places[1]), middle, top))
+        else:
+            self.line((x, self.y), (x, top), arrow=True)
+            for place in (places[0], places[2]):
+                self.line((x, middle), (place, middle), (place, top), arrow=True)
+        for place, name in zip(places, "VKQ", strict=True):
+            self.text(place + 5, top + 0.32 * _FAN, name, SMALL, "start")
+        self.y = top
+
+    def layers(self, stack: spec.Stack, name: str) -> None:
+        """Draw the layers: each repeating unit once, in a frame with its count."""
+        for group in layer_groups(stack):
+            self.lead()
+            first, is_unit = len(self.shapes), len(group.runs) > 1
+            for run in group.runs:
+                if is_unit:
+                    self.lead()
+                self.run(stack, run, name, is_inside=is_unit)
+            if is_unit:
+                self.enclose(first)
+            lines = [
+                name,
+                f"layers {group.first} to {group.last}" if group.last > group.first else f"layer {group.first}",
+            ]
+            if stack.sharing is not None:
+                used = len(set(stack.sharing[group.first : group.last + 1]))
+                lines.append(f"{used} shared layer{'s' * (used > 1)}")
+            self.count(first, group.repeats, lines)
+            if group.first == 0 and stack.score_table is not None:
+                self.score_table(score_table_block(stack.score_table, stack.width, f"{name}.score_table"), first)
+
+    def lead(self) -> None:
+        """Lead the stream to the next frame."""
+        self.line((0.0, self.y), (0.0, self.y - _MARGIN))
+        self.y -= _MARGIN
+
+    def run(self, stack: spec.Stack, run: Run, name: str, *, is_inside: bool) -> None:
+        """Draw a layer in a frame, with a count if it repeats inside of a repeating unit."""
+        first = len(self.shapes)
+        for index, step in enumerate(stack.layers[run.layer].steps):
+            self.step(step, stack.width, f"{name}.layers.{run.layer}.steps.{index}")
+        self.enclose(first)
+        if is_inside and run.count > 1:
+            self.count(first, run.count, [])
+
+    def enclose(self, first: int) -> None:
+        """Draw a frame behind the shapes from `first` on, and lead the stream to its top."""
+        left, top, right, bottom = bounds_of(self.shapes[first:])
+        left, top, right = left - _MARGIN, top - _MARGIN, right + _MARGIN
+        self.line((0.0, self.y), (0.0, top))
+        self.y = top
+        self.shapes.insert(first, Box(left, top, right - left, bottom - top, "frame"))
+
+    def count(self, first: int, repeats: int, lines: Sequence[str]) -> None:
+        """Write how often the shapes from `first` on are repeated, beside them."""
+        left, top, right, bottom = bounds_of(one for one in self.shapes[first:] if isinstance(one, Box))
+        x, anchor = (right + 10, "start") if self.side > 0 else (left - 10, "end")
+        y = (top + bottom) / 2 - 0.5 * _FACT_LINE * len(lines)
+        self.shapes.append(Text(x, y, f"{repeats} ×", 17.0, anchor, is_bold=True))
+        for row, line in enumerate(lines, 1):
+            self.text(x, y + 4 + row * _FACT_LINE, line, anchor=anchor)
+
+    def score_table(self, block: Block, first: int) -> None:
+        """Draw the table that the attentions of all layers read, beside the frame that begins with shape `first`."""
+        left, _, right, bottom = bounds_of(one for one in self.shapes[first:] if isinstance(one, Box))
+        frame, width = (right if self.side > 0 else left), box_width([block])
+        edge = frame + self.side * 2 * _MARGIN
+        box = self.place(block, edge + self.side * width / 2, bottom - 6, width)
+        y = box.top + box.height / 2
+        self.line((edge, y), (frame, y), arrow=True, dashed=True)
+
+
+def box_width(blocks: Iterable[Block]) -> float:
+    """Return the width that holds the texts of all boxes."""
+    texts = [
+        estimated_width(text, TITLE if row == 0 else FACT, is_bold=row == 0)
+        for block in blocks
+        for row, text in enumerate((block.title, *block.facts))
+    ]
+    return max(texts, default=0.0) + 2 * _PAD
+
+
+def _norm(norm: spec.LayerNorm | spec.RMSNorm | spec.Part | None, address: str) -> Block | None:
+    return None if norm is None else norm_block(norm, address)

@@ -21,8 +21,7 @@ pytest.importorskip("fastapi", reason="needs the extra serve")
 
 from fastapi.testclient import TestClient
 
-from clearhead.apps.serve.app import make_app
-from clearhead.apps.serve.explorer import explorer_router
+from clearhead.apps.serve.explorer import explorer_router, make_app
 from clearhead.apps.serve.gate import Access
 from clearhead.apps.serve.runs import Asked, Runs
 from clearhead.apps.serve.work import Workers

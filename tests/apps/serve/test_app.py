@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 import torch
 
-from clearhead.apps.serve.app import listen
+from clearhead.apps.serve.explorer import LivePage, listen
 from clearhead.apps.serve.gate import MOST_BYTES
-from clearhead.apps.serve.notebook import LivePage
 from clearhead.apps.serve.work import Left, Work, Workers
 from clearhead.base.errors import InputError
 from tests.apps.serve.cases import Browser, model_of, text_of

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from clearhead.apps.serve.app import listen, make_app
-from clearhead.apps.serve.explorer import explorer_router
+from clearhead.apps.serve.explorer import explorer_router, listen, make_app
 from clearhead.apps.serve.gate import Access
 from clearhead.apps.serve.runs import Asked, Runs
 from clearhead.apps.serve.work import Workers

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from clearhead.fast.int8 import to_int8
 from clearhead.fast.linear import float_linear, int8_linear, mixed_linear
-from clearhead.fast.native.addresses import Unfit, address, fits
-from clearhead.fast.native.stack import stack_runner
+from clearhead.fast.logits import top_and_log_total
+from clearhead.fast.native.abi import Unfit, address, fits
 from clearhead.fast.runner import Runner
-from clearhead.fast.top import top_and_log_total
+from clearhead.fast.stack import stack_runner
 from clearhead.training.optim.optimizers import Muon, load_optimizer
 from tests.laws.tiny import tiny
 

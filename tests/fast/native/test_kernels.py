@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.fast.linear import float_linear, int8_linear, mixed_linear
+from clearhead.fast.logits import top_and_log_total
 from clearhead.fast.native import build, load
 from clearhead.fast.native.options import INFERENCE, TRAINING
-from clearhead.fast.top import top_and_log_total
 from tests.processors import options_of
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ from clearhead.core import build
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.int8 import to_int8
 from clearhead.fast.native import load
-from clearhead.fast.native.turns import Turns
+from clearhead.fast.native.load import Turns
 from clearhead.fast.runner import Runner
 
 FORKED = """

@@ -15,7 +15,7 @@ from clearhead import presets, spec
 from clearhead.core import Transformer, build
 from clearhead.core.embedding import Embedding
 from clearhead.core.kernels.key_values import KeyValues
-from clearhead.fast import pieces
+from clearhead.fast import kernel_arguments
 from clearhead.fast import stack as compiled
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.int8 import to_int8
@@ -328,7 +328,7 @@ def test_prompts_are_read_in_pieces(
     exact = small(PROMPTED[name]()) if name in PROMPTED else preset(name)
     rounded = rounded_copy(exact, weights)
     for piece_tokens, has_padding in ((30, False), (100, True)):
-        monkeypatch.setattr(pieces, "PIECE_TOKENS", piece_tokens)
+        monkeypatch.setattr(kernel_arguments, "PIECE_TOKENS", piece_tokens)
         expected = prompted(exact, has_padding=has_padding, is_fast=False)
         served.clear()
         found = prompted(rounded, has_padding=has_padding)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from clearhead.fast.native.turns import RECENT, Turns
+from clearhead.fast.native.load import RECENT, Turns
 
 
 class Clock:

@@ -16,7 +16,7 @@ from clearhead import presets
 from clearhead.core import build as build_model
 from clearhead.fast import selftest
 from clearhead.fast.native import build, load, verdict
-from clearhead.fast.native.openmp import refuse_other_openmp
+from clearhead.fast.native.load import refuse_other_openmp
 from clearhead.fast.native.options import INFERENCE, TRAINING
 from clearhead.fast.runner import Runner
 from tests.processors import loaded

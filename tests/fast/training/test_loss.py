@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.core.head import Projection
-from clearhead.fast.native.addresses import Unfit
+from clearhead.fast.native.abi import Unfit
 from clearhead.fast.training import loss as fast_loss
 from clearhead.generate.scoring.token_accuracy import projected_cross_entropy
 

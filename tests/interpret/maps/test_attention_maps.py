@@ -13,9 +13,8 @@ import torch
 
 import clearhead as ch
 from clearhead.base.errors import InputError
-from clearhead.interpret.maps.attention_maps import AttentionMaps
+from clearhead.interpret.maps.attention_maps import AttentionMaps, thumbnails
 from clearhead.interpret.maps.hook_points import capture
-from clearhead.interpret.maps.pictures import thumbnails
 from clearhead.model.facade import Model
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.tasks.record import TaskRecord
@@ -330,7 +329,7 @@ def test_thumbnails_hold_the_largest_weight_of_each_part(
     models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     maps = models["encoder-decoder"].attention("abcde fgh" * 3, "abc" * 4)
-    monkeypatch.setattr("clearhead.interpret.maps.pictures.THUMBNAIL", 5)
+    monkeypatch.setattr("clearhead.interpret.maps.attention_maps.THUMBNAIL", 5)
     monkeypatch.setattr("clearhead.interpret.maps.head_statistics._CHUNK", 60)
     weights = maps.weights("decoder.memory", 1)
     found = thumbnails(maps.record("decoder.memory", 1))

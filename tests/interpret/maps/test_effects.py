@@ -14,7 +14,7 @@ from clearhead.base.hooks import is_seen
 from clearhead.core import Sequence, build
 from clearhead.interpret.maps import effects
 from clearhead.interpret.maps.contributions import contributions
-from clearhead.interpret.maps.effects import head_effects, key_effects
+from clearhead.interpret.maps.effects import EffectMeter
 from clearhead.interpret.maps.hook_points import Place, edit
 from clearhead.interpret.maps.outcome import Outcome
 from clearhead.interpret.maps.recording import AttentionRecord
@@ -64,7 +64,9 @@ def test_the_effect_of_a_head_is_that_of_a_whole_run_without_it(name: str) -> No
     found = run(name)
     outcome = outcome_of(found)
     told: list[tuple[int, int]] = []
-    measured = head_effects(found.streams, found.records, outcome, lambda done, total: told.append((done, total)))
+    measured = EffectMeter(
+        found.streams, outcome, found.records, lambda done, total: told.append((done, total))
+    ).head_effects()
     expected, before = [], plain(found, outcome)
     heads = [(entry, head) for entry in found.records for head in range(entry.num_heads)]
     for entry, head in heads[::5]:
@@ -94,7 +96,7 @@ def test_the_effect_of_a_key_is_that_of_a_whole_run_with_zero_weights_on_it(name
 
             with edit(found.module, {f"{entry.address}.weights": zero}):
                 expected.append(plain(found, outcome) - before)
-        measured = key_effects(found.streams, entry, head, outcome)
+        measured = EffectMeter(found.streams, outcome, found.records).key_effects(entry, head)
         assert (measured - torch.tensor(expected)).abs().max() <= 1e-5 * max(1e-1, *map(abs, expected))
         assert measured.abs().max() > 1e-4
 
@@ -106,8 +108,8 @@ def test_batches_of_any_size_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     outcome, entry = outcome_of(found), found.records[0]
 
     def measure() -> tuple[Tensor, Tensor]:
-        heads = [effect.change for effect in head_effects(found.streams, found.records[::4], outcome)]
-        return torch.tensor(heads), key_effects(found.streams, entry, 1, outcome)
+        heads = [effect.change for effect in EffectMeter(found.streams, outcome, found.records[::4]).head_effects()]
+        return torch.tensor(heads), EffectMeter(found.streams, outcome, found.records).key_effects(entry, 1)
 
     together = measure()
     monkeypatch.setattr(effects, "read_tokens", lambda module: 1)
@@ -124,7 +126,7 @@ def test_layers_below_the_head_do_not_run_again() -> None:
         for index, layer in enumerate(getattr(found.streams.module, stack).layers)
     ]
     last = [entry for entry in found.records if entry.stack == "decoder.memory"][-1]
-    head_effects(found.streams, [last], outcome_of(found))
+    EffectMeter(found.streams, outcome_of(found), [last]).head_effects()
     for hook in hooks:
         hook.remove()
     assert ran == [f"decoder.{last.layer}"]
@@ -138,7 +140,7 @@ def test_an_exception_leaves_the_model_as_it_was() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        head_effects(found.streams, found.records, outcome_of(found), stop)
+        EffectMeter(found.streams, outcome_of(found), found.records, stop).head_effects()
     assert found.module.training
     assert all(not part._forward_hooks and not part._forward_pre_hooks for part in found.module.modules())
     assert not any(map(is_seen, found.streams.module.modules()))
@@ -167,11 +169,11 @@ def copying_head() -> Run:
 def test_a_head_that_copies_the_answer_has_by_far_the_largest_effect() -> None:
     found = copying_head()
     planted, outcome = ("decoder.self", 1, 1), Outcome(SOURCE - 1, "", 5)
-    effects = head_effects(found.streams, found.records, outcome)
+    effects = EffectMeter(found.streams, outcome, found.records).head_effects()
     changes = {(effect.stack, effect.layer, effect.head): effect.change for effect in effects}
     assert min(changes, key=changes.__getitem__) == planted
     assert changes.pop(planted) < 5 * min(changes.values()) < 0
-    by_key = key_effects(found.streams, found.records[1], 1, outcome)
+    by_key = EffectMeter(found.streams, outcome, found.records).key_effects(found.records[1], 1)
     assert by_key.argmin() == 2 and by_key[2] < 5 * by_key[by_key != by_key[2]].min()
     terms = {(term.part, term.layer, term.head): term.value for term in contributions(found.streams, outcome)}
     assert max(terms, key=terms.__getitem__) == planted

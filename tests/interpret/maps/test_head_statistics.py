@@ -10,7 +10,7 @@ import torch
 
 import clearhead as ch
 from clearhead.base.errors import InputError
-from clearhead.interpret.maps import head_statistics, repeats
+from clearhead.interpret.maps import head_statistics
 from clearhead.interpret.maps.attention_maps import AttentionMaps
 from clearhead.interpret.maps.head_statistics import HeadStatistics
 from clearhead.model.facade import Model
@@ -89,7 +89,7 @@ def test_repeat_scores_are_loops_over_generated_sequences(family: str, monkeypat
     monkeypatch.setattr(type(module), "states", lambda *given: read.append(given[1:]) or states(*given))
     rows = maps.heads()
     (source, target) = read[0]
-    tokenizer, n = model.tokenizer, repeats.LENGTH
+    tokenizer, n = model.tokenizer, head_statistics.LENGTH
     start, end = (0 if family == "encoder-decoder" else 1), (0 if family == "decoder" else 1)
     for ids in source.ids.tolist():
         assert len(ids) == start + 2 * n + end
@@ -97,7 +97,7 @@ def test_repeat_scores_are_loops_over_generated_sequences(family: str, monkeypat
         assert once == ids[start + n : start + 2 * n] and len(set(once)) == n
         assert tokenizer.encode(tokenizer.decode(once)) == once, "special tokens are not drawn"
     if target is not None:
-        assert target.ids[:, 0].tolist() == [tokenizer.bos_id] * repeats.SEQUENCES
+        assert target.ids[:, 0].tolist() == [tokenizer.bos_id] * head_statistics.SEQUENCES
         assert torch.equal(target.ids[:, 1:], source.ids[:, :-1])
     with ch.capture(module, "**.weights") as seen, torch.no_grad():
         states(module, source, target)

@@ -13,9 +13,9 @@ from torch import Tensor
 from clearhead.base.errors import InputError
 from clearhead.core import Sequence, Transformer
 from clearhead.interpret.maps import effects
+from clearhead.interpret.maps.effects import EffectMeter, Patcher, Patches, aligned_positions
 from clearhead.interpret.maps.hook_points import Place, capture, edit
 from clearhead.interpret.maps.outcome import Outcome
-from clearhead.interpret.maps.patching import Patcher, Patches, aligned_positions
 from tests.interpret.maps.cases import Run, make, record, texts
 from tests.interpret.maps.test_attention_maps import model_of
 from tests.interpret.maps.test_attention_maps import tokenizer as made_tokenizer  # noqa: F401
@@ -93,7 +93,7 @@ def test_a_patch_is_the_change_of_a_whole_run_with_it(name: str, positions: Pair
     place = None if here.module.head.is_pooled else 3
     outcome = Outcome(place, "", 2, other="", other_id=1)
     pairs = aligned_positions(here.streams, there.streams, positions)
-    patcher = Patcher(here.streams, there.streams, outcome, pairs, here.records)
+    patcher = Patcher(EffectMeter(here.streams, outcome, here.records), there.streams, pairs)
     found, heads = patcher.streams(), patcher.heads()
     streams, expected = looped(here, there, outcome, pairs)
     assert found.keys() == streams.keys()
@@ -118,15 +118,15 @@ def test_batches_of_any_size_agree_and_the_same_text_changes_nothing(monkeypatch
     outcome, pairs = Outcome(2, "", 2), aligned_positions(here.streams, there.streams, None)
     told: list[tuple[int, int]] = []
     notify = lambda done, total: told.append((done, total))  # noqa: E731
-    whole = Patcher(here.streams, there.streams, outcome, pairs, here.records, notify)
+    whole = Patcher(EffectMeter(here.streams, outcome, here.records, notify), there.streams, pairs)
     streams, heads = whole.streams(), whole.heads()
     assert told[-1][0] == told[-1][1] and told == sorted(told)
     assert (streams["decoder"][:, 3:] == 0).all(), "a causal model does not see what comes behind the position"
     monkeypatch.setattr(effects, "read_tokens", lambda module: 1)
-    alone = Patcher(here.streams, there.streams, outcome, pairs, here.records)
+    alone = Patcher(EffectMeter(here.streams, outcome, here.records), there.streams, pairs)
     assert torch.allclose(alone.streams()["decoder"], streams["decoder"], atol=1e-6)
     assert [one.change for one in alone.heads()] == pytest.approx([one.change for one in heads], abs=1e-6)
-    same = Patcher(here.streams, here.streams, outcome, pairs, here.records)
+    same = Patcher(EffectMeter(here.streams, outcome, here.records), here.streams, pairs)
     assert same.streams()["decoder"].abs().max() <= 1e-6
     assert max(abs(one.change) for one in same.heads()) <= 1e-6
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clearhead.interpret.maps.contributions import contributions
-from clearhead.interpret.maps.effects import head_effects, key_effects
+from clearhead.interpret.maps.effects import EffectMeter
 from clearhead.interpret.maps.lens import logit_lens
 from clearhead.interpret.maps.outcome import Outcome, OutputNames, choose_outcome
 from tests.interpret.maps.cases import make, record, texts
@@ -26,11 +26,11 @@ def test_two_outputs_are_the_difference_of_one_and_the_other(name: str, independ
     names = OutputNames([f"name {index}" for index in range(len(module.head.projection().weight_VD))])
 
     def measured(outcome: Outcome) -> list[torch.Tensor]:
-        effects = [row.change for row in head_effects(found.streams, found.records[-1:], outcome)]
+        effects = [row.change for row in EffectMeter(found.streams, outcome, found.records[-1:]).head_effects()]
         terms = [row.value for row in contributions(found.streams, outcome)]
         followed = logit_lens(found.streams, names, 2, (), outcome).followed
         assert followed is not None
-        keys = key_effects(found.streams, found.records[0], 1, outcome)
+        keys = EffectMeter(found.streams, outcome, found.records).key_effects(found.records[0], 1)
         return [torch.tensor(effects), torch.tensor(terms), keys, followed]
 
     for first, second, pair in zip(*map(measured, (one, other, both)), strict=True):

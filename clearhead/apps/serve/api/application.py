@@ -1,49 +1,38 @@
-"""The application of the server: who may ask, how much, and what is refused with which status."""
+"""Application of the server: its routes, the status of each refusal, time limits, metrics and a log of requests."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import signal
-import socket
+import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from types import FrameType
+from functools import partial
 from typing import Any, Final
 
-import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from clearhead.apps.serve.api.accepting import accept_connections
 from clearhead.apps.serve.api.bodies import in_thread
-from clearhead.apps.serve.api.failures import Busy, Closing
+from clearhead.apps.serve.api.engine import Engine
 from clearhead.apps.serve.api.generating import EVENT_STREAM, generating_router
 from clearhead.apps.serve.api.inside import inside_router
-from clearhead.apps.serve.api.metrics import Metrics
-from clearhead.apps.serve.api.protocol import MOST_HEAD_BYTES, Protocol
 from clearhead.apps.serve.api.reading import reading_router
-from clearhead.apps.serve.api.refusals import Refusal, refused
+from clearhead.apps.serve.api.refusals import Busy, Closing, Refusal, refused
 from clearhead.apps.serve.api.served import Models, UnknownModel
 from clearhead.apps.serve.api.tasks import tasks_router
 from clearhead.apps.serve.gate import Access, Gate, Traffic
 from clearhead.apps.serve.work import Left, Workers
-from clearhead.base.errors import ContextTooLong, InputError, Reference, RunFailure
-from clearhead.base.machine import give_memory_back
+from clearhead.base.errors import ContextTooLong, InputError, Reference, RunFailure, shortened
 
 SECONDS_TO_ANSWER: Final = 600.0
 """Until an answer begins, and until a stream ends; clients of OpenAI wait as long."""
-TICKS_BETWEEN: Final = 100
-"""Of the server, a tenth of a second each, before freed memory is given back to the system."""
-SECONDS_TO_FINISH: Final = 60
-"""That running requests have after a signal."""
-
-
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {"default": {"model": Refusal, "description": "A refusal."}}
 
 
@@ -182,76 +171,66 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-class Server(uvicorn.Server):
-    """Finishes what runs at the first signal, and tells who comes then that the server ends; a second one ends it.
+_GAUGES: Final[tuple[tuple[str, str, Callable[[Engine], float]], ...]] = (
+    ("clearhead_running", "Sequences that are generated.", lambda engine: engine.num_running),
+    ("clearhead_waiting", "Requests that wait.", lambda engine: engine.num_waiting),
+    ("clearhead_generated_tokens", "Tokens generated since the start.", lambda engine: engine.num_tokens),
+    ("clearhead_read_tokens", "Tokens of prompts read since the start.", lambda engine: engine.num_read),
+    ("clearhead_shared_tokens", "Tokens of prompts taken from equal beginnings.", lambda engine: engine.num_shared),
+    ("clearhead_step_seconds", "Seconds in steps of the batch.", lambda engine: engine.step_seconds),
+)
+LOGGER: Final = logging.getLogger("clearhead.apps.serve")
+
+
+class Metrics:
+    """The metrics of one application.
 
     Args:
-        app: as `make_application` returned it.
+        models: that it serves.
     """
 
-    def __init__(self, app: FastAPI) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                access_log=False,
-                log_level="warning",
-                timeout_graceful_shutdown=SECONDS_TO_FINISH,
-                timeout_keep_alive=30,
-                http=Protocol,
-                h11_max_incomplete_event_size=MOST_HEAD_BYTES,
-                ws="none",
-                server_header=False,
-            )
-        )
-        self._traffic: Traffic = app.state.traffic
-        self._deadline = 0.0
-        self._accepting: list[asyncio.Task[None]] = []
-        self.received: signal.Signals | None = None
+    def __init__(self, models: Models) -> None:
+        self._registry = CollectorRegistry()
+        own = self._registry
+        self._requests = Counter("clearhead_requests", "Requests by path and status.", ["path", "status"], registry=own)
+        self._seconds = Histogram("clearhead_request_seconds", "Seconds until an answer.", ["path"], registry=own)
+        for name, what, read in _GAUGES:
+            gauge = Gauge(name, what, ["model"], registry=own)
+            for served in models:
+                gauge.labels(served.name).set_function(partial(read, served.engine))
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept connections; uvicorn itself would exceed the limit of open files."""
-        await super().startup(sockets=[])
-        self._accepting = [
-            asyncio.create_task(accept_connections(listener, self._make_protocol, self.server_state.connections))
-            for listener in sockets or ()
-        ]
+    def router(self) -> APIRouter:
+        """Return the route /metrics."""
+        router = APIRouter()
 
-    def _make_protocol(self) -> Protocol:
-        return Protocol(self.config, self.server_state, self.lifespan.state)
+        @router.get("/metrics", response_class=PlainTextResponse)
+        async def metrics() -> Response:
+            return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more connections, and end those that are open."""
-        for task in self._accepting:
-            task.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
-        await super().shutdown(sockets)
+        return router
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle SIGINT and SIGTERM."""
-        self.force_exit: bool = self._traffic.is_closing
-        self.received = signal.Signals(sig)
-        self._traffic.is_closing = True
-        self._deadline = time.monotonic() + SECONDS_TO_FINISH
-        super().handle_exit(sig, frame)
+    def counting(self, app: ASGIApp) -> ASGIApp:
+        """Return an application that counts each request, and logs its path, status and seconds until the answer.
 
-    async def on_tick(self, counter: int) -> bool:
-        """Return whether to end: not while requests run, so that others can be refused with a status."""
-        if counter % TICKS_BETWEEN == 0:
-            # Bodies of megabytes leave holes that would be kept. It takes a millisecond or two.
-            give_memory_back()
-        ends = await super().on_tick(counter)
-        waits = self._traffic.num_running > 0 and time.monotonic() < self._deadline and not self.force_exit
-        return ends and not waits
+        Args:
+            app: that answers them.
+        """
 
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            begun = time.perf_counter()
 
-def hosts_of(host: str, port: int) -> tuple[str, ...] | None:
-    """Return the names by which programs of this machine reach an address; None: it is open to others.
+            async def noted(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    self._count(scope, message["status"], time.perf_counter() - begun)
+                await send(message)
 
-    Args:
-        host: that the server listens on.
-        port: its number.
-    """
-    if host not in ("127.0.0.1", "localhost", "::1"):
-        return None
-    names: Sequence[str] = (host, "127.0.0.1", "localhost", "[::1]")
-    return tuple(dict.fromkeys(f"{name}:{port}" for name in names))
+            await app(scope, receive, noted)
+
+        return counted
+
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        # The path of a route, so that no text of a client becomes the name of a series.
+        path = getattr(scope.get("route"), "path", "unknown")
+        self._requests.labels(path, status).inc()
+        self._seconds.labels(path).observe(seconds)
+        LOGGER.info("%s %s %d %.3f s", shortened(scope["method"]), path, status, seconds)

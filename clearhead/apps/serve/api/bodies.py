@@ -1,23 +1,233 @@
-"""Requests with a body: parsed in a thread, and cancelled when their client disconnects.
+"""Request bodies: their types in OpenAI's protocol, parsed in a thread, and a route that ends with its client.
 
-The event loop serves all clients. So no work that grows with the size of a request runs in it.
+A field with an effect that is not supported is refused by its name. The event loop serves all clients. So no work that
+grows with the size of a request runs in it.
+
+Source: the OpenAI API reference, completions, chat and embeddings.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeVar, TypeVarTuple
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, TypeVarTuple
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from starlette.requests import ClientDisconnect
 
 from clearhead.apps.serve.work import Left
+from clearhead.text.long_texts import LONGEST_PROMPT
+
+Token = Annotated[int, Field(ge=0, lt=2**31)]
+# Of a hundred thousand wrong items only the first is told: records of all would take seconds and much memory.
+Tokens = Annotated[list[Token], Field(min_length=1, max_length=LONGEST_PROMPT, fail_fast=True)]
+MOST_CHOICES, MOST_PROMPTS, MOST_STOPS = 64, 2048, 16
+Prompts = Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
+
+
+Neutral = Mapping[str, tuple[object, ...]]
+ANY = object()
+"""Marks a field in which every value is neutral."""
+
+
+class Body(BaseModel):
+    """An object of a request: null stands for an absent field, and unknown fields are refused."""
+
+    NEUTRAL: ClassVar[Neutral] = {}
+    """Fields that are not supported, with the values that change nothing."""
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_neutral(cls, body: Any) -> Any:
+        """Drop neutral values, and all unknown fields except the first: errors about all would take much memory."""
+        if not isinstance(body, dict):
+            return body
+        known = {field.alias or name for name, field in cls.model_fields.items()} | cls.NEUTRAL.keys()
+        unknown = itertools.islice((name for name in body if name not in known and body[name] is not None), 1)
+        fields = {name: body[name] for name in (*known, *unknown) if name in body}
+        return {name: value for name, value in fields.items() if not cls._is_neutral(name, value)}
+
+    @classmethod
+    def _is_neutral(cls, name: str, value: Any) -> bool:
+        if value is None:
+            return name not in cls.model_fields or not cls.model_fields[name].is_required()
+        neutral = cls.NEUTRAL.get(name, ())
+        # False equals 0 in Python, but not in JSON.
+        is_listed = any(value == known and isinstance(value, bool) == isinstance(known, bool) for known in neutral)
+        return ANY in neutral or is_listed
+
+
+class _Request(Body):
+    model: str | None = None
+    user: str | None = None
+
+
+class StreamOptions(Body):
+    """Options of a stream, such as usage in its last event."""
+
+    NEUTRAL: ClassVar[Neutral] = {"include_obfuscation": (False,)}
+    include_usage: bool = False
+
+
+class GenerationBody(_Request):
+    """Fields that completions and chats share."""
+
+    NEUTRAL: ClassVar[Neutral] = {"frequency_penalty": (0,), "logit_bias": ({},), "presence_penalty": (0,)}
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
+    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    @field_validator("temperature", "top_p", mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        # An integer that no float can hold is outside every range, and pydantic refuses it.
+        return float(value) if type(value) is int and abs(value) < 2**53 else value
+
+
+class CompletionRequest(GenerationBody):
+    """The body of /v1/completions."""
+
+    NEUTRAL: ClassVar[Neutral] = {**GenerationBody.NEUTRAL, "best_of": (1,), "suffix": ("",)}
+    prompt: str | Tokens | Prompts | None
+    max_tokens: Annotated[int, Field(ge=0, lt=2**20)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool = False
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Prompts of the request, each a text or ids; null stands for an empty text."""
+        if self.prompt is None or isinstance(self.prompt, str):
+            return [self.prompt or ""]
+        if all(isinstance(one, int) for one in self.prompt):
+            return [[one for one in self.prompt if isinstance(one, int)]]
+        return [one for one in self.prompt if not isinstance(one, int)]
+
+
+class ChatMessage(Body):
+    """One message of a chat, such as an answer that a client gives back."""
+
+    NEUTRAL: ClassVar[Neutral] = {"annotations": ([],), "tool_calls": ([],)}
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | None = None
+    name: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _joined(cls, value: Any) -> Any:
+        """Join the parts of a text; those of another type remain what they are, and are refused."""
+        texts = [part.get("text") for part in value if _is_text_part(part)] if isinstance(value, list) else []
+        return "".join(texts) if texts and len(texts) == len(value) else value
+
+
+def _is_text_part(part: Any) -> bool:
+    fields = {name for name, value in part.items() if value is not None} if isinstance(part, dict) else set()
+    return fields == {"type", "text"} and part["type"] == "text" and isinstance(part["text"], str)
+
+
+class TextFormat(Body):
+    """Anything."""
+
+    type: Literal["text"]
+
+    @property
+    def content(self) -> dict[str, Any] | None:
+        """The JSON schema that the answer follows; None: it is any text."""
+        return None
+
+
+class ObjectFormat(Body):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+    @property
+    def content(self) -> dict[str, Any] | None:
+        """The schema of an object."""
+        return {"type": "object"}
+
+
+class NamedSchema(Body):
+    """A JSON schema with a name; it is followed whether it is called strict or not."""
+
+    name: str
+    description: str | None = None
+    content: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class SchemaFormat(Body):
+    """JSON under a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+    @property
+    def content(self) -> dict[str, Any] | None:
+        """The schema."""
+        return self.json_schema.content
+
+
+class ChatRequest(GenerationBody):
+    """The body of /v1/chat/completions."""
+
+    NEUTRAL: ClassVar[Neutral] = {
+        **GenerationBody.NEUTRAL,
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "metadata": ({},),
+        "modalities": (["text"],),
+        # Caches and user names change no answer. Neither do parallel calls without tools.
+        **dict.fromkeys(
+            ("parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "safety_identifier"), (ANY,)
+        ),
+        "prompt_cache_retention": ("in_memory",),
+        "reasoning_effort": ("none",),
+        "service_tier": ("auto", "default"),
+        "store": (False,),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "verbosity": ("medium",),
+    }
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    max_tokens: Annotated[int, Field(ge=1, lt=2**20)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**20)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
+
+
+class EmbeddingRequest(_Request):
+    """The body of /v1/embeddings."""
+
+    input: str | Tokens | Prompts
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+
+
+class TokenizeRequest(_Request):
+    """The body of /tokenize."""
+
+    text: str
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(_Request):
+    """The body of /detokenize."""
+
+    tokens: Annotated[list[Token], Field(max_length=LONGEST_PROMPT, fail_fast=True)]
+
 
 Args = TypeVarTuple("Args")
 ResultT = TypeVar("ResultT")

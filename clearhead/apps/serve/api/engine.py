@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
@@ -24,8 +25,7 @@ from typing import Any, Final, Protocol, cast, runtime_checkable
 
 import torch
 
-from clearhead.apps.serve.api.failures import Busy, Closing, named_failure
-from clearhead.apps.serve.api.turns import Turns
+from clearhead.apps.serve.api.refusals import Busy, Closing, named_failure
 from clearhead.base.errors import RunFailure
 from clearhead.base.machine import free_memory
 from clearhead.base.progress import Counted, Display, shown_by
@@ -229,7 +229,58 @@ class _Watch(Display):
             raise _Abandoned
 
 
-_TURNS: Final = Turns()
+class EngineThread:
+    """Thread in which the engines of this process take turns.
+
+    OpenMP threads belong to the thread that calls them. Two engine threads would have more OpenMP threads than there
+    are processors. They would sleep whenever they wait for each other, and steps would take twice as long.
+    """
+
+    def __init__(self) -> None:
+        self.changed: threading.Condition = threading.Condition()
+        self._engines: list[Engine] = []
+        self._turning: Engine | None = None
+        self._thread: threading.Thread | None = None
+
+    def add(self, engine: Engine) -> None:
+        """Add an engine; the first one starts the thread."""
+        with self.changed:
+            self._engines.append(engine)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="engines", daemon=True)
+                self._thread.start()
+
+    def remove(self, engine: Engine) -> None:
+        """Remove an engine after its turn has ended; the thread ends with the last one."""
+        with self.changed:
+            if engine in self._engines:
+                self._engines.remove(engine)
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self._turning is not engine)
+
+    def _run(self) -> None:
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: not self._engines or any(engine.is_due for engine in self._engines))
+                if not self._engines:
+                    self._thread = None
+                    return
+                due = [engine for engine in self._engines if engine.is_due]
+            for engine in due:
+                with self.changed:
+                    if engine not in self._engines:
+                        continue
+                    self._turning = engine
+                try:
+                    engine.turn()
+                except Exception as error:  # noqa: BLE001 - a thread that ends would leave all clients waiting
+                    engine.fail(error)
+                with self.changed:
+                    self._turning = None
+                    self.changed.notify_all()
+
+
+_THREAD: Final = EngineThread()
 
 
 class Engine:
@@ -246,7 +297,7 @@ class Engine:
         if shares_prefixes and can_share(tree):
             self.prefixes = Prefixes(min(MOST_SHARED_BYTES, free_memory() // 8))
         self._batch = RunningBatch(tree)
-        self._changed = _TURNS.changed
+        self._changed = _THREAD.changed
         self._waiting: deque[deque[Job]] = deque()  # the jobs of each request that have not begun
         self._calls: deque[Call] = deque()
         self._left: list[Job] = []
@@ -259,7 +310,7 @@ class Engine:
         self.num_shared: int = 0
         self.step_seconds: float = 0.0
         self._posted: dict[asyncio.AbstractEventLoop, list[tuple[Callable[[Any], None], Any]]] = {}
-        _TURNS.add(self)
+        _THREAD.add(self)
 
     @property
     def num_waiting(self) -> int:
@@ -319,7 +370,7 @@ class Engine:
         """Take no more turns, once the present one has ended."""
         with self._changed:
             self._is_closing = True
-        _TURNS.remove(self)
+        _THREAD.remove(self)
 
     def _refuse_more(self) -> None:
         if self._is_closing:

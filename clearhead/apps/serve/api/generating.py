@@ -1,4 +1,4 @@
-"""Text that is generated, in the shapes of OpenAI's protocol: whole, or streamed as server-sent events."""
+"""Answers with generated text in OpenAI's protocol: whole, or streamed as server-sent events."""
 
 from __future__ import annotations
 
@@ -7,63 +7,106 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from threading import Event
+from typing import Any, ClassVar, Generic, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from clearhead.apps.serve.api.bodies import BodyRoute, in_thread
+from clearhead.apps.serve.api.bodies import BodyRoute, ChatRequest, CompletionRequest, GenerationBody, in_thread
 from clearhead.apps.serve.api.engine import Job, Step, events
-from clearhead.apps.serve.api.openai_types import ChatRequest, CompletionRequest, _Generating
-from clearhead.apps.serve.api.schemas import request_under_schema
-from clearhead.apps.serve.api.served import Models, Scored, Served, given
+from clearhead.apps.serve.api.refusals import Closing
+from clearhead.apps.serve.api.served import Models, Prompt, Scored, Served, given
+from clearhead.apps.serve.gate import Traffic
+from clearhead.apps.serve.work import POLLED, ignore_failure
 from clearhead.base.errors import InputError
 from clearhead.generate.continuation import GenerateRequest, checked_limits
-from clearhead.generate.options import GenerateOptions
+from clearhead.generate.json_schema import MOST_AT_ONCE, with_schema
 from clearhead.generate.results import Continuation
 from clearhead.interpret.maps.token_texts import TokenWriter, WrittenToken
 from clearhead.text.long_texts import refuse_enormous
 
 EVENT_STREAM = "text/event-stream"
 DEFAULT_TOKENS = 16
-"""Of a completion; a chat has as many as its model's own settings say."""
+"""Tokens of a completion without max_tokens. The checkpoint's settings limit a chat."""
+BodyT = TypeVar("BodyT", bound=GenerationBody)
 
 
-@dataclass
+def generating_router(models: Models) -> APIRouter:
+    """Return the routes of completions and chats."""
+    router = APIRouter(route_class=BodyRoute)
+
+    @router.post("/v1/completions")
+    async def completions(body: CompletionRequest) -> Response:
+        answer = CompletionAnswer(models.named(body.model), body)
+        # Read one prompt at a time: other requests take turns, and the loop ends when the client disconnects.
+        for content in body.prompts:
+            await in_thread(answer.read, content)
+        return await answer.respond()
+
+    @router.post("/v1/chat/completions")
+    async def chat(request: Request, body: ChatRequest) -> Response:
+        answer = ChatAnswer(models.named(body.model), body)
+        await answer.read(request.app.state.traffic)
+        return await answer.respond()
+
+    return router
+
+
+@dataclass(eq=False)
+class AnsweredPrompt:
+    """One prompt of a request, with the choices that continue it.
+
+    Args:
+        content: the prompt as the client sent it: a text or token ids.
+        request: the prompt in token ids, with the options of generation.
+        num_tokens: the number of tokens that the model reads.
+        choices: the sequences that continue the prompt.
+        echo: the text of the prompt if the answer repeats it; otherwise an empty text.
+        scores: log-probabilities of the echoed tokens, if the client requests them.
+        tokens: the echoed tokens, if the client requests log-probabilities.
+    """
+
+    content: Prompt
+    request: GenerateRequest
+    num_tokens: int
+    choices: list[Choice] = field(default_factory=list)
+    echo: str = ""
+    scores: Scored | None = None
+    tokens: Sequence[WrittenToken] = ()
+
+
+@dataclass(eq=False)
 class Choice:
     """One sequence of an answer.
 
     Args:
-        index: among all choices.
-        request: what it continues.
-        steps: its tokens so far.
-        scored: the prompt, where it is echoed with log-probabilities.
-        prefix: the text of the prompt, where it is echoed.
-        written_prompt: the tokens of the prompt, where it is echoed with log-probabilities.
+        index: the number of the choice in the answer.
+        prompt: the prompt that the choice continues.
+        steps: the tokens generated so far.
+        continuation: the whole sequence after its end; None before.
         writer: the writer of the generated tokens; None before the first token.
     """
 
     index: int
-    request: GenerateRequest | None
-    prompt_tokens: int
+    prompt: AnsweredPrompt
     steps: list[Step] = field(default_factory=list)
     continuation: Continuation | None = None
-    scored: Scored | None = None
-    prefix: str = ""
-    written_prompt: Sequence[WrittenToken] = ()
     writer: TokenWriter | None = None
 
     def write(self, served: Served, step: Step) -> WrittenToken:
         """Return the token of the next step with its text and offset; an end token has an empty text."""
-        assert self.request is not None
         if self.writer is None:
-            self.writer = TokenWriter(served.tokenizer, self.request.context(0), self.request.end_ids)
+            request = self.prompt.request
+            self.writer = TokenWriter(served.tokenizer, request.context(0), request.end_ids)
         token = self.writer.add(step.token)
-        return replace(token, offset=len(self.prefix) + token.offset)
+        return replace(token, offset=len(self.prompt.echo) + token.offset)
 
     def offsets(self, tokens: Sequence[WrittenToken]) -> list[int]:
         """Return the character offset of each token; tokens of a stop text, which is cut off, begin at the end."""
@@ -72,127 +115,253 @@ class Choice:
 
     @property
     def text(self) -> str:
-        """The text so far."""
-        return self.prefix + "".join(step.text for step in self.steps)
+        """The text so far, after the echoed prompt."""
+        return self.prompt.echo + "".join(step.text for step in self.steps)
 
     @property
     def finish_reason(self) -> str | None:
-        """Why it ended: a stop text or an end token, or the limit."""
+        """Why the choice ended: "stop" for a stop text or an end token, "length" for the limit; None before its end."""
         if self.continuation is None:
             return None
         return "length" if self.continuation.stop_reason == "length" else "stop"
 
 
-def generating_router(models: Models) -> APIRouter:
-    """Return the routes of completions and chats."""
-    router = APIRouter(route_class=BodyRoute)
+class GeneratedAnswer(ABC, Generic[BodyT]):
+    """Record of one request for generated text: its model, body, options, prompts and choices, and its answer.
 
-    @router.post("/v1/completions")
-    async def completions(asked: CompletionRequest) -> Response:
-        served = models.named(asked.model)
-        limit = DEFAULT_TOKENS if asked.max_tokens is None else asked.max_tokens
-        if limit == 0 and not asked.echo:
-            raise InputError("max_tokens is 0, so that nothing is generated: raise it, or ask for the prompt with echo")
-        options = _options(served, asked, max(limit, 1))
-        # Without max_tokens an answer ends at the last position.
-        options = replace(options, must_fit=asked.max_tokens is not None and limit > 0)
-        shape = _Completion(served, asked, limit)
-        # Read one prompt at a time: other requests take turns, and the loop ends when the client disconnects.
-        read = partial(_request, served) if limit else served.request
-        requests = [await in_thread(read, prompt, options) for prompt in asked.prompts]
-        return await _answered(served, asked, shape, requests)
+    Args:
+        served: the model.
+        body: the body of the request.
+        limit: the maximum number of new tokens; None means the limit of the checkpoint's settings.
+        alternatives: the number of the most probable ids that come with each token.
 
-    @router.post("/v1/chat/completions")
-    async def chat(request: Request, asked: ChatRequest) -> Response:
-        served = models.named(asked.model)
-        options = _options(served, asked, asked.max_completion_tokens or asked.max_tokens)
-        shape = _Chat(served, asked)
-        # A template runs for up to some seconds, in which other requests go on.
-        text = await asyncio.to_thread(_chat_text, served, asked)
-        generate_request = await in_thread(partial(served.request, text, options, is_chat=True))
-        schema = None if asked.response_format is None else asked.response_format.content
-        if schema is not None:
-            traffic = request.app.state.traffic
-            generate_request = await request_under_schema(traffic, served, generate_request, schema)
-        return await _answered(served, asked, shape, [generate_request])
+    Raises:
+        InputError: two fields contradict each other, or the model cannot honour one.
+    """
 
-    return router
+    KIND: ClassVar[str]
+    """The object of a whole answer."""
+    EVENT_KIND: ClassVar[str]
+    """The object of an event of a stream."""
+    ID_PREFIX: ClassVar[str]
 
+    def __init__(self, served: Served, body: BodyT, limit: int | None, alternatives: int) -> None:
+        if body.stream_options is not None and not body.stream:
+            raise InputError("stream_options needs stream: true")
+        self.served, self.body, self.alternatives = served, body, alternatives
+        self.options = served.model.generate_options(**self._options(limit))
+        self.prompts: list[AnsweredPrompt] = []
+        self.head: dict[str, Any] = {
+            "id": f"{self.ID_PREFIX}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": served.name,
+        }
 
-def _request(served: Served, prompt: str | list[int], options: GenerateOptions) -> GenerateRequest:
-    """Return the request of one prompt, and check its length before the next prompt is tokenized."""
-    request = served.request(prompt, options)
-    checked_limits(served.engine.tree, request)
-    return request
-
-
-def _options(served: Served, asked: _Generating, limit: int | None) -> GenerateOptions:
-    stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop
-    return served.model.generate_options(
-        **given(
+    def _options(self, limit: int | None) -> dict[str, Any]:
+        """Return the options of generation that the client sent."""
+        body = self.body
+        stops = [body.stop] if isinstance(body.stop, str) else body.stop
+        return given(
             max_new_tokens=limit,
-            temperature=asked.temperature,
-            top_p=None if asked.temperature == 0 else asked.top_p,
-            num_return_sequences=asked.n if asked.n > 1 and asked.temperature != 0 else None,
+            temperature=body.temperature,
+            top_p=None if body.temperature == 0 else body.top_p,
+            num_return_sequences=body.n if body.n > 1 and body.temperature != 0 else None,
             stop=stops or None,
-            seed=None if asked.temperature == 0 else asked.seed,
-            beyond_positions=served.beyond_positions or None,
+            seed=None if body.temperature == 0 else body.seed,
+            beyond_positions=self.served.beyond_positions or None,
         )
-    )
+
+    @property
+    def choices(self) -> list[Choice]:
+        """The choices of all prompts."""
+        return [choice for prompt in self.prompts for choice in prompt.choices]
+
+    @property
+    def generates(self) -> bool:
+        """False if the answer is the echo of its prompts alone."""
+        return True
+
+    @abstractmethod
+    def whole(self, choice: Choice) -> dict[str, Any]:
+        """Return a choice in JSON."""
+
+    @abstractmethod
+    def piece(self, choice: Choice, step: Step | None, *, is_first: bool) -> dict[str, Any]:
+        """Return one token of a choice, or its end, in the JSON of a stream.
+
+        Args:
+            choice: the choice.
+            step: its token; None at its end.
+            is_first: True for the first event of the choice.
+        """
+
+    async def respond(self) -> Response:
+        """Return the answer for all prompts: whole, or as a stream."""
+        await self._echo()
+        running = self._run()
+        if self.body.stream:
+            # The first event comes before the status is sent, so that a refusal has a status of its own.
+            stream = self._stream(await anext(running, None), running)
+            return StreamingResponse(stream, media_type=EVENT_STREAM, headers={"X-Accel-Buffering": "no"})
+        if self.generates:
+            async for _ in running:
+                pass
+        return await in_thread(self._whole)
+
+    def _add(self, content: Prompt, request: GenerateRequest) -> None:
+        """Add a prompt with its choices."""
+        prompt = AnsweredPrompt(content, request, len(self.served.prompt_ids(request)))
+        first = self.body.n * len(self.prompts)
+        prompt.choices += [Choice(first + number, prompt) for number in range(self.body.n)]
+        self.prompts.append(prompt)
+
+    async def _echo(self) -> None:
+        """Put the prompts in front of the choices, if the client requests it."""
+
+    def _whole(self) -> Response:
+        choices = [self.whole(choice) for choice in self.choices]
+        return JSONResponse({**self.head, "object": self.KIND, "choices": choices, **self._usage()})
+
+    async def _run(self) -> AsyncGenerator[tuple[Choice, Step | None], None]:
+        """Yield each step of the choices, and None at the end of each; all end with the first failure."""
+        if not self.generates:
+            for choice in self.choices:
+                yield choice, None
+            return
+        async with aclosing(events(self.served.engine, await in_thread(self._jobs))) as running:
+            async for number, event in running:
+                prompt = self.prompts[number]
+                # Greedy search gives one text for all choices.
+                is_greedy = prompt.request.options.num_return_sequences < len(prompt.choices)
+                for choice in prompt.choices if is_greedy else prompt.choices[event.number : event.number + 1]:
+                    if isinstance(event, Step):
+                        choice.steps.append(event)
+                        yield choice, event
+                    else:
+                        choice.continuation = event.continuation
+                        yield choice, None
+
+    def _jobs(self) -> list[Job]:
+        engine = self.served.engine
+        return [Job.of_request(engine, prompt.request, self.alternatives) for prompt in self.prompts]
+
+    async def _stream(
+        self, first: tuple[Choice, Step | None] | None, running: AsyncIterator[tuple[Choice, Step | None]]
+    ) -> AsyncIterator[str]:
+        """Yield the events of a stream."""
+        options = self.body.stream_options
+        has_usage = options is not None and options.include_usage
+        head = {**self.head, "object": self.EVENT_KIND, **({"usage": None} if has_usage else {})}
+        begun: set[int] = set()
+        try:
+            current = first
+            while current is not None:
+                choice, step = current
+                is_first = choice.index not in begun
+                begun.add(choice.index)
+                write = partial(self._write_piece, head, choice, step, is_first=is_first)
+                # The first event may hold a whole prompt.
+                is_large = is_first and (choice.prompt.echo or choice.prompt.scores)
+                yield await in_thread(write) if is_large else write()
+                current = await anext(running, None)
+        except Exception as error:  # noqa: BLE001 - the status is sent already, so that the error is an event
+            yield _event({"error": {"message": f"{error}", "type": "server_error", "param": None, "code": None}})
+            return
+        if has_usage:
+            yield _event({**head, "choices": [], **self._usage()})
+        yield "data: [DONE]\n\n"
+
+    def _write_piece(self, head: dict[str, Any], choice: Choice, step: Step | None, *, is_first: bool) -> str:
+        return _event({**head, "choices": [self.piece(choice, step, is_first=is_first)]})
+
+    def _usage(self) -> dict[str, Any]:
+        read = sum(prompt.num_tokens for prompt in self.prompts)
+        written = sum(len(choice.steps) for choice in self.choices)
+        return {"usage": {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}}
 
 
-def _chat_text(served: Served, asked: ChatRequest) -> str:
-    checkpoint = served.model.hf_checkpoint
-    template = None if checkpoint is None else checkpoint.tokenizers.chat
-    if template is None:
-        raise InputError(f"the model '{served.name}' has no chat template: send its text to /v1/completions")
-    messages: list[dict[str, str]] = []
-    for number, message in enumerate(asked.messages, start=1):
-        if message.content is None:
-            raise InputError(f"message {number} has no content")
-        name = {} if message.name is None else {"name": message.name}
-        messages.append({"role": message.role, "content": message.content, **name})
-    refuse_enormous(["".join(message["content"] for message in messages)], served.position_limit, "chat")
-    return template.render(messages)
+class CompletionAnswer(GeneratedAnswer[CompletionRequest]):
+    """Record of a request for completions, and its answer.
 
+    Args:
+        served: the model.
+        body: the body of the request.
 
-class _Completion:
-    """The shape of a completion."""
+    Raises:
+        InputError: max_tokens is 0 without echo.
+    """
 
-    kind, prefix = "text_completion", "cmpl"
+    KIND = EVENT_KIND = "text_completion"
+    ID_PREFIX = "cmpl"
 
-    def __init__(self, served: Served, asked: CompletionRequest, limit: int) -> None:
-        self.served, self.asked, self.limit = served, asked, limit
-        self.alternatives = asked.logprobs or 0
-        self.echoes, self.generates = asked.echo, limit > 0
+    def __init__(self, served: Served, body: CompletionRequest) -> None:
+        self.limit: int = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+        if self.limit == 0 and not body.echo:
+            raise InputError("max_tokens is 0, so that nothing is generated: raise it, or ask for the prompt with echo")
+        super().__init__(served, body, max(self.limit, 1), body.logprobs or 0)
+        # Without max_tokens an answer ends at the last position.
+        self.options = replace(self.options, must_fit=body.max_tokens is not None and self.generates)
+
+    @property
+    def generates(self) -> bool:
+        """False if max_tokens is 0."""
+        return self.limit > 0
+
+    def read(self, content: Prompt) -> None:
+        """Read one prompt, and check its length before the next prompt is tokenized."""
+        request = self.served.request(content, self.options)
+        if self.generates:
+            checked_limits(self.served.engine.tree, request)
+        self._add(content, request)
 
     def whole(self, choice: Choice) -> dict[str, Any]:
+        """Return a choice in JSON."""
         return {
             "index": choice.index,
             "text": choice.text,
-            "logprobs": self._logprobs(choice, choice.steps, choice.scored),
+            "logprobs": self._logprobs(choice, choice.steps, choice.prompt.scores),
             "finish_reason": choice.finish_reason or "length",
         }
 
-    def piece(self, choice: Choice, steps: Sequence[Step], text: str, *, is_first: bool) -> dict[str, Any]:
-        scored = choice.scored if is_first else None
+    def piece(self, choice: Choice, step: Step | None, *, is_first: bool) -> dict[str, Any]:
+        """Return one token of a choice, or its end, in the JSON of a stream; the first event repeats the prompt."""
+        steps = [] if step is None else [step]
+        scores = choice.prompt.scores if is_first else None
         return {
             "index": choice.index,
-            "text": (choice.prefix if is_first else "") + text,
-            "logprobs": self._logprobs(choice, steps, scored),
+            "text": (choice.prompt.echo if is_first else "") + "".join(one.text for one in steps),
+            "logprobs": self._logprobs(choice, steps, scores),
             "finish_reason": None if steps else choice.finish_reason or "length",
         }
 
-    def _logprobs(self, choice: Choice, steps: Sequence[Step], scored: Scored | None) -> dict[str, Any] | None:
-        if self.asked.logprobs is None:
+    async def _echo(self) -> None:
+        """Put the prompts in front of the choices, with their log-probabilities, if the client requests it."""
+        if not self.body.echo:
+            return
+        served, k, scores = self.served, self.alternatives, list[Scored | None]([None] * len(self.prompts))
+        has_scores = self.body.logprobs is not None
+        if has_scores:
+            ids = [tuple(prompt.request.prompts[0]) for prompt in self.prompts]
+            future = served.engine.call(("score", k), lambda some: served.score(some, k), ids)
+            scores = await asyncio.wrap_future(future)
+        decode = served.model.tokenizers.source.decode
+        for prompt, prompt_scores in zip(self.prompts, scores, strict=True):
+            content, read = prompt.content, served.prompt_ids(prompt.request)
+            prompt.echo = content if isinstance(content, str) else await in_thread(decode, read)
+            prompt.scores = prompt_scores
+            if has_scores:
+                prompt.tokens = await in_thread(served.written_prompt, content, read)
+
+    def _logprobs(self, choice: Choice, steps: Sequence[Step], scores: Scored | None) -> dict[str, Any] | None:
+        if self.body.logprobs is None:
             return None
         tokens = [choice.write(self.served, step) for step in steps]
         values: list[float | None] = [step.log_probability for step in steps]
         alternatives: list[Sequence[tuple[int, float]] | None] = [step.alternatives for step in steps]
-        if scored is not None:
-            tokens = [*choice.written_prompt, *tokens]
-            values = [*scored.log_probabilities, *values]
-            alternatives = [*scored.alternatives, *alternatives]
+        if scores is not None:
+            tokens = [*choice.prompt.tokens, *tokens]
+            values = [*scores.log_probabilities, *values]
+            alternatives = [*scores.alternatives, *alternatives]
         top, texts = [self._named(some) for some in alternatives], [token.text for token in tokens]
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": top, "text_offset": choice.offsets(tokens)}
 
@@ -202,19 +371,76 @@ class _Completion:
         return {token.text: value for token, value in self.served.known_tokens(alternatives)}
 
 
-class _Chat:
-    """The shape of a chat."""
+class ChatAnswer(GeneratedAnswer[ChatRequest]):
+    """Record of a request for the next message of a chat, and its answer.
 
-    kind, prefix = "chat.completion", "chatcmpl"
-    echoes, generates = False, True
+    Args:
+        served: the model.
+        body: the body of the request.
 
-    def __init__(self, served: Served, asked: ChatRequest) -> None:
-        if asked.top_logprobs and not asked.logprobs:
+    Raises:
+        InputError: top_logprobs is set without logprobs.
+    """
+
+    KIND, EVENT_KIND, ID_PREFIX = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def __init__(self, served: Served, body: ChatRequest) -> None:
+        if body.top_logprobs and not body.logprobs:
             raise InputError("top_logprobs needs logprobs: true")
-        self.served, self.asked = served, asked
-        self.alternatives = asked.top_logprobs or 0
+        super().__init__(served, body, body.max_completion_tokens or body.max_tokens, body.top_logprobs or 0)
+
+    async def read(self, traffic: Traffic) -> None:
+        """Read the messages, and compile the JSON schema of the answer if there is one.
+
+        Args:
+            traffic: the requests of the server, which end after a signal.
+
+        Raises:
+            InputError: the model has no chat template, or the schema is refused or exceeds its bounds.
+            Closing: the server received a signal to end.
+        """
+        # A template runs for up to some seconds, in which other requests go on.
+        text = await asyncio.to_thread(self._text)
+        request = await in_thread(partial(self.served.request, text, self.options, is_chat=True))
+        schema = None if self.body.response_format is None else self.body.response_format.content
+        if schema is not None:
+            request = await self._follow_schema(request, schema, traffic)
+        self._add(text, request)
+
+    def _text(self) -> str:
+        """Return the chat as one text, formatted by the template of the checkpoint."""
+        checkpoint = self.served.model.hf_checkpoint
+        template = None if checkpoint is None else checkpoint.tokenizers.chat
+        if template is None:
+            raise InputError(f"the model '{self.served.name}' has no chat template: send its text to /v1/completions")
+        messages: list[dict[str, str]] = []
+        for number, message in enumerate(self.body.messages, start=1):
+            if message.content is None:
+                raise InputError(f"message {number} has no content")
+            name = {} if message.name is None else {"name": message.name}
+            messages.append({"role": message.role, "content": message.content, **name})
+        refuse_enormous(["".join(message["content"] for message in messages)], self.served.position_limit, "chat")
+        return template.render(messages)
+
+    async def _follow_schema(
+        self, request: GenerateRequest, schema: Mapping[str, Any], traffic: Traffic
+    ) -> GenerateRequest:
+        """Return a request for text that follows a schema; the compilation ends when the client disconnects."""
+        abandoned, outputs = Event(), self.served.model.module.spec.num_outputs
+        future = asyncio.get_running_loop().run_in_executor(
+            _schema_threads(), with_schema, request, schema, self.served.tokenizer, outputs, abandoned
+        )
+        try:
+            while not (await asyncio.wait([future], timeout=POLLED))[0]:
+                if traffic.is_closing:
+                    raise Closing("the server ends: try again later")
+            return future.result()
+        finally:
+            abandoned.set()
+            ignore_failure(future)
 
     def whole(self, choice: Choice) -> dict[str, Any]:
+        """Return a choice in JSON."""
         return {
             "index": choice.index,
             "message": {"role": "assistant", "content": choice.text},
@@ -222,19 +448,21 @@ class _Chat:
             "finish_reason": choice.finish_reason,
         }
 
-    def piece(self, choice: Choice, steps: Sequence[Step], text: str, *, is_first: bool) -> dict[str, Any]:
+    def piece(self, choice: Choice, step: Step | None, *, is_first: bool) -> dict[str, Any]:
+        """Return one token of a choice, or its end, in the JSON of a stream; the first event names the role."""
+        text = "" if step is None else step.text
         delta = {"role": "assistant"} if is_first else {}
         if text or is_first:
             delta["content"] = text
         return {
             "index": choice.index,
             "delta": delta,
-            "logprobs": self._logprobs(choice, steps),
-            "finish_reason": None if steps else choice.finish_reason,
+            "logprobs": self._logprobs(choice, [] if step is None else [step]),
+            "finish_reason": choice.finish_reason if step is None else None,
         }
 
     def _logprobs(self, choice: Choice, steps: Sequence[Step]) -> dict[str, Any] | None:
-        if not self.asked.logprobs:
+        if not self.body.logprobs:
             return None
         content = []
         for step in steps:
@@ -244,141 +472,15 @@ class _Chat:
         return {"content": content, "refusal": None}
 
 
+@cache
+def _schema_threads() -> ThreadPoolExecutor:
+    """Return the threads that compile schemas for all models; slow schemas must not delay chat templates."""
+    return ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="schemas")
+
+
 def _named(token: WrittenToken, log_probability: float) -> dict[str, Any]:
     return {"token": token.text, "logprob": log_probability, "bytes": list(token.content)}
 
 
-async def _answered(
-    served: Served, asked: _Generating, shape: _Completion | _Chat, requests: list[GenerateRequest]
-) -> Response:
-    """Return the answer for all requests: whole, or as a stream."""
-    if asked.stream_options is not None and not asked.stream:
-        raise InputError("stream_options needs stream: true")
-    choices, jobs = await in_thread(_choices_of, served, requests, asked.n)
-    if shape.echoes:
-        await _echo(served, asked, shape, jobs)
-    head = {
-        "id": f"{shape.prefix}-{secrets.token_hex(12)}",
-        "created": int(time.time()),
-        "model": served.name,
-    }
-    if not shape.generates and not asked.stream:
-        return await in_thread(_whole, head, shape, choices)
-    running = _generated(served, jobs, shape.alternatives) if shape.generates else _echoed(choices)
-    if not asked.stream:
-        async for _ in running:
-            pass
-        return await in_thread(_whole, head, shape, choices)
-    # The first event comes before the status is sent, so that a refusal has a status of its own.
-    first_event = await anext(running, None)
-    stream = _sent(head, shape, choices, asked, first_event, running)
-    return StreamingResponse(stream, media_type=EVENT_STREAM, headers={"X-Accel-Buffering": "no"})
-
-
-def _choices_of(
-    served: Served, requests: list[GenerateRequest], count: int
-) -> tuple[list[Choice], list[tuple[GenerateRequest, list[Choice]]]]:
-    """Return all choices, and each request with its choices."""
-    choices: list[Choice] = []
-    jobs: list[tuple[GenerateRequest, list[Choice]]] = []
-    for request in requests:
-        prompt_tokens, first = len(served.prompt_ids(request)), len(choices)
-        choices += [Choice(first + number, request, prompt_tokens) for number in range(count)]
-        jobs.append((request, choices[first:]))
-    return choices, jobs
-
-
-def _whole(head: dict[str, Any], shape: _Completion | _Chat, choices: list[Choice]) -> JSONResponse:
-    found = [shape.whole(choice) for choice in choices]
-    return JSONResponse({**head, "object": shape.kind, "choices": found, **_usage(choices)})
-
-
-async def _echo(
-    served: Served, asked: _Generating, shape: _Completion | _Chat, jobs: list[tuple[GenerateRequest, list[Choice]]]
-) -> None:
-    """Put the prompts in front of the choices, with their log-probabilities where these are asked for."""
-    is_scored = isinstance(asked, CompletionRequest) and asked.logprobs is not None
-    scored: list[Scored | None] = [None] * len(jobs)
-    if is_scored:
-        ids = [tuple(made.prompts[0]) for made, _ in jobs]
-        k = shape.alternatives
-        scored = await asyncio.wrap_future(served.engine.call(("score", k), lambda some: served.score(some, k), ids))
-    assert isinstance(asked, CompletionRequest)
-    for (request, choices), prompt_scores, prompt in zip(jobs, scored, asked.prompts, strict=True):
-        read = served.prompt_ids(request)
-        text = prompt if isinstance(prompt, str) else await in_thread(served.model.tokenizers.source.decode, read)
-        written = await in_thread(served.written_prompt, prompt, read) if is_scored else ()
-        for choice in choices:
-            choice.prefix, choice.scored, choice.written_prompt = text, prompt_scores, written
-
-
-async def _echoed(choices: list[Choice]) -> AsyncIterator[tuple[Choice, Step | None]]:
-    """Yield each choice of an answer that is the prompt alone."""
-    for choice in choices:
-        yield choice, None
-
-
-async def _generated(
-    served: Served, jobs: list[tuple[GenerateRequest, list[Choice]]], alternatives: int
-) -> AsyncIterator[tuple[Choice, Step | None]]:
-    """Yield each step of the choices, and None at the end of each; all end with the first failure."""
-    engine = served.engine
-    queued = await in_thread(lambda: [Job.of_request(engine, request, alternatives) for request, _ in jobs])
-    async with aclosing(events(engine, queued)) as running:
-        async for number, event in running:
-            request, choices = jobs[number]
-            # Greedy search gives one text, however many are asked for.
-            is_greedy = request.options.num_return_sequences < len(choices)
-            for choice in choices if is_greedy else choices[event.number : event.number + 1]:
-                if isinstance(event, Step):
-                    choice.steps.append(event)
-                    yield choice, event
-                else:
-                    choice.continuation = event.continuation
-                    yield choice, None
-
-
-async def _sent(
-    head: dict[str, Any],
-    shape: _Completion | _Chat,
-    choices: list[Choice],
-    asked: _Generating,
-    first: tuple[Choice, Step | None] | None,
-    running: AsyncIterator[tuple[Choice, Step | None]],
-) -> AsyncIterator[str]:
-    """Yield the events of a stream."""
-    kind = "text_completion" if isinstance(shape, _Completion) else "chat.completion.chunk"
-    has_usage = asked.stream_options is not None and asked.stream_options.include_usage
-    head = {**head, "object": kind, **({"usage": None} if has_usage else {})}
-    begun: set[int] = set()
-    try:
-        one = first
-        while one is not None:
-            choice, step = one
-            steps, text = ([step], step.text) if step is not None else ([], "")
-            is_first = choice.index not in begun
-            begun.add(choice.index)
-            piece = partial(shape.piece, choice, steps, text, is_first=is_first)
-            # The first event may hold a whole prompt.
-            yield await in_thread(_event_of, head, piece) if is_first and shape.echoes else _event_of(head, piece)
-            one = await anext(running, None)
-    except Exception as error:  # noqa: BLE001 - the status is sent already, so that the error is an event
-        yield _event({"error": {"message": f"{error}", "type": "server_error", "param": None, "code": None}})
-        return
-    if has_usage:
-        yield _event({**head, "choices": [], **_usage(choices)})
-    yield "data: [DONE]\n\n"
-
-
-def _event_of(head: dict[str, Any], piece: Callable[[], dict[str, Any]]) -> str:
-    return _event({**head, "choices": [piece()]})
-
-
 def _event(content: dict[str, Any]) -> str:
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
-
-
-def _usage(choices: list[Choice]) -> dict[str, Any]:
-    prompts = {id(choice.request): choice.prompt_tokens for choice in choices}
-    read, written = sum(prompts.values()), sum(len(choice.steps) for choice in choices)
-    return {"usage": {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}}

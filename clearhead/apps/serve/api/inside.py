@@ -7,10 +7,11 @@ stays on the model, and no other request sees it.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial
-from typing import Annotated, Any, Final, Literal, TypeVar
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -20,21 +21,20 @@ from pydantic import Field
 from torch import Tensor
 
 from clearhead.apps.serve.api.bodies import BodyRoute
-from clearhead.apps.serve.api.failures import Busy, named_failure
+from clearhead.apps.serve.api.refusals import Busy, named_failure
 from clearhead.apps.serve.api.served import Models, Served
 from clearhead.apps.serve.api.tasks import parameters_of, pipeline_of, translation_json
 from clearhead.apps.serve.interventions import Data, Edits
-from clearhead.apps.serve.runs import Runs, Written, stack_lengths
+from clearhead.apps.serve.runs import Computation, Written, stack_lengths
 from clearhead.apps.serve.work import Left, Work, Workers
 from clearhead.base.errors import InputError
-from clearhead.interpret.maps.attention_maps import AttentionMaps, arrays_of, attend
+from clearhead.interpret.maps.attention_maps import AttentionMaps, arrays_of
 from clearhead.interpret.maps.hook_points import Captured, Place, Record, edit, matching_addresses
 from clearhead.interpret.maps.page import SampleOptions, explorer_page
 from clearhead.interpret.view.explorer.write import page_html
 from clearhead.model.facade import Model
 from clearhead.tasks.pipelines import PipelineParameters
 
-ResultT = TypeVar("ResultT")
 MOST_NUMBERS: Final = {"json": 2**20, "npz": 2**24}
 """In one answer."""
 MOST_LOOKING: Final = 16
@@ -45,13 +45,13 @@ Address = Annotated[str, Field(min_length=1, max_length=300)]
 
 
 class Look(Data):
-    """What is read.
+    """Body of a request that reads a text.
 
     Args:
-        model: its name; None: the only one.
+        model: the name of the model; None means the only one.
         text: one text, or a pair where the model reads pairs.
         target, generate: as for `Model.attention`.
-        edits: what is changed in the model meanwhile.
+        edits: the edits of the model while it runs.
     """
 
     model: str | None = None
@@ -77,12 +77,16 @@ class CaptureRequest(Look):
 
 
 class EditRequest(Data):
-    """The body of /edit: inputs and parameters of the model's own task, and what is changed."""
+    """The body of /edit: inputs and parameters of the model's own task, and the edits."""
 
     model: str | None = None
     inputs: Any
     parameters: dict[str, Any] | None = None
     edits: Edits
+
+
+RequestT = TypeVar("RequestT", bound=Look | EditRequest)
+LookT = TypeVar("LookT", bound=Look)
 
 
 class GenerationParameters(PipelineParameters):
@@ -108,75 +112,106 @@ def inside_router(models: Models, workers: Workers) -> APIRouter:
     """
     router = APIRouter(route_class=BodyRoute)
 
-    async def computed(request: Request, name: str | None, compute: Callable[[Served, Work], ResultT]) -> ResultT:
-        served = models.named(name)
+    async def compute(request: Request, body: RequestT, answer: Callable[[Inspection[RequestT]], Response]) -> Response:
+        served = models.named(body.model)
         if workers.num_running >= MOST_LOOKING:
             raise Busy(f"{workers.num_running} requests wait to look inside already: try again later")
-        return await workers.compute(request, partial(_guarded, compute, served))
+        return await workers.compute(request, lambda work: _answer(answer, Inspection(served, body, work)))
 
     @router.post("/attention")
     async def attention(request: Request, asked: AttentionRequest) -> Response:
-        return await computed(request, asked.model, lambda served, work: _attention(served, asked, work))
+        return await compute(request, asked, _attention)
 
     @router.post("/capture")
     async def activations(request: Request, asked: CaptureRequest) -> Response:
-        return await computed(request, asked.model, lambda served, work: _capture(served, asked, work))
+        return await compute(request, asked, _capture)
 
     @router.post("/edit")
     async def edited(request: Request, asked: EditRequest) -> Response:
-        return await computed(request, asked.model, lambda served, work: _edit(served, asked, work))
+        return await compute(request, asked, _edit)
 
     return router
 
 
-def _guarded(compute: Callable[[Served, Work], ResultT], served: Served, work: Work) -> ResultT:
+@dataclass(frozen=True)
+class Inspection(Generic[RequestT]):
+    """Record of one request to look inside a model.
+
+    Args:
+        served: the model.
+        body: the body of the request.
+        work: cancels the computation when the client has disconnected.
+    """
+
+    served: Served
+    body: RequestT
+    work: Work
+
+    @cached_property
+    def computation(self) -> Computation:
+        """The runs of the model for this request."""
+        return Computation(self.served.runs, self.work)
+
+    @property
+    def model(self) -> Model:
+        """The model in float32."""
+        return self.served.runs.model
+
+    def changing(self, lengths: Mapping[str, int]) -> AbstractContextManager[object]:
+        """Return a context manager in which the model runs with the edits of the request."""
+        return self.computation.changing(self.body.edits, lengths)
+
+
+def _answer(answer: Callable[[Inspection[RequestT]], Response], inspection: Inspection[RequestT]) -> Response:
+    """Return the answer to a request; any failure is the failure of this request alone."""
     try:
         with torch.no_grad():
-            return compute(served, work)
+            return answer(inspection)
     except Left:
         raise
     except Exception as error:  # noqa: BLE001 - it is the failure of a request, not of the thread
         raise named_failure(error) from None
 
 
-def _maps(runs: Runs, asked: Look, work: Work) -> AttentionMaps:
+def _maps(inspection: Inspection[LookT]) -> AttentionMaps:
     """Return the attention of the unchanged model."""
-    with work.watching(runs.model):
-        return runs.model.attention(asked.text, asked.target, asked.generate, precision="auto")
+    body = inspection.body
+    with inspection.computation.watching():
+        return inspection.model.attention(body.text, body.target, body.generate, precision="auto")
 
 
 def _again(
-    maps: AttentionMaps, runs: Runs, asked: Look, work: Work, inner: Sequence[AbstractContextManager[object]] = ()
+    inspection: Inspection[LookT], maps: AttentionMaps, inner: Sequence[AbstractContextManager[object]] = ()
 ) -> AttentionMaps:
-    """Read the same tokens again, with the changes of a request; blocks inside see what is changed."""
+    """Read the same tokens again, with the edits of a request; the inner context managers see what is changed."""
     with ExitStack() as blocks:
-        blocks.enter_context(work.watching(runs.model))
-        blocks.enter_context(runs.changing(asked.edits, stack_lengths(maps), work))
+        blocks.enter_context(inspection.computation.watching())
+        blocks.enter_context(inspection.changing(stack_lengths(maps)))
         for block in inner:
             blocks.enter_context(block)
-        return attend(maps.module, maps.tokenizers, maps.task, maps.reading)
+        return maps.with_module(maps.module)
 
 
-def _attention(served: Served, asked: AttentionRequest, work: Work) -> Response:
-    maps = _maps(served.runs, asked, work)
-    if asked.edits:
-        maps = _again(maps, served.runs, asked, work)
-    if asked.format == "html":
-        with work.watching(served.runs.model):
-            options = SampleOptions(asked.layers, asked.heads)
-            return HTMLResponse(page_html(explorer_page(served.name, [("", maps)], options)))
-    chosen = maps.choose(asked.layers, asked.heads)
+def _attention(inspection: Inspection[AttentionRequest]) -> Response:
+    body, name, maps = inspection.body, inspection.served.name, _maps(inspection)
+    if body.edits:
+        maps = _again(inspection, maps)
+    if body.format == "html":
+        with inspection.computation.watching():
+            options = SampleOptions(body.layers, body.heads)
+            return HTMLResponse(page_html(explorer_page(name, [("", maps)], options)))
+    chosen = maps.choose(body.layers, body.heads)
     count = sum(len(heads) * one.query_BHTE.shape[2] * one.key_BKSE.shape[2] for one, heads in chosen)
-    _check_size(count, asked.format, "choose layers and heads, send a shorter text")
-    if asked.format == "json":
-        return JSONResponse({"model": served.name, **maps.to_json(layers=asked.layers, heads=asked.heads)})
-    return _npz(arrays_of(maps, asked.layers, asked.heads), "attention")
+    _check_size(count, body.format, "choose layers and heads, send a shorter text")
+    if body.format == "json":
+        return JSONResponse({"model": name, **maps.to_json(layers=body.layers, heads=body.heads)})
+    return _npz(arrays_of(maps, body.layers, body.heads), "attention")
 
 
-def _capture(served: Served, asked: CaptureRequest, work: Work) -> Response:
-    runs, module = served.runs, served.runs.model.module
-    addresses = matching_addresses(module, asked.addresses)
-    maps = _maps(runs, asked, work)
+def _capture(inspection: Inspection[CaptureRequest]) -> Response:
+    body, module = inspection.body, inspection.model.module
+    addresses = matching_addresses(module, body.addresses)
+    maps = _maps(inspection)
     count = 0
 
     seen = Captured()
@@ -185,19 +220,19 @@ def _capture(served: Served, asked: CaptureRequest, work: Work) -> Response:
         nonlocal count
         count += x.numel()
         # Before it is kept, so that what is too much never takes memory.
-        _check_size(count, asked.format, "name fewer addresses, send a shorter text")
+        _check_size(count, body.format, "name fewer addresses, send a shorter text")
         seen.setdefault(at.address, []).append(Record(x, at.depth, at.step))
         return x
 
-    _again(maps, runs, asked, work, [edit(module, dict.fromkeys(addresses, keep))])
-    if asked.format == "npz":
+    _again(inspection, maps, [edit(module, dict.fromkeys(addresses, keep))])
+    if body.format == "npz":
         return _npz(_arrays(seen), "activations")
     activations = [
         {"address": address, "depth": record.depth, "values": _values(record.tensor)}
         for address, records in seen.items()
         for record in records
     ]
-    return JSONResponse({"model": served.name, **maps.token_lists(), "activations": activations})
+    return JSONResponse({"model": inspection.served.name, **maps.token_lists(), "activations": activations})
 
 
 def _arrays(seen: Captured) -> dict[str, Any]:
@@ -219,32 +254,33 @@ def _values(tensor: Tensor) -> Any:
     return numbers.tolist()
 
 
-def _edit(served: Served, asked: EditRequest, work: Work) -> Response:
-    runs = served.runs
-    answer, call = _answering(served, asked)
+def _edit(inspection: Inspection[EditRequest]) -> Response:
+    answer, call = _answering(inspection)
     lengths: dict[str, int] = {}
 
-    def noted(x: Tensor, at: Place) -> Tensor:
+    def note_length(x: Tensor, at: Place) -> Tensor:
         if at.positions is not None:
             name = at.address.partition(".")[0]
             lengths[name] = max(lengths.get(name, 0), int(at.positions.max()) + 1)
         return x
 
-    with work.watching(runs.model):
-        with edit(runs.model.module, {"*.layers.0.before": noted}):
+    with inspection.computation.watching():
+        with edit(inspection.model.module, {"*.layers.0.before": note_length}):
             unchanged = answer()
-        with runs.changing(asked.edits, lengths, work):
+        with inspection.changing(lengths):
             changed = answer()
-    python = runs.python(asked.edits, call)
-    return JSONResponse({"model": served.name, "unchanged": unchanged, "changed": changed, "python": python})
+    python = inspection.served.runs.python(inspection.body.edits, call)
+    name = inspection.served.name
+    return JSONResponse({"model": name, "unchanged": unchanged, "changed": changed, "python": python})
 
 
-def _answering(served: Served, asked: EditRequest) -> tuple[Callable[[], Any], str]:
+def _answering(inspection: Inspection[EditRequest]) -> tuple[Callable[[], Any], str]:
     """Return a function that answers a request by the model's own task, and the line of Python that does."""
-    model, inputs = served.runs.model, asked.inputs
+    served, model, body = inspection.served, inspection.model, inspection.body
+    inputs = body.inputs
     if not served.writes:
         pipeline = pipeline_of(served)
-        parameters = parameters_of(pipeline.Parameters, asked.parameters)
+        parameters = parameters_of(pipeline.Parameters, body.parameters)
         shown = inputs
         if isinstance(inputs, dict):
             # A pair has names in the schema, and an order in Python.
@@ -254,10 +290,10 @@ def _answering(served: Served, asked: EditRequest) -> tuple[Callable[[], Any], s
     if not isinstance(inputs, str):
         raise InputError(f"inputs must be one text, not {type(inputs).__name__}")
     if not served.translates:
-        options = parameters_of(GenerationParameters, asked.parameters).options
-        given = "".join(f", {name}={value!r}" for name, value in options.items())
-        return partial(_generated, model, inputs, options), f"print(model.generate({inputs!r}{given}))"
-    return _translating(model, inputs, parameters_of(pipeline_of(served).Parameters, asked.parameters))
+        options = parameters_of(GenerationParameters, body.parameters).options
+        arguments = "".join(f", {name}={value!r}" for name, value in options.items())
+        return partial(_generated, model, inputs, options), f"print(model.generate({inputs!r}{arguments}))"
+    return _translating(model, inputs, parameters_of(pipeline_of(served).Parameters, body.parameters))
 
 
 def _generated(model: Model, text: str, options: dict[str, Any]) -> dict[str, Any]:

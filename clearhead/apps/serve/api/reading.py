@@ -10,8 +10,7 @@ import numpy as np
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from clearhead.apps.serve.api.bodies import BodyRoute, in_thread
-from clearhead.apps.serve.api.openai_types import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from clearhead.apps.serve.api.bodies import BodyRoute, DetokenizeRequest, EmbeddingRequest, TokenizeRequest, in_thread
 from clearhead.apps.serve.api.served import Models, Served, check_ids
 from clearhead.base.errors import ContextTooLong, InputError, nth_text
 from clearhead.model.facade import Model

@@ -10,9 +10,8 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 
-from clearhead.apps.serve.api.bodies import BodyRoute, in_thread
+from clearhead.apps.serve.api.bodies import Body, BodyRoute, in_thread
 from clearhead.apps.serve.api.engine import Ended, Job, events
-from clearhead.apps.serve.api.openai_types import Body
 from clearhead.apps.serve.api.served import Models, Served
 from clearhead.base.errors import InputError
 from clearhead.generate.results import Hypothesis

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 import clearhead as ch
-from clearhead.apps.serve.api.application import Server, hosts_of, make_application
+from clearhead.apps.serve.api.application import make_application
 from clearhead.apps.serve.api.served import Models, Served
-from clearhead.apps.serve.app import listen
+from clearhead.apps.serve.api.server import Server, hosts_of
+from clearhead.apps.serve.explorer import listen
 from clearhead.apps.serve.gate import Access
 from tests.fuzz.folders import encoder as sentence_encoder
 from tests.hf_models import endless_model, language_model, translator

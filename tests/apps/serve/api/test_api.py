@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from clearhead.apps.cli.main import main
 from clearhead.apps.serve import gate
 from clearhead.apps.serve.api import application
-from clearhead.apps.serve.api.openai_types import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest
+from clearhead.apps.serve.api.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest
 from clearhead.apps.serve.api.reading import _encoded
 from clearhead.apps.serve.api.served import Models
 from clearhead.generate.running import RunningBatch

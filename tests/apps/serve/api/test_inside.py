@@ -15,7 +15,6 @@ import pytest
 from clearhead.apps.serve.api import inside
 from clearhead.apps.serve.api.served import Models
 from clearhead.apps.serve.gate import MOST_BYTES
-from clearhead.apps.serve.work import Work
 
 TEXTS = {"lm": "a m u", "mt": "a m u", "mlm": "the cat sat", "labels": "the cat sat", "tags": "the cat sat"}
 
@@ -237,11 +236,11 @@ def test_a_client_that_leaves_is_no_failure(
 ) -> None:
     begun, ended = threading.Event(), threading.Event()
 
-    def wait(served: Any, asked: Any, work: Work) -> Any:
+    def wait(inspection: inside.Inspection[inside.AttentionRequest]) -> Any:
         begun.set()
         try:
             while True:
-                work.check()
+                inspection.work.check()
         finally:
             ended.set()
 

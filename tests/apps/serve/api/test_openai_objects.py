@@ -24,8 +24,8 @@ from openai.types.chat import (
 from openai.types.chat import completion_create_params as chat_create_params
 
 import clearhead as ch
-from clearhead.apps.serve.api.openai_types import Body, ChatMessage, ChatRequest, CompletionRequest, EmbeddingRequest
-from clearhead.apps.serve.api.openai_types import StreamOptions as OurStreamOptions
+from clearhead.apps.serve.api.bodies import Body, ChatMessage, ChatRequest, CompletionRequest, EmbeddingRequest
+from clearhead.apps.serve.api.bodies import StreamOptions as OurStreamOptions
 from clearhead.apps.serve.api.served import Models, Served
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.tasks.record import TaskRecord

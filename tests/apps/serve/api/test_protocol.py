@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from clearhead.apps.serve.api import accepting, protocol
+from clearhead.apps.serve.api import server
 from clearhead.apps.serve.api.served import Models
 from tests.apps.serve.api.conftest import running
 
@@ -62,7 +62,7 @@ def test_what_is_no_request_is_refused(content: bytes, status: int, sentence: st
 
 @pytest.mark.parametrize("head", [b"", b"GET /health HTTP/1.1\r\nX-Slow: "])
 def test_a_connection_without_a_request_ends(head: bytes, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "SECONDS_TO_ASK", 0.3)
+    monkeypatch.setattr(server, "SECONDS_TO_ASK", 0.3)
     with connected(address) as client:
         for index in range(len(head)):
             client.sendall(head[index : index + 1])
@@ -74,7 +74,7 @@ def test_a_connection_without_a_request_ends(head: bytes, address: str, monkeypa
 @pytest.fixture
 def narrow(models: Models, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a server that has 8 connections at most."""
-    monkeypatch.setattr(accepting, "MOST_CONNECTIONS", 8)
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 8)
     yield from running(models, ())
 
 
@@ -127,12 +127,12 @@ def test_a_long_method_is_cut_in_the_log(address: str, caplog: pytest.LogCapture
 
 def test_a_client_that_never_reads_is_hung_up_on(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer larger than what the system keeps for a connection waits for it, and not for ever."""
-    monkeypatch.setattr(protocol, "SECONDS_TO_READ", 0.3)
+    monkeypatch.setattr(server, "SECONDS_TO_READ", 0.3)
     body = json.dumps({"model": "lm", "text": "a m u e " * 80_000, "add_special_tokens": False}).encode()
     host = address.removeprefix("http://").encode()
     head = b"POST /tokenize HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n" % host
     aborted = []
-    monkeypatch.setattr(protocol.Protocol, "pause_writing", _counting(protocol.Protocol.pause_writing, aborted))
+    monkeypatch.setattr(server.Protocol, "pause_writing", _counting(server.Protocol.pause_writing, aborted))
     with connected(address, 4096) as client:
         client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         for _ in range(400):
@@ -146,7 +146,7 @@ def test_a_client_that_never_reads_is_hung_up_on(address: str, monkeypatch: pyte
 
 
 def _counting(pause: Any, seen: list[Any]) -> Any:
-    def counted(self: protocol.Protocol) -> None:
+    def counted(self: server.Protocol) -> None:
         seen.append(self.transport)
         pause(self)
 

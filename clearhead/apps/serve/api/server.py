@@ -1,0 +1,265 @@
+"""HTTP server: connections by uvicorn and h11, with bounds on their number, request heads and silent clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http
+import logging
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Collection, Sequence
+from types import FrameType
+from typing import Any, Final
+
+import h11
+import psutil
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from clearhead.apps.serve.api.refusals import refused
+from clearhead.apps.serve.gate import Traffic
+from clearhead.base.machine import give_memory_back
+
+TICKS_BETWEEN: Final = 100
+"""Server ticks, a tenth of a second each, before freed memory is returned to the system."""
+SECONDS_TO_FINISH: Final = 60
+"""Seconds that running requests have after a signal."""
+MOST_HEAD_BYTES: Final = 64 * 1024
+"""Of the first line and the headers, where they do not come at once."""
+SECONDS_TO_ASK: Final = 30.0
+"""That a connection may be open before the head of its first request is there."""
+SECONDS_TO_READ: Final = 60.0
+"""In which a client takes the next 48 kB of an answer that waits for it."""
+SECONDS_TO_HEAR: Final = 2.0
+"""In which what a client still sends is read and dropped, so that it hears why it was refused."""
+
+
+class Protocol(H11Protocol):
+    """HTTP connection of one client.
+
+    Attributes:
+        idle_since: when the connection was opened or its last answer ended, in seconds of the event loop's clock.
+    """
+
+    idle_since: float = 0.0
+    _waits: asyncio.TimerHandle | None = None
+    _is_refused = False
+
+    @property
+    def is_idle(self) -> bool:
+        """True if the connection can be closed without loss: no request is being read or answered."""
+        is_used = self.flow.write_paused or self.transport.is_closing()
+        return not is_used and (self._is_refused or self.conn.our_state is h11.IDLE)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        self.idle_since = self.loop.time()
+        self._wait(SECONDS_TO_ASK, self._never_asked)
+
+    def on_response_complete(self) -> None:
+        """Begin to wait for the next request."""
+        self.idle_since = self.loop.time()
+        super().on_response_complete()
+
+    def data_received(self, data: bytes) -> None:
+        """Read what came; a head that comes in parts has no more time than another one."""
+        if self._is_refused:
+            return
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            if not self.flow.write_paused:
+                self._stop_waiting()
+        elif self._waits is None and self.timeout_keep_alive_task is None:
+            self._wait(SECONDS_TO_ASK, self._never_asked)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Wait for a client that does not read."""
+        super().pause_writing()
+        self._wait(SECONDS_TO_READ, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on with one that does."""
+        super().resume_writing()
+        if not self._is_refused:
+            self._stop_waiting()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP."""
+        error = sys.exception()
+        if getattr(error, "error_status_hint", 400) == 431:
+            self._refuse(431, f"the head of a request may have {MOST_HEAD_BYTES:,} bytes")
+        else:
+            self._refuse(400, f"this is not a request of HTTP/1.1: {error or msg}")
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: a client that asks for another protocol gets an answer in this one."""
+
+    def _never_asked(self) -> None:
+        self._refuse(408, f"no request came within {SECONDS_TO_ASK:g} seconds")
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._stop_waiting()
+        self._is_refused = True
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            # An answer has begun, so that no other one can be given.
+            self.transport.abort()
+            return
+        answer = refused(status, message)
+        headers = [(name, value) for name, value in answer.raw_headers if name != b"connection"]
+        head = h11.Response(
+            status_code=status, headers=[*headers, (b"connection", b"close")], reason=http.HTTPStatus(status).phrase
+        )
+        for event in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        # Where it is closed with bytes unread, the system tells the client of a broken connection instead.
+        self.transport.write_eof()
+        self._wait(SECONDS_TO_HEAR, self.transport.close)
+
+    def _wait(self, seconds: float, end: Callable[[], None]) -> None:
+        self._stop_waiting()
+        self._waits = self.loop.call_later(seconds, end)
+
+    def _stop_waiting(self) -> None:
+        if self._waits is not None:
+            self._waits.cancel()
+            self._waits = None
+
+
+MOST_CONNECTIONS: Final = 960
+SPARE_FILES: Final = 32
+"""Files that the process may still open when the maximum number of connections is open."""
+RETRY_SECONDS: Final = 0.05
+IDLE_SECONDS: Final = 1.0
+"""Seconds for which an idle connection is never closed."""
+_LOGGER: Final = logging.getLogger("clearhead.apps.serve")
+
+
+async def accept_connections(
+    listener: socket.socket, make_protocol: Callable[[], Protocol], connections: Collection[Any]
+) -> None:
+    """Accept connections until the task is cancelled; at the limit, close an idle connection or wait.
+
+    Args:
+        listener: a socket that listens.
+        make_protocol: makes the protocol of a connection.
+        connections: protocols of the open connections, which add and remove themselves.
+    """
+    listener.setblocking(False)
+    loop, most, is_full = asyncio.get_running_loop(), most_connections(), False
+    while True:
+        try:
+            if len(connections) < most:
+                connection, _ = await loop.sock_accept(listener)
+                await loop.connect_accepted_socket(make_protocol, connection)
+                is_full = is_full and len(connections) > most // 2
+                continue
+        except ConnectionError:  # the client has already left
+            continue
+        except OSError:  # too many files are open
+            pass
+        if not is_full:
+            # Log one line, until half of the connections have ended.
+            message = "%d connections are open: idle ones are closed, and while all are busy no other is accepted"
+            _LOGGER.warning(message, len(connections))
+        is_full = True
+        now = loop.time()
+        idle = [protocol for protocol in connections if protocol.is_idle and now - protocol.idle_since >= IDLE_SECONDS]
+        if idle:
+            min(idle, key=lambda protocol: protocol.idle_since).transport.abort()
+        await asyncio.sleep(0 if idle else RETRY_SECONDS)
+
+
+def most_connections() -> int:
+    """Return the maximum number of open connections; the limit of open files may lower it."""
+    with contextlib.suppress(ImportError, AttributeError):  # Windows has no such limit
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if limit != resource.RLIM_INFINITY:
+            return max(min(MOST_CONNECTIONS, limit - int(psutil.Process().num_fds()) - SPARE_FILES), 1)
+    return MOST_CONNECTIONS
+
+
+class Server(uvicorn.Server):
+    """Finishes what runs at the first signal, and tells who comes then that the server ends; a second one ends it.
+
+    Args:
+        app: as `make_application` returned it.
+    """
+
+    def __init__(self, app: FastAPI) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                access_log=False,
+                log_level="warning",
+                timeout_graceful_shutdown=SECONDS_TO_FINISH,
+                timeout_keep_alive=30,
+                http=Protocol,
+                h11_max_incomplete_event_size=MOST_HEAD_BYTES,
+                ws="none",
+                server_header=False,
+            )
+        )
+        self._traffic: Traffic = app.state.traffic
+        self._deadline = 0.0
+        self._accepting: list[asyncio.Task[None]] = []
+        self.received: signal.Signals | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections; uvicorn itself would exceed the limit of open files."""
+        await super().startup(sockets=[])
+        self._accepting = [
+            asyncio.create_task(accept_connections(listener, self._make_protocol, self.server_state.connections))
+            for listener in sockets or ()
+        ]
+
+    def _make_protocol(self) -> Protocol:
+        return Protocol(self.config, self.server_state, self.lifespan.state)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more connections, and end those that are open."""
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Handle SIGINT and SIGTERM."""
+        self.force_exit: bool = self._traffic.is_closing
+        self.received = signal.Signals(sig)
+        self._traffic.is_closing = True
+        self._deadline = time.monotonic() + SECONDS_TO_FINISH
+        super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to end: not while requests run, so that others can be refused with a status."""
+        if counter % TICKS_BETWEEN == 0:
+            # Bodies of megabytes leave holes that would be kept. It takes a millisecond or two.
+            give_memory_back()
+        ends = await super().on_tick(counter)
+        waits = self._traffic.num_running > 0 and time.monotonic() < self._deadline and not self.force_exit
+        return ends and not waits
+
+
+def hosts_of(host: str, port: int) -> tuple[str, ...] | None:
+    """Return the names by which programs of this machine reach an address; None: it is open to others.
+
+    Args:
+        host: that the server listens on.
+        port: its number.
+    """
+    if host not in ("127.0.0.1", "localhost", "::1"):
+        return None
+    names: Sequence[str] = (host, "127.0.0.1", "localhost", "[::1]")
+    return tuple(dict.fromkeys(f"{name}:{port}" for name in names))
