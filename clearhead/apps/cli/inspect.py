@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.apps.cli.console import human_bytes, print_either, print_message
+from clearhead.apps.cli.console import print_either, print_message
 from clearhead.apps.cli.options import Force, Json, located
 from clearhead.base.errors import InputError, nearest
-from clearhead.base.printing import human_count
+from clearhead.base.printing import human_bytes, human_count
 
 if TYPE_CHECKING:
     from torch import nn

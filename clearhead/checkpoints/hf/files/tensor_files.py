@@ -19,7 +19,7 @@ from torch import Tensor
 from clearhead.base.commands import make_command, quote
 from clearhead.base.errors import InputError
 from clearhead.base.files import LARGEST_VOCABULARY, parse_json, read_json_object, typed
-from clearhead.base.machine import size
+from clearhead.base.printing import human_bytes
 from clearhead.checkpoints.hf.files.folder import CONFIG, inside
 from clearhead.checkpoints.weights.files import MOST_TENSORS
 
@@ -206,7 +206,7 @@ class TensorFiles(Mapping[str, Tensor]):
             return
         except RuntimeError:
             # Of PyTorch, which maps the file.
-            faults.append(f"{name} cannot be mapped into memory: it has {size(path.stat().st_size)}")
+            faults.append(f"{name} cannot be mapped into memory: it has {human_bytes(path.stat().st_size)}")
             return
         self._files[name] = file
 
