@@ -224,7 +224,7 @@ def read_state(folder: Path) -> dict[str, Any]:
         InputError: the file cannot be read, its format is not, or what every state has is missing or of another type.
     """
     state = read_json_object(folder / STATE, what="the state of a run")
-    state = FORMAT.current(state, state, folder)
+    FORMAT.check(state, folder)
     typed(state, _State, name=str(folder / STATE))
     return state
 
