@@ -16,8 +16,7 @@ from clearhead.base.errors import LONGEST_LINE, MOST_FAULTS, InputError, nearest
 from clearhead.base.machine import refuse_memory
 from clearhead.base.printing import num_parameters
 from clearhead.checkpoints.hf import registry
-from clearhead.checkpoints.hf.files.mxfp4 import PackedFiles, is_packed
-from clearhead.checkpoints.hf.files.quantization import quantization_of
+from clearhead.checkpoints.hf.files.quantization import PackedFiles, is_packed, quantization_of
 from clearhead.checkpoints.hf.files.tensor_files import FLOATS, TensorFiles, read_config
 from clearhead.checkpoints.hf.mapping import config as configs
 from clearhead.checkpoints.hf.mapping.family import Family, Values, Variant
