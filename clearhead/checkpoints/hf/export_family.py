@@ -401,8 +401,10 @@ def _difference_lines(candidate: _Candidate) -> list[str]:
     paths_by_field: dict[str, list[str]] = {}
     for path in [path for path in differing if not _CHANGEABLE.search(path)] or differing:
         node, _, name = path.rpartition(".")
-        # Nodes of two kinds differ in other fields too, which need no line.
-        if name == "kind" or f"{node}.kind" not in differing:
+        if name == "kind":
+            paths_by_field.setdefault(f"{node.rpartition('.')[2]}.kind", []).append(path)
+        elif f"{node}.kind" not in differing:
+            # Nodes of two kinds have other fields anyway.
             paths_by_field.setdefault(name, []).append(path)
     lines = []
     for first, *others in paths_by_field.values():
