@@ -269,7 +269,8 @@ def _read_checkpoint(folder: Path) -> _Found:
     loaded = load_module(folder)
     notes = [f"note        {note}" for note in loaded.notes]
     if loaded.module.decoder is not None:
-        notes += [f"generation  {line}" for line in read_generation_config(folder, loaded.module).lines()]
+        settings = read_generation_config(folder, loaded.config, loaded.module)
+        notes += [f"generation  {line}" for line in settings.lines()]
     if has_tokenizer(folder):
         text = load_tokenizers(folder)
         text.pair.check_rows(loaded.module.num_source_ids, loaded.module.num_target_ids, str(folder))

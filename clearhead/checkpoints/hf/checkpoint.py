@@ -82,15 +82,16 @@ class HFCheckpoint(Printed):
             InputError: anything that is not supported, or a tokenizer that does not fit the model.
         """
         # Before its tokenizer, which a model of another kind may have in files of its own.
-        registry.find(read_config(folder))
+        config = read_config(folder)
+        registry.find(config)
         if not has_tokenizer(folder):
             raise InputError(
                 f"{folder} has no tokenizer: expected tokenizer.json, vocab.json with merges.txt, vocab.txt, or a "
                 "SentencePiece model"
             )
         tokenizers = load_tokenizers(folder)
-        loaded = load_module(folder, dtype=dtype)
-        generation_config = read_generation_config(folder, loaded.module)
+        loaded = load_module(folder, config=config, dtype=dtype)
+        generation_config = read_generation_config(folder, config, loaded.module)
         tokenizers = with_decoder_tokens(tokenizers, generation_config, loaded.module)
         return cls(folder, tokenizers, generation_config, loaded.config, loaded)
 
@@ -109,7 +110,8 @@ class HFCheckpoint(Printed):
         Raises:
             InputError: files are missing or damaged.
         """
-        config, generation_config = read_config(folder), read_generation_config(folder, module)
+        config = read_config(folder)
+        generation_config = read_generation_config(folder, config, module)
         own = replace(with_decoder_tokens(load_tokenizers(folder), generation_config, module), pair=tokenizers)
         unused = load_tensors(folder / _UNUSED) if (folder / _UNUSED).is_file() else {}
         loaded = find_variant(config, module, task, unused, pad=tokenizers.source.pad_id)
@@ -154,7 +156,7 @@ class HFCheckpoint(Printed):
         name = next((name for name, prefix in prefixes.items() if task in (name, prefix, prefix.strip())), None)
         if name is None:
             raise InputError(f"the checkpoint lists no task '{task}'{nearest(task, prefixes)}; it lists: {known}")
-        config = read_generation_config(self.folder, module, name)
+        config = read_generation_config(self.folder, self.config, module, name)
         return replace(self, generation_config=config), prefixes[name]
 
     def prompt_format(self, *, chat: bool, given: Mapping[str, Any]) -> PromptFormat:

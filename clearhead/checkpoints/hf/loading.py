@@ -56,18 +56,21 @@ class LoadedModule:
     pooling: Pooling | None = None
 
 
-def load_module(directory: Path, *, dtype: torch.dtype | None = None) -> LoadedModule:
+def load_module(
+    directory: Path, *, config: Mapping[str, Any] | None = None, dtype: torch.dtype | None = None
+) -> LoadedModule:
     """Load a checkpoint.
 
     Args:
-        directory: with config.json and safetensors.
-        dtype: of the weights; None: float32, whatever the file has.
+        directory: folder with config.json and safetensors.
+        config: content of config.json; None means that the file is read.
+        dtype: dtype of the weights; None means float32, for files of any dtype.
 
     Raises:
         InputError: config keys that are not supported, tensors without a slot, slots without a tensor, other shapes:
             all in one report.
     """
-    config = read_config(directory)
+    config = dict(config or read_config(directory))
     family = registry.find(config)
     files = TensorFiles(directory)
     if is_packed(config):
