@@ -434,6 +434,19 @@ def refuse_link_out(path: Path, directory: Path) -> None:
         raise InputError(f"{path}: a link out of the folder is not followed; copy the file here")
 
 
+def file_inside(directory: Path, name: str) -> Path:
+    """Return the path of a file in a folder.
+
+    Raises:
+        InputError: the name leads out of the folder, by itself or through a link.
+    """
+    if not name or "/" in name or "\\" in name or name in (".", "..") or "\0" in name or len(name.encode()) > 255:
+        raise InputError(f"{directory}: '{name}' is not the name of a file in this folder")
+    path = directory / name
+    refuse_link_out(path, directory)
+    return path
+
+
 def read_text_file(path: Path, what: str) -> str:
     """Read a small UTF-8 file that the user named.
 

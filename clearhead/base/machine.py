@@ -14,6 +14,7 @@ import torch
 
 from clearhead.base.arguments import no_device
 from clearhead.base.errors import InputError
+from clearhead.base.printing import human_bytes
 
 SAFE_PATH: Final = {"PYTHONSAFEPATH": "1"}
 """Environment of a child process that finds no modules in the working directory, such as a user's random.py."""
@@ -154,15 +155,6 @@ def refuse_memory(needed: int, what: str, *, free: int | None = None, advice: st
     free = free_memory() if free is None else free
     if needed > free:
         raise InputError(
-            f"{what} needs about {size(needed)} of memory, but only {size(free)} is free{advice and f': {advice}'}"
+            f"{what} needs about {human_bytes(needed)} of memory, but only {human_bytes(free)} is free"
+            f"{advice and f': {advice}'}"
         )
-
-
-def size(count: int) -> str:
-    """Return a number of bytes with its unit: "512 B", "41.7 MB", "1.2 GB"."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 999.5:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"

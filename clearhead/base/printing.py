@@ -164,3 +164,13 @@ def human_count(value: float | int) -> str:
         if abs(value) >= limit:
             return f"{value / limit:.3g}{unit}"
     return f"{value:.3g}"
+
+
+def human_bytes(count: float | int) -> str:
+    """Return a number of bytes with its unit: "512 B", "41.7 MB", "1.2 GB"."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"

@@ -15,11 +15,11 @@ from clearhead.base.errors import InputError
 from clearhead.base.files import read_json_object, read_model_text, read_typed
 from clearhead.base.printing import num_parameters
 from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
-from clearhead.checkpoints.hf.files.folder import CONFIG
-from clearhead.checkpoints.hf.files.hub import looks_like_hub_name, repository_of
-from clearhead.checkpoints.runs.directory import AVERAGED, RUN_FILE, is_run_directory
+from clearhead.checkpoints.reference import CONFIG, looks_like_hub_name, repository_of
+from clearhead.checkpoints.runs.checkpoint import AVERAGED
+from clearhead.checkpoints.runs.directory import RUN_FILE, is_run_directory
+from clearhead.checkpoints.runs.extra_weights import about_averaged
 from clearhead.checkpoints.runs.metrics import FILE_NAME, read_metrics
-from clearhead.checkpoints.runs.recent_weights import about_averaged
 from clearhead.core import Transformer
 from clearhead.fast.int8 import is_int8
 from clearhead.interpret.view.architecture import draw_architecture

@@ -12,16 +12,28 @@ from clearhead.base.errors import InputError
 from clearhead.base.machine import choose_device, choose_precision
 from clearhead.base.progress import message
 from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
-from clearhead.checkpoints.hf.files.hub import find_checkpoint, local
 from clearhead.checkpoints.hf.files.tensor_files import stored_dtype
-from clearhead.checkpoints.runs.loading import load_saved
-from clearhead.checkpoints.weights.fill import refuse_nan
+from clearhead.checkpoints.reference import SPEC_FILE, ModelReference
+from clearhead.checkpoints.runs.directory import (
+    TASK_FILE,
+    find_files,
+    read_task,
+    retry_while_checkpoints_change,
+)
+from clearhead.checkpoints.weights.files import filled, load_merged, refuse_nan
 from clearhead.core.extensions.files import load_parts
 from clearhead.core.extensions.modules import recomputed_parts
+from clearhead.core.extensions.trial import try_parts
 from clearhead.fast.busy_waiting import adapt_waiting
 from clearhead.fast.int8 import is_int8, to_int8
 from clearhead.fast.runner import Runner, multiplies_in_bf16, warn_of_fp32
 from clearhead.model.facade import Model
+from clearhead.spec import Model as ModelSpec
+from clearhead.spec.tasks.record import TaskRecord
+from clearhead.spec.tasks.registry import find
+from clearhead.text.pair import TokenizerPair
+
+CPU = torch.device("cpu")
 
 
 @checked
@@ -41,7 +53,7 @@ def load(
         device: auto, cpu, cuda, cuda:N or mps.
         precision: fp32, bf16, or int8: weights in 8 bits, for a CPU. auto: bf16 on a GPU that has it; on a CPU fp32,
             where predictions and generated text multiply in bf16 if that is faster (scores, measures and attention
-            never do); and the 8 bits of a model that was saved so.
+            never do). A model that was saved in int8 stays int8.
         parts: files of your own with the parts that the model needs; None: they are imported already, or installed.
 
     Raises:
@@ -50,7 +62,7 @@ def load(
     """
     if parts is not None:
         load_parts(parts)
-    model = _loaded(ref, device, precision)
+    model = _load(ref, device, precision)
     for line in recomputed_parts(model.module):
         message(line)
     refuse_nan(model.module, str(ref))
@@ -73,26 +85,7 @@ def load_unchecked(ref: str | Path, *, device: str = "auto") -> Model:
     Raises:
         InputError: no model is there, or the device is none of this machine.
     """
-    return _loaded(ref, device, "fp32", check_rows=False)
-
-
-def _loaded(ref: str | Path, device: str, precision: str, *, check_rows: bool = True) -> Model:
-    check_precision(precision)
-    adapt_waiting()
-    torch_device = choose_device(device)
-    in_int8 = precision == "int8"
-    if in_int8 and torch_device.type != "cpu":
-        raise InputError(f"precision int8 is for a CPU, and the device is {torch_device.type}; use bf16")
-    chosen = "fp32" if in_int8 else choose_precision(precision, torch_device)
-    dtype = torch.bfloat16 if chosen == "bf16" else torch.float32
-    place = local(str(ref))
-    checkpoint = find_checkpoint(place)
-    if checkpoint is not None:
-        return _of_checkpoint(checkpoint, dtype, torch_device, check_rows=check_rows)
-    keep_int8 = in_int8 or (precision == "auto" and torch_device.type == "cpu")
-    found = load_saved(place, dtype=dtype, keep_int8=keep_int8, check_rows=check_rows)
-    module, pair, task, hf_checkpoint, weights = found
-    return Model(module.to(torch_device).eval(), pair, task, hf_checkpoint, weights_file=weights)
+    return _load(ref, device, "fp32", check_rows=False)
 
 
 def load_as_stored(ref: str | Path) -> Model:
@@ -104,17 +97,88 @@ def load_as_stored(ref: str | Path) -> Model:
     Raises:
         InputError: as for `load`.
     """
-    place = local(str(ref))
-    checkpoint = find_checkpoint(place)
-    if checkpoint is None:
-        return load(place, device="cpu", precision="fp32")
-    return _of_checkpoint(checkpoint, stored_dtype(checkpoint), torch.device("cpu"))
+    folder = ModelReference.locate(str(ref)).checkpoint_folder()
+    if folder is None:
+        return load(ref, device="cpu", precision="fp32")
+    return _load_checkpoint(folder, dtype=stored_dtype(folder))
 
 
-def _of_checkpoint(folder: Path, dtype: torch.dtype, device: torch.device, *, check_rows: bool = True) -> Model:
+def _load(ref: str | Path, device: str, precision: str, *, check_rows: bool = True) -> Model:
+    check_precision(precision)
+    adapt_waiting()
+    torch_device = choose_device(device)
+    in_int8 = precision == "int8"
+    if in_int8 and torch_device.type != "cpu":
+        raise InputError(f"precision int8 is for a CPU, and the device is {torch_device.type}; use bf16")
+    chosen = "fp32" if in_int8 else choose_precision(precision, torch_device)
+    dtype = torch.bfloat16 if chosen == "bf16" else torch.float32
+    reference = ModelReference.locate(str(ref))
+    checkpoint = reference.checkpoint_folder()
+    if checkpoint is not None:
+        return _load_checkpoint(checkpoint, dtype=dtype, device=torch_device, check_rows=check_rows)
+    keep_int8 = in_int8 or (precision == "auto" and torch_device.type == "cpu")
+    return load_saved(reference, dtype=dtype, device=torch_device, keep_int8=keep_int8, check_rows=check_rows)
+
+
+def _load_checkpoint(folder: Path, *, dtype: torch.dtype, device: torch.device = CPU, check_rows: bool = True) -> Model:
+    """Load a Hugging Face checkpoint."""
     hf_checkpoint = HFCheckpoint.load(folder, dtype=dtype)
     assert hf_checkpoint.loaded is not None, "a loaded checkpoint has a family"
-    module, pair = hf_checkpoint.loaded.module.to(device), hf_checkpoint.tokenizers.pair
+    module, tokenizers = hf_checkpoint.loaded.module.to(device), hf_checkpoint.tokenizers.pair
     if check_rows:
-        pair.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
-    return Model(module.eval(), pair, hf_checkpoint.loaded.task, hf_checkpoint)
+        tokenizers.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
+    return Model(module.eval(), tokenizers, hf_checkpoint.loaded.task, hf_checkpoint)
+
+
+def load_saved(
+    reference: ModelReference,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+    keep_int8: bool = False,
+    check_rows: bool = True,
+) -> Model:
+    """Load a model that a run or `save` wrote.
+
+    Args:
+        reference: a run directory, optionally with the label of a checkpoint, or the folder of a saved model.
+        dtype: dtype of the weights.
+        device: device of the module.
+        keep_int8: whether weights that were saved in int8 stay int8.
+        check_rows: whether a tokenizer with more entries than the model has rows is refused.
+
+    Raises:
+        InputError: the folder holds no usable model; the message says what was expected.
+    """
+
+    def read() -> Model:
+        files = find_files(reference)
+        folder, weights = files.folder, files.weights
+        tensors = load_merged(weights, keep_int8=True)
+        task = read_task(folder)
+        if find(task.kind).learns_head and weights.parent.name == "step-0":
+            raise InputError(f"{weights.parent} is the beginning of a run, whose head is untrained; train further")
+        spec = ModelSpec.from_file(folder / SPEC_FILE)
+        _refuse_other_task(spec, task, folder)
+        try_parts(spec)
+        module = filled(spec, tensors, source=str(weights), keep_int8=keep_int8)
+        if not is_int8(module):
+            module.to(dtype)
+        tokenizers = TokenizerPair.load(folder)
+        if check_rows:
+            tokenizers.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
+        origin = files.origin
+        hf_checkpoint = None if origin is None else HFCheckpoint.from_origin(origin, module, task, tokenizers)
+        return Model(module.to(device).eval(), tokenizers, task, hf_checkpoint, weights_file=weights)
+
+    # A run in training deletes old checkpoints, perhaps this one.
+    return retry_while_checkpoints_change(reference.folder, read)
+
+
+def _refuse_other_task(model: ModelSpec, task: TaskRecord, folder: Path) -> None:
+    """Refuse a record whose task does not fit the outputs of the model."""
+    outputs = model.num_outputs
+    if find(task.kind).outputs != "vector" and outputs is None:
+        raise InputError(f"{folder / SPEC_FILE} has no outputs, but the task is to {task.kind}; restore both files")
+    if find(task.kind).has_labels and outputs != max(1, len(task.labels)):
+        raise InputError(f"{folder / TASK_FILE} has {len(task.labels)} labels, but the model has {outputs} outputs")

@@ -1,4 +1,4 @@
-"""Models written into folders, and uploaded."""
+"""Saving of models into folders, and their upload to the Hugging Face hub; the token is never shown."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from clearhead.base.arguments import checked
 from clearhead.base.errors import InputError, argument
 from clearhead.base.formats import FORMAT_FILE
 from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
-from clearhead.checkpoints.hf.export import save_checkpoint, save_origin
-from clearhead.checkpoints.hf.files.upload import refuse_no_repository, upload
-from clearhead.checkpoints.hf.saving import LARGEST_SHARD
+from clearhead.checkpoints.hf.saving import LARGEST_SHARD, save_checkpoint
+from clearhead.checkpoints.reference import SPEC_FILE, looks_like_hub_name, strange_answer
 from clearhead.checkpoints.runs.checkpoint import writing_folder
-from clearhead.checkpoints.runs.directory import SAVED_FORMAT, SPEC_FILE, TASK_FILE, WEIGHTS_FILE
+from clearhead.checkpoints.runs.directory import SAVED_FORMAT, TASK_FILE, WEIGHTS_FILE
 from clearhead.checkpoints.weights.files import save_tensors
 from clearhead.core import Transformer
 from clearhead.spec.tasks.record import TaskRecord
@@ -103,4 +102,66 @@ class Saving:
         self.tokenizers.save(folder)
         save_tensors(folder / WEIGHTS_FILE, self.module.state_dict())
         if self.hf_checkpoint is not None:
-            save_origin(self.hf_checkpoint, folder)
+            self.hf_checkpoint.save_origin(folder)
+
+
+def refuse_no_repository(name: str) -> None:
+    """Refuse a name that no repository can have, or uploads where the hub is switched off, before a model is written.
+
+    Raises:
+        InputError: it is such a name, or HF_HUB_OFFLINE is set.
+    """
+    from huggingface_hub import constants
+
+    if "@" in name or name.count("/") != 1 or not looks_like_hub_name(name):
+        raise InputError(f"'{name}' is no repository of the Hugging Face hub; expected OWNER/NAME")
+    if constants.HF_HUB_OFFLINE:
+        raise InputError(f"{name}: the Hugging Face hub is switched off by HF_HUB_OFFLINE: unset that")
+
+
+def upload(folder: Path, name: str, *, private: bool = False) -> str:
+    """Upload the files of a folder as one commit.
+
+    Args:
+        folder: whose files are uploaded.
+        name: of the repository, OWNER/NAME; made where it is missing.
+        private: whether a new one is.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        InputError: there is no token, or the hub refuses or cannot be reached.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    if huggingface_hub.get_token() is None:
+        raise InputError(f"{name}: the Hugging Face hub needs a token that may write: set HF_TOKEN")
+    try:
+        api = huggingface_hub.HfApi(library_name="clearhead")
+        api.create_repo(name, private=private, exist_ok=True)
+        commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message="Upload a model of clearhead")
+        return str(commit.commit_url)
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise InputError(
+                f"{name}: the Hugging Face hub refuses it: set HF_TOKEN to a token that may write there"
+            ) from None
+        raise InputError(f"{name}: the Hugging Face hub answers with the error {status}; try later") from None
+    except (errors.HFValidationError, errors.LocalTokenNotFoundError, ValueError) as error:
+        raise InputError(f"{name}: {_without_token(str(error).splitlines()[0])}") from None
+    except OSError as error:
+        reason = _without_token(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        raise InputError(f"{name}: the Hugging Face hub cannot be reached: {reason}") from None
+    except Exception as error:  # noqa: BLE001 what the client raises depends on what a server answers
+        raise InputError(f"{name}: the Hugging Face hub {_without_token(strange_answer(error))}") from None
+
+
+def _without_token(text: str) -> str:
+    """Return the text of a library's message without the token, whatever it put there."""
+    import huggingface_hub
+
+    token = huggingface_hub.get_token()
+    return text.replace(token, "***") if token else text

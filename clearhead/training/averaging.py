@@ -6,10 +6,11 @@ from pathlib import Path
 
 from clearhead.base.errors import InputError
 from clearhead.base.files import refuse_absent
-from clearhead.checkpoints.runs.checkpoint import clear_leftovers, undamaged_weights
-from clearhead.checkpoints.runs.directory import is_run_directory, open_run, split_reference
-from clearhead.checkpoints.runs.recent_weights import recent_folder, save_averaged
-from clearhead.checkpoints.weights.lora import load_merged
+from clearhead.checkpoints.reference import ModelReference
+from clearhead.checkpoints.runs.checkpoint import clear_leftovers, recent_folder, undamaged_weights
+from clearhead.checkpoints.runs.directory import is_run_directory, open_run
+from clearhead.checkpoints.runs.extra_weights import save_averaged
+from clearhead.checkpoints.weights.files import load_merged
 from clearhead.training.optim.weight_averages import average_checkpoints
 
 
@@ -26,9 +27,11 @@ def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
     Raises:
         InputError: the folder is not a run, is in use, or has fewer undamaged checkpoints.
     """
-    whole, label = split_reference(str(run))
-    if label is not None and is_run_directory(whole):
-        raise InputError(f"{run} names one checkpoint, but the last ones of a run are averaged: name {whole}")
+    reference = ModelReference.parse(str(run))
+    if reference.label is not None and is_run_directory(reference.folder):
+        raise InputError(
+            f"{run} names one checkpoint, but the last ones of a run are averaged: name {reference.folder}"
+        )
     refuse_absent(run, "run directory")
     if not is_run_directory(run):
         raise InputError(f"{run} is not a run directory: it has no checkpoints folder.")

@@ -11,17 +11,14 @@ from torch import Tensor
 
 from clearhead.base.errors import InputError, key, within
 from clearhead.checkpoints.hf import registry
-from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
-from clearhead.checkpoints.hf.export import load_origin
-from clearhead.checkpoints.hf.files.hub import find_checkpoint, local
+from clearhead.checkpoints.hf.checkpoint import HFCheckpoint, label_config
 from clearhead.checkpoints.hf.loading import bind_rules
 from clearhead.checkpoints.hf.mapping import config as configs
 from clearhead.checkpoints.hf.mapping.family import Variant
 from clearhead.checkpoints.hf.mapping.tensor_rules import BoundRule
-from clearhead.checkpoints.hf.variants import label_config
-from clearhead.checkpoints.runs.directory import SPEC_FILE, model_files, read_task
-from clearhead.checkpoints.weights.fill import filled
-from clearhead.checkpoints.weights.lora import load_merged
+from clearhead.checkpoints.reference import SPEC_FILE, ModelReference
+from clearhead.checkpoints.runs.directory import ModelFiles, find_files, origin_of, read_task
+from clearhead.checkpoints.weights.files import filled, load_merged
 from clearhead.core import Transformer, build
 from clearhead.spec import Head, Model, validate
 from clearhead.spec.tasks.record import Repeats, TaskRecord
@@ -153,9 +150,9 @@ def find_initial_model(reference: str, source: str | None, target: str | None) -
     if not reference:
         return None
     with within(key("task.init")):
-        on_disk = local(reference)
-        folder = find_checkpoint(on_disk)
-        initial = _of_run(on_disk) if folder is None else _of_checkpoint(reference, folder)
+        located = ModelReference.locate(reference)
+        folder = located.checkpoint_folder()
+        initial = _of_run(find_files(located)) if folder is None else _of_checkpoint(reference, folder)
         return _between(initial, source, target)
 
 
@@ -165,7 +162,7 @@ def initial_model_of_run(run: Path) -> InitialModel:
     Raises:
         InputError: a file of the run is missing.
     """
-    return _of_files(str(run), run, dict)
+    return _of_folder(str(run), run, dict)
 
 
 def _of_checkpoint(reference: str, folder: Path) -> InitialModel:
@@ -184,20 +181,21 @@ def _of_checkpoint(reference: str, folder: Path) -> InitialModel:
     )
 
 
-def _of_run(reference: str) -> InitialModel:
-    folder, weights = model_files(reference)
-    return _of_files(str(weights), folder, lambda: _weights(folder, weights))
+def _of_run(files: ModelFiles) -> InitialModel:
+    return _of_folder(str(files.weights), files.folder, lambda: _load_tensors(files))
 
 
-def _weights(folder: Path, weights: Path) -> Mapping[str, Tensor]:
+def _load_tensors(files: ModelFiles) -> Mapping[str, Tensor]:
+    model = Model.from_file(files.folder / SPEC_FILE)
+    return filled(model, load_merged(files.weights, keep_int8=True), source=str(files.weights)).state_dict()
+
+
+def _of_folder(name: str, folder: Path, tensors: Callable[[], Mapping[str, Tensor]]) -> InitialModel:
     model = Model.from_file(folder / SPEC_FILE)
-    return filled(model, load_merged(weights, keep_int8=True), source=str(weights)).state_dict()
-
-
-def _of_files(name: str, folder: Path, tensors: Callable[[], Mapping[str, Tensor]]) -> InitialModel:
-    model = Model.from_file(folder / SPEC_FILE)
-    tokenizers, record = TokenizerPair.load(folder), read_task(folder)
-    hf_checkpoint = load_origin(folder, build(model, device="meta"), record, tokenizers)
+    tokenizers, record, origin = TokenizerPair.load(folder), read_task(folder), origin_of(folder)
+    hf_checkpoint = None
+    if origin is not None:
+        hf_checkpoint = HFCheckpoint.from_origin(origin, build(model, device="meta"), record, tokenizers)
     return InitialModel(name, model, tokenizers, record, tensors, hf_checkpoint)
 
 

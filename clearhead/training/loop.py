@@ -26,9 +26,8 @@ from clearhead.base.progress import message, shown_by
 from clearhead.base.signals import Interrupted, StopRequested, StopSignals
 from clearhead.checkpoints.runs import checkpoint as files
 from clearhead.checkpoints.runs.directory import RunDirectory, held
+from clearhead.checkpoints.runs.extra_weights import about_averaged, is_snapshot_step, load_recent
 from clearhead.checkpoints.runs.metrics import Metrics
-from clearhead.checkpoints.runs.recent_weights import about_averaged, load_recent
-from clearhead.checkpoints.runs.snapshots import is_snapshot_step
 from clearhead.generate.scoring.result import Validation
 from clearhead.training.dry_run import is_out_of_memory
 from clearhead.training.kernel_cache import return_memory

@@ -14,8 +14,8 @@ from torch import nn
 
 from clearhead.base.commands import quote
 from clearhead.base.errors import InputError
-from clearhead.base.machine import free_memory, refuse_memory, size
-from clearhead.base.printing import num_parameters
+from clearhead.base.machine import free_memory, refuse_memory
+from clearhead.base.printing import human_bytes, num_parameters
 from clearhead.core import build
 from clearhead.generate.batching import device_of
 from clearhead.spec import Model
@@ -103,9 +103,9 @@ class Preflight:
         fewer = f"snapshots   {kept} and not {asked}, because of train.snapshot_megabytes"
         return [
             f"parameters  {self.parameters:,}",
-            f"memory      about {size(self.memory_bytes)} of {size(self.memory_free)} free",
-            f"disk        {size(self.checkpoint_bytes)} a checkpoint, up to {size(self.disk_bytes)} in all, "
-            f"of {size(self.disk_free)} free",
+            f"memory      about {human_bytes(self.memory_bytes)} of {human_bytes(self.memory_free)} free",
+            f"disk        {human_bytes(self.checkpoint_bytes)} a checkpoint, up to {human_bytes(self.disk_bytes)} in "
+            f"all, of {human_bytes(self.disk_free)} free",
             *([fewer] if kept < asked else []),
             f"time        about {duration(self.cost.step_seconds)} a step, "
             f"{duration(self.cost.validation_seconds)} a validation{total}",
@@ -176,8 +176,8 @@ def preflight(
     disk_free = _free_disk(run)
     if disk_bytes > disk_free:
         faults.append(
-            f"The checkpoints need up to {size(disk_bytes)}, but the disk of {settings.run} has {size(disk_free)} "
-            "free: free some space, or lower train.keep, train.average or train.snapshots."
+            f"The checkpoints need up to {human_bytes(disk_bytes)}, but the disk of {settings.run} has "
+            f"{human_bytes(disk_free)} free: free some space, or lower train.keep, train.average or train.snapshots."
         )
     if faults:
         # Ids outside the vocabulary would fail inside the dry step, with a worse message.

@@ -12,10 +12,16 @@ from torch import Tensor
 from clearhead.base.errors import InputError
 from clearhead.base.progress import message
 from clearhead.checkpoints.runs import checkpoint as files
-from clearhead.checkpoints.runs.directory import AVERAGED
+from clearhead.checkpoints.runs.extra_weights import (
+    cut_back_snapshots,
+    keep_recent,
+    prune_recent,
+    prune_snapshots,
+    restore_recent,
+    save_averaged,
+    snapshot_folder,
+)
 from clearhead.checkpoints.runs.metrics import Metrics, MetricsLog
-from clearhead.checkpoints.runs.recent_weights import keep_recent, prune_recent, restore_recent, save_averaged
-from clearhead.checkpoints.runs.snapshots import cut_back_snapshots, prune_snapshots, snapshot_folder
 from clearhead.generate.scoring.result import Validation
 from clearhead.training.parallel.engines import Engine
 from clearhead.training.progress.plots import Plotter
@@ -50,7 +56,7 @@ class RunRecord:
         self._log.cut_back(0)
         restore_recent(self.run, [])
         cut_back_snapshots(self.run, -1)
-        files.remove_folder(self.run / "checkpoints" / AVERAGED)
+        files.remove_folder(self.run / "checkpoints" / files.AVERAGED)
 
     def newest(self) -> Path:
         """Return the folder of the newest undamaged checkpoint.

@@ -13,7 +13,7 @@ import torch
 
 from clearhead.base import machine
 from clearhead.base.errors import InputError
-from clearhead.base.machine import choose_device, choose_precision, free_memory, refuse_memory, size, total_memory
+from clearhead.base.machine import choose_device, choose_precision, free_memory, refuse_memory, total_memory
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,6 @@ def test_the_limit_of_a_container_counts(
     refuse_memory(600_000, "This")
     with pytest.raises(InputError, match=r"This needs about 600 kB of memory, but only 600 kB is free: mend it"):
         refuse_memory(600_001, "This", advice="mend it")
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(512, "512 B"), (1500, "1.5 kB"), (99_960, "100 kB"), (41_700_000, "41.7 MB"), (2**50, "1125.9 TB")],
-)
-def test_sizes_read_as_a_person_writes_them(count: int, text: str) -> None:
-    assert size(count) == text
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")

@@ -14,7 +14,7 @@ import clearhead as ch
 from clearhead import spec
 from clearhead.apps.compare.fairness import Fairness
 from clearhead.apps.compare.report import Comparison
-from clearhead.base.printing import MOST_LINES, WIDTH, Printed, short
+from clearhead.base.printing import MOST_LINES, WIDTH, Printed, human_bytes, short
 from clearhead.interpret.maps.hook_points import capture
 from clearhead.spec.describe import model_summary
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
@@ -185,3 +185,11 @@ def test_equal_layers_are_one_and_differing_ones_are_named() -> None:
 def test_long_texts_say_how_long_they_are(things: dict[type, Any]) -> None:
     text = repr(things[ch.Generation])
     assert f"{MANY:,} in all" in text and f"({5 * MANY:,} characters)" in text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(512, "512 B"), (1500, "1.5 kB"), (99_960, "100 kB"), (41_700_000, "41.7 MB"), (2**50, "1125.9 TB")],
+)
+def test_sizes_read_as_a_person_writes_them(count: int, text: str) -> None:
+    assert human_bytes(count) == text

@@ -3,7 +3,7 @@
     python -m tests.formats.make_samples FOLDER
 
 The samples in `tests/formats/samples` were written so, from made data. A change of a format raises its number and gets
-samples of its own; those of earlier numbers stay, for what migrates or refuses them.
+samples of its own; those of earlier numbers stay, for what reads or refuses them.
 """
 
 from __future__ import annotations

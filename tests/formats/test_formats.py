@@ -125,15 +125,15 @@ def test_a_run_of_a_later_version_is_left_as_it_is(samples: Path) -> None:
     assert {path: path.read_bytes() for path in samples.rglob("*") if path.is_file()} == before
 
 
-def test_older_content_is_migrated_step_by_step_or_refused() -> None:
-    made = Format("a thing", 3, "make it again", {2: lambda content: [*content, "third"]})
-    assert made.current(["as written"], {"format": 2}, "thing") == ["as written", "third"]
-    assert made.current(["as written"], made.header(), "thing") == ["as written"]
+def test_older_content_is_read_down_to_the_oldest_format() -> None:
+    made = Format("a thing", 3, "make it again", oldest=2)
+    for header in ({"format": 2}, made.header()):
+        made.check(header, "thing")
     with pytest.raises(InputError, match=r"^thing is a thing in format 1, which is no longer read; make it again$"):
-        made.current([], {"format": 1}, "thing")
+        made.check({"format": 1}, "thing")
     forged = {"format": 4, "clearhead": "\x1b[2J or any other text"}
     with pytest.raises(InputError, match=r"reads up to 3: install a newer clearhead$"):
-        made.current([], forged, "thing")
+        made.check(forged, "thing")
 
 
 def shape(folder: Path) -> set[str]:

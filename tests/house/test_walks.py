@@ -56,6 +56,19 @@ def test_a_file_counts_only_if_its_function_runs_while_the_trace_is_active() -> 
     assert trace.files == {"text/x.py"}
 
 
+def test_a_function_that_an_import_calls_does_not_count() -> None:
+    text = "def f():\n    return 3\nx = f()\ny = list(a for a in [x])\n"
+    code, names, before = compile(text, str(PACKAGE / "text" / "x.py"), "exec"), dict[str, object](), sys.getprofile()
+    trace = FileTrace()
+    trace.install()
+    try:
+        with trace.active():
+            exec(code, names)
+    finally:
+        sys.setprofile(before)
+    assert names["y"] == [3] and trace.files == set()
+
+
 @pytest.mark.parametrize("path", ["base/errors.py", "spec/model.py", "core/stack.py"])
 def test_files_of_base_spec_and_core_do_not_count(path: str) -> None:
     code = compile("def f(): pass", str(PACKAGE / path), "exec").co_consts[0]

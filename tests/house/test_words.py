@@ -14,7 +14,7 @@ DONE = (
     "clearhead/tasks/evaluate/",
     "clearhead/base/files.py",
     "clearhead/generate/",
-    "clearhead/checkpoints/hf/choice.py",
+    "clearhead/checkpoints/hf/export_family.py",
     "clearhead/model/training.py",
     "clearhead/spec/tasks/",
     "clearhead/apps/recipes/",

@@ -3,8 +3,9 @@
     python -m tests.house.walks            print the files of every walk
     python -m tests.house.walks record     write their numbers to tests/house/walks.json
 
-A file counts if one of its functions runs, in any thread, between the start and the end of the call. Its import does
-not count. Files of `base/`, `spec/` and `core/` do not count either: every walk may use them.
+A file counts if one of its functions runs, in any thread, between the start and the end of the call. Imports do not
+count, nor do functions and comprehensions that run because a file is imported. Files of `base/`, `spec/` and `core/` do
+not count either: every walk may use them.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class FileTrace:
         if code not in self._names:
             self._names[code] = counted_file(code)
         name = self._names[code]
-        if name is not None:
+        if name is not None and name not in self.files and not is_import(frame):
             self.files.add(name)
 
 
@@ -81,6 +82,16 @@ def counted_file(code: CodeType) -> str | None:
         return None
     name = path.relative_to(PACKAGE).as_posix()
     return None if name.startswith(NOT_COUNTED) else name
+
+
+def is_import(frame: FrameType) -> bool:
+    """Return whether a function runs because a file of the package is imported."""
+    caller = frame.f_back
+    while caller is not None:
+        if caller.f_code.co_name == "<module>" and Path(caller.f_code.co_filename).is_relative_to(PACKAGE):
+            return True
+        caller = caller.f_back
+    return False
 
 
 def make_models(folder: Path) -> None:

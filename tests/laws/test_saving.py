@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import clearhead as ch
 from clearhead import spec
-from clearhead.checkpoints.weights.files import load_tensors, save_tensors
-from clearhead.checkpoints.weights.fill import fill
+from clearhead.checkpoints.weights.files import fill, load_tensors, save_tensors
 from clearhead.core import build
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.tasks.record import TaskRecord

@@ -139,7 +139,7 @@ def test_random_combinations_give_the_tokens_of_transformers(model_type: str, tm
     for number in range(COMBINATIONS):
         settings = some_settings(draw, has_encoder)
         made.write(folder, {"generation_config.json": settings})
-        config = read_generation_config(folder, loaded.module)
+        config = read_generation_config(folder, loaded.hf_checkpoint.config, loaded.module)
         assert not config.unsupported
         checkpoint = replace(loaded.hf_checkpoint, generation_config=config)
         model = ch.Model(loaded.module, loaded.tokenizers, loaded.task, checkpoint)

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.base.signals import Interrupted
+from clearhead.checkpoints.reference import ModelReference
 from clearhead.checkpoints.runs import checkpoint as files
-from clearhead.checkpoints.runs.directory import open_run, resolve_reference
+from clearhead.checkpoints.runs.directory import find_weights, open_run
 from clearhead.checkpoints.runs.metrics import Metrics, read_metrics
 from clearhead.generate.scoring.result import Validation
 from clearhead.training.loop import Trainer
@@ -257,7 +258,7 @@ def test_validation_measures_the_exponential_average(tmp_path: Path) -> None:
 
     small_trainer(tmp_path / "run", validate=keep, ema=0.8).run()
     average = NextToken()
-    average.load_state_dict(files.load_tensors(resolve_reference(f"{tmp_path / 'run'}@last")))
+    average.load_state_dict(files.load_tensors(find_weights(ModelReference(tmp_path / "run", "last"))))
     assert equal_states(average.state_dict(), measured[-1])
     assert not equal_states(weights(tmp_path / "run", 12), measured[-1])
 
@@ -273,7 +274,7 @@ def test_the_last_validated_weights_are_averaged(tmp_path: Path, ema: float | No
 
     trainer = small_trainer(tmp_path / "run", validate=keep, validate_every=3, average=3, keep=1, ema=ema)
     result = trainer.run()
-    averaged = files.load_tensors(resolve_reference(f"{tmp_path / 'run'}@averaged"))
+    averaged = files.load_tensors(find_weights(ModelReference(tmp_path / "run", "averaged")))
     assert result.averaged is not None and len(measured) == 5
     for name, value in averaged.items():
         expected = torch.stack([state[name].double() for state in measured[1:4]]).mean(0)
@@ -484,7 +485,7 @@ def test_extra_saves_change_nothing_and_are_resumed_from(tmp_path: Path) -> None
     run = tmp_path / "run"
     small_trainer(run, steps=11, validate_every=100, save_every=5, keep=9).run()
     assert files.checkpoint_steps(run) == [0, 5, 10, 11]
-    assert resolve_reference(str(run)).parent.name == "step-11"
+    assert find_weights(ModelReference(run)).parent.name == "step-11"
 
 
 def test_averaged_parts_of_a_lost_future_are_dropped(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 from torch import Tensor, nn
 
 from clearhead.checkpoints.runs import checkpoint as files
-from clearhead.checkpoints.runs import snapshots as kept
-from clearhead.checkpoints.runs.snapshots import snapshot_folder, snapshots_folder
+from clearhead.checkpoints.runs import extra_weights as kept
+from clearhead.checkpoints.runs.extra_weights import snapshot_folder
 from clearhead.training.settings import TrainSettings, num_snapshots
 from tests.checkpoints.runs.test_checkpoint import same
 from tests.training.small import Tokens, small_trainer, summed_loss
@@ -17,8 +17,8 @@ from tests.training.small import Tokens, small_trainer, summed_loss
 
 def snapshots(run: Path) -> dict[int, dict[str, Tensor]]:
     """The weights of every snapshot, all of which must be sound."""
-    found = files.undamaged_weights(snapshots_folder(run))
-    assert list(found) == files.steps_in(snapshots_folder(run))
+    found = files.undamaged_weights(files.snapshots_folder(run))
+    assert list(found) == files.steps_in(files.snapshots_folder(run))
     return {step: files.load_tensors(file) for step, file in found.items()}
 
 
@@ -38,7 +38,7 @@ def test_the_oldest_go_but_not_step_0(tmp_path: Path) -> None:
     small_trainer(tmp_path / "more", steps=24, snapshots=20).run()
     assert list(snapshots(tmp_path / "more")) == [0, 1, 2, 3, 4, 6, 9, 13, 18]
     small_trainer(tmp_path / "none", steps=24, snapshots=0).run()
-    assert not snapshots_folder(tmp_path / "none").exists()
+    assert not files.snapshots_folder(tmp_path / "none").exists()
 
 
 def test_an_exponential_average_is_kept_in_place_of_the_weights(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from clearhead.apps.check.trace import ModelInputs, ModelPair, Trace
 from clearhead.base.errors import InputError
 from clearhead.checkpoints.hf.mapping.tensor_rules import RotaryHalves, Slots
 from clearhead.checkpoints.hf.saving import module_to_hf_tensors
-from clearhead.checkpoints.weights.fill import built
+from clearhead.checkpoints.weights.files import built
 from clearhead.core import Transformer
 
 MOST_CAUSES = 4

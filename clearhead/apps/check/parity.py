@@ -114,7 +114,9 @@ def compare_with_transformers(folder: Path, *, reference: Path | None = None, to
     version = import_transformers().__version__
     other = folder if reference is None else reference
     pretrained = load_module(folder, dtype=torch.float32)
-    read_generation_config(folder, pretrained.module)  # refused and warned of as where the model is loaded
+    read_generation_config(
+        folder, pretrained.config, pretrained.module
+    )  # refused and warned of as where the model is loaded
     sides = ModelPair(pretrained, load_with_transformers(other, pretrained))
     inputs = _random_inputs(sides)
     try:

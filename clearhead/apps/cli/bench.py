@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from clearhead.apps.cli.console import human_bytes, print_either, print_message
+from clearhead.apps.cli.console import print_either, print_message
 from clearhead.apps.cli.options import ComputeOptions, Json, Ref, located, takes_compute_options
-from clearhead.base.printing import human_count
+from clearhead.base.printing import human_bytes, human_count
 
 if TYPE_CHECKING:
     from clearhead.apps.bench.limits import Limits

@@ -227,11 +227,11 @@ def _check_file(path: Path, name: str, options: Mapping[str, Any], threads: int,
 def _folder(place: str) -> Iterator[Path]:
     """Yield the folder of a Hugging Face checkpoint; another model is saved as one first."""
     import clearhead
-    from clearhead.checkpoints.hf.files.hub import find_checkpoint
+    from clearhead.checkpoints.reference import ModelReference
 
-    found = find_checkpoint(place)
-    if found is not None:
-        yield found
+    checkpoint = ModelReference.parse(place).checkpoint_folder()
+    if checkpoint is not None:
+        yield checkpoint
         return
     model = clearhead.load(place, device="cpu", precision="fp32")
     with tempfile.TemporaryDirectory() as temporary:

@@ -136,11 +136,3 @@ def long_texts_said_once() -> Iterator[None]:
         finally:
             if found:
                 print_message(f"clearhead: {LongTexts.joined(found)}")
-
-
-def human_bytes(value: float | int) -> str:
-    """Return a number of bytes with its unit (1 MB = 10**6 bytes)."""
-    for limit, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if value >= limit:
-            return f"{value / limit:.3g} {unit}"
-    return f"{value:.0f} B"

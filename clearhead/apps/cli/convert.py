@@ -66,7 +66,7 @@ def convert(
     if to is None and max_shard_size is not None:
         raise InputError("--max-shard-size has an effect with --to hf only; leave it out")
     if push is not None:
-        from clearhead.checkpoints.hf.files.upload import refuse_no_repository
+        from clearhead.model.saving import refuse_no_repository
 
         if from_bin:
             raise InputError("--push uploads a model that is loaded: leave --from-bin out")
@@ -106,7 +106,7 @@ def _convert(ref: str, out: Path, push: str | None, *, is_int8: bool, max_shard_
 def _convert_bin(ref: str, out: Path) -> None:
     from clearhead.base.files import absent
     from clearhead.checkpoints.hf.files.from_bin import convert_bin
-    from clearhead.checkpoints.hf.files.hub import fetch, looks_like_hub_name
+    from clearhead.checkpoints.reference import fetch, looks_like_hub_name
     from clearhead.checkpoints.runs.checkpoint import writing_folder
 
     folder = Path(ref)

@@ -14,10 +14,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from clearhead.apps.cli.console import human_bytes, print_either
+from clearhead.apps.cli.console import print_either
 from clearhead.apps.cli.options import Json
 from clearhead.base.commands import list_requirements, make_install_command, quote
 from clearhead.base.errors import program_name, shortened
+from clearhead.base.printing import human_bytes
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _NAMES: Final = "model name", "Model", "Hardware"

@@ -197,9 +197,10 @@ def _flag(name: str) -> str:
 
 def _validation_data(ref: str, options: Mapping[str, Any]) -> Any:
     """Return `data.valid` of the run file; None if options name data, or the model has no run file."""
-    from clearhead.checkpoints.runs.directory import RUN_FILE, is_run_directory, read_configuration, split_reference
+    from clearhead.checkpoints.reference import ModelReference
+    from clearhead.checkpoints.runs.directory import RUN_FILE, is_run_directory, read_configuration
 
-    run, _ = split_reference(ref)
+    run = ModelReference.parse(ref).folder
     names_data = any(name in options for name in itertools.chain(DATA, *(task.options for task in every())))
     if names_data or not is_run_directory(run) or not (run / RUN_FILE).is_file():
         return None
@@ -213,7 +214,8 @@ def _validate(model: Model, ref: str, options: Mapping[str, Any]) -> None:
     """Print the loss and score of a model on the share of the training data that its run held out."""
     import torch
 
-    from clearhead.checkpoints.runs.directory import RUN_FILE, read_configuration, split_reference
+    from clearhead.checkpoints.reference import ModelReference
+    from clearhead.checkpoints.runs.directory import RUN_FILE, read_configuration
     from clearhead.training.init_from import initial_model_of_run
     from clearhead.training.progress.reports import Progress
     from clearhead.training.runfile.read import parse_run_file, toml_text
@@ -222,7 +224,7 @@ def _validate(model: Model, ref: str, options: Mapping[str, Any]) -> None:
     unused = [_flag(name) for name in options if name not in ("ref", "as_json")]
     if unused:
         raise InputError(f"{', '.join(unused)}: no effect on a share that training held out; name other data")
-    run, _ = split_reference(ref)
+    run = ModelReference.parse(ref).folder
     tables = read_configuration(run / RUN_FILE)
     if isinstance(tables.get("model"), dict):
         tables["model"].pop("parts", None)  # a run directory imports no code: --parts has imported what the model needs
@@ -247,17 +249,17 @@ def _check_options(ref: str, options: Sequence[str], *, is_named: bool) -> Task:
     Raises:
         InputError: one sentence that names all of them, or the reference leads nowhere.
     """
-    from clearhead.checkpoints.hf.files.hub import find_checkpoint, local
-    from clearhead.checkpoints.hf.variants import task_kind
-    from clearhead.checkpoints.runs.directory import model_files, read_task
+    from clearhead.checkpoints.hf.checkpoint import task_kind
+    from clearhead.checkpoints.reference import ModelReference
+    from clearhead.checkpoints.runs.directory import find_files, read_task
 
-    ref = local(ref)
-    hf_folder = find_checkpoint(ref)
+    reference = ModelReference.locate(ref)
+    hf_folder = reference.checkpoint_folder()
     reading = None
     if hf_folder is not None:
         task = find(task_kind(hf_folder))
     else:
-        record = read_task(model_files(ref)[0])
+        record = read_task(find_files(reference).folder)
         task, reading = find(record.kind), record.reading
     if task.measured_on_pairs_as and {"source", "target"} & {*options}:
         task = find(task.measured_on_pairs_as)

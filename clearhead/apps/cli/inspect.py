@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.apps.cli.console import human_bytes, print_either, print_message
+from clearhead.apps.cli.console import print_either, print_message
 from clearhead.apps.cli.options import Force, Json, located
 from clearhead.base.errors import InputError, nearest
-from clearhead.base.printing import human_count
+from clearhead.base.printing import human_bytes, human_count
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from clearhead.checkpoints.reference import ModelReference
     from clearhead.core import Transformer
     from clearhead.fast.runner import Served
     from clearhead.interpret.maps.shapes import ActivationShape
@@ -213,7 +214,7 @@ def read_reference(ref: str) -> _Found:
     Raises:
         InputError: the reference leads nowhere, or a file is faulty.
     """
-    from clearhead.checkpoints.hf.files.hub import find_checkpoint
+    from clearhead.checkpoints.reference import SPEC_FILE, ModelReference
     from clearhead.spec.presets.names import FUNCTIONS
 
     names = [*FUNCTIONS, *FUNCTIONS.values()]
@@ -226,39 +227,37 @@ def read_reference(ref: str) -> _Found:
         ref = located(ref)
     except InputError as error:
         raise InputError(f"{error}; or a preset{nearest(ref, names) or ': ' + ', '.join(FUNCTIONS)}") from None
-    checkpoint = find_checkpoint(ref)
+    reference = ModelReference.parse(ref)
+    checkpoint = reference.checkpoint_folder()
     if checkpoint is not None:
         return _read_checkpoint(checkpoint)
     from clearhead.base.formats import FORMAT_FILE
     from clearhead.checkpoints.runs.directory import (
         TASK_FILE,
+        find_weights,
         lack_of,
         read_task,
         refuse_altered,
-        resolve_reference,
-        split_reference,
     )
     from clearhead.spec import Model
 
-    path, label = split_reference(ref)
-    if label is not None:
-        resolve_reference(ref)
-    folder, file = (path, path / "spec.json") if path.is_dir() else (path.parent, path)
+    path = reference.folder
+    if reference.label is not None:
+        find_weights(reference)
+    folder, file = (path, path / SPEC_FILE) if path.is_dir() else (path.parent, path)
     if path.is_dir():
         if not file.is_file() and not (folder / FORMAT_FILE).is_file():
             raise lack_of(folder)
         refuse_altered(folder)
     spec = Model.from_file(file, what="a run directory or a spec file")
     task = read_task(folder) if (folder / TASK_FILE).is_file() else None
-    return _Found(spec, task, [], partial(_saved_module, ref) if path.is_dir() else None)
+    return _Found(spec, task, [], partial(_saved_module, reference) if path.is_dir() else None)
 
 
-def _saved_module(ref: str) -> Transformer:
-    import torch
+def _saved_module(reference: ModelReference) -> Transformer:
+    from clearhead.model.loading import load_saved
 
-    from clearhead.checkpoints.runs.loading import load_saved
-
-    return load_saved(ref, dtype=torch.float32, keep_int8=True)[0]
+    return load_saved(reference, keep_int8=True).module
 
 
 def _read_checkpoint(folder: Path) -> _Found:
@@ -270,7 +269,8 @@ def _read_checkpoint(folder: Path) -> _Found:
     loaded = load_module(folder)
     notes = [f"note        {note}" for note in loaded.notes]
     if loaded.module.decoder is not None:
-        notes += [f"generation  {line}" for line in read_generation_config(folder, loaded.module).lines()]
+        settings = read_generation_config(folder, loaded.config, loaded.module)
+        notes += [f"generation  {line}" for line in settings.lines()]
     if has_tokenizer(folder):
         text = load_tokenizers(folder)
         text.pair.check_rows(loaded.module.num_source_ids, loaded.module.num_target_ids, str(folder))

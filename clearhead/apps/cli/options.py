@@ -138,14 +138,14 @@ def located(ref: str) -> str:
     """
     from clearhead.apps.cli.console import print_message
     from clearhead.base.files import MODEL, refuse_absent
-    from clearhead.checkpoints.hf.files.hub import local
+    from clearhead.checkpoints.reference import ModelReference
 
-    place = local(ref)
-    if place == ref:
-        refuse_absent(Path(ref if Path(ref).exists() else ref.rpartition("@")[0] or ref), expected=MODEL)
+    reference = ModelReference.locate(ref)
+    if reference == ModelReference.parse(ref):
+        refuse_absent(reference.folder, expected=MODEL)
         return ref
-    print_message(f"{ref}: the checkpoint of that name on the Hugging Face hub, commit {Path(place).name[:12]}")
-    return place
+    print_message(f"{ref}: the checkpoint of that name on the Hugging Face hub, commit {reference.folder.name[:12]}")
+    return str(reference.folder)
 
 
 def refuse_absent_runs(runs: Sequence[Path]) -> None:

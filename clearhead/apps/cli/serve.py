@@ -149,12 +149,12 @@ def _in_own_thread(work: Callable[[], Result]) -> Result:
 
 def _named(refs: list[str]) -> dict[str, str]:
     """Return the references of the models by their names, or refuse a name that is invalid or taken."""
-    from clearhead.checkpoints.hf.files.hub import is_local, repository_of
+    from clearhead.checkpoints.reference import ModelReference, repository_of
 
     named: dict[str, str] = {}
     for ref in refs:
         name, equals, path = ref.partition("=")
-        if not equals or is_local(ref):
+        if not equals or ModelReference.parse(ref).folder.exists():
             folder, path = Path(ref.partition("@")[0]), ref
             name = (repository_of(folder) or folder.name).rpartition("/")[2] or ref
         elif not _NAME.fullmatch(name):

@@ -191,7 +191,7 @@ def _runs(
     compare_with: str | None,
 ) -> list[tuple[str, AttentionMaps]]:
     """Return the runs of a page, each with what tells it from the others."""
-    from clearhead.checkpoints.runs.loading import with_weights
+    from clearhead.checkpoints.weights.files import with_weights
 
     ref, text, target = given
     if compare is not None:
@@ -268,11 +268,11 @@ def _outcome(of: Sequence[str]) -> Chosen:
 
 def _checkpoints(ref: str) -> dict[str, Path]:
     """Return the weights of every step that a run kept, in order, by their labels."""
-    from clearhead.checkpoints.runs.checkpoint import read_best, undamaged_weights
-    from clearhead.checkpoints.runs.directory import is_run_directory, split_reference
-    from clearhead.checkpoints.runs.snapshots import snapshots_folder
+    from clearhead.checkpoints.reference import ModelReference
+    from clearhead.checkpoints.runs.checkpoint import read_best, snapshots_folder, undamaged_weights
+    from clearhead.checkpoints.runs.directory import is_run_directory
 
-    run, _ = split_reference(ref)
+    run = ModelReference.parse(ref).folder
     kept = undamaged_weights(snapshots_folder(run), run / "checkpoints")
     if not is_run_directory(run):
         raise InputError(f"--checkpoints plays the checkpoints of a run, but {run} is not a run directory")

@@ -15,15 +15,14 @@ from pydantic import BaseModel
 from clearhead.base.errors import InputError
 from clearhead.base.files import refuse_absent, typed
 from clearhead.base.printing import Printed, num_parameters
+from clearhead.checkpoints.reference import SPEC_FILE, ModelReference
 from clearhead.checkpoints.runs.checkpoint import Tally, newest_sound, read_state
 from clearhead.checkpoints.runs.directory import (
     RUN_FILE,
-    SPEC_FILE,
     dotted,
     read_configuration,
     refuse_altered,
-    settled,
-    split_reference,
+    retry_while_checkpoints_change,
 )
 from clearhead.checkpoints.runs.metrics import FILE_NAME, Metrics, read_metrics
 from clearhead.core import build
@@ -162,9 +161,9 @@ def read_run(path: Path) -> Run:
     Raises:
         InputError: it is not a run directory, a file cannot be read, or it has no metrics yet.
     """
-    folder, label = split_reference(str(path))
-    if label is not None and folder.is_dir():
-        raise InputError(f"{path} names one checkpoint, but whole runs are compared: name {folder}")
+    reference = ModelReference.parse(str(path))
+    if reference.label is not None and reference.folder.is_dir():
+        raise InputError(f"{path} names one checkpoint, but whole runs are compared: name {reference.folder}")
     refuse_absent(path, "run directory")
     missing = [name for name in (RUN_FILE, SPEC_FILE) if not (path / name).is_file()]
     if missing:
@@ -178,7 +177,7 @@ def read_run(path: Path) -> Run:
     metrics = tuple(read_metrics(path / FILE_NAME))
     if not metrics:
         raise InputError(f"{path} has no metrics yet: let it train for some steps first")
-    return Run(path, configuration, spec, metrics, settled(str(path), lambda: _newest_state(path)))
+    return Run(path, configuration, spec, metrics, retry_while_checkpoints_change(path, lambda: _newest_state(path)))
 
 
 def _configuration(file: Path) -> dict[str, Any]:

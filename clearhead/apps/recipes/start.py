@@ -9,8 +9,8 @@ from clearhead.apps.recipes.fit import Fitted, Fitting, lacks_memory, write
 from clearhead.apps.recipes.run_file import Choice, DataPlan, Start
 from clearhead.apps.recipes.survey import TextSurvey
 from clearhead.base.errors import InputError
-from clearhead.base.machine import free_memory, size
-from clearhead.base.printing import num_parameters
+from clearhead.base.machine import free_memory
+from clearhead.base.printing import human_bytes, num_parameters
 from clearhead.base.progress import message
 from clearhead.core import build
 from clearhead.spec.cost import TRAINING_BYTES
@@ -112,7 +112,7 @@ def choose_way(tried: Callable[[int | None, str], Way], count: int, minutes: flo
         minutes: that training may take.
     """
     needed, free = int(_ACTIVATIONS * TRAINING_BYTES * count), free_memory()
-    too_large = f"all weights need about {size(needed)} of memory, and {size(free)} is free"
+    too_large = f"all weights need about {human_bytes(needed)} of memory, and {human_bytes(free)} is free"
     if needed > free:
         return tried(LORA_RANK, too_large)
     try:

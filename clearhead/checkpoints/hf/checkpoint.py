@@ -1,29 +1,55 @@
-"""A Hugging Face checkpoint: a module with the tokenizers and generation settings beside its weights."""
+"""A Hugging Face checkpoint: a module of a family with its tokenizers and generation settings.
+
+A model that is trained further, or saved in our layout, keeps the other files of its checkpoint in a folder `origin`.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from clearhead.base.errors import InputError, nearest
+from clearhead.base.files import file_inside, write_json
 from clearhead.base.printing import Printed
 from clearhead.checkpoints.hf import registry
-from clearhead.checkpoints.hf.files.tensor_files import read_config
-from clearhead.checkpoints.hf.generation import read_generation_config
+from clearhead.checkpoints.hf.files.tensor_files import TensorFiles, read_config
+from clearhead.checkpoints.hf.generation import GENERATION_CONFIG, read_generation_config
 from clearhead.checkpoints.hf.loading import LoadedModule, load_module
+from clearhead.checkpoints.hf.mapping import config as configs
+from clearhead.checkpoints.hf.mapping.family import Family, Variant
+from clearhead.checkpoints.hf.pooling import makes_vectors, with_head
 from clearhead.checkpoints.hf.tokenizers import CheckpointTokenizers, load_tokenizers
-from clearhead.checkpoints.hf.variants import find_variant
+from clearhead.checkpoints.reference import CONFIG, ORIGIN
+from clearhead.checkpoints.weights.files import load_tensors, save_tensors
 from clearhead.core import Transformer
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.prompts import PromptFormat
+from clearhead.spec import Model
 from clearhead.spec.tasks.record import TaskRecord
+from clearhead.spec.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens
 from clearhead.text.tokenizer_files import has_tokenizer
+
+# Files of a tokenizer or of generation, which are copied unchanged when a checkpoint is saved again.
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "target_vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "spm.model",
+    "tokenizer.model", "sentencepiece.model", "source.spm", "target.spm",
+)  # fmt: skip
+_OTHER_FILES = ("chat_template.jinja", GENERATION_CONFIG)
+_UNUSED = "unused.safetensors"
+_PROBLEM_TYPES = {
+    "single_label": "single_label_classification",
+    "multi_label": "multi_label_classification",
+    "regression": "regression",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,17 +82,49 @@ class HFCheckpoint(Printed):
             InputError: anything that is not supported, or a tokenizer that does not fit the model.
         """
         # Before its tokenizer, which a model of another kind may have in files of its own.
-        registry.find(read_config(folder))
+        config = read_config(folder)
+        registry.find(config)
         if not has_tokenizer(folder):
             raise InputError(
                 f"{folder} has no tokenizer: expected tokenizer.json, vocab.json with merges.txt, vocab.txt, or a "
                 "SentencePiece model"
             )
         tokenizers = load_tokenizers(folder)
-        loaded = load_module(folder, dtype=dtype)
-        generation_config = read_generation_config(folder, loaded.module)
+        loaded = load_module(folder, config=config, dtype=dtype)
+        generation_config = read_generation_config(folder, config, loaded.module)
         tokenizers = with_decoder_tokens(tokenizers, generation_config, loaded.module)
         return cls(folder, tokenizers, generation_config, loaded.config, loaded)
+
+    @classmethod
+    def from_origin(
+        cls, folder: Path, module: Transformer, task: TaskRecord, tokenizers: TokenizerPair
+    ) -> HFCheckpoint:
+        """Read the files that `save_origin` wrote.
+
+        Args:
+            folder: the folder `origin` of a run or a saved model.
+            module: the model.
+            task: the task of the model's outputs.
+            tokenizers: tokenizers of the model, used instead of the checkpoint's.
+
+        Raises:
+            InputError: files are missing or damaged.
+        """
+        config = read_config(folder)
+        generation_config = read_generation_config(folder, config, module)
+        own = replace(with_decoder_tokens(load_tokenizers(folder), generation_config, module), pair=tokenizers)
+        unused = load_tensors(folder / _UNUSED) if (folder / _UNUSED).is_file() else {}
+        loaded = find_variant(config, module, task, unused, pad=tokenizers.source.pad_id)
+        return cls(folder, own, generation_config, config, loaded)
+
+    def save_origin(self, folder: Path) -> None:
+        """Write the other files of the checkpoint into the folder of a model that came from it."""
+        origin = folder / ORIGIN
+        origin.mkdir(parents=True, exist_ok=True)
+        write_json(origin / CONFIG, dict(self.config), is_indented=True)
+        copy_files(self.folder, origin)
+        if self.loaded is not None and self.loaded.unused:
+            save_tensors(origin / _UNUSED, self.loaded.unused)
 
     def replaced(self, module: Transformer, task: TaskRecord, tokenizers: TokenizerPair | None = None) -> HFCheckpoint:
         """Return the checkpoint with another module, such as one that was trained further.
@@ -98,7 +156,7 @@ class HFCheckpoint(Printed):
         name = next((name for name, prefix in prefixes.items() if task in (name, prefix, prefix.strip())), None)
         if name is None:
             raise InputError(f"the checkpoint lists no task '{task}'{nearest(task, prefixes)}; it lists: {known}")
-        config = read_generation_config(self.folder, module, name)
+        config = read_generation_config(self.folder, self.config, module, name)
         return replace(self, generation_config=config), prefixes[name]
 
     def prompt_format(self, *, chat: bool, given: Mapping[str, Any]) -> PromptFormat:
@@ -210,3 +268,92 @@ def _after_encoder(config: GenerationConfig, prefix: tuple[int, ...], eos: int) 
     # The prefix of some tokenizers begins with the decoder's start token already.
     prefix = prefix[1:] if prefix[:1] == (start,) else prefix
     return PrefixSuffix((start, *prefix), (config.eos_ids[0] if config.eos_ids else eos,))
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copy the files of a checkpoint's tokenizer and generation unchanged.
+
+    Args:
+        source: of the checkpoint.
+        target: an empty folder.
+    """
+    for name in (*TOKENIZER_FILES, *_OTHER_FILES):
+        if (source / name).is_file():
+            shutil.copyfile(file_inside(source, name), target / name)
+
+
+def find_variant(
+    config: Mapping[str, Any], module: Transformer, task: TaskRecord, unused: Mapping[str, Tensor], *, pad: int
+) -> LoadedModule | None:
+    """Return a module as a class of its checkpoint's family; None where the family cannot express it.
+
+    Args:
+        config: of the checkpoint that it came from.
+        module: the module.
+        task: what its outputs are for.
+        unused: tensors of the checkpoint that its class does not use.
+        pad: the padding id, which the classes that classify need to find the end of a text.
+    """
+    family = registry.find(config)
+    kept = {key: value for key, value in config.items() if key not in ("architectures", "problem_type")}
+    kept |= label_config(task)
+    if find(task.kind).outputs == "labels" and kept.get("pad_token_id") in (None, -1):
+        kept["pad_token_id"] = pad
+    variants = sorted(family.variants, key=lambda variant: variant.task != task.kind)
+    stacks = module
+    if find(task.kind).outputs == "vector" and makes_vectors(module.spec):
+        # The pooling is not part of a class, but in files beside the checkpoint.
+        stacks, variants = with_head(module, None, {}), [registry.headless(family)]
+    variant = next((variant for variant in variants if _is_expressible(family, variant, kept, stacks)), None)
+    if variant is None:
+        return None
+    named = config.get("architectures") or []
+    classes = named if named and named[0] in variant.classes else [variant.classes[0]]
+    tensors = {name: tensor for name, tensor in unused.items() if variant.leaves_unused(name)}
+    prefix = family.saved_prefix(variant)
+    return LoadedModule(module, task, {**kept, "architectures": classes}, family, variant, prefix, (), tensors)
+
+
+def label_config(task: TaskRecord) -> dict[str, Any]:
+    """Return the keys of a config for the labels of a task."""
+    if find(task.kind).outputs == "span":
+        # The classes that find answers count their two scores by the labels of the config.
+        return configs.label_names(("LABEL_0", "LABEL_1"))
+    if not find(task.kind).has_labels:
+        return {}
+    names = configs.label_names(task.labels or ("LABEL_0",))
+    return names if task.label_kind is None else names | {"problem_type": _PROBLEM_TYPES[task.label_kind]}
+
+
+def _is_expressible(family: Family, variant: Variant, config: Mapping[str, Any], module: Transformer) -> bool:
+    """Whether a class of a family can be this module, with its config or another one."""
+    try:
+        parsed = configs.parse(family, config)
+        if not parsed.faults and not configs.differences(family.spec_of(parsed.values, variant), module.spec):
+            return True
+        configs.to_config(family, variant, module.spec)
+    except InputError:
+        return spec_up_to_dropout(family, variant, config, module) is not None
+    return True
+
+
+def spec_up_to_dropout(
+    family: Family, variant: Variant, config: Mapping[str, Any], module: Transformer
+) -> Model | None:
+    """Return the spec of a config, if a module differs from it only in dropout, which does not change its outputs."""
+    try:
+        expressed = family.spec_of(configs.parse(family, config).values, variant)
+    except InputError:
+        return None
+    differing = configs.differences(expressed, module.spec)
+    return expressed if all(".dropout: " in line for line in differing) else None
+
+
+def task_kind(folder: Path) -> str:
+    """Return the task of a checkpoint, without loading its weights.
+
+    Raises:
+        InputError: an unknown family or class.
+    """
+    config = read_config(folder)
+    return registry.variant(registry.find(config), config, frozenset(TensorFiles(folder))).task

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from clearhead.base.files import read_json_object
-from clearhead.checkpoints.hf.files.tensor_files import read_config
 from clearhead.core import Transformer
 from clearhead.generate.generation_config import GenerationConfig
 
@@ -45,20 +45,23 @@ DEFAULT_IDS: Mapping[str, Mapping[str, int]] = MappingProxyType(
 )
 
 
-def read_generation_config(folder: Path, module: Transformer, task: str | None = None) -> GenerationConfig:
+def read_generation_config(
+    folder: Path, config: Mapping[str, Any], module: Transformer, task: str | None = None
+) -> GenerationConfig:
     """Read the generation settings of a checkpoint: generation_config.json, else the same keys of config.json.
 
     A start or an end that the vocabulary of the decoder lacks is left out, and a warning names it.
 
     Args:
-        folder: of the checkpoint.
-        module: of the checkpoint; it may be on the meta device.
-        task: one of config.json's `task_specific_params`, which take precedence.
+        folder: folder of the checkpoint.
+        config: content of config.json.
+        module: module of the checkpoint; it may be on the meta device.
+        task: one of the config's `task_specific_params`, which take precedence.
 
     Raises:
         InputError: a file is no JSON object, or has values of a wrong type, or other ids beyond the vocabulary.
     """
-    read = _read(folder, task)
+    read = _read(folder, config, task)
     if module.decoder is None:
         return read
     found = read.within(module.num_target_ids, str(folder))
@@ -71,12 +74,11 @@ def read_generation_config(folder: Path, module: Transformer, task: str | None =
     return found
 
 
-def _read(folder: Path, task: str | None) -> GenerationConfig:
-    config = read_config(folder)
+def _read(folder: Path, config: Mapping[str, Any], task: str | None) -> GenerationConfig:
     config = {**DEFAULT_IDS.get(str(config.get("model_type")), {}), **config}
     listed = config.get("task_specific_params") or {}
     prefixes = {name: one["prefix"] for name, one in listed.items() if one.get("prefix") is not None}
-    path, settings = folder / GENERATION_CONFIG, config
+    path, settings = folder / GENERATION_CONFIG, dict(config)
     if os.path.lexists(path):
         settings = read_json_object(path, what="a generation_config.json")
         # Special token ids that the settings lack are those of the model.

@@ -16,8 +16,7 @@ from clearhead.base.errors import LONGEST_LINE, MOST_FAULTS, InputError, nearest
 from clearhead.base.machine import refuse_memory
 from clearhead.base.printing import num_parameters
 from clearhead.checkpoints.hf import registry
-from clearhead.checkpoints.hf.files.mxfp4 import PackedFiles, is_packed
-from clearhead.checkpoints.hf.files.quantization import quantization_of
+from clearhead.checkpoints.hf.files.quantization import PackedFiles, is_packed, quantization_of
 from clearhead.checkpoints.hf.files.tensor_files import FLOATS, TensorFiles, read_config
 from clearhead.checkpoints.hf.mapping import config as configs
 from clearhead.checkpoints.hf.mapping.family import Family, Values, Variant
@@ -57,18 +56,21 @@ class LoadedModule:
     pooling: Pooling | None = None
 
 
-def load_module(directory: Path, *, dtype: torch.dtype | None = None) -> LoadedModule:
+def load_module(
+    directory: Path, *, config: Mapping[str, Any] | None = None, dtype: torch.dtype | None = None
+) -> LoadedModule:
     """Load a checkpoint.
 
     Args:
-        directory: with config.json and safetensors.
-        dtype: of the weights; None: float32, whatever the file has.
+        directory: folder with config.json and safetensors.
+        config: content of config.json; None means that the file is read.
+        dtype: dtype of the weights; None means float32, for files of any dtype.
 
     Raises:
         InputError: config keys that are not supported, tensors without a slot, slots without a tensor, other shapes:
             all in one report.
     """
-    config = read_config(directory)
+    config = dict(config or read_config(directory))
     family = registry.find(config)
     files = TensorFiles(directory)
     if is_packed(config):

@@ -20,11 +20,9 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.base.errors import InputError
-from clearhead.base.files import read_json, typed, write_json
-from clearhead.checkpoints.hf.files.folder import inside
+from clearhead.base.files import file_inside, read_json, typed, write_json
 from clearhead.checkpoints.hf.files.tensor_files import FLOATS, SINGLE, TensorFiles, read_config
-from clearhead.checkpoints.weights.files import save_tensors
-from clearhead.checkpoints.weights.fill import built
+from clearhead.checkpoints.weights.files import built, save_tensors
 from clearhead.core import Transformer
 from clearhead.spec.base import Count
 
@@ -169,7 +167,7 @@ def read_pooling(directory: Path, *, width: int, positions: int | None, dtype: t
     Raises:
         InputError: a module, a setting or a size that is not supported; every fault is named.
     """
-    modules = read_json(inside(directory, MODULES), what="a list of modules")
+    modules = read_json(file_inside(directory, MODULES), what="a list of modules")
     reader = _Reader(directory, width, dtype)
     for index, module in enumerate(typed(modules, list[_Module], name=str(directory / MODULES))):
         reader.take(index, module.type, module.path)
@@ -257,7 +255,7 @@ class _Reader:
         return typed(self.files[place], kind, name=str(self.directory / place))
 
     def _pool(self, path: str) -> None:
-        inside(self.directory, path)
+        file_inside(self.directory, path)
         settings = self._json(path, SETTINGS, _Pool)
         modes = settings.modes
         content, known = self.files[f"{path}/{SETTINGS}"], {*_Pool.model_fields, *_INERT}
@@ -279,7 +277,7 @@ class _Reader:
         self.width *= len(chosen)
 
     def _linear(self, path: str) -> None:
-        inside(self.directory, path)
+        file_inside(self.directory, path)
         settings = self._json(path, SETTINGS, _Linear)
         size, width, bias, function = (
             settings.out_features, settings.in_features, settings.bias, settings.activation_function,

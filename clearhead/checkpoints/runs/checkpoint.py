@@ -35,6 +35,7 @@ WEIGHTS: Final = "weights.safetensors"
 AVERAGED_WEIGHTS: Final = "ema.safetensors"
 OPTIMIZER: Final = "optimizer.safetensors"
 STATE: Final = "state.json"
+AVERAGED: Final = "averaged"
 UNTOUCHED: Final = "earlier checkpoints are untouched, and the run continues from them with --resume"
 NOTHING_TRAINED: Final = "no step was taken: make room there, or name another folder with train.run, and start again"
 
@@ -101,6 +102,16 @@ class Tally:
 def checkpoint_folder(run: Path, step: int) -> Path:
     """Return the folder of the checkpoint of one step."""
     return run / "checkpoints" / f"step-{step}"
+
+
+def recent_folder(run: Path) -> Path:
+    """Return the folder of a run's recent weights, which are kept for averaging."""
+    return run / "checkpoints" / "recent"
+
+
+def snapshots_folder(run: Path) -> Path:
+    """Return the folder of a run's snapshots."""
+    return run / "checkpoints" / "snapshots"
 
 
 def checkpoint_steps(run: Path) -> list[int]:
@@ -224,7 +235,7 @@ def read_state(folder: Path) -> dict[str, Any]:
         InputError: the file cannot be read, its format is not, or what every state has is missing or of another type.
     """
     state = read_json_object(folder / STATE, what="the state of a run")
-    state = FORMAT.current(state, state, folder)
+    FORMAT.check(state, folder)
     typed(state, _State, name=str(folder / STATE))
     return state
 
@@ -391,8 +402,7 @@ def undamaged_weights(*parents: Path) -> dict[int, Path]:
 
 def clear_leftovers(run: Path) -> None:
     """Remove the temporary files of a killed process; the run directory must be locked."""
-    checkpoints = run / "checkpoints"
-    for folder in (run, run / "plots", checkpoints, checkpoints / "recent", checkpoints / "snapshots"):
+    for folder in (run, run / "plots", run / "checkpoints", recent_folder(run), snapshots_folder(run)):
         for entry in list(folder.iterdir()) if folder.is_dir() else []:
             replaced = re.fullmatch(r"\.(.+)\.replaced", entry.name)
             if replaced and not (folder / replaced[1]).exists():

@@ -1,4 +1,4 @@
-"""A run directory: created, locked by one process, compared with its configuration, and found by a reference."""
+"""Run directories: creation, lock and configuration; and the files of the model that a reference chooses."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import socket
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -30,25 +31,25 @@ from clearhead.base.files import (
 )
 from clearhead.base.formats import FORMAT_FILE, Format
 from clearhead.base.machine import refuse_memory
+from clearhead.checkpoints.reference import ORIGIN, SPEC_FILE, ModelReference
 from clearhead.checkpoints.runs.checkpoint import (
+    AVERAGED,
     checkpoint_steps,
     measured_weights,
     newest_sound,
     read_best,
+    snapshots_folder,
     steps_in,
     weights_damage,
     write_text,
 )
 from clearhead.checkpoints.runs.manifest import MANIFEST, manifest_damage, seal
-from clearhead.checkpoints.runs.snapshots import snapshots_folder
 from clearhead.spec.tasks.record import TaskRecord
 
 RUN_FILE: Final = "run.toml"
-SPEC_FILE: Final = "spec.json"
 TASK_FILE: Final = "task.json"
 WEIGHTS_FILE: Final = "weights.safetensors"
 LOCK: Final = "lock"
-AVERAGED: Final = "averaged"
 RUN_FORMAT: Final = Format("a run directory", 1, "train again")
 SAVED_FORMAT: Final = Format("a saved model", 1, "save the model again")
 _MOST_READS: Final = 20
@@ -159,23 +160,64 @@ def held(directory: RunDirectory | None, path: Path, *, resume: bool) -> Iterato
 
 def is_run_directory(path: Path) -> bool:
     """Return whether a folder looks like a run directory of this library."""
-    return (path / "checkpoints").is_dir() and ((path / "spec.json").exists() or (path / RUN_FILE).exists())
+    return (path / "checkpoints").is_dir() and ((path / SPEC_FILE).exists() or (path / RUN_FILE).exists())
 
 
-def split_reference(reference: str) -> tuple[Path, str | None]:
-    """Split `RUN@best` into folder and label; the name of an existing folder may contain "@"."""
-    name, sign, label = reference.rpartition("@")
-    if not sign or Path(reference).exists():
-        return Path(reference), None
-    return Path(name), label
+@dataclass(frozen=True)
+class ModelFiles:
+    """Files of a run or a saved model, as a reference chooses them.
+
+    Attributes:
+        folder: folder with the spec, the tokenizers and the task record.
+        weights: safetensors file of the chosen checkpoint.
+    """
+
+    folder: Path
+    weights: Path
+
+    @property
+    def origin(self) -> Path | None:
+        """Folder with the other files of the checkpoint that the model came from, or None."""
+        return origin_of(self.folder)
 
 
-def resolve_reference(reference: str) -> Path:
+def find_files(reference: ModelReference) -> ModelFiles:
+    """Find the files of a trained model: a run, optionally of one checkpoint, or a saved model.
+
+    Raises:
+        InputError: the folder holds no usable model; the message says what was expected.
+    """
+    folder = reference.folder
+    refuse_absent(folder, expected=MODEL)
+    if not folder.is_dir():
+        raise InputError(f"{folder} is a file; expected {MODEL}")
+    folder_format = _format_of(folder)
+    has_format = (folder / FORMAT_FILE).exists()
+    if has_format:
+        # Before any other file: another format may have them elsewhere.
+        folder_format.check_folder(folder)
+    if is_run_directory(folder):
+        weights = find_weights(reference)
+    elif reference.label is not None:
+        raise InputError(f"{folder} is a saved model and has no checkpoint '@{reference.label}'")
+    else:
+        weights = folder / WEIGHTS_FILE
+    for needed in (folder / SPEC_FILE, weights):
+        if not needed.is_file():
+            raise lack_of(folder, needed.name)
+    _refuse_size(weights)
+    if not has_format:
+        folder_format.check_folder(folder)
+    _refuse_damage(folder)
+    return ModelFiles(folder, weights)
+
+
+def find_weights(reference: ModelReference) -> Path:
     """Find the validated weights of a run directory.
 
     Args:
-        reference: a run directory, by itself or followed by `@best`, `@last`, `@averaged` or `@step-N`. By itself it
-            means the best checkpoint, or the last one if no step was validated yet.
+        reference: a run directory; the label is "best", "last", "averaged" or "step-N". Without a label: the best
+            checkpoint, or the last one if no step was validated yet.
 
     Returns:
         The safetensors file: the exponential average, if the checkpoint has one.
@@ -183,12 +225,11 @@ def resolve_reference(reference: str) -> Path:
     Raises:
         InputError: there is no such folder, label or checkpoint, or the checkpoint is damaged.
     """
-    run, label = split_reference(reference)
+    run = reference.folder
     refuse_absent(run, "run directory")
     if not (run / "checkpoints").is_dir():
         raise InputError(f"{run} is not a run directory: it has no checkpoints folder.")
-    has_best = (run / "best").exists()
-    best = read_best(run)
+    label, has_best, best = reference.label, (run / "best").exists(), read_best(run)
     if label is None:
         label = "best" if has_best else "last"
     match label:
@@ -209,37 +250,15 @@ def resolve_reference(reference: str) -> Path:
             raise InputError(f"'@{text}' is not a checkpoint of {run}{hint}: use @best, @last, @averaged or @step-N.")
 
 
-def model_files(reference: str) -> tuple[Path, Path]:
-    """Find the folder and the weights of a trained model.
-
-    Args:
-        reference: a run directory, optionally with @best, @last, @averaged or @step-N, or a saved model's folder.
-
-    Returns:
-        the folder with spec, tokenizers and record, and the file of the weights.
+def origin_of(folder: Path) -> Path | None:
+    """Return the folder with the other files of the checkpoint that a model came from; None if the model has none.
 
     Raises:
-        InputError: nothing usable is there; the sentence says what was expected.
+        InputError: it is a link out of the folder of the model.
     """
-    folder, label = split_reference(reference)
-    refuse_absent(folder, expected=MODEL)
-    if not folder.is_dir():
-        raise InputError(f"{folder} is a file; expected {MODEL}")
-    if (folder / FORMAT_FILE).exists():
-        # Before anything else is looked for: another format may have it elsewhere.
-        _refuse_other_format(folder)
-    if is_run_directory(folder):
-        weights = resolve_reference(reference)
-    elif label is not None:
-        raise InputError(f"{folder} is a saved model and has no checkpoint '@{label}'")
-    else:
-        weights = folder / WEIGHTS_FILE
-    for needed in (folder / SPEC_FILE, weights):
-        if not needed.is_file():
-            raise lack_of(folder, needed.name)
-    _refuse_size(weights)
-    refuse_altered(folder)
-    return folder, weights
+    origin = folder / ORIGIN
+    refuse_link_out(origin, folder)
+    return origin if origin.is_dir() else None
 
 
 def lack_of(folder: Path, name: str = SPEC_FILE) -> InputError:
@@ -251,8 +270,13 @@ def lack_of(folder: Path, name: str = SPEC_FILE) -> InputError:
 def described_files(folder: Path) -> list[Path]:
     """Return the files of a run or a saved model that say what its weights mean: all but checkpoints and records."""
     own = [folder / name for name in (FORMAT_FILE, SPEC_FILE, TASK_FILE)]
-    own += [*folder.glob("*tokenizer.json"), *folder.glob("*tokenizer_config.json"), *(folder / "origin").rglob("*")]
+    own += [*folder.glob("*tokenizer.json"), *folder.glob("*tokenizer_config.json"), *(folder / ORIGIN).rglob("*")]
     return [path for path in own if path.is_file()]
+
+
+def _format_of(folder: Path) -> Format:
+    """Return the format of a folder: that of a run directory if it has checkpoints, else that of a saved model."""
+    return RUN_FORMAT if (folder / "checkpoints").is_dir() else SAVED_FORMAT
 
 
 def refuse_altered(folder: Path) -> None:
@@ -261,7 +285,12 @@ def refuse_altered(folder: Path) -> None:
     Raises:
         InputError: its format is not read; or a file was altered, is missing or was added, unless there is no manifest.
     """
-    _refuse_other_format(folder)
+    _format_of(folder).check_folder(folder)
+    _refuse_damage(folder)
+
+
+def _refuse_damage(folder: Path) -> None:
+    """Refuse a folder whose files differ from its manifest, if it has one."""
     if not (folder / MANIFEST).exists():
         return
     damage = manifest_damage(folder, needed=(SPEC_FILE,), present=described_files(folder))
@@ -269,19 +298,13 @@ def refuse_altered(folder: Path) -> None:
         raise InputError(f"{damage} Restore it; where you changed it yourself, delete {folder / MANIFEST}.")
 
 
-def _refuse_other_format(folder: Path) -> None:
-    """Refuse a run or a saved model that this version cannot read."""
-    (RUN_FORMAT if (folder / "checkpoints").is_dir() else SAVED_FORMAT).check_folder(folder)
-
-
-def settled(reference: str, read: Callable[[], T]) -> T:
-    """Return what a function reads from a run, once no checkpoint was replaced while it read.
+def retry_while_checkpoints_change(run: Path, read: Callable[[], T]) -> T:
+    """Call a function that reads from a run, again if training replaced checkpoints and the call failed.
 
     Args:
-        reference: the run directory, optionally with a label.
-        read: fails where training deletes a checkpoint under its hands, and is then called again.
+        run: the run directory.
+        read: the function; it fails if training deletes a checkpoint while the function reads it.
     """
-    run, _ = split_reference(reference)
     for _ in range(_MOST_READS):
         before = _generation(run)
         try:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -20,15 +19,15 @@ from torch.nn import functional as F
 
 from clearhead.base.errors import InputError
 from clearhead.base.printing import num_parameters
-from clearhead.checkpoints.weights.files import load_weights
 from clearhead.core.kernels.dropout import Dropout
-from clearhead.fast.int8 import dequantized, holds_int8
 from clearhead.spec.addresses import nearest_address, select_addresses
 
 DEFAULT_TARGETS = ("**.query", "**.key", "**.value", "**.function.out")
 """The projections of attention."""
 
 _DOWN, _UP, _SCALE = "lora_down", "lora_up", "lora_scale"
+LOW_RANK = (_DOWN, _UP, _SCALE)
+"""Last names of the tensors that `adapt` adds to a linear layer."""
 
 
 class AdaptedLinear(nn.Linear):
@@ -118,13 +117,12 @@ def merged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         InputError: one of them is missing, or they do not fit each other.
     """
-    parts = (_DOWN, _UP, _SCALE)
-    adapted = dict.fromkeys(name.rpartition(".")[0] for name in tensors if name.rpartition(".")[2] in parts)
-    found = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in parts}
+    adapted = dict.fromkeys(name.rpartition(".")[0] for name in tensors if name.rpartition(".")[2] in LOW_RANK)
+    found = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in LOW_RANK}
     for address in adapted:
-        down, up, scale, weight_OI = (tensors.get(f"{address}.{part}") for part in (*parts, "weight"))
+        down, up, scale, weight_OI = (tensors.get(f"{address}.{part}") for part in (*LOW_RANK, "weight"))
         if down is None or up is None or scale is None or weight_OI is None:
-            raise InputError(f"'{address}' has low-rank matrices, but not all of {', '.join(parts)} and weight")
+            raise InputError(f"'{address}' has low-rank matrices, but not all of {', '.join(LOW_RANK)} and weight")
         shapes = [list(tensor.shape) for tensor in (up, down, weight_OI)]
         if (
             scale.numel() != 1
@@ -135,22 +133,6 @@ def merged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         change_OI = up.double() @ down.double()
         found[f"{address}.weight"] = (weight_OI.double() + float(scale) * change_OI).to(weight_OI.dtype)
     return found
-
-
-def load_merged(path: Path, *, keep_int8: bool = False) -> dict[str, Tensor]:
-    """Read the weights of a run or of a saved model, with low-rank matrices merged.
-
-    Args:
-        path: the safetensors file.
-        keep_int8: whether weights in 8 bits stay so; otherwise they are fp32.
-
-    Raises:
-        InputError: the file cannot be read, or its tensors have other dtypes or do not fit each other.
-    """
-    tensors = load_weights(path)
-    if not keep_int8 and holds_int8(tensors):
-        return dequantized(tensors)
-    return merged(tensors)
 
 
 def describe(module: nn.Module, chosen: Sequence[str]) -> str:

@@ -99,8 +99,8 @@ class Store:
         self.kind: StoreKind = kind
         self._special = special
         try:
-            record: dict[str, Any] = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
-            self.facts: dict[str, Any] = FORMAT.current(record, record, folder)
+            self.facts: dict[str, Any] = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
+            FORMAT.check(self.facts, folder)
             self.identity: str = str(self.facts["identity"])
             forms = self.facts["arrays"]
             self.arrays: dict[str, np.ndarray] = {

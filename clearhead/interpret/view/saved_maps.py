@@ -29,7 +29,7 @@ from clearhead.interpret.view.explorer.data import (
 )
 
 # Format 1 has no written tokens, and the page numbers the decoder's steps.
-MAPS: Final = Format("saved attention maps", 2, "save them again", {1: lambda arrays: arrays})
+MAPS: Final = Format("saved attention maps", 2, "save them again", oldest=1)
 _ROWS: Mapping[StackName, tuple[RowName, RowName]] = {
     "encoder.self": ("encoder", "encoder"), "decoder.self": ("decoder", "decoder"),
     "decoder.memory": ("written", "encoder"),
@@ -48,7 +48,7 @@ def saved_page(path: Path, title: str) -> Page:
     """
     arrays = _read(path)
     header = {name: arrays[name].item() for name in MAPS.header() if name in arrays and arrays[name].ndim == 0}
-    arrays = MAPS.current(arrays, header, path)
+    MAPS.check(header, path)
     try:
         stacks = [stack for stack in _ROWS if stack in arrays]
         rows = _rows(arrays, stacks)

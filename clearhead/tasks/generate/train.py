@@ -9,7 +9,7 @@ from typing import Final
 from torch import nn
 
 from clearhead.base.errors import InputError, within
-from clearhead.base.machine import size
+from clearhead.base.printing import human_bytes
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.plans import EpochBatches
 from clearhead.data.batches.streamed import StreamedBatches
@@ -104,7 +104,7 @@ class Training(TextTraining):
         with within("[data] train"):
             batches = StreamedBatches(TextStream(shards, tokenizer, data.shuffle_buffer, train.seed), views.of)
         pool, num_bytes = batches.pool, sum(shard.path.stat().st_size for shard in shards)
-        files = f"{size(num_bytes)} in {len(shards):,} file{'s' * (len(shards) > 1)}"
+        files = f"{human_bytes(num_bytes)} in {len(shards):,} file{'s' * (len(shards) > 1)}"
         one_pass = "compressed"
         if all(shard.path.suffix != ".gz" for shard in shards):
             steps = num_bytes / pool.text_bytes * batches.batches_per_epoch / train.accumulate

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from clearhead.base.errors import InputError, nearest, within
-from clearhead.base.machine import size, total_memory
+from clearhead.base.machine import total_memory
+from clearhead.base.printing import human_bytes
 from clearhead.spec import (
     Attention,
     Branch,
@@ -79,8 +80,8 @@ def _refuse_too_large(hparams: Hyperparameters) -> None:
     if needed > total:
         raise InputError(
             f"{hparams.layers:,} layers of width {hparams.width:,} have at least {least_parameters(hparams):,} "
-            f"parameters; training takes {TRAINING_BYTES} bytes for each, {size(needed)}, and this machine has "
-            f"{size(total)} of memory"
+            f"parameters; training takes {TRAINING_BYTES} bytes for each, {human_bytes(needed)}, and this machine has "
+            f"{human_bytes(total)} of memory"
         )
 
 

@@ -8,8 +8,8 @@ from typing import Final, Literal
 
 from clearhead.base.errors import InputError
 from clearhead.base.machine import choose_precision
-from clearhead.checkpoints.hf.export import save_origin
-from clearhead.checkpoints.runs.directory import RUN_FILE, SPEC_FILE, TASK_FILE
+from clearhead.checkpoints.reference import SPEC_FILE
+from clearhead.checkpoints.runs.directory import RUN_FILE, TASK_FILE
 from clearhead.checkpoints.weights.lora import adapt, describe
 from clearhead.core import Transformer, build
 from clearhead.spec import Model
@@ -100,5 +100,5 @@ def describe_model(run: OpenedRun, data: PreparedData, model: BuiltModel) -> Non
     directory.write_text(SPEC_FILE, parts.spec.to_json())
     directory.write_text(TASK_FILE, parts.record.to_json())
     if data.initial is not None and data.initial.hf_checkpoint is not None and not run.is_resumed:
-        save_origin(data.initial.hf_checkpoint, directory.path)
+        data.initial.hf_checkpoint.save_origin(directory.path)
     directory.seal()

@@ -60,7 +60,7 @@ def test_a_signal_that_is_held_up_or_swallowed(number: int, code: int, body: str
     assert time.monotonic() - started < 10
 
 
-@pytest.mark.parametrize("module", ["clearhead.apps.cli.main", "clearhead.checkpoints.hf.files.hub"])
+@pytest.mark.parametrize("module", ["clearhead.apps.cli.main", "clearhead.checkpoints.reference"])
 def test_ctrl_c_while_the_program_is_imported(module: str) -> None:
     script = f"""{LISTEN}
 module, sys.argv[1:] = sys.argv[1], ["evaluate", "x"]

@@ -14,6 +14,7 @@ import transformers
 import clearhead as ch
 from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError
+from clearhead.checkpoints.hf.files.tensor_files import read_config
 from clearhead.checkpoints.hf.generation import DEFAULT_IDS, read_generation_config
 from tests import hf_models
 from tests.checkpoints.hf import tokenizer_folders as made
@@ -59,7 +60,7 @@ def test_they_are_those_of_the_class(model_type: str) -> None:
 def test_what_a_config_says_wins(tmp_path: Path) -> None:
     module = tiny("encoder-decoder/post/sinusoidal")
     (tmp_path / "config.json").write_text('{"model_type": "bart", "eos_token_id": 7}')
-    config = read_generation_config(tmp_path, module)
+    config = read_generation_config(tmp_path, read_config(tmp_path), module)
     assert (config.decoder_start_id, config.pad_id, config.bos_id, config.eos_ids, config.forced_eos_id) == (
         2,
         1,
@@ -68,7 +69,7 @@ def test_what_a_config_says_wins(tmp_path: Path) -> None:
         2,
     )
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 9, "num_beams": 3}))
-    config = read_generation_config(tmp_path, module)
+    config = read_generation_config(tmp_path, read_config(tmp_path), module)
     assert (config.decoder_start_id, config.eos_ids, config.forced_eos_id) == (2, (9,), None)
 
 

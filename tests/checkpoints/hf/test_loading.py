@@ -78,7 +78,7 @@ def test_a_model_that_no_family_can_say_names_what_is_in_the_way(tmp_path: Path)
     module = build(
         build_spec(Hyperparameters(layers=1, width=14, heads=2, positions="alibi"), source_vocab=23, target_vocab=23)
     )
-    with pytest.raises(InputError, match='positions = "alibi" here'):
+    with pytest.raises(InputError, match=r"function\.score_bias\.kind: alibi here, null there"):
         save_module(module, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -14,22 +14,26 @@ import pytest
 import torch
 
 from clearhead.base.errors import InputError
+from clearhead.checkpoints.reference import ModelReference
 from clearhead.checkpoints.runs import checkpoint as files
 from clearhead.checkpoints.runs.directory import (
     differing_keys,
+    find_files,
+    find_weights,
     is_run_directory,
-    model_files,
     open_run,
     refuse_altered,
-    resolve_reference,
-    settled,
-    split_reference,
+    retry_while_checkpoints_change,
 )
-from clearhead.checkpoints.runs.recent_weights import save_averaged
+from clearhead.checkpoints.runs.extra_weights import save_averaged
 from clearhead.checkpoints.weights.files import load_tensors
 from tests.checkpoints.runs.test_checkpoint import altered, listing, some_checkpoint
 
 CONFIGURATION = '[model]\nwidth = 128\nheads = 4\n[train]\nrun = "here"\nsteps = 100\n'
+
+
+def weights_of(reference: str) -> Path:
+    return find_weights(ModelReference.parse(reference))
 
 
 def test_a_new_run_keeps_its_configuration(tmp_path: Path) -> None:
@@ -133,7 +137,7 @@ def test_resuming_nothing_is_refused_and_leaves_nothing(tmp_path: Path, folder: 
 
 def test_an_empty_folder_lacks_the_files_of_every_kind_of_model(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"spec\.json, or config\.json as in a Hugging Face checkpoint, is missing"):
-        model_files(str(tmp_path))
+        find_files(ModelReference(tmp_path))
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -221,29 +225,29 @@ def test_references_find_their_weights(run: Path) -> None:
         "@averaged": folder / "averaged" / "weights.safetensors",
     }
     for suffix, weights in expected.items():
-        assert resolve_reference(f"{run}{suffix}") == weights and weights.exists()
+        assert weights_of(f"{run}{suffix}") == weights and weights.exists()
     assert is_run_directory(run) and not is_run_directory(folder)
 
 
 def test_a_run_without_validation_means_its_last_checkpoint(run: Path) -> None:
-    assert resolve_reference(str(run)).parent.name == "step-30"
+    assert weights_of(str(run)).parent.name == "step-30"
     with pytest.raises(InputError, match="no step was validated"):
-        resolve_reference(f"{run}@best")
+        weights_of(f"{run}@best")
 
 
 def test_a_name_of_the_best_that_cannot_be_read_is_not_passed_over(run: Path) -> None:
     for text in ("nonsense", "step-" + "9" * 5000):
         (run / "best").write_text(text)
         with pytest.raises(InputError, match="best does not name a checkpoint"):
-            resolve_reference(str(run))
+            weights_of(str(run))
 
 
 def test_the_last_one_is_the_newest_sound_one(run: Path) -> None:
     altered(run / "checkpoints" / "step-30" / "weights.safetensors")
     with pytest.warns(UserWarning, match=r"weights\.safetensors was altered .* step-20 is used in its place"):
-        assert resolve_reference(f"{run}@last").parent.name == "step-20"
+        assert weights_of(f"{run}@last").parent.name == "step-20"
     with pytest.raises(InputError, match=r"weights\.safetensors was altered"):
-        resolve_reference(f"{run}@step-30")
+        weights_of(f"{run}@step-30")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +263,7 @@ def test_the_last_one_is_the_newest_sound_one(run: Path) -> None:
 )
 def test_a_reference_to_nothing_says_what_there_is(run: Path, suffix: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        resolve_reference(f"{run}{suffix}")
+        weights_of(f"{run}{suffix}")
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "checkpoints/averaged"])
@@ -268,21 +272,22 @@ def test_a_folder_that_is_a_link_out_of_the_run_is_refused(name: str, run: Path)
     (run / name).rename(run.parent / "elsewhere")
     (run / name).symlink_to(run.parent / "elsewhere")
     with pytest.raises(InputError, match=f"{name}: a link out of the folder is not followed"):
-        resolve_reference(f"{run}@{'last' if name == 'checkpoints' else 'averaged'}")
+        weights_of(f"{run}@{'last' if name == 'checkpoints' else 'averaged'}")
 
 
 def test_a_checkpoint_that_is_a_link_is_none(run: Path) -> None:
     (run / "checkpoints" / "step-30").rename(run.parent / "elsewhere")
     (run / "checkpoints" / "step-30").symlink_to(run.parent / "elsewhere")
-    assert resolve_reference(f"{run}@last").parent.name == "step-20"
+    assert weights_of(f"{run}@last").parent.name == "step-20"
     with pytest.raises(InputError, match="steps it kept are: 10, 20"):
-        resolve_reference(f"{run}@step-30")
+        weights_of(f"{run}@step-30")
 
 
 def test_a_reference_is_split_at_its_last_sign(run: Path) -> None:
-    assert split_reference(str(run)) == (run, None)
-    assert split_reference(f"{run}@last") == (run, "last")
-    assert split_reference("runs/plain") == (Path("runs/plain"), None)
+    assert ModelReference.parse(str(run)) == ModelReference(run)
+    assert ModelReference.parse(f"{run}@last") == ModelReference(run, "last")
+    assert ModelReference.parse("runs/plain") == ModelReference(Path("runs/plain"))
+    assert ModelReference.parse("@last") == ModelReference(Path("@last")), "a label alone names no run"
 
 
 @pytest.mark.parametrize("name", ["spec.json", "task.json", "tokenizer.json", "origin/config.json"])
@@ -329,7 +334,7 @@ def test_reading_while_checkpoints_rotate_never_fails(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as writer:
         written = writer.submit(rotate)
         for _ in range(60):
-            assert settled(str(tmp_path), lambda: load_tensors(resolve_reference(f"{tmp_path}@last")))
+            assert retry_while_checkpoints_change(tmp_path, lambda: load_tensors(weights_of(f"{tmp_path}@last")))
         done.set()
     written.result()
     tries: list[int] = []
@@ -339,5 +344,5 @@ def test_reading_while_checkpoints_rotate_never_fails(tmp_path: Path) -> None:
         raise InputError("still so")
 
     with pytest.raises(InputError, match="still so"):
-        settled(str(tmp_path), fails)
+        retry_while_checkpoints_change(tmp_path, fails)
     assert len(tries) == 1

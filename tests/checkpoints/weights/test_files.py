@@ -1,4 +1,4 @@
-"""Tensors come back from a file as they went in, tied where they were tied."""
+"""Tensors come back from a file as they went in, tied where they were tied; a module is filled whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from clearhead.base import machine
 from clearhead.base.errors import InputError
 from clearhead.checkpoints.weights import files
-from clearhead.checkpoints.weights.files import load_tensors, save_tensors
+from clearhead.checkpoints.weights.files import fill, load_tensors, save_tensors
+from tests.laws.tiny import tiny
 from tests.training.small import NextToken, equal_states
 
 
@@ -49,3 +51,39 @@ def test_weights_that_do_not_fit_into_memory_are_refused(tmp_path: Path, monkeyp
     monkeypatch.setattr(machine, "free_memory", lambda: 3999)
     with pytest.raises(InputError, match=r"to load it needs about 4\.1 kB of memory, but only 4\.0 kB is free"):
         load_tensors(tmp_path / "weights")
+
+
+def parts() -> nn.ModuleDict:
+    return nn.ModuleDict({"first": nn.Linear(3, 5), "second": nn.Linear(5, 7, bias=False)})
+
+
+def test_a_module_without_memory_is_filled() -> None:
+    source = parts()
+    with torch.device("meta"):
+        module = parts()
+    fill(module, source.state_dict(), source="here")
+    assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in source.state_dict().items())
+    assert all(parameter.requires_grad for parameter in module.parameters())
+
+
+def test_all_faults_are_in_one_report_and_nothing_is_filled() -> None:
+    module = parts()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    tensors = {"first.weight": torch.zeros(3, 5), "second.weight": torch.zeros(7, 5), "frist.bias": torch.zeros(5)}
+    with pytest.raises(InputError) as caught:
+        fill(module, tensors, source="weights.safetensors")
+    assert str(caught.value).splitlines() == [
+        "3 faults in weights.safetensors:",
+        "  - 'first.bias' is missing",
+        "  - 'frist.bias' has no place in the model (did you mean 'first.bias'?)",
+        "  - 'first.weight' has the shape [3, 5], the model needs [5, 3]",
+    ]
+    assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+def test_tied_tables_are_filled_once() -> None:
+    module = tiny("encoder-decoder/post/sinusoidal", tie="decoder")
+    twin = tiny("encoder-decoder/post/sinusoidal", tie="decoder")
+    fill(twin, {name: tensor.clone() for name, tensor in module.state_dict().items()}, source="here")
+    assert twin.head.projection().weight_VD is twin.decoder.embedding.table.weight
+    assert torch.equal(twin.head.projection().weight_VD, module.decoder.embedding.table.weight)

@@ -14,7 +14,7 @@ from torch import Tensor
 import clearhead as ch
 from clearhead import spec, surgery
 from clearhead.base.errors import InputError
-from clearhead.checkpoints.hf.choice import choose_family
+from clearhead.checkpoints.hf.export_family import choose_family
 from clearhead.checkpoints.weights.lora import adapt
 from clearhead.core import Cache, Transformer
 from clearhead.core.context import Sequence

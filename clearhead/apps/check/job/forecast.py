@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from clearhead.base.errors import InputError
-from clearhead.base.machine import size
+from clearhead.base.printing import human_bytes
 from clearhead.base.progress import message
 from clearhead.checkpoints.runs.manifest import sha256_of
 from clearhead.training.data_files import describe_files
@@ -150,8 +150,8 @@ def examine(file: Path, folder: Path, *, steps: int | None, kills: int) -> Job:
             overrides.append(f"train.validate_every={validate_every}")
         if 2 * report.disk_bytes > report.disk_free:
             raise InputError(
-                f"the check needs up to {size(2 * report.disk_bytes)} for checkpoints, but the disk of {folder.parent} "
-                f"has {size(report.disk_free)} free: set TMPDIR to a folder on a larger one"
+                f"the check needs up to {human_bytes(2 * report.disk_bytes)} for checkpoints, but the disk of "
+                f"{folder.parent} has {human_bytes(report.disk_free)} free: set TMPDIR to a folder on a larger one"
             )
         undivided = _undivided(job)
         return Job(
@@ -206,7 +206,8 @@ def _one_process(job: Assembled, report: Preflight) -> str:
     if device.type != "cpu":
         return f"several processes train on CPUs and CUDA devices, not on {device.type}"
     if 2 * report.memory_bytes > report.memory_free:
-        return f"two processes need {size(2 * report.memory_bytes)} of memory, and {size(report.memory_free)} are free"
+        needed, free = human_bytes(2 * report.memory_bytes), human_bytes(report.memory_free)
+        return f"two processes need {needed} of memory, and {free} are free"
     return ""
 
 

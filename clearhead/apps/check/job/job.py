@@ -165,7 +165,8 @@ def read_certificate(file: Path) -> tuple[dict[str, Any], list[str]]:
         InputError: the file is no certificate, or in a format that is not read.
     """
     content = read_json_object(file, what="a certificate")
-    record = typed(CERTIFICATE.current(content, content, file), _Record, name=str(file))
+    CERTIFICATE.check(content, file)
+    record = typed(content, _Record, name=str(file))
     run_file = Path(record.run_file)
     state = "is not there any more"
     if run_file.is_file():

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import InputError
-from clearhead.base.files import read_json_object, write_json
+from clearhead.base.files import file_inside, read_json_object, write_json
 from clearhead.base.machine import refuse_memory
-from clearhead.checkpoints.hf.files.folder import READ, inside
 from clearhead.checkpoints.hf.files.tensor_files import FLOATS, INDEX, check_shards
+from clearhead.checkpoints.reference import READ
 from clearhead.checkpoints.weights.files import MOST_TENSORS, save_tensors
 
 _SINGLE, _INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -52,13 +52,13 @@ def convert_bin(folder: Path, target: Path) -> list[str]:
     names = [_SINGLE] if weight_map is None else sorted(set(weight_map.values()))
     renamed = {name: f"{name.removesuffix('.bin').replace('pytorch_model', 'model')}.safetensors" for name in names}
     for name in names:
-        save_tensors(target / renamed[name], _read(inside(folder, name)))
+        save_tensors(target / renamed[name], _read(file_inside(folder, name)))
     if weight_map is not None:
         index = {"metadata": {}, "weight_map": {tensor: renamed[name] for tensor, name in weight_map.items()}}
         write_json(target / INDEX, index, is_indented=True)
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.suffix in _COPIED and path.name != _INDEX:
-            shutil.copyfile(inside(folder, path.name), target / path.name)
+            shutil.copyfile(file_inside(folder, path.name), target / path.name)
     return names
 
 
@@ -68,7 +68,7 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
         return None
     if not (folder / _INDEX).is_file():
         raise InputError(f"{folder} holds neither {_SINGLE} nor {_INDEX}: there is nothing to convert")
-    weight_map = read_json_object(inside(folder, _INDEX), what="an index of weights").get("weight_map")
+    weight_map = read_json_object(file_inside(folder, _INDEX), what="an index of weights").get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{folder / _INDEX}: expected an object whose weight_map names files")
     files = sorted({str(name) for name in weight_map.values()})

@@ -1,13 +1,34 @@
-"""Detection of quantized checkpoints in formats that are not supported, by their config or tensors."""
+"""Quantized checkpoints: MXFP4 weights are dequantized while they are read; other formats are detected and refused.
+
+MXFP4 weights are blocks of four-bit numbers with one exponent per block. A file holds two tensors of bytes for the
+matrices of all experts. In NAME_blocks [E, O, G, 16], each byte is two numbers of a row, the first in its lower half.
+NAME_scales [E, O, G] holds the exponents of blocks of 32 numbers. They are read as NAME [E, I, O], as in files that
+were never quantized. Every number is exact, in bfloat16 as in float32.
+
+Source: OCP Microscaling Formats (MX) v1.0, sections 5.2, 5.3.3 (E2M1) and 5.4.1 (E8M0); tensor names are those of
+released checkpoints.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from clearhead.checkpoints.hf.files.tensor_files import FLOATS
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
 
+from clearhead.base.errors import InputError
+from clearhead.checkpoints.hf.files.tensor_files import FLOATS, Header, TensorFiles
+
+METHOD = "mxfp4"
+_BLOCKS, _SCALES = "_blocks", "_scales"
+# The codes of E2M1 without sign, in their order.
+_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_BIAS = 127
 # The methods of config.json, and their usual names.
 _METHODS = {
     "gptq": "GPTQ",
@@ -33,6 +54,80 @@ _TENSORS = (
     (r".*\.weight_scale(_inv)?", "FP8"),
     (r".*\.weight_packed", "compressed-tensors"),
 )
+
+
+def is_packed(config: Mapping[str, Any]) -> bool:
+    """Whether a config says that weights are quantized as MXFP4."""
+    settings = config.get("quantization_config")
+    return isinstance(settings, dict) and settings.get("quant_method") == METHOD
+
+
+class PackedFiles(TensorFiles):
+    """The tensors of a folder, with quantized ones dequantized."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._packed: dict[str, tuple[Header, Header]] = {}
+        faults: list[str] = []
+        for name in [name for name in self.headers if name.endswith(_BLOCKS)]:
+            self._unite(name.removesuffix(_BLOCKS), faults)
+        if not self._packed and not faults:
+            faults.append(f"{directory}: config.json says that weights are quantized as MXFP4, but no tensor is")
+        if faults:
+            raise InputError.from_faults(faults, subject=str(directory))
+
+    def _unite(self, stem: str, faults: list[str]) -> None:
+        """Replace blocks and scales by the tensor that they encode."""
+        blocks = self.headers.pop(stem + _BLOCKS)
+        scales = self.headers.pop(stem + _SCALES, None)
+        if scales is None:
+            faults.append(f"'{stem}{_BLOCKS}' has no '{stem}{_SCALES}'")
+        elif {blocks.dtype, scales.dtype} != {"U8"}:
+            faults.append(
+                f"'{stem}{_BLOCKS}' and its scales hold {blocks.dtype} and {scales.dtype}; expected bytes, U8"
+            )
+        elif len(blocks.shape) != 4 or blocks.shape[3] != 16 or blocks.shape[:3] != scales.shape:
+            shapes = f"{list(blocks.shape)} and {list(scales.shape)}"
+            faults.append(
+                f"'{stem}{_BLOCKS}' and its scales have the shapes {shapes}; expected [E, O, G, 16] and [E, O, G]"
+            )
+        else:
+            experts, rows, groups, half = blocks.shape
+            self._packed[stem] = blocks, scales
+            self.headers[stem] = replace(blocks, dtype="BF16", shape=(experts, groups * half * 2, rows))
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.read(name, torch.bfloat16) if name in self._packed else super().__getitem__(name)
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return a tensor that will be copied; a quantized one is dequantized expert by expert."""
+        if name not in self._packed:
+            return super().read(name, dtype)
+        blocks, scales = (self._mapped(header, torch.uint8).view(header.shape) for header in self._packed[name])
+        made = torch.empty(self.headers[name].shape, dtype=dtype)
+        for place, packed, exponents in zip(made, blocks, scales, strict=True):
+            place.copy_(dequantize(packed, exponents).T)
+        return made
+
+    def same(self, first: str, second: str) -> bool:
+        """Whether two tensors are equal bit by bit."""
+        if {first, second} & self._packed.keys():
+            return self._packed.get(first) == self._packed.get(second)
+        return super().same(first, second)
+
+
+def dequantize(
+    packed: UInt8[Tensor, "rows groups bytes"], exponents: UInt8[Tensor, "rows groups"]
+) -> Float[Tensor, "rows columns"]:
+    """Return the numbers of one matrix, fp32.
+
+    Args:
+        packed: two numbers in a byte, the first in its lower half.
+        exponents: of each group, with a bias of 127.
+    """
+    numbers = torch.tensor([*_NUMBERS, *(-number for number in _NUMBERS)])
+    pairs = torch.stack([packed & 0x0F, packed >> 4], dim=-1).flatten(-2)
+    return torch.ldexp(numbers[pairs.int()], (exponents.int() - _BIAS)[..., None]).flatten(1)
 
 
 def quantization_of(config: Mapping[str, Any], dtypes: Mapping[str, str]) -> str | None:

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from clearhead.base.commands import make_command, quote
 from clearhead.base.errors import InputError
-from clearhead.base.files import LARGEST_VOCABULARY, parse_json, read_json_object, typed
-from clearhead.base.machine import size
-from clearhead.checkpoints.hf.files.folder import CONFIG, inside
+from clearhead.base.files import LARGEST_VOCABULARY, file_inside, parse_json, read_json_object, typed
+from clearhead.base.printing import human_bytes
+from clearhead.checkpoints.reference import CONFIG
 from clearhead.checkpoints.weights.files import MOST_TENSORS
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -57,7 +57,7 @@ def read_config(directory: Path, name: str = CONFIG) -> dict[str, Any]:
         InputError: there is no such file, it is a link out of the folder, it is not a JSON object, or a key that all
             families share has a value of another type.
     """
-    content = read_json_object(inside(directory, name), what=f"a {name}")
+    content = read_json_object(file_inside(directory, name), what=f"a {name}")
     if name == CONFIG:
         typed(
             {key: content[key] for key in _Config.model_fields if key in content}, _Config, name=str(directory / name)
@@ -98,7 +98,7 @@ class TensorFiles(Mapping[str, Tensor]):
         self._files: dict[str, Any] = {}
         self.headers: dict[str, Header] = {}
         faults: list[str] = []
-        index = self._index(faults)
+        index = self._index()
         for name in dict.fromkeys(index.values()) if index is not None else [SINGLE]:
             self._read_headers(name, faults)
             if len(self.headers) > MOST_TENSORS:
@@ -165,11 +165,12 @@ class TensorFiles(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self.headers)
 
-    def _index(self, faults: list[str]) -> dict[str, str] | None:
-        """Return the file of each tensor; None where one file holds all."""
-        if inside(self.directory, SINGLE).is_file():
+    def _index(self) -> dict[str, str] | None:
+        """Return the file of each tensor; None if one file holds all tensors."""
+        if file_inside(self.directory, SINGLE).is_file():
             return None
-        if not inside(self.directory, INDEX).is_file():
+        index = file_inside(self.directory, INDEX)
+        if not index.is_file():
             if any((self.directory / name).exists() for name in PICKLED):
                 raise InputError(
                     f"{self.directory} has its weights as .bin only, a pickle format that is not loaded; "
@@ -177,22 +178,16 @@ class TensorFiles(Mapping[str, Tensor]):
                     f"{make_command(f'convert {quote(str(self.directory))} OUT --from-bin')}"
                 )
             raise InputError(f"{self.directory} has no weights: expected {SINGLE} or {INDEX}")
-        table = read_json_object(inside(self.directory, INDEX), what="an index", largest=LARGEST_VOCABULARY).get(
-            "weight_map"
-        )
+        table = read_json_object(index, what="an index", largest=LARGEST_VOCABULARY).get("weight_map")
         if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()) or not table:
-            raise InputError(f"{self.directory / INDEX}: weight_map must name a file for each tensor")
-        check_shards(set(table.values()), self.directory / INDEX)
-        faults += [
-            f"{INDEX} names {file}, which is missing"
-            for file in dict.fromkeys(table.values())
-            if not inside(self.directory, file).is_file()
-        ]
+            raise InputError(f"{index}: weight_map must name a file for each tensor")
+        check_shards(set(table.values()), index)
         return table
 
     def _read_headers(self, name: str, faults: list[str]) -> None:
-        path = inside(self.directory, name)
+        path = file_inside(self.directory, name)
         if not path.is_file():
+            faults.append(f"{INDEX} names {name}, which is missing")
             return
         try:
             # Not a context manager here: the file stays mapped as long as a tensor of it lives.
@@ -206,7 +201,7 @@ class TensorFiles(Mapping[str, Tensor]):
             return
         except RuntimeError:
             # Of PyTorch, which maps the file.
-            faults.append(f"{name} cannot be mapped into memory: it has {size(path.stat().st_size)}")
+            faults.append(f"{name} cannot be mapped into memory: it has {human_bytes(path.stat().st_size)}")
             return
         self._files[name] = file
 

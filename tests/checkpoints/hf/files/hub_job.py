@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 from clearhead.base.errors import InputError
-from clearhead.checkpoints.hf.files.hub import fetch, find_checkpoint
 from clearhead.checkpoints.hf.loading import load_module
+from clearhead.checkpoints.reference import ModelReference, fetch
+
+
+def located(reference: str) -> Path | None:
+    return ModelReference.locate(reference).checkpoint_folder()
 
 
 def answer(reference: str) -> dict[str, object]:
     try:
-        folder = fetch(reference[1:], with_bin=True) if reference.startswith("+") else find_checkpoint(reference)
+        folder = fetch(reference[1:], with_bin=True) if reference.startswith("+") else located(reference)
         assert folder is not None
         names = sorted(path.name for path in folder.iterdir())
         rows = None if "model.safetensors" not in names else load_module(folder).module.num_source_ids

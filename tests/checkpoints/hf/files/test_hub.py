@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from clearhead.base.errors import InputError
-from clearhead.checkpoints.hf.files.hub import find_checkpoint
 from clearhead.checkpoints.hf.saving import save_module
+from clearhead.checkpoints.reference import ModelReference
 from clearhead.core import build
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from tests.checkpoints.hf.files.fake_hub import COMMITS, Hub, job, serving
@@ -96,7 +96,7 @@ def test_what_the_hub_has_is_found_and_what_it_refuses_is_said(hub: tuple[Hub, s
 @pytest.mark.parametrize("reference", ["", "a" * 256, f"someone/{'b' * 256}", "ä" * 128])
 def test_a_name_that_no_file_can_have_is_refused(reference: str) -> None:
     with pytest.raises(InputError, match="more than 255 bytes" if reference else "the reference is empty: name a run"):
-        find_checkpoint(reference)
+        ModelReference.locate(reference)
 
 
 class Strange(Hub):

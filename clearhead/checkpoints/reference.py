@@ -1,23 +1,89 @@
-"""Checkpoints from the Hugging Face hub: downloaded once into its cache, and found there offline."""
+"""References to models: a text is parsed into a folder and a label; a name on the Hugging Face hub is downloaded.
+
+Nothing here needs torch, which takes seconds to load.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from clearhead.base.commands import make_command, quote
 from clearhead.base.errors import InputError, shortened
-from clearhead.base.files import absent, names_in, runs_nearby
-from clearhead.checkpoints.hf.files.folder import check_links, is_checkpoint
+from clearhead.base.files import absent, file_inside, names_in, runs_nearby
 
+CONFIG = "config.json"
+READ = (".json", ".txt", ".model", ".spm", ".jinja", ".safetensors")
+"""Suffixes of the files that are read from the folder of a Hugging Face checkpoint."""
+SPEC_FILE = "spec.json"
+ORIGIN = "origin"
+"""Folder of a run or a saved model with the other files of the Hugging Face checkpoint that it came from."""
 LONGEST_NAME = 255
-_OWN_SPEC = "spec.json"
 _NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 _FILES = (".json", ".toml", ".safetensors", ".bin")
 _WANTED = ("*.json", "*.txt", "*.model", "*.spm", "*.jinja", "*.safetensors")
 # Folders with the same weights for other libraries.
 _UNWANTED = ("onnx/*", "openvino/*", "original/*", "coreml/*", "flax/*", "tf/*")
+
+
+@dataclass(frozen=True)
+class ModelReference:
+    """A reference to a trained model: the folder of its files, and a label that chooses a checkpoint.
+
+    Attributes:
+        folder: folder of a run, a saved model or a Hugging Face checkpoint.
+        label: label of a checkpoint of a run, such as "last" or "step-100"; None means the default checkpoint.
+    """
+
+    folder: Path
+    label: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> ModelReference:
+        """Parse `FOLDER` or `FOLDER@LABEL`; an existing folder may have "@" in its name. The hub is not asked."""
+        name, sign, label = text.rpartition("@")
+        if not (sign and name) or Path(text).exists():
+            return cls(Path(text))
+        return cls(Path(name), label)
+
+    @classmethod
+    def locate(cls, text: str) -> ModelReference:
+        """Parse the reference of a user; a name on the hub becomes the folder of its downloaded files.
+
+        Args:
+            text: a folder, optionally with a label; if there is no such folder, a name on the hub, optionally with a
+                revision.
+
+        Raises:
+            InputError: the text is empty, no file can have such a name, or the download fails.
+        """
+        if not text:
+            raise InputError(
+                "the reference is empty: name a run directory, a checkpoint's folder or a model on the hub"
+            )
+        if any(len(os.fsencode(name)) > LONGEST_NAME for name in Path(text).parts):
+            raise InputError(f"{text[:60]}... has a name of more than {LONGEST_NAME} bytes, which no file can have")
+        reference = cls.parse(text)
+        if not reference.folder.exists() and looks_like_hub_name(text):
+            return cls(fetch(text))
+        return reference
+
+    def checkpoint_folder(self) -> Path | None:
+        """Return the folder if it holds a Hugging Face checkpoint, else None.
+
+        Raises:
+            InputError: a file of the checkpoint is a link out of the folder.
+        """
+        folder = self.folder
+        # A damaged link to a config.json counts, so that the message is about the link.
+        if self.label is not None or not os.path.lexists(folder / CONFIG) or (folder / SPEC_FILE).is_file():
+            return None
+        for path in sorted(folder.iterdir()):
+            if path.is_symlink() and path.suffix in READ:
+                file_inside(folder, path.name)
+        return folder
 
 
 def looks_like_hub_name(reference: str) -> bool:
@@ -26,49 +92,11 @@ def looks_like_hub_name(reference: str) -> bool:
     return _NAME.fullmatch(name) is not None and ".." not in name and not name.endswith(_FILES)
 
 
-def is_local(reference: str) -> bool:
-    """Return True if a reference names files on this machine, with or without a label such as @best."""
-    return Path(reference).exists() or Path(reference.rpartition("@")[0] or reference).exists()
-
-
 def repository_of(folder: Path) -> str | None:
     """Return OWNER/NAME for a folder models--OWNER--NAME/snapshots/COMMIT in the hub's cache, or None."""
     prefix = "models--"
     names = [name.removeprefix(prefix).replace("--", "/") for name in folder.parts if name.startswith(prefix)]
     return names[-1] if names else None
-
-
-def local(reference: str) -> str:
-    """Return a reference with the folder of the files in place of a name on the hub, downloaded where needed.
-
-    Args:
-        reference: a run, a saved model or a folder; where there is none, a name on the hub.
-
-    Raises:
-        InputError: it is empty, the download fails, or no file can have such a name.
-    """
-    if not reference:
-        raise InputError("the reference is empty: name a run directory, a checkpoint's folder or a model on the hub")
-    path = Path(reference)
-    if any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts):
-        raise InputError(f"{reference[:60]}... has a name of more than {LONGEST_NAME} bytes, which no file can have")
-    return str(fetch(reference)) if not is_local(reference) and looks_like_hub_name(reference) else reference
-
-
-def find_checkpoint(reference: str) -> Path | None:
-    """Return the folder of a Hugging Face checkpoint, downloaded where needed; None: the reference is something else.
-
-    Args:
-        reference: as for `local`.
-
-    Raises:
-        InputError: as for `local`, or the folder has links out of it.
-    """
-    folder = Path(local(reference))
-    if not folder.is_dir() or not is_checkpoint(folder) or (folder / _OWN_SPEC).is_file():
-        return None
-    check_links(folder)
-    return folder
 
 
 def fetch(reference: str, *, with_bin: bool = False) -> Path:

@@ -9,15 +9,14 @@ import pytest
 
 from clearhead.base.errors import InputError
 from clearhead.checkpoints.runs import checkpoint as files
-from clearhead.checkpoints.runs.directory import resolve_reference
-from clearhead.checkpoints.runs.snapshots import (
+from clearhead.checkpoints.runs.extra_weights import (
     cut_back_snapshots,
     is_snapshot_step,
     prune_snapshots,
     snapshot_folder,
-    snapshots_folder,
 )
 from tests.checkpoints.runs.test_checkpoint import some_checkpoint
+from tests.checkpoints.runs.test_directory import weights_of
 
 
 def steps_of(count: int, last: int) -> list[int]:
@@ -41,9 +40,9 @@ def test_the_newest_stay_and_step_0(tmp_path: Path, keep: int, left: list[int]) 
     for step in (0, 1, 2, 3, 5, 8):
         snapshot_folder(tmp_path, step).mkdir(parents=True)
     prune_snapshots(tmp_path, newest=8, keep=keep)
-    assert files.steps_in(snapshots_folder(tmp_path)) == left
+    assert files.steps_in(files.snapshots_folder(tmp_path)) == left
     cut_back_snapshots(tmp_path, 3)
-    assert files.steps_in(snapshots_folder(tmp_path)) == [step for step in left if step <= 3]
+    assert files.steps_in(files.snapshots_folder(tmp_path)) == [step for step in left if step <= 3]
 
 
 @pytest.mark.parametrize(("newest", "left"), [(3, [0, 2, 3, 5, 8]), (6, [0, 3, 5, 8]), (0, [0, 5, 8]), (8, [0, 5, 8])])
@@ -51,7 +50,7 @@ def test_as_many_stay_up_to_the_last_checkpoint(tmp_path: Path, newest: int, lef
     for step in (0, 1, 2, 3, 5, 8):
         snapshot_folder(tmp_path, step).mkdir(parents=True)
     prune_snapshots(tmp_path, newest=newest, keep=3)
-    assert files.steps_in(snapshots_folder(tmp_path)) == left
+    assert files.steps_in(files.snapshots_folder(tmp_path)) == left
 
 
 def test_a_step_is_its_checkpoint_or_else_its_snapshot(tmp_path: Path) -> None:
@@ -59,10 +58,10 @@ def test_a_step_is_its_checkpoint_or_else_its_snapshot(tmp_path: Path) -> None:
         files.save_checkpoint(tmp_path, some_checkpoint(step))
         files.link_weights(tmp_path, step, snapshot_folder(tmp_path, step))
     files.remove_folder(files.checkpoint_folder(tmp_path, 3))
-    assert resolve_reference(f"{tmp_path}@step-3") == snapshot_folder(tmp_path, 3) / "weights.safetensors"
-    assert resolve_reference(f"{tmp_path}@step-5") == files.checkpoint_folder(tmp_path, 5) / "ema.safetensors"
+    assert weights_of(f"{tmp_path}@step-3") == snapshot_folder(tmp_path, 3) / "weights.safetensors"
+    assert weights_of(f"{tmp_path}@step-5") == files.checkpoint_folder(tmp_path, 5) / "ema.safetensors"
     with pytest.raises(InputError, match=r"no checkpoint of step 4; the steps it kept are: 3, 5"):
-        resolve_reference(f"{tmp_path}@step-4")
+        weights_of(f"{tmp_path}@step-4")
 
 
 def test_a_damaged_snapshot_is_left_out(tmp_path: Path) -> None:
@@ -70,8 +69,8 @@ def test_a_damaged_snapshot_is_left_out(tmp_path: Path) -> None:
         files.save_checkpoint(tmp_path, some_checkpoint(step, ema=False))
         files.link_weights(tmp_path, step, snapshot_folder(tmp_path, step))
     (snapshot_folder(tmp_path, 2) / files.WEIGHTS).unlink()
-    assert list(files.undamaged_weights(snapshots_folder(tmp_path))) == [7]
-    both = snapshots_folder(tmp_path), tmp_path / "checkpoints"
+    assert list(files.undamaged_weights(files.snapshots_folder(tmp_path))) == [7]
+    both = files.snapshots_folder(tmp_path), tmp_path / "checkpoints"
     assert list(files.undamaged_weights(*both)) == [2, 7]
     (files.checkpoint_folder(tmp_path, 7) / files.WEIGHTS).unlink()
     assert files.undamaged_weights(*both)[7].parent == snapshot_folder(tmp_path, 7), "in place of a damaged checkpoint"

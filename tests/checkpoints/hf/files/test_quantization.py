@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from clearhead.base.errors import InputError
-from clearhead.checkpoints.hf.files.mxfp4 import dequantize
+from clearhead.checkpoints.hf.files.quantization import dequantize
 from clearhead.checkpoints.hf.loading import load_module
 from clearhead.checkpoints.hf.saving import save_module
 from tests.laws.tiny import difference

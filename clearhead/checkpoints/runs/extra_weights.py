@@ -1,9 +1,14 @@
-"""The weights of the last validated checkpoints, kept for averaging after their checkpoints are gone."""
+"""Weights of a run without the state of training: recent and averaged weights, and snapshots.
+
+Recent weights are those of the last validated checkpoints, kept for averaging after the checkpoints are deleted.
+Snapshots are the weights of a few steps, spaced like a logarithm, which show how the model formed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -14,19 +19,23 @@ from torch import Tensor
 from clearhead.base.errors import InputError
 from clearhead.base.files import read_typed
 from clearhead.checkpoints.runs.checkpoint import (
+    AVERAGED,
     WEIGHTS,
     checkpoint_folder,
     link_weights,
+    recent_folder,
     remove_folder,
+    snapshots_folder,
     steps_in,
     weights_damage,
     writing_folder,
 )
-from clearhead.checkpoints.runs.directory import AVERAGED
 from clearhead.checkpoints.runs.manifest import manifest_damage
 from clearhead.checkpoints.weights.files import load_weights, save_tensors
 
 ABOUT: Final = "average.json"
+SNAPSHOT_SPAN: Final = 1000
+"""How many times as late a snapshot is as the one that it replaces."""
 
 
 def keep_recent(run: Path, step: int) -> None:
@@ -114,10 +123,45 @@ def about_averaged(run: Path) -> About | None:
     return None
 
 
-def recent_folder(run: Path) -> Path:
-    """Return the folder of the recent weights."""
-    return run / "checkpoints" / "recent"
-
-
 def _folder(run: Path, step: int) -> Path:
     return recent_folder(run) / f"step-{step}"
+
+
+def snapshot_folder(run: Path, step: int) -> Path:
+    """Return the folder of the snapshot of one step."""
+    return snapshots_folder(run) / f"step-{step}"
+
+
+def is_snapshot_step(step: int, count: int) -> bool:
+    """Return whether a run that keeps `count` snapshots takes a snapshot at a step.
+
+    Snapshots are taken at step 0 and at the rounded powers of one number, of which `count - 1` make a factor of
+    `SNAPSHOT_SPAN`. They do not depend on the length of the run, so a resumed run takes the same snapshots.
+    """
+    if step == 0 or count < 2:
+        return step == 0 < count
+    power = math.log(SNAPSHOT_SPAN) / (count - 1)
+    return round(math.exp(power * round(math.log(step) / power))) == step
+
+
+def prune_snapshots(run: Path, *, newest: int, keep: int) -> None:
+    """Delete all snapshots but that of step 0 and the newest, `keep` in all; and as many up to the last checkpoint.
+
+    Args:
+        run: the run directory.
+        newest: the step of the last checkpoint: a run that is killed goes back to it, and needs those before.
+        keep: number of snapshots to keep.
+    """
+    later = [step for step in steps_in(snapshots_folder(run)) if step > 0]
+    until = [step for step in later if step <= newest]
+    kept = {step for steps in (later, until) for step in steps[max(0, len(steps) - keep + 1) :]}
+    for step in later:
+        if step not in kept:
+            remove_folder(snapshot_folder(run, step))
+
+
+def cut_back_snapshots(run: Path, step: int) -> None:
+    """Delete the snapshots after a step."""
+    for later in steps_in(snapshots_folder(run)):
+        if later > step:
+            remove_folder(snapshot_folder(run, later))

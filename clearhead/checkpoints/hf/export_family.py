@@ -1,0 +1,414 @@
+"""Family that a module is exported as: the first that can express its spec or an equivalent spec, or a refusal.
+
+An equivalent spec computes the same, and is tried if no config of a family can express a spec. The channels of the
+residual stream have no order: if all its writers and readers are permuted alike, only the order of sums changes, so
+interleaved sines and cosines can become halves. An absent bias is a bias of zeros. The scale of the embedding can be
+multiplied into its table, and the scale of attention scores into the projection of the queries.
+
+Dimension: D width.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead import spec
+from clearhead.base.errors import InputError
+from clearhead.checkpoints.hf import registry
+from clearhead.checkpoints.hf.loading import bind_rules
+from clearhead.checkpoints.hf.mapping import config as configs
+from clearhead.checkpoints.hf.mapping.blocks import no_head
+from clearhead.checkpoints.hf.mapping.family import Family, Variant
+from clearhead.checkpoints.weights.files import built
+from clearhead.core import Transformer
+from clearhead.spec.tasks.record import TaskRecord
+from clearhead.spec.tasks.registry import find
+
+_MOST_LINES = 6
+# The fields that an equivalent spec can have otherwise; where another differs, no change helps.
+_CHANGEABLE = re.compile(r"\.(?:dropout|scale|layout)$|^head\.layers\.\d+\.(?:bias|weight\b.*)$")
+
+
+Tensors = Mapping[str, Tensor]
+Equivalent = tuple[spec.Model, Callable[[Tensors], dict[str, Tensor]]]
+"""An equivalent spec, and the function from the tensors of the first spec to the tensors of the equivalent one."""
+Change = Callable[[spec.Model], Equivalent | None]
+"""Function from a spec to an equivalent one; None means that the change does not apply."""
+
+
+def changed(module: Transformer, changes: Iterable[Change]) -> Transformer:
+    """Return a module after changes that apply to it, one after the other; tensors are copied where they change."""
+    model, tensors = module.spec, dict(module.state_dict())
+    for change in changes:
+        equivalent = change(model)
+        assert equivalent is not None, "a change that was chosen applies"
+        model, convert = equivalent
+        tensors = convert(tensors)
+    return module if model == module.spec else built(model, tensors, training=module.training)
+
+
+def without_dropout(model: spec.Model) -> Equivalent | None:
+    """Dropout, which changes training only, is left out; None: there is none."""
+
+    def change(_path: str, node: spec.Node) -> spec.Node:
+        return node.model_copy(update={"dropout": 0.0}) if getattr(node, "dropout", 0.0) else node
+
+    other = spec.map_nodes(model, change)
+    return None if other == model else (other, dict)
+
+
+def with_scaled_output(model: spec.Model) -> Equivalent | None:
+    """The scale of the embedding becomes part of its table, and an output that is tied to it is scaled down again.
+
+    None: nothing is scaled, or not every use of a table alike, or no output is tied to it.
+    """
+    scales = _table_scales(model)
+    head = model.head
+    if not scales or head is None:
+        return None
+    layers = tuple(
+        layer.model_copy(update={"scale": layer.scale / scales[layer.weight.path]})
+        if isinstance(layer, spec.Linear) and layer.weight is not None and layer.weight.path in scales
+        else layer
+        for layer in head.layers
+    )
+    if layers == head.layers:
+        return None
+    other = _without_scale(model).model_copy(update={"head": head.model_copy(update={"layers": layers})})
+    return other, lambda tensors: _scaled_tables(tensors, scales)
+
+
+def with_folded_scale(model: spec.Model) -> Equivalent | None:
+    """The scale of the embedding becomes part of its table, and an output that was tied to it has its own weight.
+
+    None: nothing is scaled, or not every use of a table alike.
+    """
+    scales = _table_scales(model)
+    if not scales:
+        return None
+    other, copies = _without_scale(model), {}
+    if model.head is not None:
+        layers = list(model.head.layers)
+        for index, layer in enumerate(layers):
+            if isinstance(layer, spec.Linear) and layer.weight is not None and layer.weight.path in scales:
+                layers[index] = layer.model_copy(update={"weight": None})
+                copies[f"head.layers.{index}.weight"] = f"{layer.weight.path}.weight"
+        other = other.model_copy(update={"head": model.head.model_copy(update={"layers": tuple(layers)})})
+
+    def convert(tensors: Tensors) -> dict[str, Tensor]:
+        return _scaled_tables(tensors, scales) | {name: tensors[table] for name, table in copies.items()}
+
+    return other, convert
+
+
+def _table_scales(model: spec.Model) -> dict[str, float]:
+    """The scale of each table that is scaled; none where its uses differ, or where a scale is rounded."""
+    scales: dict[str, set[float]] = {}
+    for name, stack in model.stacks.items():
+        table = stack.embedding.table
+        owner = table.path if isinstance(table, spec.Reference) else f"{name}.embedding.table"
+        scales.setdefault(owner, set()).add(stack.embedding.scale)
+        if stack.embedding.scale_rounding != "none":
+            return {}
+    if any(len(values) > 1 for values in scales.values()):
+        return {}
+    return {owner: scale for owner, values in scales.items() for scale in values if scale != 1.0}
+
+
+def _without_scale(model: spec.Model) -> spec.Model:
+    return model.model_copy(
+        update={
+            name: stack.model_copy(update={"embedding": stack.embedding.model_copy(update={"scale": 1.0})})
+            for name, stack in model.stacks.items()
+        }
+    )
+
+
+def _scaled_tables(tensors: Tensors, scales: Mapping[str, float]) -> dict[str, Tensor]:
+    return dict(tensors) | {f"{table}.weight": tensors[f"{table}.weight"] * scale for table, scale in scales.items()}
+
+
+def with_unscaled_scores(model: spec.Model) -> Equivalent | None:
+    """The scale of the attention scores becomes part of the projection of queries.
+
+    None: no scores are scaled, or what follows that projection is not linear.
+    """
+    scales: dict[str, float] = {}
+
+    def change(path: str, node: spec.Node) -> spec.Node:
+        if not isinstance(node, spec.Attention):
+            return node
+        scales[path] = node.head_size**-0.5 if node.scale is None else node.scale
+        return node.model_copy(update={"scale": 1.0})
+
+    other = spec.map_nodes(model, change)
+    attentions = [node for _, node in spec.walk(model) if isinstance(node, spec.Attention)]
+    is_linear = all(
+        node.query_key_norm is None and node.clip is None and not isinstance(node.score_bias, spec.Disentangled)
+        for node in attentions
+    )
+    if not is_linear or all(scale == 1.0 for scale in scales.values()):
+        return None
+
+    def convert(tensors: Tensors) -> dict[str, Tensor]:
+        factors = {f"{path}.query.{leaf}": scale for path, scale in scales.items() for leaf in ("weight", "bias")}
+        return {name: tensor * factors[name] if name in factors else tensor for name, tensor in tensors.items()}
+
+    return other, convert
+
+
+def with_output_bias(model: spec.Model) -> Equivalent | None:
+    """The head's last linear layer has a bias of zeros; None: there is none without a bias."""
+    head = model.head
+    last = head.layers[-1] if head is not None else None
+    if head is None or not isinstance(last, spec.Linear) or last.bias:
+        return None
+    layers = (*head.layers[:-1], last.model_copy(update={"bias": True}))
+
+    def convert(tensors: Tensors) -> dict[str, Tensor]:
+        like = next(iter(tensors.values()))
+        zeros = torch.zeros(last.size, dtype=like.dtype, device=like.device)
+        return {**tensors, f"head.layers.{len(layers) - 1}.bias": zeros}
+
+    return model.model_copy(update={"head": head.model_copy(update={"layers": layers})}), convert
+
+
+def with_halves(model: spec.Model) -> Equivalent | None:
+    """All sines of sinusoidal positions come before all cosines.
+
+    None: a stack has other positions than interleaved ones, or a part that depends on the order of the stream.
+    """
+    stacks = model.stacks
+    if not all(_is_plain(stack) for stack in stacks.values()) or len({stack.width for stack in stacks.values()}) > 1:
+        return None
+    width = next(iter(stacks.values())).width
+    order_D = torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
+    update: dict[str, spec.Stack] = {}
+    for name, stack in stacks.items():
+        assert isinstance(stack.embedding.position, spec.Sinusoidal), "a plain stack has sinusoidal positions"
+        position = stack.embedding.position.model_copy(update={"layout": "halves"})
+        update[name] = stack.model_copy(update={"embedding": stack.embedding.model_copy(update={"position": position})})
+
+    def convert(tensors: Tensors) -> dict[str, Tensor]:
+        axes, permuted = _stream_axes(model, tensors), dict(tensors)
+        for name, tensor in tensors.items():
+            for axis in axes.get(name, ()):
+                tensor = tensor.index_select(axis, order_D.to(tensor.device))
+            permuted[name] = tensor
+        return permuted
+
+    return model.model_copy(update=update), convert
+
+
+def _is_plain(stack: spec.Stack) -> bool:
+    """Whether the stream of a stack has the width of its table, and no part depends on its order."""
+    position = stack.embedding.position
+    functions = [branch.function for layer in stack.layers for step in layer.steps for branch in step.branches]
+    return (
+        isinstance(position, spec.Sinusoidal)
+        and position.layout == "interleaved"
+        and stack.embedding.width is None
+        and stack.projection_out is None
+        and all(
+            isinstance(node, spec.FeedForward)
+            or (isinstance(node, spec.Attention) and not isinstance(node.score_bias, spec.Disentangled))
+            for node in functions
+        )
+    )
+
+
+def _stream_axes(model: spec.Model, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Return, for each tensor that reads or writes the stream, the axes of the stream."""
+    axes = _head_axes(model)
+    for name in names:
+        *owner, leaf = name.split(".")
+        if owner[0] == "head" or owner[-1] in ("query_norm", "key_norm", "score_table", "score_bias") or leaf == "sink":
+            continue
+        if owner[-1] in ("table", "segments", "query", "key", "value", "up", "gate"):
+            axes |= {name: (1,)} if leaf == "weight" else {}
+        else:
+            # The last linear layers of branches, and norms on the stream.
+            axes[name] = (0,)
+    return axes
+
+
+def _head_axes(model: spec.Model) -> dict[str, tuple[int, ...]]:
+    """The same for a head: up to its first linear layer, and where a later one is tied, up to that."""
+    axes: dict[str, tuple[int, ...]] = {}
+    layers = model.head.layers if model.head else ()
+    last = max((i for i, layer in enumerate(layers) if isinstance(layer, spec.Linear) and layer.weight), default=-1)
+    for index, layer in enumerate(layers):
+        address = f"head.layers.{index}"
+        if isinstance(layer, spec.Linear) and index >= last:
+            axes[f"{address}.weight"] = (1,)
+            break
+        axes |= {f"{address}.weight": (0, 1) if isinstance(layer, spec.Linear) else (0,), f"{address}.bias": (0,)}
+    return axes
+
+
+CHANGES: tuple[Change, ...] = (
+    with_halves,
+    with_output_bias,
+    with_scaled_output,
+    with_folded_scale,
+    with_unscaled_scores,
+    without_dropout,
+)
+"""In the order in which they are tried; those that change least come first."""
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A class of a family, and a spec, equivalent to that of the module, that it may express.
+
+    Args:
+        family, variant: the class.
+        model: the equivalent spec.
+        changes: that lead to it.
+        config: that expresses it; None: there is none.
+        expressed: the nearest spec that the class can express; None: the values of its config do not fit at all.
+        error: why there is no config.
+    """
+
+    family: Family
+    variant: Variant
+    model: spec.Model
+    changes: tuple[Change, ...] = ()
+    config: Mapping[str, Any] | None = None
+    expressed: spec.Model | None = None
+    error: InputError | None = None
+
+    @cached_property
+    def differing(self) -> dict[str, tuple[Any, Any]]:
+        """The fields that the class cannot express: what it can, and what the spec has."""
+        return {} if self.expressed is None else configs.differing_fields(self.expressed, self.model)
+
+    @property
+    def is_hopeful(self) -> bool:
+        """Whether an equivalent spec may fit."""
+        return self.expressed is not None and all(map(_CHANGEABLE.search, self.differing))
+
+    def tried(self) -> _Candidate:
+        """Return the candidate with its config, or with what prevents one."""
+        try:
+            return replace(self, config=configs.to_config(self.family, self.variant, self.model))
+        except InputError as error:
+            expressed = error.expressed if isinstance(error, configs.NotExpressible) else None
+            return replace(self, expressed=expressed, error=error)
+
+    def nearer(self) -> _Candidate | None:
+        """Return the candidate after the change that removes most of the differences; None: no change removes any."""
+        best, fewest = None, len(self.differing)
+        for change in CHANGES:
+            other = None if self.expressed is None else _equivalent(change, self.model)
+            if other is None:
+                continue
+            candidate = replace(self, model=other, changes=(*self.changes, change)).tried()
+            left = 0 if candidate.config is not None else len(candidate.differing) or fewest
+            if left < fewest:
+                best, fewest = candidate, left
+        return best
+
+    def nearest(self) -> _Candidate:
+        """Return the candidate after every change that removes differences."""
+        nearer = self.nearer()
+        return self if nearer is None else nearer.nearest()
+
+
+@cache
+def _equivalent(change: Change, model: spec.Model) -> spec.Model | None:
+    equivalent = change(model)
+    return None if equivalent is None else equivalent[0]
+
+
+def choose_family(
+    module: Transformer, model_type: str | None, task: TaskRecord | None
+) -> tuple[Transformer, Family, Variant, dict[str, Any]]:
+    """Return the family to save a module as, and an equivalent module that this family can express.
+
+    The fewer changes lead to the equivalent module the better; among the same number, the earlier family.
+
+    Args:
+        module: the module.
+        model_type: of the only family that is tried; None: all are.
+        task: of the module's outputs.
+
+    Raises:
+        InputError: there is none; the report is of the nearest.
+    """
+    for _, node in spec.own_parts(module.spec):
+        raise InputError(
+            f"no Hugging Face architecture has the part '{node.kind}'; a run directory and Model.save(path) keep it"
+        )
+    families = registry.saved_first() if model_type is None else [registry.all_families()[model_type]]
+    candidates, stuck = list[_Candidate](), list[_Candidate]()
+    for family in families:
+        for variant in _fitting(family, task, module.spec):
+            candidate = _Candidate(family, variant, module.spec).tried()
+            is_stuck = candidate.config is None and not candidate.is_hopeful
+            (stuck if is_stuck else candidates).append(candidate)
+    while candidates:
+        for candidate in candidates:
+            if candidate.config is not None:
+                family, variant = candidate.family, candidate.variant
+                equivalent = changed(module, candidate.changes)
+                if not bind_rules(family, variant, family.prefix_of(variant), equivalent)[1]:
+                    return equivalent, family, variant, dict(candidate.config)
+        steps = [(candidate, candidate.nearer()) for candidate in candidates if candidate.config is None]
+        stuck += [candidate for candidate, nearer in steps if nearer is None]
+        candidates = [nearer for _, nearer in steps if nearer is not None]
+    raise _report(stuck, is_free=model_type is None)
+
+
+def _fitting(family: Family, task: TaskRecord | None, model: spec.Model) -> list[Variant]:
+    """The variants that a module may be, those of its task first."""
+    if model.head is None:
+        return [variant for variant in family.variants if variant.head is no_head]
+    if task is None:
+        return list(family.variants)
+    # A class whose outputs are of another form never fits.
+    fitting = [variant for variant in family.variants if find(variant.task).outputs == find(task.kind).outputs]
+    return sorted(fitting, key=lambda variant: variant.task != task.kind)
+
+
+def _report(stuck: Sequence[_Candidate], *, is_free: bool) -> InputError:
+    """Describe what the nearest family cannot express."""
+    known = [candidate for candidate in stuck if candidate.expressed is not None]
+    if not known:
+        errors = (candidate.error for candidate in stuck if candidate.error is not None)
+        return next(errors, InputError("no family has such a model"))
+    nearest = min(known, key=lambda candidate: len(candidate.differing)).nearest()
+    name = f"{nearest.family.model_type} ({nearest.variant.classes[0]})"
+    lines = _difference_lines(nearest)
+    shown = [f"  - {line}" for line in lines[:_MOST_LINES]]
+    if len(lines) > _MOST_LINES:
+        shown.append(f"  - and {len(lines) - _MOST_LINES} more")
+    if not is_free:
+        return InputError(f"{name} cannot express this model:", *shown)
+    return InputError(f"no Hugging Face architecture can express this model; the nearest is {name}:", *shown)
+
+
+def _difference_lines(candidate: _Candidate) -> list[str]:
+    """Return one line for each name of a field that the class cannot express."""
+    differing = candidate.differing
+    paths_by_field: dict[str, list[str]] = {}
+    for path in [path for path in differing if not _CHANGEABLE.search(path)] or differing:
+        node, _, name = path.rpartition(".")
+        if name == "kind":
+            paths_by_field.setdefault(f"{node.rpartition('.')[2]}.kind", []).append(path)
+        elif f"{node}.kind" not in differing:
+            # Nodes of two kinds have other fields anyway.
+            paths_by_field.setdefault(name, []).append(path)
+    lines = []
+    for first, *others in paths_by_field.values():
+        theirs, ours = differing[first]
+        more = f" (and {len(others)} more like it)" if others else ""
+        lines.append(f"{first}: {configs.shown(ours)} here, {configs.shown(theirs)} there{more}")
+    return lines
