@@ -83,12 +83,12 @@ def check(
       clearhead check run.toml --json > certificate.json
 
     A model is run in double precision. What each output reads is measured and compared with its masks; batches,
-    padding, caches, packing, kernels and files must not change results, where a difference that stays in double
-    precision is a defect; kernels may be 4 times as far from it as plain layers; weights, heads, norms and rows are
-    looked at. Against transformers both models read random, padded and real texts; the first submodule that differs is
-    named with the cause. FILE.py, or a notebook, runs in another process, and the mistake with the same numbers is
-    named; name=value is an argument of the comparison, as in Python. The first steps of a run file are killed and
-    resumed, every bit must be the same, and a certificate tells of it.
+    padding, caches, packing, attention kernels and files must not change results, where a difference that stays in
+    double precision is a defect; weights, heads, norms and rows are looked at. Against transformers both models read
+    random, padded and real texts; the first submodule that differs is named with the cause. FILE.py, or a notebook,
+    runs in another process, and the mistake with the same numbers is named; name=value is an argument of the
+    comparison, as in Python. The first steps of a run file are killed and resumed, every bit must be the same, and a
+    certificate tells of it.
 
     The exit code is 1 if something is wrong, differs or is not written yet, and 2 if it cannot be compared. --json ends
     with {"ok", "findings"} and more, with {"same", "divergence", "causes"}, or with {"ok", "reports"}.
@@ -112,6 +112,7 @@ def check(
         _refuse(f"{ref} is compared on the CPU in fp32", {**machine, "--threads": None}, file_options, job)
         _check_checkpoint(ref, against, reference, tolerance, compute.threads, as_json=as_json)
     else:
+        _refuse(f"{ref} is checked in single and in double precision", {"--precision": machine["--precision"]})
         _refuse(f"{ref} is a checkpoint or a run", file_options, job)
         check_model(ref, compute, html=html, force=force, as_json=as_json)
 

@@ -34,7 +34,7 @@ def check_model(ref: str, compute: ComputeOptions, *, html: Path | None, force: 
     from clearhead.model.loading import load_unchecked
 
     model, seed = load_unchecked(place, device=compute.device), 7 if compute.seed is None else compute.seed
-    report = checks.check_model(model, ref, precision=compute.precision, rows_at_once=compute.batch_size, seed=seed)
+    report = checks.check_model(model, ref, rows_at_once=compute.batch_size, seed=seed)
     if html is not None:
         write_output(html, report_html(report), force=force)
         print_message(f"wrote {html}")

@@ -12,10 +12,10 @@ from torch import Tensor
 from clearhead.apps.check.handwritten.report import Finding
 from clearhead.base.printing import Printed, block
 
-Group = Literal["information flow", "invariances", "kernels and precisions", "health"]
+Group = Literal["information flow", "invariances", "health"]
 _SIGNS = {(True, True): "#", (False, False): ".", (False, True): "!", (True, False): "?"}
 Verdict = Literal["right", "wrong", "warning", "not tried"]
-GROUPS: tuple[Group, ...] = ("information flow", "invariances", "kernels and precisions", "health")
+GROUPS: tuple[Group, ...] = ("information flow", "invariances", "health")
 
 
 @dataclass(frozen=True, repr=False)
