@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from clearhead import spec
-from clearhead.apps.check.measure import Comparison, compare_traces, first_divergence, relative_error
+from clearhead.apps.check.measure import Comparison, compare_traces, first_divergence
 from clearhead.apps.check.trace import ModelInputs, ModelPair, Trace
 from clearhead.base.errors import InputError
+from clearhead.base.tensors import relative_error
 from clearhead.checkpoints.hf.mapping.tensor_rules import RotaryHalves, Slots
 from clearhead.checkpoints.hf.saving import module_to_hf_tensors
 from clearhead.checkpoints.weights.fill import built

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from clearhead.apps.check.trace import Trace
 from clearhead.base.printing import Printed
+from clearhead.base.tensors import relative_error
 
 
 @dataclass(frozen=True, repr=False)
@@ -29,17 +29,9 @@ class Comparison(Printed):
     is_layer: bool = False
 
 
-def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Return max|a-b| / max|b|; infinite where shapes differ or a value is not finite."""
-    expected = _reshaped(expected, found)
-    if found.shape != expected.shape:
-        return float("inf")
-    first, second = found.detach().double(), expected.detach().double()
-    largest = float(second.abs().max()) if second.numel() else 0.0
-    difference = float((first - second).abs().max()) if second.numel() else 0.0
-    if not (torch.isfinite(first).all() and torch.isfinite(second).all()):
-        return float("inf")
-    return difference / largest if largest else difference
+def compare_layouts(actual: Tensor, expected: Tensor) -> float:
+    """Return the relative error of two tensors that may differ in layout, such as heads before tokens."""
+    return relative_error(actual, _reshaped(expected, actual))
 
 
 def compare_traces(ours: Trace, theirs: Trace) -> list[Comparison]:
@@ -48,7 +40,7 @@ def compare_traces(ours: Trace, theirs: Trace) -> list[Comparison]:
         Comparison(
             path if count == 0 else f"{path} (run {count + 1})",
             path,
-            relative_error(value, theirs.parts[path, count]),
+            compare_layouts(value, theirs.parts[path, count]),
         )
         for (path, count), value in ours.parts.items()
         if (path, count) in theirs.parts and _have_one_shape(value, theirs.parts[path, count])
@@ -61,11 +53,13 @@ def compare_traces(ours: Trace, theirs: Trace) -> list[Comparison]:
         is_last = f"{side} {int(name.split()[1]) + 1}" not in theirs.layers
         ends = [value, ours.layers[f"{side} end"]] if is_last and f"{side} end" in ours.layers else [value]
         found.append(
-            Comparison(_layer(name), name, min(relative_error(end, theirs.layers[name]) for end in ends), is_layer=True)
+            Comparison(
+                _layer(name), name, min(compare_layouts(end, theirs.layers[name]) for end in ends), is_layer=True
+            )
         )
     if ours.outputs is not None and theirs.outputs is not None:
         found.append(
-            Comparison("outputs", "outputs", relative_error(_squeezed(ours.outputs, theirs.outputs), theirs.outputs))
+            Comparison("outputs", "outputs", compare_layouts(_squeezed(ours.outputs, theirs.outputs), theirs.outputs))
         )
     return found
 

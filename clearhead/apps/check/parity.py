@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.apps.check.causes import find_causes
-from clearhead.apps.check.measure import Comparison, compare_traces, first_divergence, relative_error
+from clearhead.apps.check.measure import Comparison, compare_layouts, compare_traces, first_divergence
 from clearhead.apps.check.texts import TokenizerParity, compare_tokenizers, text_inputs
 from clearhead.apps.check.trace import ModelInputs, ModelPair, first_line, import_transformers, load_with_transformers
 from clearhead.base.errors import InputError
@@ -155,8 +155,8 @@ def _output_error(sides: ModelPair, inputs: ModelInputs) -> float:
     if ours.outputs is None or theirs.outputs is None:
         return 0.0
     if mask is not None and ours.outputs.shape[:2] == mask.shape and theirs.outputs.shape[:2] == mask.shape:
-        return relative_error(ours.outputs[mask], theirs.outputs[mask])
-    return relative_error(ours.outputs, theirs.outputs)
+        return compare_layouts(ours.outputs[mask], theirs.outputs[mask])
+    return compare_layouts(ours.outputs, theirs.outputs)
 
 
 def _limit(sides: ModelPair) -> int:
