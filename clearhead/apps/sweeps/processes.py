@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from io import TextIOWrapper
+from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
 from typing import Any, Final
@@ -20,11 +16,10 @@ import psutil
 import torch
 
 from clearhead.apps.sweeps.variations import Equal
-from clearhead.base.errors import shortened
-from clearhead.base.machine import SAFE_PATH, choose_device, free_memory
+from clearhead.apps.train_process import TrainProcess
+from clearhead.base.machine import choose_device, free_memory
 from clearhead.base.progress import message
 from clearhead.base.signals import Interrupted, StopSignals
-from clearhead.checkpoints.runs.checkpoint import checkpoint_steps
 from clearhead.training.runfile.sections import RunFile
 
 POLL_SECONDS: Final = 0.1
@@ -66,64 +61,41 @@ class Job:
 
 
 @dataclass
-class Process:
-    """A job in a process of its own; what it says is passed on.
+class RunningJob:
+    """A job that is training; its messages are passed on.
 
     Attributes:
-        job: that it trains.
-        slot: the number of its place among those that run at once.
-        prefix: of each line that is passed on.
-        environment: its variables.
-        has_begun: once its first step does.
-        peak: the most memory that it was seen to hold, in bytes.
-        lines: that were not passed on yet.
-        last: the last one that was.
+        job: the job.
+        slot: the index of its environment among those of the jobs that run at once.
+        prefix: the beginning of each line that is passed on.
+        process: the training process.
+        peak: the largest memory that the process was seen to hold, in bytes.
+        num_passed: the number of messages that were passed on.
     """
 
     job: Job
     slot: int
     prefix: str
-    environment: dict[str, str]
-    has_begun: bool = False
+    process: TrainProcess
     peak: int = 0
-    lines: deque[str] = field(default_factory=deque)
-    last: str = "it said nothing"
+    num_passed: int = 0
 
-    def __post_init__(self) -> None:
-        resume = ["--resume"] if checkpoint_steps(self.job.run) else []
-        # A group of its own: Ctrl-C is for the sweep, which passes it on.
-        self.popen: psutil.Popen = psutil.Popen(
-            [sys.executable, "-m", "clearhead", "train", *self.job.words, *resume],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=self.environment,
-            text=True, encoding="utf-8", errors="replace", start_new_session=True,
-        )  # fmt: skip
-        self.reader: threading.Thread = threading.Thread(target=self._read, args=(self.popen.stderr,), daemon=True)
-        self.reader.start()
-
-    def _read(self, said: TextIOWrapper) -> None:
-        with said:
-            for line in said:
-                self.lines.append(line.rstrip("\n"))
-                self.has_begun |= line.startswith("training ")
-
-    def pass_on(self) -> None:
-        """Tell what it said since the last time, and look at its memory."""
-        while self.lines:
-            self.last = self.lines.popleft()
-            message(f"{self.prefix}{self.last}")
+    def watch(self) -> None:
+        """Pass on the new messages of the process, and measure its memory."""
+        for line in self.process.messages[self.num_passed :]:
+            message(f"{self.prefix}{line}")
+            self.num_passed += 1
         with contextlib.suppress(psutil.Error):
-            self.peak = max(self.peak, self.popen.memory_info().rss)
+            self.peak = max(self.peak, self.process.popen.memory_info().rss)
 
-    def failure(self) -> str | None:
-        """Return why it failed once it has ended; None: it did not."""
-        self.reader.join(timeout=10)
-        self.pass_on()
-        code = self.popen.poll()
+    def find_failure(self) -> str | None:
+        """Return why the process failed; None if it did not."""
+        reason = self.process.last_words()
+        self.watch()
+        code = self.process.popen.poll()
         if code == 0:
             return None
-        if code == -9:
-            return "the system killed it, as it does where memory runs out"
-        return shortened(self.last.removeprefix("clearhead: "), 300)
+        return "the system killed it, as it does where memory runs out" if code == -9 else reason
 
 
 def train_all(jobs: Sequence[Job], folder: Path, slots: Sequence[dict[str, str]], total: int) -> dict[str, str]:
@@ -138,20 +110,21 @@ def train_all(jobs: Sequence[Job], folder: Path, slots: Sequence[dict[str, str]]
     Raises:
         SweepInterrupted: a signal came; the runs were stopped and are saved.
     """
-    waiting, running, failed = deque(jobs), list[Process](), dict[str, str]()
+    waiting, running, failed = deque(jobs), list[RunningJob](), dict[str, str]()
     before = total - len(jobs)
     with StopSignals() as signals:
         try:
             while waiting or running:
                 if signals.received is not None:
                     break
-                running = [process for process in running if not _has_ended(process, failed)]
+                running = [each for each in running if not _has_ended(each, failed)]
                 if waiting and len(running) < len(slots) and _has_room(running):
                     slot = next(slot for slot in range(len(slots)) if slot not in [each.slot for each in running])
                     job = waiting.popleft()
                     message(f"run {before + len(jobs) - len(waiting)} of {total}: {job.name}")
                     prefix = f"{job.name}: " if len(slots) > 1 else ""
-                    running.append(Process(job, slot, prefix, {**os.environ, **slots[slot], **SAFE_PATH}))
+                    process = TrainProcess(job.words, job.run, environment=slots[slot])
+                    running.append(RunningJob(job, slot, prefix, process))
                 time.sleep(POLL_SECONDS)
         finally:
             _stop(running)
@@ -161,34 +134,34 @@ def train_all(jobs: Sequence[Job], folder: Path, slots: Sequence[dict[str, str]]
     return failed
 
 
-def _has_ended(process: Process, failed: dict[str, str]) -> bool:
-    process.pass_on()
-    if process.popen.poll() is None:
+def _has_ended(running: RunningJob, failed: dict[str, str]) -> bool:
+    running.watch()
+    if running.process.popen.poll() is None:
         return False
-    reason = process.failure()
+    reason = running.find_failure()
     if reason is not None:
-        failed[process.job.name] = reason
-        message(f"{process.job.name} failed and is skipped: {reason}")
+        failed[running.job.name] = reason
+        message(f"{running.job.name} failed and is skipped: {reason}")
     return True
 
 
-def _has_room(running: Sequence[Process]) -> bool:
-    """Whether memory is left for one run more, as the others show once their steps have begun."""
-    largest = max((process.peak for process in running), default=0)
-    return all(process.has_begun for process in running) and free_memory() >= MARGIN * largest
+def _has_room(running: Sequence[RunningJob]) -> bool:
+    """Return whether memory is left for one more run; the others show their need once their steps have begun."""
+    largest = max((each.peak for each in running), default=0)
+    return all(each.process.has_started() for each in running) and free_memory() >= MARGIN * largest
 
 
-def _stop(running: Sequence[Process]) -> None:
-    """Let processes finish their step, save and end; what does not end in time is killed."""
-    for process in running:
+def _stop(running: Sequence[RunningJob]) -> None:
+    """Let processes finish their step, save and end; a process that does not end in time is killed."""
+    for each in running:
         with contextlib.suppress(psutil.Error):
-            process.popen.terminate()
-    for process in running:
+            each.process.popen.terminate()
+    for each in running:
         try:
-            process.popen.wait(timeout=120)
+            each.process.popen.wait(timeout=120)
         except psutil.TimeoutExpired:
-            process.popen.kill()
-        process.pass_on()
+            each.process.popen.kill()
+        each.watch()
 
 
 def places(runs: Sequence[RunFile], equal: Equal) -> list[dict[str, str]]:

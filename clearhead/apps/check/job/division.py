@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from clearhead.apps.check.job.differences import gradient_distance
 from clearhead.apps.check.job.forecast import Job, assembled
-from clearhead.apps.check.job.processes import training
 from clearhead.base.errors import RunFailure
 from clearhead.base.signals import Interrupted
 from clearhead.generate.scoring.result import Validation
@@ -95,9 +94,8 @@ def compare_divisions(job: Job) -> tuple[Division, Division]:
         return halves, Division(reason=job.one_process)
     run = job.folder / "two-processes"
     try:
-        steps = [*job.overrides, *overrides, "train.save_every=1"]
-        with training(job.file, run, steps, limit=job.limit, processes=2) as process:
-            if not process.until(lambda: process.has_saved(1)):
+        with job.train(run, [*overrides, "train.save_every=1"], processes=2) as process:
+            if not process.wait_until(lambda: process.has_saved(1)):
                 return halves, Division(reason=f"ended before the first update: {process.last_words()}", is_wrong=True)
     except RunFailure as error:
         return halves, Division(reason=str(error), is_wrong=True)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+import psutil
+
 from clearhead.apps.check.job.forecast import Job
-from clearhead.apps.check.job.processes import TrainProcess, training
+from clearhead.apps.train_process import TrainProcess
 from clearhead.base.errors import RunFailure
 from clearhead.base.progress import message
 from clearhead.checkpoints.runs.checkpoint import checkpoint_steps
+from clearhead.checkpoints.runs.metrics import FILE_NAME, read_metrics
 
 Moment = Literal["saving", "validation", "random"]
+_WRITING: Final = re.compile(r"\.step-([0-9]+)\.writing-([0-9]+)-.*")
+_VALIDATING: Final = re.compile(r"step ([0-9]+)  validating")
 FORCED: Final[tuple[Moment, ...]] = ("validation", "saving")
 
 
@@ -59,8 +66,8 @@ def undisturbed_run(job: Job) -> tuple[Path, float]:
         RunFailure: training failed.
     """
     run = job.folder / "undisturbed"
-    with training(job.file, run, job.overrides, limit=job.limit) as process:
-        process.until(process.has_started)
+    with job.train(run) as process:
+        process.wait_until(process.has_started)
         began = time.monotonic()
         _reach_the_end(job, process)
         return run, time.monotonic() - began
@@ -84,7 +91,7 @@ def killed_runs(job: Job, kills: int, draw: random.Random, seconds: float) -> li
         try:
             while moments and _killed(job, runs[-1], moments, draw, seconds):
                 moments.pop(0)
-            with training(job.file, runs[-1].run, job.overrides, limit=job.limit) as process:
+            with job.train(runs[-1].run) as process:
                 _reach_the_end(job, process)
         except RunFailure as error:
             if not runs[-1].kills:
@@ -100,7 +107,7 @@ def _reach_the_end(job: Job, process: TrainProcess) -> None:
     Raises:
         RunFailure: the training ended before.
     """
-    if not process.until(lambda: process.has_saved(job.steps)):
+    if not process.wait_until(lambda: process.has_saved(job.steps)):
         raise RunFailure(f"clearhead train ended before step {job.steps}: {process.last_words()}")
 
 
@@ -115,7 +122,7 @@ def _killed(job: Job, killed: KilledRun, moments: Sequence[Moment], draw: random
     # One that cannot be reached lies behind the last step.
     step = draw.choice(steps[: -(-len(steps) // len(moments))] or [job.steps + 1])
     pause = draw.random() * {"saving": job.save_seconds, "validation": job.validation_seconds, "random": rest}[moment]
-    with training(job.file, killed.run, job.overrides, limit=job.limit) as process:
+    with job.train(killed.run) as process:
 
         def is_over() -> bool:
             return process.has_saved(job.steps)
@@ -123,15 +130,15 @@ def _killed(job: Job, killed: KilledRun, moments: Sequence[Moment], draw: random
         def is_inside() -> bool:
             match moment:
                 case "saving":
-                    return process.is_saving(step)
+                    return _is_saving(process, step)
                 case "validation":
-                    return process.is_validating(step)
+                    return _is_validating(process, step)
                 case "random":
                     return process.has_started()
 
-        while process.until(lambda: is_inside() or is_over()) and not is_over():
+        while process.wait_until(lambda: is_inside() or is_over()) and not is_over():
             _wait(process, pause, is_over)
-            if process.killed_inside(lambda: is_inside() and not is_over()):
+            if _kill_inside(process, lambda: is_inside() and not is_over()):
                 newest = max(checkpoint_steps(killed.run), default=-1)
                 killed.kills.append(Kill(moment, newest if newest >= 0 else None))
                 message(f"killed {killed.kills[-1]}")
@@ -143,4 +150,31 @@ def _killed(job: Job, killed: KilledRun, moments: Sequence[Moment], draw: random
 
 def _wait(process: TrainProcess, seconds: float, is_over: Callable[[], bool]) -> None:
     end = time.monotonic() + seconds
-    process.until(lambda: time.monotonic() > end or is_over())
+    process.wait_until(lambda: time.monotonic() > end or is_over())
+
+
+def _kill_inside(process: TrainProcess, is_inside: Callable[[], bool]) -> bool:
+    """Suspend the process, kill it if it is still at a moment, and return whether it was."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.popen.suspend()
+        if is_inside():
+            process.kill()
+            return True
+        process.popen.resume()
+    return False
+
+
+def _is_saving(process: TrainProcess, step: int) -> bool:
+    """Return whether the process writes the checkpoint of a step, or of a later one."""
+    with contextlib.suppress(OSError):
+        writes = (_WRITING.fullmatch(path.name) for path in (process.run / "checkpoints").iterdir())
+        # The files of a killed process stay there until this process has started.
+        return any(write and int(write[1]) >= step and int(write[2]) == process.popen.pid for write in writes)
+    return False
+
+
+def _is_validating(process: TrainProcess, step: int) -> bool:
+    """Return whether the process validates a step, or a later one."""
+    starts = filter(None, map(_VALIDATING.fullmatch, reversed(process.messages)))
+    validated = next((int(start[1]) for start in starts), -1)
+    return validated >= step and not any(row.step == validated for row in read_metrics(process.run / FILE_NAME)[-1:])
