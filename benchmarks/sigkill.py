@@ -25,8 +25,7 @@ from pathlib import Path
 
 from clearhead.apps.check.job.differences import differences
 from clearhead.apps.check.job.forecast import Job, examine
-from clearhead.apps.check.job.job import faults_of
-from clearhead.apps.check.job.kills import killed_runs, undisturbed_run
+from clearhead.apps.check.job.job import faults_of, killed_runs, undisturbed_run
 from clearhead.checkpoints.runs.checkpoint import checkpoint_folder, checkpoint_steps
 
 WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in "aeiou"]

@@ -1,4 +1,4 @@
-"""The speed of a model at its own work: tokens generated, prompts read, sentences translated or encoded.
+"""The speed of a model at its own work (prompts, tokens, sentences), and advice on what would make it faster.
 
 Texts are random tokens, and a text never ends before its limit, so what is measured does not depend on them.
 """

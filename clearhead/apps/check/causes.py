@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from clearhead import spec
-from clearhead.apps.check.measure import Comparison, compare_traces, first_divergence
-from clearhead.apps.check.trace import ModelInputs, ModelPair, Trace
+from clearhead.apps.check.trace import Comparison, ModelInputs, ModelPair, Trace, compare_traces, first_divergence
 from clearhead.base.errors import InputError
 from clearhead.base.tensors import relative_error
 from clearhead.checkpoints.hf.mapping.tensor_rules import RotaryHalves, Slots

@@ -30,7 +30,7 @@ def check_model(ref: str, compute: ComputeOptions, *, html: Path | None, force: 
     place = located(ref)
     set_threads_and_seed(compute.threads, compute.seed)
     from clearhead.apps.check.model import model as checks
-    from clearhead.apps.check.model.page import report_html
+    from clearhead.apps.check.model.report import report_html
     from clearhead.model.loading import load_unchecked
 
     model, seed = load_unchecked(place, device=compute.device), 7 if compute.seed is None else compute.seed

@@ -1,4 +1,4 @@
-"""The result of a comparison: a table as text, its numbers as JSON, and the picture of the curves."""
+"""The result of a comparison: a table with intervals as text, its numbers as JSON, and the picture of the curves."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from clearhead.apps.sweeps import processes
-from clearhead.apps.sweeps.processes import Job, places, train_all
+from clearhead.apps.sweeps import api
+from clearhead.apps.sweeps.api import Job, places, train_all
 from clearhead.apps.train_process import TrainProcess
 from clearhead.base.progress import Display, shown_by
 from clearhead.training.runfile.read import load_run_file
@@ -61,7 +61,7 @@ def test_failed_runs_are_named_and_skipped(command: Path) -> None:
 def test_several_at_once_only_where_memory_allows(
     command: Path, free: int, together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "free_memory", lambda: free)
+    monkeypatch.setattr(api, "free_memory", lambda: free)
     assert trained(command, ["a", "b"], slots=2)[0] == {}
     began, ended = ((command / name).stat().st_mtime_ns for name in ("b.begun", "a.ended"))
     assert (began < ended) is together

@@ -16,7 +16,7 @@ from clearhead.apps.check.handwritten.report import Finding
 from clearhead.apps.check.model.health import check_tokenizers
 from clearhead.apps.check.model.invariances import check_saving
 from clearhead.apps.check.model.model import check_module
-from clearhead.apps.check.model.page import report_html
+from clearhead.apps.check.model.report import report_html
 from clearhead.apps.cli.main import main
 from clearhead.checkpoints.hf import saving
 from clearhead.checkpoints.hf.loading import load_module
