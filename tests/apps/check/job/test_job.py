@@ -19,9 +19,8 @@ import pytest
 from clearhead.apps.check.job import forecast
 from clearhead.apps.check.job import job as job_check
 from clearhead.apps.check.job.differences import Difference
-from clearhead.apps.check.job.division import compare_divisions, without_dropout
 from clearhead.apps.check.job.forecast import examine
-from clearhead.apps.check.job.job import Kill, KilledRun, faults_of
+from clearhead.apps.check.job.job import Kill, KilledRun, compare_divisions, faults_of, without_dropout
 from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.training.parallel.sums import Sums
