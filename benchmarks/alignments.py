@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import clearhead as ch
-from clearhead.apps.demo.data.dates import FIRST_YEAR, date_styles
+from clearhead.apps.demo.translate import FIRST_YEAR, date_styles
 
 Links = set[tuple[int, int]]
 Pairs = Sequence[tuple[str, str]]

@@ -411,7 +411,7 @@ def answer(cell: Cell, data: Path, folder: Path) -> Parts:
 
 
 def dates(cell: Cell, data: Path, folder: Path) -> Parts:
-    from clearhead.apps.demo.data.dates import make_date_sets
+    from clearhead.apps.demo.translate import make_date_sets
 
     sets = make_date_sets(seed=1, train_size=100_000, valid_per_locale=20, test_per_locale=20)
     sides = {
@@ -422,7 +422,7 @@ def dates(cell: Cell, data: Path, folder: Path) -> Parts:
 
 
 def names(cell: Cell, data: Path, folder: Path) -> Parts:
-    from clearhead.apps.demo.data.names import make_name_sets
+    from clearhead.apps.demo.classify import make_name_sets
 
     sets = make_name_sets(seed=1, valid_per_language=24, test_per_language=24)
     parts = ("train", "valid", "test")
@@ -430,7 +430,7 @@ def names(cell: Cell, data: Path, folder: Path) -> Parts:
 
 
 def sources(cell: Cell, data: Path, folder: Path) -> Parts:
-    from clearhead.apps.demo.data.library_sources import library_sources
+    from clearhead.apps.demo.library_sources import library_sources
 
     found = library_sources(max_bytes=3_000_000, max_valid_bytes=200_000)
     files = {"train": found.train, "valid": found.valid[::2], "test": found.valid[1::2]}

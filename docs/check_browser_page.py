@@ -14,7 +14,7 @@ import torch
 from playwright.sync_api import sync_playwright
 
 import clearhead
-from clearhead.apps.demo.data.dates import make_date_sets
+from clearhead.apps.demo.translate import make_date_sets
 
 sys.path.append(str(Path(__file__).resolve().parent / "lessons"))
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import spec
+from clearhead.base.tensors import relative_error
 from clearhead.core import Cache, Transformer, build
 from clearhead.core.head import Projection
 from clearhead.fast.cache import IndexedCache
@@ -62,12 +63,6 @@ def fault_of(kernels: str) -> str | None:
     return None
 
 
-def far(found: Tensor, expected: Tensor) -> float:
-    """Return the norm of a difference relative to that of what is expected."""
-    difference = found.detach().double() - expected.detach().double()
-    return float(difference.norm() / expected.detach().double().norm().clamp(min=1e-9))
-
-
 @torch.inference_mode()
 def products() -> list[Found]:
     """Compare linear layers of few and of many rows."""
@@ -89,7 +84,7 @@ def products() -> list[Found]:
             }
             for what, (run, rows_MK, *exact, most) in cases.items():
                 assert run is not None
-                found.append((what, far(run(rows_MK), F.linear(*(one.double() for one in exact))), most))
+                found.append((what, relative_error(run(rows_MK), F.linear(*(one.double() for one in exact))), most))
     return found
 
 
@@ -100,16 +95,16 @@ def _choices() -> Iterator[Found]:
         banned = exact_MV[0].topk(2).indices
         allowed_MV = exact_MV.index_fill(1, banned, -torch.inf)
         values, places, totals = top_and_log_total(x_MV, 3, banned)
-        yield "the highest numbers", far(values, allowed_MV.topk(3).values), EXACT
-        yield "the places of the highest numbers", far(places, allowed_MV.topk(3).indices), 0.0
-        yield "sums of exponentials", far(totals, exact_MV.logsumexp(1)), EXACT
+        yield "the highest numbers", relative_error(values, allowed_MV.topk(3).values), EXACT
+        yield "the places of the highest numbers", relative_error(places, allowed_MV.topk(3).indices), 0.0
+        yield "sums of exponentials", relative_error(totals, exact_MV.logsumexp(1)), EXACT
         shares_MV, chosen = (exact_MV / 2.0).softmax(1), torch.tensor([0, 17, 500, 999])
         # In the middle of each token's share.
         middle_M = (shares_MV.cumsum(1) - shares_MV / 2.0).gather(1, chosen[:, None])[:, 0]
         none = torch.empty(0, dtype=torch.int64)
         drawn = draw_tokens(x_MV, middle_M, none, divisor=2.0, top_k=0, top_p=1.0, min_p=0.0)
         assert drawn is not None
-        yield "drawn tokens", far(drawn, chosen), 0.0
+        yield "drawn tokens", relative_error(drawn, chosen), 0.0
 
 
 def _stacks(has_memory: bool) -> Iterator[Found]:
@@ -129,7 +124,7 @@ def _stacks(has_memory: bool) -> Iterator[Found]:
         for rows in (1, 3):
             with torch.inference_mode():
                 found, expected = _decoded(runner.tree(), IndexedCache(), rows), _decoded(module, Cache(), rows)
-            yield f"a stack in {kind}", far(found, expected), most
+            yield f"a stack in {kind}", relative_error(found, expected), most
 
 
 def _decoded(module: Transformer, cache: Cache, rows: int) -> Tensor:
@@ -167,7 +162,7 @@ def _training() -> Iterator[Found]:
     expected, found = _gradients(model, _plain_loss), _gradients(training_tree(model, "bf16"), _fast_loss)
     for name, gradient in found.items():
         what = "the loss of a training step" if not name else "gradients of a training step"
-        yield what, far(gradient, expected[name]), 0.05
+        yield what, relative_error(gradient, expected[name]), 0.05
 
 
 def _gradients(model: Transformer, loss_of: Callable[[Tensor, Projection, Tensor], Tensor]) -> dict[str, Tensor]:
@@ -192,8 +187,8 @@ def _dropped() -> Iterator[Found]:
     x, share = torch.randn(64, 1024), 0.75
     found = dropout(x, 1 - share)
     kept = found != 0.0
-    yield "elements that dropout keeps", far(found, torch.where(kept, x / share, 0.0)), EXACT
-    yield "the share that dropout keeps", far(kept.double().mean(), torch.tensor(share)), 0.05
+    yield "elements that dropout keeps", relative_error(found, torch.where(kept, x / share, 0.0)), EXACT
+    yield "the share that dropout keeps", relative_error(kept.double().mean(), torch.tensor(share)), 0.05
 
 
 def _muon() -> float:
@@ -207,7 +202,7 @@ def _muon() -> float:
         x = _FACTORS[0] * x + (_FACTORS[1] * gram + _FACTORS[2] * gram @ gram) @ x
     expected = torch.cat([weight * 0.9 - 0.5 * x, moved])
     update_matrices([weight], [momentum], [0.5], Update(_FACTORS, 2, 0.95, 0.9))
-    return far(torch.cat([weight, momentum]), expected)
+    return relative_error(torch.cat([weight, momentum]), expected)
 
 
 def main(file: str, kernels: str) -> None:

@@ -14,7 +14,7 @@ import shared
 
 import clearhead
 from clearhead import spec
-from clearhead.apps.demo.data.dates import make_date_sets
+from clearhead.apps.demo.translate import make_date_sets
 from clearhead.interpret.view.explorer.write import DATA, document, escaped_json, json_element, source_text
 
 if TYPE_CHECKING:

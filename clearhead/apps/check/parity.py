@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from clearhead.apps.check.causes import find_causes
-from clearhead.apps.check.measure import Comparison, compare_traces, first_divergence, relative_error
-from clearhead.apps.check.texts import TokenizerParity, compare_tokenizers, text_inputs
-from clearhead.apps.check.trace import ModelInputs, ModelPair, first_line, import_transformers, load_with_transformers
+from clearhead import spec
+from clearhead.apps.check.trace import (
+    Comparison,
+    ModelInputs,
+    ModelPair,
+    Trace,
+    compare_layouts,
+    compare_traces,
+    first_divergence,
+    first_line,
+    import_transformers,
+    load_with_transformers,
+)
 from clearhead.base.errors import InputError
 from clearhead.base.printing import Printed
+from clearhead.base.tensors import relative_error
 from clearhead.checkpoints.hf.generation import read_generation_config
 from clearhead.checkpoints.hf.loading import load_module
-from clearhead.checkpoints.hf.tokenizers import load_tokenizers
+from clearhead.checkpoints.hf.mapping.tensor_rules import RotaryHalves, Slots
+from clearhead.checkpoints.hf.saving import module_to_hf_tensors
+from clearhead.checkpoints.hf.tokenizers import CheckpointTokenizers, load_tokenizers
+from clearhead.checkpoints.weights.fill import built
+from clearhead.core import Transformer
 from clearhead.text.tokenizer_files import has_tokenizer
 
 TOKENS, TARGETS, LENGTHS = 13, 7, (13, 5, 8)
@@ -157,8 +174,8 @@ def _output_error(sides: ModelPair, inputs: ModelInputs) -> float:
     if ours.outputs is None or theirs.outputs is None:
         return 0.0
     if mask is not None and ours.outputs.shape[:2] == mask.shape and theirs.outputs.shape[:2] == mask.shape:
-        return relative_error(ours.outputs[mask], theirs.outputs[mask])
-    return relative_error(ours.outputs, theirs.outputs)
+        return compare_layouts(ours.outputs[mask], theirs.outputs[mask])
+    return compare_layouts(ours.outputs, theirs.outputs)
 
 
 def _limit(sides: ModelPair) -> int:
@@ -213,3 +230,329 @@ def _with_end_tokens(sides: ModelPair, ids: Tensor, lengths: Tensor) -> Tensor:
     ids = ids.masked_fill(ids == end, other)
     ids[torch.arange(len(ids)), lengths - 1] = end
     return ids
+
+
+# Hard cases for tokenizers; none contains a special token, which is plain text here and not in transformers.
+HARD = (
+    "The quick brown fox jumps over the lazy dog.",
+    "Ein kleiner Hund läuft über die grüne Straße, nicht wahr?",
+    "",
+    " ",
+    "   \t\n ",
+    "a",
+    " leading and trailing ",
+    "many    spaces     inside",
+    "x" * 150,
+    "UPPER lower MiXeD",
+    "e\u0301 é \u0041\u030a Å ﬁ ½ ①",
+    "😀 👩\u200d👩\u200d👧 🇩🇪 ❤️",
+    "\x01\x1f\x7f control",
+    "漢字かな交じり文 한국어 العربية עברית हिन्दी ไทย",
+    "▁underline ▁ and ##hash",
+    "line\r\nline\rline\u2028line",
+    "don't I'LL we'Ve; 3.14 (50%) in 1998!",
+    "\u00a0non\u2003breaking\u200bspaces\ufeff",
+)
+# Normalizations that one side may apply and the other not.
+_CHANGES: dict[str, Callable[[str], str]] = {
+    "lower case": str.lower,
+    "a space in front": lambda text: f" {text}",
+    "spaces at the ends stripped": str.strip,
+    "white space collapsed": lambda text: " ".join(text.split()),
+    "Unicode composed (NFC)": lambda text: unicodedata.normalize("NFC", text),
+    "Unicode composed for compatibility (NFKC)": lambda text: unicodedata.normalize("NFKC", text),
+    "accents stripped": lambda text: "".join(
+        letter for letter in unicodedata.normalize("NFD", text) if unicodedata.category(letter) != "Mn"
+    ),
+}
+
+
+@dataclass(frozen=True, repr=False)
+class TokenizerParity(Printed):
+    """The result of comparing two tokenizers.
+
+    Args:
+        fingerprint: of the tokenizer here.
+        count: how many texts were compared; 0: transformers could not load a tokenizer.
+        differing: the texts with other ids.
+        cause: the likely reason.
+    """
+
+    fingerprint: str
+    count: int
+    differing: tuple[str, ...] = ()
+    cause: str | None = None
+
+    @property
+    def is_same(self) -> bool:
+        """Whether all ids are the same."""
+        return not self.differing
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of a card."""
+        if not self.count:
+            yield f"tokenizer         not compared: {self.cause}"
+            return
+        same = self.count - len(self.differing)
+        yield f"tokenizer         {same} of {self.count} texts give the same ids; fingerprint {self.fingerprint[:12]}"
+        if self.differing:
+            yield f"  first that differs       {self.differing[0]!r}"
+        if self.cause is not None:
+            yield f"likely cause      the tokenizer: {self.cause}"
+
+
+def compare_tokenizers(text: CheckpointTokenizers, reference: Path) -> TokenizerParity:
+    """Compare a checkpoint's tokenizer with that of a folder in transformers, on hard strings."""
+    source = text.pair.source
+    try:
+        # Said, for without an answer the library asks on the terminal whether to run the folder's code.
+        theirs: Any = import_transformers().AutoTokenizer.from_pretrained(
+            reference, local_files_only=True, trust_remote_code=False
+        )
+        expected = {hard: list(theirs(hard)["input_ids"]) for hard in HARD}
+        plain = {hard: list(theirs(hard, add_special_tokens=False)["input_ids"]) for hard in HARD}
+    except Exception as error:  # noqa: BLE001 - another library may raise anything
+        return TokenizerParity(source.fingerprint, 0, cause=f"transformers cannot load it: {first_line(error)}")
+
+    def encode(text: str) -> list[int]:
+        return list(source.encode(text))
+
+    differing = tuple(hard for hard in HARD if source.special_tokens.add_to(encode(hard))[0] != expected[hard])
+    cause = _cause(encode, plain, differing) if differing else None
+    return TokenizerParity(source.fingerprint, len(HARD), differing, cause)
+
+
+def _cause(ours: Callable[[str], list[int]], plain: dict[str, list[int]], differing: tuple[str, ...]) -> str:
+    """Return the likely cause of a difference."""
+    if all(ours(text) == plain[text] for text in differing):
+        return "the tokens are equal, but not the special tokens around a text"
+    for name, change in _CHANGES.items():
+        if all(ours(change(text)) == plain[text] for text in plain):
+            return f"there a text is read with {name}, here without"
+        if all(ours(text) == plain[text] for text in plain if change(text) == text):
+            return f"here a text is read with {name}, there without"
+    return f"tokens differ, first those of {next(text for text in differing if ours(text) != plain[text])!r}"
+
+
+def text_inputs(text: CheckpointTokenizers, limit: int, rows: int) -> Iterator[ModelInputs]:
+    """Yield texts with their special tokens, as far as they fit."""
+    source = text.pair.source
+    for hard in HARD:
+        ids, segments = source.special_tokens.add_to(source.encode(hard))
+        if 0 < len(ids) <= limit and max(ids) < rows:
+            yield ModelInputs(torch.tensor([ids]), segments=torch.tensor([segments]) if any(segments) else None)
+
+
+MOST_CAUSES = 4
+_EPSILONS = (1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-12)
+_THETAS = (1e4, 1e5, 5e5, 1e6)
+_NORMS = (spec.LayerNorm, spec.RMSNorm)
+_FIELDS: tuple[tuple[str, tuple[type[spec.Node], ...], str], ...] = (
+    ("the epsilon of norms", _NORMS, "eps"),
+    ("whether norms add 1 to their weights", _NORMS, "unit_offset"),
+    ("the activation variant", (spec.FeedForward,), "activation"),
+    ("the activation variant", (spec.Activation,), "function"),
+    ("the scale of attention scores", (spec.Attention,), "scale"),
+    ("the scale of the embedding", (spec.Embedding,), "scale"),
+    ("the scale of the input of the head", (spec.Linear,), "scale"),
+    ("the offset of positions", (spec.Learned, spec.Sinusoidal), "offset"),
+    ("the theta of RoPE", (spec.Rotary,), "theta"),
+)
+State = Mapping[str, Tensor]
+Way = Callable[[list[Tensor], Slots], list[Tensor]]
+Change = Callable[[spec.Node], spec.Node]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One change: its description, and a function that builds the changed module."""
+
+    description: str
+    make: Callable[[], Transformer]
+
+
+def find_causes(sides: ModelPair, inputs: ModelInputs, expected: Trace, tolerance: float) -> Iterator[str]:
+    """Yield the likely causes of a difference from transformers.
+
+    Args:
+        sides: both models.
+        inputs: their inputs.
+        expected: the trace of the other model.
+        tolerance: the largest relative difference that counts as equal.
+    """
+    module = sides.ours
+    for _ in range(MOST_CAUSES):
+        trace = sides.run_ours(module, inputs)
+        place = _place(compare_traces(trace, expected), tolerance)
+        if place is None:
+            return
+        best, best_place = None, place
+        for experiment in _experiments(sides, module, trace, expected, tolerance):
+            try:
+                changed = experiment.make()
+                found = _place(compare_traces(sides.run_ours(changed, inputs), expected), tolerance)
+            except (InputError, RuntimeError):
+                continue
+            if found is None:
+                yield experiment.description
+                return
+            # Of experiments that agree equally far, the one with the smallest difference there.
+            if found[0] > place[0] and found > best_place:
+                best, best_place = (experiment, changed), found
+        if best is None:
+            yield _by_tensors(sides, module)
+            return
+        yield best[0].description
+        module = best[1]
+
+
+def _place(found: list[Comparison], tolerance: float) -> tuple[int, float] | None:
+    """Return how far two models agree: the larger the better; None: to the end."""
+    first = first_divergence(found, tolerance)
+    return None if first is None else (found.index(first), -first.error)
+
+
+def _experiments(
+    sides: ModelPair, module: Transformer, trace: Trace, expected: Trace, tolerance: float
+) -> Iterator[Experiment]:
+    for description, change in _field_changes(module, sides.theirs.config.to_dict()):
+        yield Experiment(description, partial(_changed, module, change))
+    yield from _layouts(module)
+    yield from _orders(module, trace, expected, tolerance)
+
+
+def _changed(module: Transformer, change: Change) -> Transformer:
+    return built(spec.map_nodes(module.spec, lambda _, node: change(node)), module.state_dict())
+
+
+def _setter(kinds: tuple[type[spec.Node], ...], name: str, before: Any, after: Any) -> Change:
+    def change(node: spec.Node) -> spec.Node:
+        is_match = isinstance(node, kinds) and getattr(node, name) == before
+        return node.model_copy(update={name: after}) if is_match else node
+
+    return change
+
+
+def _candidates(node: spec.Node, name: str, width: int, epsilons: Collection[float]) -> Iterable[Any]:
+    """Return the values that a field of a node may have in another implementation."""
+    match node, name:
+        case _, "eps":
+            return sorted({*_EPSILONS, *epsilons})
+        case _, "unit_offset":
+            return False, True
+        case _, "activation" | "function":
+            return get_args(spec.ActivationName)
+        case spec.Attention(), _:
+            return node.head_size**-0.5, 1.0, 1.0 / node.head_size, width**-0.5
+        case spec.Embedding(), _:
+            return 1.0, width**0.5
+        case spec.Linear(), _:
+            return 1.0, width**-0.5
+        case spec.Learned() | spec.Sinusoidal(), _:
+            return [node.offset + step for step in (-2, -1, 1, 2) if node.offset + step >= 0]
+    return _THETAS
+
+
+def _field_changes(module: Transformer, config: Mapping[str, Any]) -> Iterator[tuple[str, Change]]:
+    """Yield other values of the fields that are most often wrong, each with a description."""
+    known = {value for key, value in config.items() if "eps" in key and isinstance(value, float) and value > 0}
+    stack = module.spec.encoder or module.spec.decoder
+    assert stack is not None, "a validated model has a stack"
+    for label, kinds, name in _FIELDS:
+        tried = set()
+        for node in [node for _, node in spec.walk(module.spec) if isinstance(node, kinds)]:
+            before = getattr(node, name)
+            now = node.head_size**-0.5 if isinstance(node, spec.Attention) and before is None else before
+            if not isinstance(now, str | float | int):
+                continue
+            for after in _candidates(node, name, stack.width, known):
+                is_other = now != after if isinstance(now, str) else not math.isclose(now, after, abs_tol=0.0)
+                if is_other and (now, after) not in tried:
+                    tried.add((now, after))
+                    yield f"{label}: {_shown(now)} here, {_shown(after)} there", _setter(kinds, name, before, after)
+
+
+def _shown(value: str | float | int) -> str:
+    return f"{value}" if isinstance(value, str | bool) else f"{value:.6g}"
+
+
+def _attentions(module: Transformer) -> dict[str, spec.Attention]:
+    return {path: node for path, node in spec.walk(module.spec) if isinstance(node, spec.Attention)}
+
+
+def _layouts(module: Transformer) -> Iterator[Experiment]:
+    """Try the other layout of RoPE: pairs are interleaved on one side and half a head apart on the other."""
+    rotating = {path: node for path, node in _attentions(module).items() if node.position is not None}
+    if not rotating:
+        return
+    ways = (("neighbours", "halves", RotaryHalves().load), ("halves", "neighbours", RotaryHalves().save))
+    for there, here, way in ways:
+        description = f"the layout of rotated pairs: the tensors were read as {here}, and they are {there}"
+        yield Experiment(description, partial(_laid_out, module, rotating, way))
+
+
+def _laid_out(module: Transformer, rotating: Mapping[str, spec.Attention], way: Way) -> Transformer:
+    state = dict(module.state_dict())
+    for path, node in rotating.items():
+        for name in (f"{path}.{part}.{leaf}" for part in ("query", "key") for leaf in ("weight", "bias")):
+            if name in state:
+                (state[name],) = way([state[name]], Slots((state[name].shape,), node))
+    return built(module.spec, state)
+
+
+def _orders(module: Transformer, trace: Trace, expected: Trace, tolerance: float) -> Iterator[Experiment]:
+    """Find the heads of the first diverging attention in another order on the other side."""
+    for path, node in _attentions(module).items():
+        orders: dict[str, list[int]] = {}
+        for part in ("query", "key", "value"):
+            place = (f"{path}.{part}", 0)
+            if place not in trace.parts or place not in expected.parts:
+                continue
+            found, wanted = (side.parts[place].unflatten(-1, (-1, node.head_size)) for side in (trace, expected))
+            differs = relative_error(found, wanted) > tolerance and found.shape == wanted.shape
+            if differs and (order := _order(found, wanted, tolerance)) is not None:
+                orders[part] = order
+        if orders:
+            order = next(iter(orders.values()))
+            description = f"the order of heads: the {' and '.join(orders)} heads there are heads {order} here"
+            yield Experiment(f"{description}, in {path}", partial(_reordered, module, {path: orders}))
+            everywhere = dict.fromkeys(_attentions(module), orders)
+            yield Experiment(f"{description}, in every layer", partial(_reordered, module, everywhere))
+            return
+
+
+def _order(found: Tensor, wanted: Tensor, tolerance: float) -> list[int] | None:
+    """Return for each head of theirs the equal head of ours; None: some have no equal."""
+    heads = range(found.shape[-2])
+    order = [
+        next((i for i in heads if relative_error(found[..., i, :], wanted[..., j, :]) <= tolerance), -1) for j in heads
+    ]
+    return order if sorted(order) == list(heads) else None
+
+
+def _reordered(module: Transformer, places: Mapping[str, Mapping[str, list[int]]]) -> Transformer:
+    state, nodes = dict(module.state_dict()), _attentions(module)
+    for path, orders in places.items():
+        for part, order in orders.items():
+            for name in (f"{path}.{part}.weight", f"{path}.{part}.bias"):
+                size = nodes[path].head_size
+                if name in state and state[name].shape[0] == len(order) * size:
+                    state[name] = state[name].unflatten(0, (-1, size))[torch.tensor(order)].flatten(0, 1)
+    return built(module.spec, state)
+
+
+def _by_tensors(sides: ModelPair, module: Transformer) -> str:
+    """Name the tensors that differ, where no experiment explains the divergence."""
+    loaded = sides.pretrained
+    mine = module_to_hf_tensors(module, loaded.family, loaded.variant, loaded.prefix, module.state_dict())
+    base, theirs = f"{getattr(sides.theirs, 'base_model_prefix', '')}.", sides.theirs.state_dict()
+    other = {name.removeprefix(base): tensor for name, tensor in theirs.items()}
+    found = []
+    for name, tensor in mine.items():
+        known = other.get(name.removeprefix(base))
+        if known is not None and not (known.shape == tensor.shape and torch.equal(known.float(), tensor.float())):
+            found.append(name)
+    if not found:
+        return "not found by any experiment; all tensors that can be compared are equal"
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"the weights: '{found[0]}'{more} have other values there"

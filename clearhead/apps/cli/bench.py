@@ -39,9 +39,8 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     ref = located(ref)
     import torch
 
-    from clearhead.apps.bench.advice import advice
     from clearhead.apps.bench.limits import fast_precisions, measure_limits
-    from clearhead.apps.bench.speed import SECONDS, Effort, measure
+    from clearhead.apps.bench.speed import SECONDS, Effort, advice, measure
     from clearhead.base.machine import choose_device, choose_precision
     from clearhead.training.dry_run import peak_memory
 

@@ -12,11 +12,16 @@ from typing import Annotated, Any
 
 import typer
 
-from clearhead.apps.cli.check_job import Kills, Steps, check_certificate, check_run_file, is_certificate, is_run_file
-from clearhead.apps.cli.check_model import Html, check_model
 from clearhead.apps.cli.console import print_either, print_json, print_message, print_result
 from clearhead.apps.cli.options import ComputeOptions, Force, Json, located, set_threads_and_seed, takes_compute_options
 from clearhead.base.errors import InputError, RunFailure
+from clearhead.base.files import refuse_unwritable, write_output
+
+Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Of a run file: how many steps to train.")]
+Kills = Annotated[int | None, typer.Option("--kills", min=1, help="Of a run file: how often to kill; by default 5.")]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Of a model: also write the report as one HTML file.")
+]
 
 Settings = Annotated[
     list[str] | None,
@@ -83,12 +88,12 @@ def check(
       clearhead check run.toml --json > certificate.json
 
     A model is run in double precision. What each output reads is measured and compared with its masks; batches,
-    padding, caches, packing, kernels and files must not change results, where a difference that stays in double
-    precision is a defect; kernels may be 4 times as far from it as plain layers; weights, heads, norms and rows are
-    looked at. Against transformers both models read random, padded and real texts; the first submodule that differs is
-    named with the cause. FILE.py, or a notebook, runs in another process, and the mistake with the same numbers is
-    named; name=value is an argument of the comparison, as in Python. The first steps of a run file are killed and
-    resumed, every bit must be the same, and a certificate tells of it.
+    padding, caches, packing, attention kernels and files must not change results, where a difference that stays in
+    double precision is a defect; weights, heads, norms and rows are looked at. Against transformers both models read
+    random, padded and real texts; the first submodule that differs is named with the cause. FILE.py, or a notebook,
+    runs in another process, and the mistake with the same numbers is named; name=value is an argument of the
+    comparison, as in Python. The first steps of a run file are killed and resumed, every bit must be the same, and a
+    certificate tells of it.
 
     The exit code is 1 if something is wrong, differs or is not written yet, and 2 if it cannot be compared. --json ends
     with {"ok", "findings"} and more, with {"same", "divergence", "causes"}, or with {"ok", "reports"}.
@@ -112,6 +117,7 @@ def check(
         _refuse(f"{ref} is compared on the CPU in fp32", {**machine, "--threads": None}, file_options, job)
         _check_checkpoint(ref, against, reference, tolerance, compute.threads, as_json=as_json)
     else:
+        _refuse(f"{ref} is checked in single and in double precision", {"--precision": machine["--precision"]})
         _refuse(f"{ref} is a checkpoint or a run", file_options, job)
         check_model(ref, compute, html=html, force=force, as_json=as_json)
 
@@ -239,3 +245,74 @@ def _folder(place: str) -> Iterator[Path]:
         model.save(folder, format="hf")
         print_message(f"{place} was saved as a Hugging Face checkpoint for the comparison")
         yield folder
+
+
+def is_run_file(ref: str) -> bool:
+    """Return whether what is to be checked is a run file."""
+    return ref.endswith(".toml") and not Path(ref).is_dir()
+
+
+def is_certificate(ref: str) -> bool:
+    """Return whether what is to be checked is the certificate of a job, in a file."""
+    return ref.endswith(".json") and Path(ref).is_file()
+
+
+def check_certificate(file: str, options: Mapping[str, object], *, as_json: bool) -> None:
+    """Show a certificate, and exit with 1 where it does not hold any more.
+
+    Raises:
+        InputError: it cannot be read, or an option is given.
+    """
+    for name, value in options.items():
+        if value is not None:
+            raise InputError(f"{file} is a certificate: {name} would have no effect; leave that out")
+    from clearhead.apps.check.job.job import read_certificate
+
+    record, lines = read_certificate(Path(file))
+    print_either(as_json, record, *lines)
+    if not record["ok"]:
+        raise typer.Exit(1)
+
+
+def check_run_file(file: str, *, steps: int | None, kills: int | None, seed: int | None, as_json: bool) -> None:
+    """Check a job, print the certificate, and exit with 1 where something is wrong.
+
+    Raises:
+        InputError: the job cannot be trained.
+    """
+    # Only now: the libraries for training take seconds to load, and a fault in the run file should not wait for them.
+    from clearhead.training.runfile.read import load_run_file
+
+    load_run_file(Path(file))
+    from clearhead.apps.check.job.job import check_job
+
+    report = check_job(file, steps=steps, kills=5 if kills is None else kills, seed=seed)
+    print_either(as_json, report.record(), *report.lines())
+    if not report.is_right:
+        raise typer.Exit(1)
+
+
+def check_model(ref: str, compute: ComputeOptions, *, html: Path | None, force: bool, as_json: bool) -> None:
+    """Check a model, print the report, and exit with 1 where something is wrong.
+
+    Raises:
+        InputError: the model cannot be loaded or checked, or the file cannot be written.
+    """
+    if html is not None:
+        refuse_unwritable(html, force=force)
+    elif force:
+        raise InputError("--force replaces the file of --html; without that it would have no effect")
+    place = located(ref)
+    set_threads_and_seed(compute.threads, compute.seed)
+    from clearhead.apps.check.model import model as checks
+    from clearhead.apps.check.model.report import report_html
+    from clearhead.model.loading import load_unchecked
+
+    model, seed = load_unchecked(place, device=compute.device), 7 if compute.seed is None else compute.seed
+    report = checks.check_model(model, ref, rows_at_once=compute.batch_size, seed=seed)
+    if html is not None:
+        write_output(html, report_html(report), force=force)
+        print_message(f"wrote {html}")
+    print_either(as_json, report.record(), *report.lines())
+    if not report.ok:
+        raise typer.Exit(1)

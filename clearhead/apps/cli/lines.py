@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from clearhead.apps.cli.console import LINE_ENDS, MessageDisplay
-from clearhead.apps.cli.progress import Bar, counting
-from clearhead.apps.cli.waiting import at_rest
+from clearhead.apps.cli.progress import Bar, at_rest, counting
 from clearhead.base.errors import InputError, Reference, renaming
 from clearhead.base.files import binary
 from clearhead.base.progress import Counted, shown_by

@@ -17,11 +17,9 @@ from typing import Annotated, Any, Final, get_args
 
 import typer
 
-from clearhead.apps.cli.answer import answer
 from clearhead.apps.cli.average import average
 from clearhead.apps.cli.bench import bench
 from clearhead.apps.cli.check import check
-from clearhead.apps.cli.classify import classify
 from clearhead.apps.cli.compare import compare
 from clearhead.apps.cli.console import (
     adapt_streams,
@@ -34,23 +32,20 @@ from clearhead.apps.cli.console import (
 from clearhead.apps.cli.convert import convert
 from clearhead.apps.cli.demo import demo
 from clearhead.apps.cli.doctor import doctor
-from clearhead.apps.cli.embed import embed
 from clearhead.apps.cli.evaluate import evaluate, with_options_of_tasks
 from clearhead.apps.cli.explain import explain
-from clearhead.apps.cli.fill import fill
 from clearhead.apps.cli.generate import generate
 from clearhead.apps.cli.heads import heads
 from clearhead.apps.cli.inspect import inspect as inspect_
 from clearhead.apps.cli.learn import learn
 from clearhead.apps.cli.new import new, new_group
-from clearhead.apps.cli.predict import predict
+from clearhead.apps.cli.progress import signs_of_life
 from clearhead.apps.cli.serve import serve
 from clearhead.apps.cli.stopping import StopOnSignal, Stopped
-from clearhead.apps.cli.tag import tag
+from clearhead.apps.cli.texts import answer, classify, embed, fill, predict, tag
 from clearhead.apps.cli.train import train
 from clearhead.apps.cli.translate import translate
 from clearhead.apps.cli.view import view
-from clearhead.apps.cli.waiting import signs_of_life
 from clearhead.base.commands import EXTENSIONS, make_command
 from clearhead.base.errors import InputError, Reference, RunFailure, nearest_name, renaming
 from clearhead.base.signals import Interrupted

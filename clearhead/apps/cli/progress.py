@@ -1,16 +1,25 @@
-"""How far a command is: a bar with rate and time left on a terminal, and what is done when the command is stopped."""
+"""Signs of life of a command on a terminal: a bar for counts, and the seconds after two silent ones.
+
+A command that is stopped says how much is done. rich's status line is not used for the seconds: while it is shown, rich
+ends a line wherever streamed text is flushed, and wraps results at the width of the terminal.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from clearhead.apps.cli.console import MessageDisplay
 from clearhead.apps.cli.stopping import Stopped
-from clearhead.base.progress import Counted, shown_by
+from clearhead.base.progress import QUIET_SECONDS, Counted, shown_by
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -88,3 +97,131 @@ def _columns() -> Progress:
         progress.TimeRemainingColumn(), console=Console(stderr=True), transient=True, refresh_per_second=2,
         redirect_stdout=False, speed_estimate_period=120,
     )  # fmt: skip
+
+
+_ERASE: Final = "\x1b[K"
+_CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+_CURRENT: ContextVar[Waiting | None] = ContextVar("waiting", default=None)
+
+
+class Waiting:
+    """Shows on a terminal for how long a command has written nothing; what it writes next takes that place.
+
+    Nothing is shown in the middle of a line, so neither in a text that is streamed nor below a panel or a bar, which
+    show by themselves that they are alive.
+
+    Args:
+        clock: gives the seconds.
+
+    Attributes:
+        is_paused: whether the command waits for the user.
+        streams: the terminal's, by name; they note when they are written to.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.is_paused = False
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
+        self._last = clock()
+        self._is_shown = False
+        self.streams: dict[str, _Noted] = {}
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Erase what is shown, before something else is written."""
+        with self._lock:
+            self.erase()
+            yield
+            self._last = self._clock()
+
+    def erase(self) -> None:
+        """Erase what is shown."""
+        if self._is_shown:
+            self._is_shown = False
+            self._write(_ERASE)
+
+    def beat(self) -> None:
+        """Show for how long nothing was written, if that is long enough."""
+        with self._lock:
+            seconds = self._clock() - self._last
+            is_free = bool(self.streams) and all(stream.is_whole for stream in self.streams.values())
+            if seconds >= QUIET_SECONDS and is_free and not self.is_paused and not self._ended.is_set():
+                self._is_shown = True
+                # The cursor stays in front: what bypasses these streams is written over it.
+                self._write(f"working, {seconds:.0f} s{_ERASE}\r")
+
+    def watch(self) -> None:
+        """Show each second what there is to show, until the end."""
+        while not self._ended.wait(1.0):
+            self.beat()
+
+    def end(self) -> None:
+        """Show nothing any more."""
+        self._ended.set()
+        with self._lock:
+            self.erase()
+
+    def _write(self, text: str) -> None:
+        inner = self.streams["stderr"].inner
+        inner.write(text)
+        inner.flush()
+
+
+class _Noted:
+    """A stream that tells when it is written to; all else is that of the stream inside."""
+
+    def __init__(self, inner: Any, waiting: Waiting) -> None:
+        self.inner = inner
+        self.is_whole = True
+        self._waiting = waiting
+
+    def write(self, text: str) -> int:
+        """Write as the stream inside does."""
+        with self._waiting.writing():
+            if seen := _CONTROL.sub("", text):
+                self.is_whole = seen[-1] in "\r\n"
+            return int(self.inner.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@contextmanager
+def signs_of_life(clock: Callable[[], float] = time.monotonic) -> Iterator[Waiting]:
+    """Show within a with block that a command works, where stderr is a terminal; of several processes the first does.
+
+    The streams themselves note what is written, because not only commands write: also the bars and warnings of
+    libraries, and other threads.
+
+    Args:
+        clock: gives the seconds.
+    """
+    waiting, is_first = Waiting(clock), os.environ.get("RANK", "0") == "0"
+    with ExitStack() as stack:
+        if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb" and is_first:
+            for name, redirect in (("stdout", redirect_stdout), ("stderr", redirect_stderr)):
+                if getattr(sys, name).isatty():
+                    waiting.streams[name] = _Noted(getattr(sys, name), waiting)
+                    stack.enter_context(redirect(waiting.streams[name]))
+            threading.Thread(target=waiting.watch, daemon=True).start()
+        token = _CURRENT.set(waiting)
+        try:
+            yield waiting
+        finally:
+            _CURRENT.reset(token)
+            waiting.end()
+
+
+@contextmanager
+def at_rest() -> Iterator[None]:
+    """Show nothing inside a with block: it is the user for whom the command waits."""
+    waiting = _CURRENT.get() or Waiting()
+    waiting.is_paused = True
+    try:
+        yield
+    finally:
+        waiting.is_paused = False
+        with waiting.writing():
+            pass

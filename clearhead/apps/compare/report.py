@@ -1,20 +1,156 @@
-"""The result of a comparison: a table as text, its numbers as JSON, and the picture of the curves."""
+"""The result of a comparison: a table with intervals as text, its numbers as JSON, and the picture of the curves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
+from statistics import fmean, variance
 from typing import Any, Final
 
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
 from clearhead.apps.compare.fairness import Amount, Fairness, judge_fairness
-from clearhead.apps.compare.intervals import LEVEL, Difference, differences_of
-from clearhead.apps.compare.picture import draw_curves
-from clearhead.apps.compare.runs import Quality
+from clearhead.apps.compare.runs import Quality, Run
 from clearhead.apps.compare.table import Row, Spread, differences, read_rows
+from clearhead.base.figures import (
+    COLOURS,
+    INK,
+    THICK,
+    THIN,
+    draw_legend,
+    late_limits,
+    new_figure,
+    save_figure,
+    style_line_axes,
+)
 from clearhead.base.printing import Printed, human_count
 from clearhead.base.progress import message
+
+LEVEL: Final = 0.95
+"""The share of all comparisons whose interval holds the difference that more seeds would show."""
+_POINTS: Final = 2001
+_HALVINGS: Final = 60
+
+
+@dataclass(frozen=True, repr=False)
+class Difference(Printed):
+    """The difference of the best validations of two rows, by Student's t.
+
+    Where two seeds at least are in both rows, their differences seed by seed are one sample; else the rows are two
+    samples with a variance each.
+
+    Source: Student (1908), The probable error of a mean; Welch (1947), The generalization of 'Student's' problem.
+
+    Attributes:
+        row, reference: names of the rows; positive: the row has more.
+        quality: which best validation.
+        mean: the difference of the means.
+        low, high: the ends of the interval; None: a row has one seed, so there is none.
+        seeds: those that are paired; empty: the rows are two samples.
+        counts: how many seeds of the row and of the reference it is computed from.
+    """
+
+    row: str
+    reference: str
+    quality: Quality
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: tuple[int, ...]
+    counts: tuple[int, int]
+
+    @property
+    def is_told_apart(self) -> bool | None:
+        """Whether the seeds tell the two apart: zero is outside of the interval; None: there is none."""
+        return None if self.low is None or self.high is None else not self.low <= 0.0 <= self.high
+
+
+def difference_of(row: Row, reference: Row, quality: Quality) -> Difference | None:
+    """Return the difference of a row from another one; None: one of them has no such validation."""
+    ours, theirs = _by_seed(row, quality), _by_seed(reference, quality)
+    if not ours or not theirs:
+        return None
+    seeds, reach = _paired(ours, theirs), None
+    if seeds:
+        changes = [ours[seed][0] - theirs[seed][0] for seed in seeds]
+        mean = fmean(changes)
+        counts = (len(changes), len(changes))
+        reach = student_quantile(len(changes) - 1.0) * math.sqrt(variance(changes) / len(changes))
+    else:
+        first, second = (list(chain.from_iterable(runs.values())) for runs in (ours, theirs))
+        mean = fmean(first) - fmean(second)
+        counts = (len(first), len(second))
+        reach = _reach_of_two(first, second)
+    low, high = (None, None) if reach is None else (mean - reach, mean + reach)
+    return Difference(row.name, reference.name, quality, mean, low, high, seeds, counts)
+
+
+def differences_of(rows: Sequence[Row], incomparable: Mapping[Quality, Collection[str]]) -> tuple[Difference, ...]:
+    """Return the differences of all rows from the first one.
+
+    Args:
+        rows: at least one.
+        incomparable: names of the rows whose loss or score cannot be compared with that of the first one.
+    """
+    pairs = [(row, quality) for row in rows[1:] for quality in incomparable if row.name not in incomparable[quality]]
+    every = (difference_of(row, rows[0], quality) for row, quality in pairs)
+    return tuple(difference for difference in every if difference is not None)
+
+
+def _by_seed(row: Row, quality: Quality) -> dict[int, list[float]]:
+    values: dict[int, list[float]] = {}
+    for run in row.runs:
+        best = run.best(quality)
+        if best is not None:
+            values.setdefault(run.seed, []).append(best)
+    return values
+
+
+def _paired(ours: Mapping[int, Sequence[float]], theirs: Mapping[int, Sequence[float]]) -> tuple[int, ...]:
+    """Return the seeds that both have; none where they are fewer than two, or one was trained twice."""
+    seeds = tuple(sorted({*ours} & {*theirs}))
+    is_clear = all(len(ours[seed]) == len(theirs[seed]) == 1 for seed in seeds)
+    return seeds if len(seeds) >= 2 and is_clear else ()
+
+
+def _reach_of_two(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Return half of the interval of the difference of two means; None: a sample has one value."""
+    if min(len(first), len(second)) < 2:
+        return None
+    errors = [variance(sample) / len(sample) for sample in (first, second)]
+    total = sum(errors)
+    if total == 0.0:
+        return 0.0
+    spent = sum(error**2 / (len(sample) - 1) for error, sample in zip(errors, (first, second), strict=True))
+    return student_quantile(total**2 / spent) * math.sqrt(total)
+
+
+def student_quantile(freedom: float, level: float = LEVEL) -> float:
+    """Return how many standard errors an interval around a mean reaches to each side, by Student's t.
+
+    With t = sqrt(n) tan(a) the probability within t is an integral of cos(a)^(n - 1), which has no singularity.
+
+    Args:
+        freedom: degrees of freedom, from 1; not a whole number for two samples.
+        level: the probability within.
+    """
+    scale = 2 * math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+    low, high = 0.0, math.pi / 2
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        angles = np.linspace(0.0, middle, _POINTS)
+        heights = np.cos(angles) ** (freedom - 1)
+        within = scale * middle * float(heights[:-1].mean() + heights[1:].mean()) / 2
+        low, high = (middle, high) if within < level else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
 
 UNKNOWN: Final = "-"
 LONGEST_VALUE: Final = 40
@@ -257,3 +393,108 @@ def _record(row: Row, fairness: Fairness) -> dict[str, Any]:
         "score_is_comparable": row.name not in fairness.scores,
         "finished": all(run.unfinished is None for run in row.runs),
     }
+
+
+DASHES: Final = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
+UNITS: Final = ((3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
+LEFT: Final = 0.065
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The points of one line: their places on both axes and their heights."""
+
+    tokens: tuple[float, ...]
+    seconds: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+def draw_curves(
+    rows: Sequence[Row], path: Path, *, quality: Quality, name: str, notes: Sequence[str] = ()
+) -> list[str]:
+    """Draw the validations of all rows: a thick line for the mean of a row's seeds, a thin line for each of several.
+
+    Args:
+        rows: those without a validation are left out.
+        path: the PNG to write.
+        quality: which number of a validation to draw.
+        name: the label of the vertical axis.
+        notes: sentences that must stay with the picture.
+
+    Returns:
+        The names of the rows that were left out.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    drawn = [row for row in rows if any(run.points(quality) for run in row.runs)]
+    lines = ["higher is better" if quality == "score" else "lower is better", *notes]
+    if any(len(row.runs) > 1 for row in drawn):
+        lines[0] += "; thin: one seed, thick: the mean of the seeds"
+    width, height = 11.0, 5.0 + 0.2 * len(notes)
+    figure = new_figure(width, height, f"Validation {name}", lines, left=LEFT * width)
+    top = 1 - (0.76 + 0.2 * len(lines)) / height
+    panels = figure.subplots(1, 2, sharey=True)
+    figure.subplots_adjust(left=LEFT, right=0.985, wspace=0.12, bottom=0.6 / height, top=top)
+    unit, unit_name = _time_unit(drawn)
+    labels = (("tokens", 1.0, "training tokens"), ("seconds", unit, f"{unit_name}, validations included"))
+    for axes, (places, scale, label) in zip(panels, labels, strict=True):
+        style_line_axes(axes, label)
+        _draw_panel(axes, drawn, places, scale, quality)
+    panels[0].set_ylabel(name, color=INK)
+    save_figure(figure, path)
+    return [row.name for row in rows if row not in drawn]
+
+
+def _time_unit(rows: Sequence[Row]) -> tuple[float, str]:
+    """Return the seconds and the name of the unit for the time of the longest run."""
+    longest = max((run.metrics[-1].seconds for row in rows for run in row.runs), default=0.0)
+    return next((seconds, name) for least, seconds, name in UNITS if longest >= least)
+
+
+def _draw_panel(axes: Axes, rows: Sequence[Row], places: str, scale: float, quality: Quality) -> None:
+    axes.tick_params(labelleft=True)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+    if places == "tokens":
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    lines = [(row.name, _draw_row(axes, row, number, places, scale, quality)) for number, row in enumerate(rows)]
+    axes.set_xlim(left=0)
+    axes.set_ylim(late_limits([value for _, value in run.points(quality)] for row in rows for run in row.runs))
+    draw_legend(axes, lines, corner="upper right" if quality == "loss" else "lower right")
+
+
+def _draw_row(axes: Axes, row: Row, number: int, places: str, scale: float, quality: Quality) -> Line2D:
+    """Draw the lines of one row; return that of its mean."""
+    color = COLOURS[number % len(COLOURS)]
+    style = {"color": color, "linestyle": DASHES[number // len(COLOURS) % len(DASHES)]}
+    seeds = [curve_of(run, quality) for run in row.runs if run.points(quality)]
+    mean = mean_curve(seeds)
+    for seed in seeds if len(seeds) > 1 else []:
+        _draw_line(axes, seed, places, scale, style | {"linewidth": THIN, "alpha": 0.45})
+    ending = {"marker": "o", "markersize": 5, "markevery": [-1]}
+    return _draw_line(axes, mean, places, scale, style | {"linewidth": THICK, **ending})
+
+
+def curve_of(run: Run, quality: Quality) -> Curve:
+    """Return the validations of one run as a line."""
+    points = run.points(quality)
+    return Curve(
+        tuple(float(row.tokens) for row, _ in points),
+        tuple(row.seconds for row, _ in points),
+        tuple(value for _, value in points),
+    )
+
+
+def mean_curve(curves: Sequence[Curve]) -> Curve:
+    """Average lines point by point, up to the end of the shortest."""
+
+    def mean(lines: list[tuple[float, ...]]) -> tuple[float, ...]:
+        return tuple(fmean(points) for points in zip(*lines, strict=False))
+
+    return Curve(*(mean([getattr(curve, field) for curve in curves]) for field in ("tokens", "seconds", "values")))
+
+
+def _draw_line(axes: Axes, curve: Curve, places: str, scale: float, style: dict[str, Any]) -> Line2D:
+    x = [place / scale for place in getattr(curve, places)]
+    (line,) = axes.plot(x, curve.values, solid_capstyle="round", **style)
+    return line

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from clearhead.apps.demo.data.library_sources import LibrarySources, library_sources, write_sources
+from clearhead.apps.demo.library_sources import LibrarySources, library_sources, write_sources
 from clearhead.base.errors import InputError
 
 if TYPE_CHECKING:

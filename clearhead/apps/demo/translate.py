@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from clearhead.apps.demo.cldr import folded, language_name, read_locale
 from clearhead.apps.demo.common import DemoOutcome, DemoPlan, load_trained, train_recipe, write_heads_page, write_tables
-from clearhead.apps.demo.data.cldr import language_name
-from clearhead.apps.demo.data.dates import LOCALES, DatePair, DateSets, date_styles, make_date_sets
 from clearhead.base.commands import make_command, quote
+from clearhead.base.errors import InputError
 from clearhead.base.progress import message
 
 if TYPE_CHECKING:
@@ -23,6 +25,267 @@ if TYPE_CHECKING:
 
     from clearhead.interpret.maps.attention_maps import AttentionMaps
     from clearhead.model.facade import Model
+
+
+FIRST_YEAR, LAST_YEAR = 1900, 2099
+STYLES = ("full", "long", "medium")
+LOCALES = (
+    *("af", "ar_EG", "az", "be", "bg", "bn", "ca", "cs", "cy", "da", "de", "el", "en", "es", "et", "eu", "fa", "fi"),
+    *("fr", "ga", "gl", "he", "hi", "hr", "hu", "hy", "id", "is", "it", "ja", "ka", "kk", "ko", "lt", "lv", "mk"),
+    *("mr", "my", "nb", "ne", "nl", "pl", "pt", "ro", "ru", "sk", "sl", "sr", "sv", "sw", "ta", "th", "tr", "uk"),
+    *("ur", "uz", "vi", "zh"),
+)
+# The digit zero of each CLDR numbering system that is some locale's default; the other nine follow it in Unicode.
+ZEROS = {
+    "latn": "0",
+    "arab": "\u0660",
+    "arabext": "\u06f0",
+    "beng": "\u09e6",
+    "deva": "\u0966",
+    "mymr": "\u1040",
+    "olck": "\u1c50",
+    "tibt": "\u0f20",
+}
+_ROOT_WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+
+_Day: TypeAlias = tuple[int, int]  # month and day
+_Texts: TypeAlias = Sequence[tuple[str, _Day]]
+
+
+class DatePair(NamedTuple):
+    """One date as text of a locale, its ISO form, and the locale it was written for."""
+
+    source: str
+    target: str
+    locale: str
+
+
+@dataclass(frozen=True)
+class DateSets:
+    """Pairs split by date: a date of one part appears in no other part, in no language.
+
+    Args:
+        train: pairs to learn from.
+        valid: pairs for every choice.
+        test: pairs to be scored once.
+        dropped: (locale, style) -> why this way of writing was left out.
+    """
+
+    train: list[DatePair]
+    valid: list[DatePair]
+    test: list[DatePair]
+    dropped: dict[tuple[str, str], str]
+
+
+@dataclass(frozen=True)
+class DateStyle:
+    """One way in which a locale writes a date: a row of parts, each a table indexed by one axis of the date.
+
+    Args:
+        locale: CLDR name, such as "de" or "ar_EG".
+        style: "full", "long" or "medium".
+        parts: (axis, table) in the order of writing; axis 0 is fixed text, 1 year, 2 month, 3 day, 4 weekday.
+    """
+
+    locale: str
+    style: str
+    parts: tuple[tuple[int, tuple[str, ...]], ...]
+
+    def write(self, date: datetime.date) -> str:
+        """Return the date as this locale and style write it, a Gregorian year in four digits."""
+        return "".join(self._row(date))
+
+    def every_day(self) -> Iterator[tuple[str, _Day]]:
+        """Yield (text, (month, day)) for each day of one leap year, under every weekday where the style shows one."""
+        place = next((n for n, (axis, _) in enumerate(self.parts) if axis == 4), None)
+        for n in range(366):
+            date = datetime.date(2000, 1, 1) + datetime.timedelta(n)
+            row = self._row(date)
+            before, after = "".join(row[:place]), "" if place is None else "".join(row[place + 1 :])
+            for weekday in ("",) if place is None else self.parts[place][1]:
+                yield before + weekday + after, (date.month, date.day)
+
+    def _row(self, date: datetime.date) -> list[str]:
+        index = (0, date.year - FIRST_YEAR, date.month - 1, date.day - 1, date.weekday())
+        return [table[index[axis]] for axis, table in self.parts]
+
+    def folded(self) -> DateStyle:
+        """Return the style without differences of case, width and invisible marks."""
+        parts = [(axis, tuple(folded(text) for text in table)) for axis, table in self.parts]
+        return DateStyle(self.locale, self.style, tuple(parts))
+
+
+def date_styles(locales: Sequence[str] = LOCALES) -> tuple[list[DateStyle], dict[tuple[str, str], str]]:
+    """Read every style of the locales, and leave out those that are ambiguous.
+
+    A style is left out where it shows a name that CLDR lacks (a placeholder such as "M03"), where it does not show the
+    whole date, and where one of its texts means another date in an earlier style.
+
+    Args:
+        locales: CLDR names; their order decides which of two clashing styles stays.
+
+    Returns:
+        The styles in order, and (locale, style) -> reason for each that was left out.
+
+    Raises:
+        InputError: Babel is not installed, or it does not know a locale.
+    """
+    kept: list[DateStyle] = []
+    dropped: dict[tuple[str, str], str] = {}
+    meanings: dict[str, tuple[_Day, DateStyle]] = {}
+    for style in (_read_style(locale, name) for locale in locales for name in STYLES):
+        texts = list(style.folded().every_day())
+        if reason := _unsound(style, texts) or _clash(style, texts, meanings):
+            dropped[style.locale, style.style] = reason
+        else:
+            kept.append(style)
+    return kept, dropped
+
+
+def make_date_sets(
+    *,
+    seed: int,
+    train_size: int,
+    valid_per_locale: int,
+    test_per_locale: int,
+    locales: Sequence[str] = LOCALES,
+) -> DateSets:
+    """Write dates of 1900 to 2099 in many languages, split by date; the same arguments give the same pairs.
+
+    Args:
+        seed: chooses the split and every draw.
+        train_size: pairs to learn from, shared evenly among the locales; a locale repeats no pair.
+        valid_per_locale: validation pairs of each locale.
+        test_per_locale: test pairs of each locale.
+        locales: CLDR names, such as "de" or "ar_EG".
+
+    Raises:
+        InputError: Babel is not installed, it does not know a locale, no style of a locale can be used, or a text
+            would mean two dates.
+    """
+    styles, dropped = date_styles(locales)
+    by_locale = {locale: [style for style in styles if style.locale == locale] for locale in locales}
+    empty = [locale for locale, of_locale in by_locale.items() if not of_locale]
+    if empty:
+        raise InputError(
+            f"no way of writing dates is left for the locales {empty}: {dropped[empty[0], 'full']}; leave them out"
+        )
+    source = random.Random(seed)
+    first = datetime.date(FIRST_YEAR, 1, 1)
+    days = [first + datetime.timedelta(n) for n in range((datetime.date(LAST_YEAR, 12, 31) - first).days + 1)]
+    source.shuffle(days)
+    tenth = len(days) // 10
+    sizes = _shares(train_size, len(by_locale)), [valid_per_locale] * len(by_locale), [test_per_locale] * len(by_locale)
+    parts = days[2 * tenth :], days[:tenth], days[tenth : 2 * tenth]
+    train, valid, test = (_draw(source, part, by_locale, counts) for part, counts in zip(parts, sizes, strict=True))
+    check_meanings([*train, *valid, *test])
+    return DateSets(train, valid, test, dropped)
+
+
+def check_meanings(pairs: Iterable[DatePair]) -> None:
+    """Raise InputError if one text means two dates."""
+    meanings: dict[str, DatePair] = {}
+    for pair in pairs:
+        other = meanings.setdefault(pair.source, pair)
+        if other.target != pair.target:
+            raise InputError(
+                f"'{pair.source}' means {other.target} in {other.locale} and {pair.target} in {pair.locale}: "
+                "a text must mean one date; leave one of the locales out"
+            )
+
+
+def _draw(
+    source: random.Random, days: Sequence[datetime.date], by_locale: dict[str, list[DateStyle]], counts: Sequence[int]
+) -> list[DatePair]:
+    pairs: list[DatePair] = []
+    for count, (locale, styles) in zip(counts, by_locale.items(), strict=True):
+        if count > len(days) // 2:
+            raise InputError(
+                f"expected at most {len(days) // 2} pairs of each locale in this part, got {count}; ask for fewer"
+            )
+        drawn: dict[str, DatePair] = {}
+        while len(drawn) < count:
+            day = source.choice(days)
+            text = source.choice(styles).write(day)
+            drawn[text] = DatePair(text, day.isoformat(), locale)
+        pairs += drawn.values()
+    source.shuffle(pairs)
+    return pairs
+
+
+def _shares(total: int, count: int) -> list[int]:
+    whole, rest = divmod(total, count)
+    return [whole + (n < rest) for n in range(count)]
+
+
+def _axes() -> dict[str, tuple[int, Sequence[datetime.date]]]:
+    """Return for each letter of a CLDR pattern its axis, and a date for each place on it."""
+    # weekday() counts from Monday, and the first of January 1900 was one; 2000 has every day of every month.
+    return {
+        **dict.fromkeys("yu", (1, [datetime.date(year, 1, 1) for year in range(FIRST_YEAR, LAST_YEAR + 1)])),
+        **dict.fromkeys("ML", (2, [datetime.date(2000, month, 1) for month in range(1, 13)])),
+        "d": (3, [datetime.date(2000, 1, day) for day in range(1, 32)]),
+        **dict.fromkeys("Eec", (4, [datetime.date(1900, 1, day) for day in range(1, 8)])),
+        "G": (0, [datetime.date(2000, 1, 1)]),
+    }
+
+
+def _read_style(locale: str, style: str) -> DateStyle:
+    cldr = read_locale(locale)
+    from babel import dates
+
+    system = cldr.default_numbering_system
+    if system not in ZEROS:
+        raise InputError(f"the digits of the locale '{locale}' ('{system}') are not known here; leave this locale out")
+    digits = str.maketrans({str(n): chr(ord(ZEROS[system]) + n) for n in range(10)})
+    axes = _axes()
+    parts: list[tuple[int, tuple[str, ...]]] = []
+    for _, value in dates.tokenize_pattern(cldr.date_formats[style].pattern):
+        if isinstance(value, str):
+            parts.append((0, (value,)))
+            continue
+        letter, length = value
+        if letter not in axes:
+            raise InputError(
+                f"the {style} date format of '{locale}' has the field '{letter}', not known here; leave it out"
+            )
+        axis, days = axes[letter]
+        field = letter if axis == 1 else letter * length  # a year in two digits would lose its century
+        texts = [dates.DateTimeFormat(day, cldr)[field] for day in days]
+        parts.append((axis, tuple(text.translate(digits) if text.isdecimal() else text for text in texts)))
+    return DateStyle(locale, style, tuple(parts))
+
+
+def _unsound(style: DateStyle, texts: _Texts) -> str:
+    """Return why this style cannot be used; empty if it can."""
+    axes = [axis for axis, _ in style.parts]
+    if any(axes.count(axis) != 1 for axis in (1, 2, 3)):
+        return "it does not show year, month and day once each"
+    if any(re.fullmatch(r"M\d\d", text) for axis, table in style.parts if axis == 2 for text in table):
+        return "CLDR has no month names for it"
+    if not style.locale.startswith("en") and (4, _ROOT_WEEKDAYS) in style.parts:
+        return "CLDR has no weekday names for it"
+    # With this, the run of four digits in a text is its year, and two texts of different years are never equal.
+    if any(re.search(r"\d", text) for axis, table in style.parts if axis == 4 for text in table):
+        return "its weekdays have digits"
+    for text, _ in texts[:: len(texts) // 366]:
+        runs = [len(run) for run in re.findall(r"\d+", text)]
+        if max(runs) > 4 or runs.count(4) != 1:
+            return f"the year cannot be told from the other digits of '{text}'"
+    return ""
+
+
+def _clash(style: DateStyle, texts: _Texts, meanings: dict[str, tuple[_Day, DateStyle]]) -> str:
+    """Return which text has two meanings; if none has, note the meanings of this style and return an empty string."""
+    own: dict[str, tuple[_Day, DateStyle]] = {}
+    for text, day in texts:
+        other, owner = own.get(text) or meanings.get(text) or (day, style)
+        if other != day:
+            return f"'{text}' has month and day {day} here and {other} in {owner.locale} {owner.style}"
+        own[text] = day, style
+    meanings.update(own)
+    return ""
+
 
 SAMPLE = "Montag, 5. Januar 1998"
 SHOWN = ("de", "ar_EG", "ru", "ja", "bn", "el", "ko", "my", "th", "fr")

@@ -12,9 +12,8 @@ import torch
 
 from clearhead.apps.bench import limits as limits_module
 from clearhead.apps.bench import speed as measured
-from clearhead.apps.bench.advice import advice
 from clearhead.apps.bench.limits import Limits, best_seconds, measure_limits
-from clearhead.apps.bench.speed import Effort, Speed, measure, weights_of_a_step
+from clearhead.apps.bench.speed import Effort, Speed, advice, measure, weights_of_a_step
 from clearhead.base.progress import shown_by
 from clearhead.core import build
 from clearhead.model.facade import Model

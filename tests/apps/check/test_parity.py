@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from clearhead.apps.check import trace
-from clearhead.apps.check.parity import ParityReport, compare_with_transformers
-from clearhead.apps.check.texts import compare_tokenizers
+from clearhead.apps.check.parity import ParityReport, compare_tokenizers, compare_with_transformers
 from clearhead.apps.cli.main import main
 from clearhead.base.commands import make_install_command
 from clearhead.base.errors import InputError

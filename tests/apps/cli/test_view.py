@@ -204,7 +204,7 @@ def test_a_live_page_refuses_what_has_no_effect(
 def test_a_live_page_names_missing_packages(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("clearhead.apps.cli.live.find_spec", lambda name: None)
+    monkeypatch.setattr("clearhead.apps.cli.view.find_spec", lambda name: None)
     assert main(["view", "runs/any", "a text", "--serve"]) == 2
     needs = "--serve needs fastapi and uvicorn; install them: "
     assert needs + make_install_command(extra="serve") in capsys.readouterr().err

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from clearhead.apps.cli.waiting import Waiting, at_rest, signs_of_life
+from clearhead.apps.cli.progress import Waiting, at_rest, signs_of_life
 from tests.apps.cli.test_progress import Terminal
 
 BEAT = "working, {} s\x1b[K\r"

@@ -9,8 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from clearhead.apps.compare.intervals import Difference, difference_of, differences_of, student_quantile
-from clearhead.apps.compare.report import compare_runs
+from clearhead.apps.compare.report import Difference, compare_runs, difference_of, differences_of, student_quantile
 from clearhead.apps.compare.table import Row, read_rows
 from tests.apps.compare.made_runs import Made
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from clearhead.apps.compare.picture import curve_of, draw_curves, mean_curve
+from clearhead.apps.compare.report import curve_of, draw_curves, mean_curve
 from clearhead.apps.compare.runs import Quality
 from clearhead.apps.compare.table import Row, read_rows
 from clearhead.base.errors import InputError

@@ -11,9 +11,8 @@ import pytest
 pytest.importorskip("babel")
 
 from clearhead.apps.cli.main import main
-from clearhead.apps.demo.classify import RECIPE, ClassifySizes, confusions, run_classify, score
+from clearhead.apps.demo.classify import RECIPE, ClassifySizes, Name, NameSets, confusions, run_classify, score
 from clearhead.apps.demo.common import DemoPlan
-from clearhead.apps.demo.data.names import Name, NameSets
 from clearhead.base.errors import InputError
 from clearhead.training.runfile.read import parse_run_file
 

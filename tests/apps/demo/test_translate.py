@@ -12,8 +12,7 @@ pytest.importorskip("babel")
 
 from clearhead.apps.cli.main import main
 from clearhead.apps.demo.common import DemoPlan
-from clearhead.apps.demo.data.dates import DatePair
-from clearhead.apps.demo.translate import TranslateSizes, exact_match, run_translate, score_table
+from clearhead.apps.demo.translate import DatePair, TranslateSizes, exact_match, run_translate, score_table
 
 TINY = ("train.steps=3", "train.warmup=1", "train.validate_every=2", "train.batch_tokens=311", "model.width=16")
 SIZES = TranslateSizes(locales=("de", "fa", "ja"), train_size=211, valid_per_locale=5, test_per_locale=7)

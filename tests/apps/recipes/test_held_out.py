@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.apps.recipes.held_out import MOST_HELD_OUT, draw, num_overlapping, passages
+from clearhead.apps.recipes.draft import MOST_HELD_OUT, draw, num_overlapping, passages
 from clearhead.base.errors import InputError
 
 numbers = st.integers(0, 40)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from clearhead.apps.check.job.processes import training
-from clearhead.apps.sweeps import processes
-from clearhead.apps.sweeps.processes import Job, places, train_all
+from clearhead.apps.sweeps import api
+from clearhead.apps.sweeps.api import Job, places, train_all
+from clearhead.apps.train_process import TrainProcess
 from clearhead.base.progress import Display, shown_by
 from clearhead.training.runfile.read import load_run_file
 from tests.apps.cli.tiny_run import write_run_file
@@ -32,7 +32,8 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A program in place of Python: it trains for a moment, and does what the last of its words says."""
     program = tmp_path / "python"
     program.write_text(
-        '#!/bin/sh\nfor word; do :; done\ntouch "$word.begun"\necho "training x" >&2\nsleep 0.3\n'
+        '#!/bin/sh\nfor word; do :; done\ntouch "$word.begun"\nmkdir -p "$word"\n'
+        'touch "$word/metrics.jsonl"\nsleep 0.3\n'
         'case $word in *killed) kill -9 $$;; *failed) echo "clearhead: no" >&2; exit 1;; esac\ntouch "$word.ended"\n'
     )
     program.chmod(0o755)
@@ -60,7 +61,7 @@ def test_failed_runs_are_named_and_skipped(command: Path) -> None:
 def test_several_at_once_only_where_memory_allows(
     command: Path, free: int, together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "free_memory", lambda: free)
+    monkeypatch.setattr(api, "free_memory", lambda: free)
     assert trained(command, ["a", "b"], slots=2)[0] == {}
     began, ended = ((command / name).stat().st_mtime_ns for name in ("b.begun", "a.ended"))
     assert (began < ended) is together
@@ -89,6 +90,6 @@ def test_children_find_no_modules_in_the_working_directory(command: Path) -> Non
     program = Path(sys.executable)
     program.write_text('#!/bin/sh\necho "$PYTHONSAFEPATH" >> "$0.safe"\n')
     assert train_all([Job("one", command / "one", [])], command, [{}], 1) == {}
-    with training(command / "run.toml", command / "run", [], limit=60.0) as job:
-        job.process.wait()
+    with TrainProcess([], command / "run", limit=60.0) as process:
+        process.popen.wait()
     assert Path(f"{program}.safe").read_text() == "1\n1\n"

@@ -11,8 +11,15 @@ import pytest
 from rich.console import Console
 from rich.jupyter import JupyterMixin
 
-from clearhead.training.progress.console import LineProgress, describe_plan, progress_for
-from clearhead.training.progress.live_panel import LiveProgress, LossHistory, TrainingPanel, sparkline
+from clearhead.training.progress.console import (
+    LineProgress,
+    LiveProgress,
+    LossHistory,
+    TrainingPanel,
+    describe_plan,
+    progress_for,
+    sparkline,
+)
 from clearhead.training.progress.reports import Pace, Progress, RunPlan, StepReport, ValidationReport, duration
 
 

@@ -15,7 +15,7 @@ from clearhead.apps.check.handwritten.attention_probes import SHAPES, Outputs, S
 from clearhead.apps.check.handwritten.calling import MASK_NAMES, Given, attention_arguments, call_arguments
 from clearhead.apps.check.handwritten.libraries import spares_libraries
 from clearhead.apps.check.handwritten.report import CannotCompare, Finding, Report, judged
-from clearhead.apps.check.handwritten.running import ROUNDED, Runner, raised, relative, shown_error, tensors_of
+from clearhead.apps.check.handwritten.running import ROUNDED, Runner, output_error, raised, shown_error, tensors_of
 from clearhead.apps.check.handwritten.weights import Projection, Reading, read_weights, said_weights
 from clearhead.base.arguments import checked
 from clearhead.base.errors import InputError
@@ -253,7 +253,7 @@ class _Comparison:
             if not wanted.isfinite().any() and found.isfinite().any():
                 continue  # every query sees nothing, which is computed in several ways
             compared += 1
-            largest = max(largest, relative(found, wanted))
+            largest = max(largest, output_error(found, wanted))
             if largest > (self.session.runner.bound if limit is None else limit):
                 return largest
         return largest if compared else float("inf")
@@ -389,7 +389,7 @@ class _Comparison:
         others[1] = False
         changed[0, others] += 1.0
         again = self.session.output(replace(probe, query=changed, allowed=allowed), way)
-        if again is not None and relative(again[0, 1], row) > self.session.runner.bound:
+        if again is not None and output_error(again[0, 1], row) > self.session.runner.bound:
             yield Finding.of("masked_rows_uniform", severity="warning")
 
     def _changes_mask(self, way: Way, probe: Probe) -> bool:

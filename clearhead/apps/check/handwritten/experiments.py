@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from clearhead.apps.check.handwritten.report import Finding, Report, judged
-from clearhead.apps.check.handwritten.running import Runner, relative
+from clearhead.apps.check.handwritten.running import Runner, output_error
 
 Settings = Mapping[str, Any]
 Changes = Sequence[tuple[str, Settings]]
@@ -19,7 +19,7 @@ Compute = Callable[[Settings], Sequence[Tensor]]
 
 def largest_difference(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     """Return the largest relative difference of outputs in the same order."""
-    return max((relative(one, other) for one, other in zip(found, wanted, strict=True)), default=math.inf)
+    return max((output_error(one, other) for one, other in zip(found, wanted, strict=True)), default=math.inf)
 
 
 def _error(found: Sequence[Tensor], compute: Compute, settings: Settings) -> float:

@@ -23,7 +23,7 @@ from clearhead.apps.check.handwritten.experiments import Settings, compared, lar
 from clearhead.apps.check.handwritten.libraries import spares_libraries
 from clearhead.apps.check.handwritten.mistakes import MISTAKES
 from clearhead.apps.check.handwritten.report import CannotCompare, Finding, Report
-from clearhead.apps.check.handwritten.running import Runner, described, raised, relative, tensors_of
+from clearhead.apps.check.handwritten.running import Runner, described, output_error, raised, tensors_of
 from clearhead.apps.check.handwritten.small_parts import norm
 from clearhead.apps.check.handwritten.weights import Projection, Projections, read_weights
 from clearhead.base.arguments import checked
@@ -372,7 +372,7 @@ def _hides(
         given = replace(given, query=torch.where(hidden[..., None], given.query.flip(-1), given.query))
     again = _output(runner, arguments, given, numbers)
     kept = torch.ones(found.shape[:2], dtype=torch.bool) if is_memory else ~hidden
-    return again is not None and relative(again[kept], found[kept]) <= runner.bound
+    return again is not None and output_error(again[kept], found[kept]) <= runner.bound
 
 
 def _output(runner: Runner, arguments: Sequence[Any], given: Given, numbers: Mapping[str, Any]) -> Tensor | None:

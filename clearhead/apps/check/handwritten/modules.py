@@ -15,7 +15,15 @@ from clearhead.apps.check.handwritten.mistakes import MISTAKES
 from clearhead.apps.check.handwritten.model_calls import Inputs, MaskForm, mask_forms, model_inputs
 from clearhead.apps.check.handwritten.polarity import TOUCHED, reversed_masks
 from clearhead.apps.check.handwritten.report import CannotCompare, Finding, Report, judged
-from clearhead.apps.check.handwritten.running import ROUNDED, NoDropout, Runner, described, raised, relative, tensors_of
+from clearhead.apps.check.handwritten.running import (
+    ROUNDED,
+    NoDropout,
+    Runner,
+    described,
+    output_error,
+    raised,
+    tensors_of,
+)  # fmt: skip
 from clearhead.base.arguments import checked
 from clearhead.base.errors import InputError
 
@@ -240,7 +248,7 @@ def _hidden(model: Model, ids: Tensor, output: Tensor, is_causal: bool) -> int:
     score, other = 0, _other(model, ids)
     if is_causal:
         later = torch.cat([ids[:, :-1], other[:, -1:]], 1)
-        score += relative(model(later)[:, :-1], output[:, :-1]) <= model.runner.bound
+        score += output_error(model(later)[:, :-1], output[:, :-1]) <= model.runner.bound
     for of_source in (False, True):
         tokens = model.source if of_source else ids
         if tokens is not None and model.padded_masks(of_source=of_source):
@@ -306,7 +314,7 @@ def _source_findings(model: Model, ids: Tensor, outputs: Tensor, target_reads: T
     """
     source = model.source
     if source is None:
-        if bool(target_reads.all()) and relative(model(ids.flip(1)).flip(1), outputs) <= model.runner.bound:
+        if bool(target_reads.all()) and output_error(model(ids.flip(1)).flip(1), outputs) <= model.runner.bound:
             yield Finding.of("positions_missing")
         return
 
@@ -323,7 +331,7 @@ def _source_findings(model: Model, ids: Tensor, outputs: Tensor, target_reads: T
         place, token = (~reads).nonzero()[0].tolist()
         says = f"the output at token {place} does not change with token {token} of the source"
         yield Finding.of("source_not_read", says=says if reads.any() else "no output reads the source")
-    elif relative(run(source.flip(1)), outputs) <= model.runner.bound:
+    elif output_error(run(source.flip(1)), outputs) <= model.runner.bound:
         yield Finding.of("positions_missing")
 
 
@@ -339,11 +347,11 @@ def _invariances(
     bound = max(model.runner.bound, ROUNDED if model.runner.dtype == torch.float32 else 0.0)
     try:
         first = None if model.source is None else model.source[:1]
-        single = relative(model(ids[:1], source=first), outputs[:1])
+        single = output_error(model(ids[:1], source=first), outputs[:1])
         if single > bound and not mates:
             yield Finding.of("batch_mates_read", single, says="a text alone gives another output than in a batch")
         if flow == "causal" and not future:
-            short = relative(model(ids[:, :-2]), outputs[:, :-2])
+            short = output_error(model(ids[:, :-2]), outputs[:, :-2])
             if short > bound:
                 yield Finding.of("future_read", short, says="the beginning of a text alone gives another output")
         for of_source in (False, True):
@@ -370,13 +378,13 @@ def _padding(model: Model, ids: Tensor, bound: float, of_source: bool, *, sides:
     changed = torch.where(real, tokens, _other(model, tokens))
     with NoDropout():
         right, other = run(tokens, real)[:, kept], run(changed, real)[:, kept]
-    if relative(other, right) > bound or relative(right, alone) > bound:
+    if output_error(other, right) > bound or output_error(right, alone) > bound:
         says = "outputs read padding of the source" if of_source else MISTAKES["padding_read"].says
-        yield Finding.of("padding_read", max(relative(other, right), relative(right, alone)), says=says)
+        yield Finding.of("padding_read", max(output_error(other, right), output_error(right, alone)), says=says)
     if sides:
         left = run(tokens.roll(_PADDED, 1), real.roll(_PADDED, 1))[:, _PADDED:]
-        if relative(left, right) > bound:
-            yield Finding.of("padding_side", relative(left, right), severity="warning")
+        if output_error(left, right) > bound:
+            yield Finding.of("padding_side", output_error(left, right), severity="warning")
 
 
 def _drawn(reads: Tensor) -> Iterator[str]:

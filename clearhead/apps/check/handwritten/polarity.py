@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.apps.check.handwritten.report import CannotCompare
-from clearhead.apps.check.handwritten.running import ROUNDED, NoDropout, relative, shown_error, tensors_of
+from clearhead.apps.check.handwritten.running import ROUNDED, NoDropout, output_error, shown_error, tensors_of
 
 TOUCHED = 1e-10
 """Least relative change of an output that counts as a dependency."""
@@ -118,7 +118,7 @@ def _is_vectors(value: object, length: int) -> bool:
 
 
 def _is_uniform(out: Tensor) -> bool:
-    return relative(out, out[:1].expand_as(out)) <= ROUNDED
+    return output_error(out, out[:1].expand_as(out)) <= ROUNDED
 
 
 def _inverted(value: Any) -> Any:

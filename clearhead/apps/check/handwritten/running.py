@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clearhead.apps.check.handwritten.report import CannotCompare, NotSteady
+from clearhead.base.tensors import relative_error
 
 EXACT, ROUNDED, HALF_ROUNDED = 1e-9, 3e-5, 3e-2
 # Prefixes of file names that are not the user's: libraries, this package, and code without a file.
@@ -30,18 +31,12 @@ _DROPOUTS = (
 )  # fmt: skip
 
 
-def relative(found: Tensor, wanted: Tensor) -> float:
-    """Return max|a-b| / max|b| where the wanted value is a number; infinite for another shape, or NaN where it is."""
-    if found.shape != wanted.shape:
+def output_error(output: Tensor, expected: Tensor) -> float:
+    """Return the relative error over the finite expected values; if none is finite, no output may be."""
+    is_finite = expected.isfinite()
+    if output.shape != expected.shape or (not is_finite.any() and output.isfinite().any()):
         return math.inf
-    defined = wanted.isfinite()
-    first, second = found.double()[defined], wanted.double()[defined]
-    if not second.numel():
-        return math.inf if found.isfinite().any() else 0.0
-    if not first.isfinite().all():
-        return math.inf
-    largest, difference = float(second.abs().max()), float((first - second).abs().max())
-    return difference / largest if largest else difference
+    return relative_error(output[is_finite], expected[is_finite])
 
 
 class NoDropout(TorchFunctionMode):
@@ -210,7 +205,7 @@ def _equal(first: Tensor, second: Tensor) -> bool:
 def _same(first: Any, second: Any) -> bool:
     pairs = list(zip(tensors_of(first), tensors_of(second), strict=False))
     return all(
-        relative(one.nan_to_num(), other.nan_to_num()) < EXACT for one, other in pairs if one.is_floating_point()
+        output_error(one.nan_to_num(), other.nan_to_num()) < EXACT for one, other in pairs if one.is_floating_point()
     )
 
 

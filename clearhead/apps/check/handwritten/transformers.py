@@ -21,7 +21,7 @@ from clearhead.apps.check.handwritten.modules import (  # fmt: skip
 )
 from clearhead.apps.check.handwritten.polarity import TOUCHED
 from clearhead.apps.check.handwritten.report import CannotCompare, Finding, Report, judged
-from clearhead.apps.check.handwritten.running import Runner, relative
+from clearhead.apps.check.handwritten.running import Runner, output_error
 from clearhead.base.arguments import checked
 
 _LENGTH = 6
@@ -132,7 +132,7 @@ def _is_unread(model: Model, one: nn.Module, ids: Tensor, output: Tensor) -> boo
     try:
         for weight, data in kept:
             weight.data = data + torch.randn(data.shape, generator=generator, dtype=data.dtype)
-        return relative(model(ids), output) <= TOUCHED
+        return output_error(model(ids), output) <= TOUCHED
     finally:
         for weight, data in kept:
             weight.data = data

@@ -13,10 +13,12 @@ from typing import Any, Final
 
 import torch
 
+from clearhead.apps.train_process import TrainProcess
 from clearhead.base.errors import InputError
 from clearhead.base.printing import human_bytes
 from clearhead.base.progress import message
 from clearhead.checkpoints.runs.manifest import sha256_of
+from clearhead.core.extensions.files import parts_options
 from clearhead.training.data_files import describe_files
 from clearhead.training.loop import Trainer
 from clearhead.training.parallel.agreement import check_divisible
@@ -111,6 +113,11 @@ class Job:
         validated = range(self.validate_every, self.steps + 1, self.validate_every)
         saved = {*range(self.save_every, self.steps + 1, self.save_every), *validated}
         return sorted(saved) if moment == "saving" else list(validated)
+
+    def train(self, run: Path, changes: Sequence[str] = (), *, processes: int = 1) -> TrainProcess:
+        """Start to train the job in a run directory, with further changes to the run file."""
+        words = [*parts_options(), str(self.file), f"train.run={run}", *self.overrides, *changes]
+        return TrainProcess(words, run, processes=processes, limit=self.limit)
 
     def describe(self) -> str:
         """Say in one sentence what is checked."""

@@ -2,30 +2,334 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import random
+import re
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
+import psutil
 import torch
 from pydantic import BaseModel
+from torch import Tensor, nn
 
-from clearhead.apps.check.job.differences import Difference, differences
-from clearhead.apps.check.job.division import TOLERANCE, Division, compare_divisions
-from clearhead.apps.check.job.forecast import Job, examine
-from clearhead.apps.check.job.kills import Kill, KilledRun, killed_runs, undisturbed_run
+from clearhead.apps.check.job.differences import Difference, differences, gradient_distance
+from clearhead.apps.check.job.forecast import Job, assembled, examine
+from clearhead.apps.train_process import TrainProcess
+from clearhead.base.errors import RunFailure
 from clearhead.base.files import read_json_object, typed
 from clearhead.base.formats import Format
 from clearhead.base.progress import message
-from clearhead.base.signals import StopRequested, StopSignals
-from clearhead.checkpoints.runs.checkpoint import WEIGHTS, checkpoint_folder, read_state
+from clearhead.base.signals import Interrupted, StopRequested, StopSignals
+from clearhead.checkpoints.runs.checkpoint import WEIGHTS, checkpoint_folder, checkpoint_steps, read_state
 from clearhead.checkpoints.runs.manifest import sha256_of
+from clearhead.checkpoints.runs.metrics import FILE_NAME, read_metrics
+from clearhead.generate.scoring.result import Validation
+from clearhead.spec import Model
+from clearhead.training.parallel.processes import Process
+from clearhead.training.parallel.shares import BatchLoss, Share, share_of
+from clearhead.training.protocols import Batches, Loss
+from clearhead.training.runfile.model_table import with_dropout
+from clearhead.training.runfile.read import load_run_file
+from clearhead.training.runfile.rules import DROPOUTS
+from clearhead.training.runfile.sections import ModelSection
 from clearhead.version import __version__
+
+TOLERANCE: Final = 1e-4
+"""How far gradients and losses in fp32 may be apart: sums in another order, and nothing else."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """An update that was computed in two ways.
+
+    Attributes:
+        distance: as of `gradient_distance`; None: it was not compared.
+        where: whose gradient, or the loss, is so far apart.
+        reason: why it was not compared, or what went wrong; empty: nothing.
+        is_wrong: whether something went wrong.
+    """
+
+    distance: float | None = None
+    where: str = ""
+    reason: str = ""
+    is_wrong: bool = False
+
+    def __str__(self) -> str:
+        """Return the result in words."""
+        if self.distance is None:
+            return self.reason if self.is_wrong else f"not checked: {self.reason}"
+        verdict = "DIFFERENT" if self.is_wrong else "the same"
+        return f"{verdict}: {self.distance:.1e} apart in {self.where}, {TOLERANCE:.0e} at most"
+
+
+class _Halves:
+    """The halves of endless batches, one after the other."""
+
+    def __init__(self, whole: Batches[Any]) -> None:
+        self._whole = whole
+        self._waiting: list[Share[Any]] = []
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches in one pass over the data, not halves."""
+        return self._whole.batches_per_epoch
+
+    def __next__(self) -> Share[Any]:
+        if not self._waiting:
+            batch = next(self._whole)
+            self._waiting = [share_of(batch, Process(rank, 2)) for rank in range(2)]
+        return self._waiting.pop(0)
+
+    def state(self) -> dict[str, Any]:
+        """Return the position in the data as JSON values."""
+        return self._whole.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go to a position in the data."""
+        self._whole.load_state(state)
+
+
+def compare_divisions(job: Job) -> tuple[Division, Division]:
+    """Compare an update by whole batches with one by halves, and with one by two processes.
+
+    Raises:
+        InputError: the job cannot be trained in fp32.
+        RunFailure: it fails in one process.
+    """
+    if job.undivided:
+        return Division(reason=job.undivided), Division(reason=job.undivided)
+    overrides = without_dropout(job)
+    whole = _one_update(job, "whole", overrides, in_halves=False)
+    halves = _distance(job, _one_update(job, "halves", overrides, in_halves=True), whole)
+    if job.one_process:
+        return halves, Division(reason=job.one_process)
+    run = job.folder / "two-processes"
+    try:
+        with job.train(run, [*overrides, "train.save_every=1"], processes=2) as process:
+            if not process.wait_until(lambda: process.has_saved(1)):
+                return halves, Division(reason=f"ended before the first update: {process.last_words()}", is_wrong=True)
+    except RunFailure as error:
+        return halves, Division(reason=str(error), is_wrong=True)
+    return halves, _distance(job, run, whole)
+
+
+def _distance(job: Job, run: Path, whole: Path) -> Division:
+    distance, where = gradient_distance(run, whole, job.names)
+    return Division(distance, where, is_wrong=not distance <= TOLERANCE)
+
+
+def without_dropout(job: Job) -> list[str]:
+    """Return the changes to the run file that turn dropout off, and compute in fp32."""
+    run_file = load_run_file(job.file)
+    changes = ["train.precision=fp32"]
+    if run_file.lora is not None:
+        changes.append("lora.dropout=0.0")
+    if run_file.model.spec is None:
+        return [*changes, *(f"model.{key}=0.0" for key in DROPOUTS)]
+    none = ModelSection(dropout=0.0, attention_dropout=0.0, activation_dropout=0.0)
+    file = job.folder / "spec.json"
+    file.write_text(with_dropout(Model.from_file(Path(run_file.model.spec)), none).to_json(), encoding="utf-8")
+    return [*changes, f"model.spec={file}"]
+
+
+def _one_update(job: Job, name: str, overrides: list[str], *, in_halves: bool) -> Path:
+    """Make one update of the job in this process, and return its run directory."""
+    run = job.folder / name
+    with assembled(load_run_file(job.file, [f"train.run={run}", *job.overrides, *overrides])) as parts:
+        trainer = parts.trainer
+        length = {"steps": 1, "epochs": None, "plots": False, "early_stop": None, "average": None, "best_by": "loss"}
+        length["accumulate"] = trainer.settings.accumulate * (1 + in_halves)
+        trainer = replace(
+            trainer,
+            settings=trainer.settings.model_copy(update=length),
+            validate=lambda module: Validation(1.0, None),
+            batches=_Halves(trainer.batches) if in_halves else trainer.batches,
+            loss=_loss_of_share(trainer.loss) if in_halves else trainer.loss,
+        )
+        try:
+            trainer.run()
+        except Interrupted as stopped:
+            # The training took the signal for itself.
+            signal.raise_signal(stopped.signal)
+            raise
+    return run
+
+
+def _loss_of_share(loss: Loss[Any]) -> Loss[Any]:
+    def of_share(module: nn.Module, share: Share[Any]) -> tuple[Tensor, int]:
+        found: tuple[Tensor, int] = BatchLoss(module, loss)(share)
+        return found
+
+    return of_share
+
+
+Moment = Literal["saving", "validation", "random"]
+_WRITING: Final = re.compile(r"\.step-([0-9]+)\.writing-([0-9]+)-.*")
+_VALIDATING: Final = re.compile(r"step ([0-9]+)  validating")
+FORCED: Final[tuple[Moment, ...]] = ("validation", "saving")
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One SIGKILL.
+
+    Attributes:
+        moment: inside what it came.
+        after: the step of the newest checkpoint then; None: there was none.
+    """
+
+    moment: Moment
+    after: int | None
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        when = {"saving": "while saving", "validation": "in a validation", "random": "at a random moment"}[self.moment]
+        return f"{when} {'before the first checkpoint' if self.after is None else f'after step {self.after}'}"
+
+
+@dataclass
+class KilledRun:
+    """A run that was killed and resumed until it reached the last step.
+
+    Attributes:
+        run: its directory.
+        kills: in order.
+        failure: why it could not go on; empty: it could.
+    """
+
+    run: Path
+    kills: list[Kill] = field(default_factory=list)
+    failure: str = ""
+
+
+def undisturbed_run(job: Job) -> tuple[Path, float]:
+    """Train the first steps of a job, and return the run directory and the seconds from the first step on.
+
+    Raises:
+        RunFailure: training failed.
+    """
+    run = job.folder / "undisturbed"
+    with job.train(run) as process:
+        process.wait_until(process.has_started)
+        began = time.monotonic()
+        _reach_the_end(job, process)
+        return run, time.monotonic() - began
+
+
+def killed_runs(job: Job, kills: int, draw: random.Random, seconds: float) -> list[KilledRun]:
+    """Train the same with kills; where a run reaches the last step before all of them, another one takes the rest.
+
+    Args:
+        job: to train.
+        kills: how many; the first two are inside saving and inside validation.
+        draw: of the moments and their order.
+        seconds: that an undisturbed run took.
+    """
+    moments: list[Moment] = [FORCED[number] if number < len(FORCED) else "random" for number in range(kills)]
+    draw.shuffle(moments)
+    runs: list[KilledRun] = []
+    # A save that is over in a moment can be missed: so many attempts at most.
+    while moments and len(runs) < kills + 3:
+        runs.append(KilledRun(job.folder / f"killed-{len(runs) + 1}"))
+        try:
+            while moments and _killed(job, runs[-1], moments, draw, seconds):
+                moments.pop(0)
+            with job.train(runs[-1].run) as process:
+                _reach_the_end(job, process)
+        except RunFailure as error:
+            if not runs[-1].kills:
+                raise
+            runs[-1].failure = str(error)
+            break
+    return runs
+
+
+def _reach_the_end(job: Job, process: TrainProcess) -> None:
+    """Wait for the last step.
+
+    Raises:
+        RunFailure: the training ended before.
+    """
+    if not process.wait_until(lambda: process.has_saved(job.steps)):
+        raise RunFailure(f"clearhead train ended before step {job.steps}: {process.last_words()}")
+
+
+def _killed(job: Job, killed: KilledRun, moments: Sequence[Moment], draw: random.Random, seconds: float) -> bool:
+    """Continue a run and kill it at the first of the moments to come; return whether that was before its last step."""
+    newest, moment = max(checkpoint_steps(killed.run), default=-1), moments[0]
+    if newest >= job.steps:
+        return False
+    # Of what is left of the run so much that the later kills fall on the rest of it.
+    rest = seconds * (1 - max(0, newest) / job.steps) * 2 / (len(moments) + 1)
+    steps = [step for step in job.moments(moment) if step > newest]
+    # One that cannot be reached lies behind the last step.
+    step = draw.choice(steps[: -(-len(steps) // len(moments))] or [job.steps + 1])
+    pause = draw.random() * {"saving": job.save_seconds, "validation": job.validation_seconds, "random": rest}[moment]
+    with job.train(killed.run) as process:
+
+        def is_over() -> bool:
+            return process.has_saved(job.steps)
+
+        def is_inside() -> bool:
+            match moment:
+                case "saving":
+                    return _is_saving(process, step)
+                case "validation":
+                    return _is_validating(process, step)
+                case "random":
+                    return process.has_started()
+
+        while process.wait_until(lambda: is_inside() or is_over()) and not is_over():
+            _wait(process, pause, is_over)
+            if _kill_inside(process, lambda: is_inside() and not is_over()):
+                newest = max(checkpoint_steps(killed.run), default=-1)
+                killed.kills.append(Kill(moment, newest if newest >= 0 else None))
+                message(f"killed {killed.kills[-1]}")
+                return True
+            # Too late for this one: the next one from its beginning.
+            pause = 0.0
+    return False
+
+
+def _wait(process: TrainProcess, seconds: float, is_over: Callable[[], bool]) -> None:
+    end = time.monotonic() + seconds
+    process.wait_until(lambda: time.monotonic() > end or is_over())
+
+
+def _kill_inside(process: TrainProcess, is_inside: Callable[[], bool]) -> bool:
+    """Suspend the process, kill it if it is still at a moment, and return whether it was."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.popen.suspend()
+        if is_inside():
+            process.kill()
+            return True
+        process.popen.resume()
+    return False
+
+
+def _is_saving(process: TrainProcess, step: int) -> bool:
+    """Return whether the process writes the checkpoint of a step, or of a later one."""
+    with contextlib.suppress(OSError):
+        writes = (_WRITING.fullmatch(path.name) for path in (process.run / "checkpoints").iterdir())
+        # The files of a killed process stay there until this process has started.
+        return any(write and int(write[1]) >= step and int(write[2]) == process.popen.pid for write in writes)
+    return False
+
+
+def _is_validating(process: TrainProcess, step: int) -> bool:
+    """Return whether the process validates a step, or a later one."""
+    starts = filter(None, map(_VALIDATING.fullmatch, reversed(process.messages)))
+    validated = next((int(start[1]) for start in starts), -1)
+    return validated >= step and not any(row.step == validated for row in read_metrics(process.run / FILE_NAME)[-1:])
+
 
 CERTIFICATE = Format("a certificate", 1, "check the job again")
 _MOST_SHOWN = 6

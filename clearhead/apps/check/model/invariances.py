@@ -19,9 +19,10 @@ from torch import Tensor
 
 from clearhead.apps.check.handwritten.report import Finding
 from clearhead.apps.check.model.flow import Draw
-from clearhead.apps.check.model.readers import Place, Reader, Side, Trace, distance, joined, run
+from clearhead.apps.check.model.readers import Place, Reader, Side, Trace, joined, run
 from clearhead.apps.check.model.report import Outcome
 from clearhead.base.errors import InputError
+from clearhead.base.tensors import relative_error
 from clearhead.core import Attention, Sequence, Transformer
 from clearhead.core.kernels.attention import SHORT_ON_CPU
 from clearhead.generate.continuation import GenerateRequest, generate_ids
@@ -128,7 +129,7 @@ def _compare(case: Case, module: Transformer, exact: Transformer) -> Iterator[Ou
 
 def _differences(found: Trace, expected: Trace) -> dict[Place, float]:
     """Return the relative difference at every place."""
-    return {place: distance(found[place], expected[place]) for place in sorted(found.keys() & expected.keys())}
+    return {place: relative_error(found[place], expected[place]) for place in sorted(found.keys() & expected.keys())}
 
 
 class _Rows:

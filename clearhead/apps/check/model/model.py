@@ -16,7 +16,6 @@ from clearhead.apps.check.handwritten.report import Finding
 from clearhead.apps.check.model.flow import check_flow
 from clearhead.apps.check.model.health import check_health, check_numbers, check_tokenizers
 from clearhead.apps.check.model.invariances import check_invariances, check_saving
-from clearhead.apps.check.model.precisions import check_precisions
 from clearhead.apps.check.model.report import ModelReport, Outcome
 from clearhead.base.errors import InputError
 from clearhead.base.printing import num_parameters
@@ -33,55 +32,48 @@ if TYPE_CHECKING:
 ROWS_AT_ONCE = 64
 
 
-def check_model(
-    model: Model, subject: str, *, precision: str = "auto", rows_at_once: int | None = None, seed: int = 7
-) -> ModelReport:
-    """Prove on a loaded model what its masks, caches, batches, kernels and files do.
+def check_model(model: Model, subject: str, *, rows_at_once: int | None = None, seed: int = 7) -> ModelReport:
+    """Check the masks, caches, batches, attention kernels and saved files of a loaded model.
 
     Args:
-        model: its weights are left as they are.
-        subject: what it is called.
-        precision: which precisions are compared: auto (all of this device), fp32, bf16 or int8.
-        rows_at_once: of a batch, at most; None: what is usual.
-        seed: of the tokens that it reads.
+        model: the loaded model; its weights stay unchanged.
+        subject: the name of the model in the report.
+        rows_at_once: the maximum batch size; None means `ROWS_AT_ONCE`.
+        seed: the seed of the token ids that the model reads.
 
     Raises:
-        InputError: its weights are in 8 bits, or its device has no double precision.
+        InputError: the weights are int8, or the device has no double precision.
     """
     return check_module(
-        model.module, subject, tokenizers=model.tokenizers, saved=model, precision=precision, rows_at_once=rows_at_once,
-        seed=seed,
-    )  # fmt: skip
+        model.module, subject, tokenizers=model.tokenizers, saved=model, rows_at_once=rows_at_once, seed=seed
+    )
 
 
 def check_module(
     module: Transformer, subject: str, *, tokenizers: TokenizerPair | None = None, saved: Model | None = None,
-    precision: str = "auto", rows_at_once: int | None = None, seed: int = 7,
+    rows_at_once: int | None = None, seed: int = 7,
 ) -> ModelReport:  # fmt: skip
-    """Prove the same on a module, with or without its tokenizers.
+    """Check the masks, caches, batches and attention kernels of a module, with or without its tokenizers.
 
     Args:
-        module: its weights are left as they are.
-        subject, precision, rows_at_once, seed: as for `check_model`.
-        tokenizers: of the model; None: there are none.
-        saved: the model, which is saved and loaded again; None: it is not.
+        module: the module; its weights stay unchanged.
+        subject, rows_at_once, seed: same as in `check_model`.
+        tokenizers: the tokenizers of the model; None means that they are not checked.
+        saved: the model that is saved and loaded again; None means that saving is not checked.
 
     Raises:
-        InputError: its weights are in 8 bits, or its device has no double precision.
+        InputError: the weights are int8, or the device has no double precision.
     """
     device = next(module.parameters()).device
     if is_int8(module):
-        raise InputError("a check needs all digits of the weights, and these have 8 bits: check the model they are of")
+        raise InputError("cannot check int8 weights: run the check on the full-precision model they were made from")
     if device.type == "mps":
         raise InputError("a check needs double precision, which mps does not have: use the device cpu")
     start = time.perf_counter()
     found: list[Outcome | Finding] = []
     # Tensors are made where the model is; on a CPU the context would only cost time.
     with torch.no_grad(), contextlib.nullcontext() if device.type == "cpu" else torch.device(device):
-        for one in _experiments(
-            in_evaluation(module), tokenizers, saved, precision, rows_at_once or ROWS_AT_ONCE, seed
-        ):
-            found.append(one)
+        found.extend(_experiments(in_evaluation(module), tokenizers, saved, rows_at_once or ROWS_AT_ONCE, seed))
     return ModelReport(
         subject,
         tuple(_facts(module)),
@@ -92,9 +84,8 @@ def check_module(
 
 
 def _experiments(
-    module: Transformer, tokenizers: TokenizerPair | None, saved: Model | None, precision: str, rows_at_once: int,
-    seed: int,
-) -> Iterator[Outcome | Finding]:  # fmt: skip
+    module: Transformer, tokenizers: TokenizerPair | None, saved: Model | None, rows_at_once: int, seed: int
+) -> Iterator[Outcome | Finding]:
     generator = torch.Generator(device="cpu").manual_seed(seed)
 
     def draw(count: int, vocabulary: int) -> Tensor:
@@ -113,8 +104,6 @@ def _experiments(
     yield from check_invariances(single, exact, draw)
     if saved is not None:
         yield from check_saving(saved)
-    message("kernels and precisions")
-    yield from check_precisions(single, exact, draw, precision)
     message("health")
     yield from check_health(module, exact, draw)
 

@@ -192,13 +192,3 @@ def of_real(value: Tensor, mask: Tensor | None) -> Tensor:
 def joined(traces: Many[Trace]) -> Trace:
     """Return the traces of several rows as one."""
     return {place: torch.cat([trace[place] for trace in traces]) for place in traces[0]}
-
-
-def distance(found: Tensor, expected: Tensor) -> float:
-    """Return max|a-b| / max|b|; infinite where shapes differ or a value is not finite."""
-    if found.shape != expected.shape or not (found.isfinite().all() and expected.isfinite().all()):
-        return float("inf")
-    if not expected.numel():
-        return 0.0
-    largest, difference = float(expected.abs().max()), float((found - expected).abs().max())
-    return difference / largest if largest else difference

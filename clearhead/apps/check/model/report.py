@@ -1,21 +1,23 @@
-"""The report of a check of a model: what was tried, what came out, and what is wrong."""
+"""The report of a check of a model, as text, as JSON values and as one HTML file that loads nothing."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any, Literal
 
 from torch import Tensor
 
 from clearhead.apps.check.handwritten.report import Finding
+from clearhead.base.errors import visible
 from clearhead.base.printing import Printed, block
 
-Group = Literal["information flow", "invariances", "kernels and precisions", "health"]
+Group = Literal["information flow", "invariances", "health"]
 _SIGNS = {(True, True): "#", (False, False): ".", (False, True): "!", (True, False): "?"}
 Verdict = Literal["right", "wrong", "warning", "not tried"]
-GROUPS: tuple[Group, ...] = ("information flow", "invariances", "kernels and precisions", "health")
+GROUPS: tuple[Group, ...] = ("information flow", "invariances", "health")
 
 
 @dataclass(frozen=True, repr=False)
@@ -188,3 +190,138 @@ def _side_by_side(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+_CELL = 14
+_MARKS = {"right": "✓", "wrong": "✗", "warning": "!", "not tried": "–"}
+_STYLE = """
+:root { color-scheme: light dark; --page: #ffffff; --ink: #1f2933; --faint: #5c6873; --line: #d5dbe1; --box: #f6f8fa;
+  --right: #1a7f4b; --wrong: #c02626; --warning: #94620a; --read: #2a78b8; --may: #e4e8ec; }
+@media (prefers-color-scheme: dark) { :root { --page: #14181c; --ink: #e4e8ec; --faint: #9aa5b0; --line: #343c44;
+  --box: #1c2227; --right: #56c28a; --wrong: #ff7b72; --warning: #e0a948; --read: #58a6e0; --may: #2a323a; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 24px 20px 48px; max-width: 1080px; background: var(--page); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+h1 { font-size: 24px; margin: 0 0 4px; overflow-wrap: anywhere; }
+h2 { font-size: 17px; margin: 32px 0 8px; }
+p { margin: 0 0 6px; }
+.faint { color: var(--faint); font-size: 13px; overflow-wrap: anywhere; }
+.verdict { font-size: 17px; font-weight: 600; margin: 12px 0; }
+.right { color: var(--right); } .wrong { color: var(--wrong); } .warning { color: var(--warning); }
+.not { color: var(--faint); }
+.finding { border: 1px solid var(--line); border-left: 4px solid var(--wrong); background: var(--box);
+  padding: 10px 14px; margin: 10px 0; border-radius: 4px; overflow-wrap: anywhere; }
+.finding.of-warning { border-left-color: var(--warning); }
+code { font: 13px/1.4 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+table { border-collapse: collapse; width: 100%; }
+td, th { text-align: left; vertical-align: top; padding: 5px 10px 5px 0; border-top: 1px solid var(--line); }
+th { font-weight: 600; width: 34%; } td.mark { width: 106px; white-space: nowrap; }
+td.numbers { text-align: right; color: var(--faint); font-variant-numeric: tabular-nums; padding-right: 0; }
+.drawings { display: flex; flex-wrap: wrap; gap: 20px 32px; margin-top: 16px; }
+figure { margin: 0; } figcaption { font-size: 13px; margin-bottom: 4px; }
+svg { display: block; max-width: 100%; height: auto; }
+.reads { fill: var(--read); } .may-not { fill: var(--may); } .leak { fill: var(--wrong); }
+.gap { fill: none; stroke: var(--warning); stroke-width: 2; } svg text { fill: var(--faint); font-size: 9px; }
+.legend span { margin-right: 16px; white-space: nowrap; }
+.legend i { display: inline-block; width: 11px; height: 11px; margin-right: 5px; vertical-align: -1px; }
+@media (max-width: 620px) { table, tbody, tr, th, td { display: block; width: auto; border: 0; padding: 0; }
+  td.mark { width: auto; } td.numbers { text-align: left; }
+  tr { border-top: 1px solid var(--line); padding: 8px 0; } }
+"""
+
+
+def report_html(report: ModelReport) -> str:
+    """Return a report as one HTML document without scripts."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _text(value: str) -> str:
+    """Return a text for a page; what a name or a path contains is shown as it is."""
+    return escape(visible(value))
+
+
+def _lines(report: ModelReport) -> Iterator[str]:
+    mark = "right" if report.ok else "wrong"
+    yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
+    yield "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield f"<title>{_text(report.subject)}: check of a model</title>"
+    yield f"<style>{_STYLE}</style>\n</head>\n<body>\n<main>"
+    yield f"<h1>{_text(report.subject)}</h1>"
+    yield f'<p class="verdict {mark}">{_MARKS[mark]} {_text(report.verdict)}</p>'
+    for fact in [*report.facts, f"checked in {report.seconds:.0f} s by clearhead check"]:
+        yield f'<p class="faint">{_text(fact)}</p>'
+    if report.findings:
+        yield "<h2>Findings</h2>"
+    for finding, others in report.by_place():
+        yield from _finding(finding, others)
+    for group in GROUPS:
+        outcomes = report.of(group)
+        if outcomes:
+            yield f"<h2>{_text(group.capitalize())}</h2>\n<table><tbody>"
+            yield from map(_row, outcomes)
+            yield "</tbody></table>"
+        drawn = [outcome for outcome in outcomes if outcome.drawing is not None]
+        if drawn:
+            yield '<div class="drawings">'
+            for outcome in drawn:
+                assert outcome.drawing is not None
+                yield f"<figure><figcaption>{_text(outcome.name)}</figcaption>{_drawing(outcome.drawing)}</figure>"
+            yield "</div>"
+            yield (
+                '<p class="faint legend" style="margin-top: 12px"><span>rows: outputs, columns: inputs</span>'
+                '<span><i style="background: var(--read)"></i>reads</span>'
+                '<span><i style="background: var(--may)"></i>hidden by the mask</span>'
+                '<span><i style="background: var(--wrong)"></i>reads what is hidden</span>'
+                '<span><i style="border: 2px solid var(--warning)"></i>does not read what it may</span></p>'
+            )
+    yield "</main>\n</body>\n</html>"
+
+
+def _finding(finding: Finding, others: str) -> Iterator[str]:
+    kind = "" if finding.severity == "wrong" else " of-warning"
+    yield f'<div class="finding{kind}">'
+    yield f"<p><strong>{'Wrong' if not kind else 'Warning'}</strong> at <code>{_text(finding.where)}</code></p>"
+    yield f"<p>{_text(finding.says)}</p>"
+    if finding.difference is not None:
+        amount = f"{finding.difference:.1e} of the largest value" if math.isfinite(finding.difference) else "everything"
+        yield f'<p class="faint">differs by {amount}</p>'
+    for name, text in (("also", others), ("should be", finding.mathematics), ("mend", finding.mend)):
+        if text:
+            yield f'<p class="faint">{name}: {_text(text)}</p>'
+    yield "</div>"
+
+
+def _row(outcome: Outcome) -> str:
+    kind = outcome.verdict.split()[0]
+    return (
+        f'<tr><th scope="row">{_text(outcome.name)}</th>'
+        f'<td class="mark {kind}">{_MARKS[outcome.verdict]} {outcome.verdict}</td>'
+        f"<td>{_text(outcome.says)}</td>"
+        f'<td class="numbers">{_text(outcome.shown_numbers())}</td></tr>'
+    )
+
+
+def _drawing(drawing: Drawing) -> str:
+    """Return what reads what as a picture; long texts have few columns, and only every so many rows are labelled."""
+    height, width = drawing.reads.shape
+    cell = max(2, min(_CELL, 420 // max(1, height)))
+    side = max(cell, _CELL) if width < 8 else cell
+    left, top = 22, 14
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + side * width}" height="{top + cell * height}" '
+        f'viewBox="0 0 {left + side * width} {top + cell * height}" role="img" aria-label="what reads what">'
+    ]
+    every = math.ceil(12 / cell)
+    for row, output in enumerate(drawing.outputs):
+        if row % every == 0:
+            y = top + cell * row + cell / 2 + 3
+            parts.append(f'<text x="{left - 5}" y="{y:g}" text-anchor="end">{output}</text>')
+    for column, token in enumerate(drawing.inputs):
+        parts.append(f'<text x="{left + side * column + side / 2:g}" y="10" text-anchor="middle">{token}</text>')
+    for row, (may, does) in enumerate(zip(drawing.allowed.tolist(), drawing.reads.tolist(), strict=True)):
+        for column, (allowed, reads) in enumerate(zip(may, does, strict=True)):
+            kind = {(True, True): "reads", (False, True): "leak", (True, False): "gap"}.get((allowed, reads), "may-not")
+            x, y, gap = left + side * column, top + cell * row, 1 if cell > 4 else 0
+            parts.append(f'<rect class="{kind}" x="{x}" y="{y}" width="{side - gap}" height="{cell - gap}"/>')
+    return "".join([*parts, "</svg>"])

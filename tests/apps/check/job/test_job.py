@@ -16,12 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
-from clearhead.apps.check.job import forecast, kills
+from clearhead.apps.check.job import forecast
+from clearhead.apps.check.job import job as job_check
 from clearhead.apps.check.job.differences import Difference
-from clearhead.apps.check.job.division import compare_divisions, without_dropout
 from clearhead.apps.check.job.forecast import examine
-from clearhead.apps.check.job.job import faults_of
-from clearhead.apps.check.job.kills import Kill, KilledRun
+from clearhead.apps.check.job.job import Kill, KilledRun, compare_divisions, faults_of, without_dropout
 from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.training.parallel.sums import Sums
@@ -86,13 +85,13 @@ def test_a_resume_that_forgets_the_order_of_the_data_is_found(
 
 @pytest.mark.parametrize(
     ("number", "code", "place"),
-    [(signal.SIGINT, 130, "job.job.undisturbed_run"), (signal.SIGTERM, 143, "job.kills._reach_the_end")],
+    [(signal.SIGINT, 130, "job.job.undisturbed_run"), (signal.SIGTERM, 143, "job.job._reach_the_end")],
 )
 def test_a_check_that_is_stopped_leaves_nothing_behind(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int, place: str
 ) -> None:
     def stop(*arguments: object) -> None:
-        assert list(temporary.iterdir()) and ("kills" not in place or psutil.Process().children())
+        assert list(temporary.iterdir()) and ("reach" not in place or psutil.Process().children())
         os.kill(os.getpid(), number)
         raise AssertionError("the signal did not arrive")
 
@@ -161,17 +160,17 @@ def test_a_job_that_cannot_go_on_is_a_fault_and_one_that_never_began_a_failure(
     def reach(job: object, process: object) -> None:
         raise RunFailure("the checkpoint is gone")
 
-    monkeypatch.setattr(kills, "training", lambda *arguments, **options: contextlib.nullcontext())
-    monkeypatch.setattr(kills, "_reach_the_end", reach)
-    monkeypatch.setattr(kills, "_killed", killed)
+    monkeypatch.setattr(forecast.Job, "train", lambda *arguments, **options: contextlib.nullcontext())
+    monkeypatch.setattr(job_check, "_reach_the_end", reach)
+    monkeypatch.setattr(job_check, "_killed", killed)
     job = examine(write_run_file(tmp_path, train=LENGTH), tmp_path, steps=4, kills=1)
-    (run,) = kills.killed_runs(job, 1, random.Random(1), 1.0)
+    (run,) = job_check.killed_runs(job, 1, random.Random(1), 1.0)
     assert faults_of(job, tmp_path, run) == [
         "after the kill at a random moment after step 2, --resume: the checkpoint is gone"
     ]
     came.clear()
     with pytest.raises(RunFailure, match="the checkpoint is gone"):
-        kills.killed_runs(job, 1, random.Random(1), 1.0)
+        job_check.killed_runs(job, 1, random.Random(1), 1.0)
 
 
 def test_what_differs_before_the_first_kill_is_not_blamed_on_resuming(

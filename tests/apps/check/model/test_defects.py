@@ -15,11 +15,8 @@ from clearhead.apps.check.handwritten.report import Finding
 from clearhead.apps.check.model import health
 from clearhead.apps.check.model.flow import check_flow
 from clearhead.apps.check.model.invariances import check_invariances
-from clearhead.apps.check.model.precisions import check_precisions
 from clearhead.apps.check.model.report import Outcome
 from clearhead.core import Transformer, attention, build, context
-from clearhead.fast import stack as kernels
-from clearhead.fast.native.load import library
 from clearhead.generate.search import beam
 from clearhead.spec.presets.task_heads import label_head, with_head
 from tests.laws.tiny import hparams, resolved, tiny, with_mask
@@ -170,31 +167,6 @@ def test_a_fused_kernel_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(attention, "fused_attention", unscaled)
     found = [one for one in findings(invariances(module)) if one.says.startswith("fused = eager")]
     assert found and found[0].where == f"{FIRST}.mixed"
-
-
-def test_swapped_heads_in_a_kernel_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    if library() is None:
-        pytest.skip("this processor has no kernels")
-    module = tiny("decoder/post/rotary")
-    exact = build(module.spec).double().eval()
-    exact.load_state_dict({name: value.double() for name, value in module.state_dict().items()})
-    assert not findings(check_precisions(module, exact, draw, "fp32"))
-    matrix = kernels.StackPlan._matrix
-
-    def swapped(self: kernels.StackPlan, linear: Any, outputs: int, inputs: int) -> Any:
-        if getattr(linear, "is_second", False):
-            other = torch.nn.Linear(inputs, outputs)
-            other.weight.data, other.bias = linear.weight.detach().roll(10, 0), linear.bias
-            return matrix(self, other, outputs, inputs)
-        return matrix(self, linear, outputs, inputs)
-
-    monkeypatch.setattr(kernels.StackPlan, "_matrix", swapped)
-    monkeypatch.setattr(
-        type(module.decoder.layers[1].steps[0].branches[0].function.key), "is_second", False, raising=False
-    )
-    module.decoder.layers[1].steps[0].branches[0].function.key.is_second = True
-    found = findings(check_precisions(module, exact, draw, "fp32"))
-    assert found and {one.where for one in found} == {"decoder.layers.1"} and "CLEARHEAD_KERNELS" in found[0].says
 
 
 def healthy() -> Transformer:

@@ -11,8 +11,7 @@ pytest.importorskip("babel")
 
 from babel import Locale
 
-from clearhead.apps.demo.data.cldr import folded
-from clearhead.apps.demo.data.names import (
+from clearhead.apps.demo.classify import (
     LANGUAGES,
     Name,
     NameSets,
@@ -22,6 +21,7 @@ from clearhead.apps.demo.data.names import (
     split,
     unshared,
 )
+from clearhead.apps.demo.cldr import folded
 from clearhead.base.errors import InputError
 
 FEW = ("de", "el", "es", "hr", "ja", "ru", "uk")

@@ -14,7 +14,7 @@ pytest.importorskip("babel")
 from babel import Locale
 from babel.dates import format_date
 
-from clearhead.apps.demo.data.dates import (
+from clearhead.apps.demo.translate import (
     LOCALES,
     ZEROS,
     DatePair,

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("babel")
 
-from clearhead.apps.demo.data.cldr import folded, language_name, read_locale
+from clearhead.apps.demo.cldr import folded, language_name, read_locale
 from clearhead.base.commands import make_install_command
 from clearhead.base.errors import InputError
 

@@ -1,1 +1,0 @@
-"""Data that the demos make on this machine."""
