@@ -34,7 +34,7 @@ from clearhead.checkpoints.hf.loading import load_module
 from clearhead.checkpoints.hf.mapping.tensor_rules import RotaryHalves, Slots
 from clearhead.checkpoints.hf.saving import module_to_hf_tensors
 from clearhead.checkpoints.hf.tokenizers import CheckpointTokenizers, load_tokenizers
-from clearhead.checkpoints.weights.fill import built
+from clearhead.checkpoints.weights.files import built
 from clearhead.core import Transformer
 from clearhead.text.tokenizer_files import has_tokenizer
 

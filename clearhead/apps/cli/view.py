@@ -103,8 +103,7 @@ def _serve(model: Model, port: int, values: Mapping[str, Any]) -> None:
     Raises:
         InputError: the port is in use.
     """
-    from clearhead.apps.serve.app import listen, make_app, run
-    from clearhead.apps.serve.explorer import explorer_router
+    from clearhead.apps.serve.explorer import explorer_router, listen, make_app, run
     from clearhead.apps.serve.gate import Access
     from clearhead.apps.serve.runs import Asked, Runs
     from clearhead.apps.serve.work import Workers
