@@ -52,11 +52,11 @@ def real_trainer(run: Path, *, steps: int = STEPS, precision: Literal["fp32", "b
     from clearhead.data.batches.base import Batch
     from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, training_batches
     from clearhead.data.sources.pairs import parallel_files
-    from clearhead.data.stores.pairs import prepare_pairs
+    from clearhead.data.stores.store import prepare_pairs
     from clearhead.data.tokenize.tokenizers import cached_tokenizers
     from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+    from clearhead.tasks.train import token_loss
     from clearhead.tasks.translate.train import collate_pairs
-    from clearhead.training.losses import token_loss
     from clearhead.training.optim.optimizers import build_optimizer
     from clearhead.training.optim.schedules import build_schedule
 

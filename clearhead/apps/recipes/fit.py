@@ -18,9 +18,10 @@ from clearhead.spec.describe import number_of
 from clearhead.spec.tasks.base import Recipe, Size
 from clearhead.spec.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
-from clearhead.training.dry_run import faster_precision, is_out_of_memory, step_cost
 from clearhead.training.init_from import InitialModel, take_weights
+from clearhead.training.memory import is_out_of_memory
 from clearhead.training.optim.optimizers import build_optimizer
+from clearhead.training.preflight import faster_precision, step_cost
 from clearhead.training.progress.reports import Progress, duration
 from clearhead.training.random_state import preserved_random_state, seed_everything
 from clearhead.training.runfile.read import parse_run_file

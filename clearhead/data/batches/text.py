@@ -18,11 +18,9 @@ from clearhead.base.progress import counted
 from clearhead.core.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.data.arrays import Indices, Ragged
 from clearhead.data.batches.base import Batch, pad_rows
-from clearhead.data.batches.packing import pack_windows
 from clearhead.data.batches.plans import BatchPlan, EpochBatches, LengthSortedPlan, random_stream
-from clearhead.data.batches.windows import Windows, cut_windows
-from clearhead.data.stores.corpus import Corpus
-from clearhead.data.stores.documents import Documents
+from clearhead.data.batches.windows import Windows, cut_windows, pack_windows
+from clearhead.data.stores.corpus import Corpus, Documents
 
 Objective = Callable[[Sequence[Any], np.random.Generator], Batch]
 

@@ -20,9 +20,8 @@ from clearhead.generate.scoring.result import Validation
 from clearhead.generate.translation import translate_ids
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.evaluate.translations import bleu_chrf, join_segments
-from clearhead.tasks.train import PairTraining, evenly_spaced
+from clearhead.tasks.train import PairTraining, evenly_spaced, mean_token_loss
 from clearhead.text.pair import TokenizerPair
-from clearhead.training.losses import mean_token_loss
 from clearhead.training.task_parts import TaskParts
 
 

@@ -14,11 +14,11 @@ from clearhead.apps.check.job.forecast import Job, assembled
 from clearhead.apps.check.job.processes import training
 from clearhead.base.errors import RunFailure
 from clearhead.base.signals import Interrupted
+from clearhead.data.batches.base import Batches, Loss
 from clearhead.generate.scoring.result import Validation
 from clearhead.spec import Model
+from clearhead.training.parallel.engines import BatchLoss, Share, share_of
 from clearhead.training.parallel.processes import Process
-from clearhead.training.parallel.shares import BatchLoss, Share, share_of
-from clearhead.training.protocols import Batches, Loss
 from clearhead.training.runfile.model_table import with_dropout
 from clearhead.training.runfile.read import load_run_file
 from clearhead.training.runfile.rules import DROPOUTS
