@@ -50,9 +50,9 @@ from clearhead.training.progress.console import progress_for
 from clearhead.training.progress.reports import Progress
 from clearhead.training.progress.tracker import TrackedProgress
 from clearhead.training.random_state import seed_everything
+from clearhead.training.record import RunResult, TrainSettings, in_steps, planned_steps
 from clearhead.training.runfile.read import to_toml
 from clearhead.training.runfile.sections import RunFile
-from clearhead.training.settings import RunResult, TrainSettings, in_steps, planned_steps
 from clearhead.training.task_parts import TaskParts, TaskSetup, one_sided, parts_of
 
 # The keys that may change when a run is resumed: its length and what it keeps, not what its next step computes.

@@ -49,8 +49,7 @@ from clearhead.training.random_state import (
     restored_threads,
     seed_process,
 )
-from clearhead.training.record import RunRecord, Unwritten
-from clearhead.training.settings import RunResult, TrainSettings, num_snapshots, planned_steps
+from clearhead.training.record import RunRecord, RunResult, TrainSettings, Unwritten, num_snapshots, planned_steps
 
 
 @dataclass

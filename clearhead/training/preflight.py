@@ -38,8 +38,8 @@ from clearhead.training.optim.optimizers import scale_gradients
 from clearhead.training.parallel.processes import Process
 from clearhead.training.progress.reports import duration
 from clearhead.training.random_state import deterministic_algorithms, preserved_random_state, restored_threads
+from clearhead.training.record import TrainSettings, num_snapshots, planned_steps, weight_bytes
 from clearhead.training.runfile.sections import Train
-from clearhead.training.settings import TrainSettings, num_snapshots, planned_steps, weight_bytes
 
 ALONE: Final = Process()
 CHECKPOINT_SPEED: Final = 2e8

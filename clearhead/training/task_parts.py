@@ -33,9 +33,9 @@ from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.init_from import InitialModel
 from clearhead.training.preflight import Workload
 from clearhead.training.progress.reports import Progress
+from clearhead.training.record import Metric
 from clearhead.training.runfile.model_table import resolve_spec, with_dropout
 from clearhead.training.runfile.sections import RunFile
-from clearhead.training.settings import Metric
 
 
 @dataclass(frozen=True)

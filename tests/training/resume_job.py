@@ -31,8 +31,8 @@ from clearhead.checkpoints.runs.checkpoint import checkpoint_steps
 from clearhead.checkpoints.runs.metrics import read_metrics
 from clearhead.generate.scoring.result import Validation
 from clearhead.training.loop import Trainer
+from clearhead.training.record import TrainSettings
 from clearhead.training.runfile.sections import EarlyStop
-from clearhead.training.settings import TrainSettings
 from tests.training.small import Recorder, small_trainer
 
 STEPS = 28

@@ -21,7 +21,7 @@ from clearhead.training.memory import (
     return_memory,
 )
 from clearhead.training.preflight import Workload, step_cost
-from clearhead.training.settings import TrainSettings
+from clearhead.training.record import TrainSettings
 from tests.training.small import NextToken, ShuffledTokens, Tokens, summed_loss
 
 OURS, OTHER = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"

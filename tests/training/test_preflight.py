@@ -31,7 +31,7 @@ from clearhead.training.preflight import (
     preflight,
     step_cost,
 )
-from clearhead.training.settings import TrainSettings
+from clearhead.training.record import TrainSettings
 from clearhead.training.task_parts import DataSide
 from tests.training.small import NextToken, ShuffledTokens, Tokens, small_trainer, summed_loss
 

@@ -24,9 +24,9 @@ from clearhead.training.optim.optimizers import build_optimizer
 from clearhead.training.preflight import faster_precision, step_cost
 from clearhead.training.progress.reports import Progress, duration
 from clearhead.training.random_state import preserved_random_state, seed_everything
+from clearhead.training.record import STARTUP_SECONDS, TrainSettings
 from clearhead.training.runfile.read import parse_run_file
 from clearhead.training.runfile.sections import RunFile
-from clearhead.training.settings import STARTUP_SECONDS, TrainSettings
 from clearhead.training.task_parts import TaskParts, TaskSetup, parts_of
 
 # Texts that come later may be longer than those of the training data.

@@ -21,8 +21,8 @@ from clearhead.text.pair import TokenizerPair
 from clearhead.training.assemble import named_tokenizers
 from clearhead.training.init_from import find_initial_model
 from clearhead.training.progress.reports import Progress
+from clearhead.training.record import planned_steps
 from clearhead.training.runfile.sections import RunFile, Train
-from clearhead.training.settings import planned_steps
 from clearhead.training.task_parts import TaskParts, TaskSetup, parts_of
 
 LENGTHS: Final = ("train.steps", "train.epochs", "train.seconds")

@@ -21,8 +21,7 @@ from clearhead.training.parallel.engines import BatchLoss, Share, share_of
 from clearhead.training.parallel.processes import Process
 from clearhead.training.runfile.model_table import with_dropout
 from clearhead.training.runfile.read import load_run_file
-from clearhead.training.runfile.rules import DROPOUTS
-from clearhead.training.runfile.sections import ModelSection
+from clearhead.training.runfile.sections import DROPOUTS, ModelSection
 
 TOLERANCE: Final = 1e-4
 """How far gradients and losses in fp32 may be apart: sums in another order, and nothing else."""
