@@ -226,7 +226,7 @@ class LabelledTraining(TaskTraining):
             loss=self.loss,
             validate=validate,
             sides=[DataSide.of_texts("source", tokenizer, texts, [store.input_lengths[0] for store in stores])],
-            widest=collate(plan.widest()),
+            largest=collate(plan.widest()),
             mean_tokens=store.num_tokens / batches.batches_per_epoch,
             valid_share=stores.valid_share,
             record=record,
@@ -355,7 +355,7 @@ class NoisedTraining(TextTraining):
                 DataSide.of(name, tokenizer, largest_id=largest_id, longest=length)
                 for name in (("source",) if is_read_once else ("source", "target"))
             ],
-            widest=widest,
+            largest=widest,
             mean_tokens=of_text if is_read_once else float(widest.num_tokens),
             valid_share=corpora.valid_share,
             record=TaskRecord(kind=self.run_file.task.kind, max_length=length, noise=noise),

@@ -44,8 +44,8 @@ from clearhead.training.parallel.agreement import (
     work_of_one,
 )
 from clearhead.training.parallel.engines import SharedBatches
-from clearhead.training.parallel.processes import Process, Processes, joined, own_device
-from clearhead.training.preflight import Preflight, faster_precision, preflight, refuse_large
+from clearhead.training.parallel.processes import Process, Processes, join_processes, own_device
+from clearhead.training.preflight import Preflight, Trial, Workload, faster_precision, preflight, refuse_large
 from clearhead.training.progress.console import progress_for
 from clearhead.training.progress.reports import Progress
 from clearhead.training.progress.tracker import TrackedProgress
@@ -91,7 +91,7 @@ class OpenedRun:
 
 
 @contextlib.contextmanager
-def opened(run_file: RunFile, *, resume: bool, progress: Progress) -> Iterator[OpenedRun]:
+def open_training(run_file: RunFile, *, resume: bool, progress: Progress) -> Iterator[OpenedRun]:
     """Join the other processes and open the run directory for the length of a with block.
 
     Args:
@@ -104,8 +104,9 @@ def opened(run_file: RunFile, *, resume: bool, progress: Progress) -> Iterator[O
     """
     run, process = Path(run_file.train.run), Process.here()
     adapt_waiting()
-    with joined(process, run, device=run_file.train.device) as processes, contextlib.ExitStack() as stack:
-        check_same_everywhere(processes, run_file)
+    with join_processes(process, run, device=run_file.train.device) as processes, contextlib.ExitStack() as stack:
+        if processes.size > 1:
+            check_same_everywhere(processes, run_file)
         # torchrun starts all processes anew after one of them broke down.
         resume = processes.first_of(resume or (process.restarts > 0 and bool(checkpoint_steps(run))))
         directory, saved = None, dict[str, Any]()
@@ -128,7 +129,8 @@ def opened(run_file: RunFile, *, resume: bool, progress: Progress) -> Iterator[O
         limit_kernel_cache()
         memory_before = memory_in_use(device)
         choices = processes.first_of(saved if resume else {})
-        check_run_is_seen(processes, run)
+        if processes.size > 1:
+            check_run_is_seen(processes, run)
         for change in changed_files(choices, run_file, run):
             progress.message(change)
         yield OpenedRun(run, run_file, resume, choices, processes, directory, progress, device, memory_before)
@@ -152,7 +154,7 @@ class PreparedData:
     """The data of a run, and what follows from it.
 
     Attributes:
-        run: the opened run.
+        run: the open run.
         initial: the trained model that the run starts from; None: from scratch.
         parts: tokenizers, batches, loss, validation and spec, by the task.
     """
@@ -244,7 +246,7 @@ def build_model(data: PreparedData) -> BuiltModel:
     run, spec = data.run, data.parts.spec
     run_file, process = run.run_file, run.processes.this
     seed_everything(run_file.train.seed)
-    is_sharded = shares_model(run_file, spec, run.device, run.processes)
+    is_sharded = process.size > 1 and shares_model(run_file, spec, run.device, run.processes)
     refuse_large(spec, run.device, is_trained_whole=run_file.lora is None, process=process, is_sharded=is_sharded)
     # A shared model may not fit on one device: the first process has it in main memory, and sends the others theirs.
     before_sharing = "cpu" if run.processes.is_first else "meta"
@@ -274,7 +276,7 @@ def _precision(data: PreparedData, module: Transformer, *, is_sharded: bool) -> 
         return remembered
     train = run.run_file.train
     is_tried = run.processes.is_first and not is_sharded
-    tried = faster_precision(module, data.parts.workload(), train) if is_tried else None
+    tried = faster_precision(module, data.parts, train) if is_tried else None
     return run.processes.first_of(tried) or choose_precision(train.precision, run.device)
 
 
@@ -315,9 +317,11 @@ def build_trainer(model: BuiltModel) -> Trainer[Any]:
     assert train.learning_rate is not None and train.warmup is not None, "the run file fills its defaults"
     tree = training_tree(model.module, model.precision, recomputes_layers=train.activation_checkpointing)
     # Before the optimizer: a sharded tree has other parameters.
-    engine = build_engine(
-        tree, parts.loss, processes, is_sharded=model.is_sharded, device=run.device, precision=model.precision
-    )
+    engine = None
+    if processes.size > 1:
+        engine = build_engine(
+            tree, parts.loss, processes, is_sharded=model.is_sharded, device=run.device, precision=model.precision
+        )
     if model.is_sharded:
         refuse_to_run(
             model.module, "its weights are spread over processes, and the tree that they train runs in its place"
@@ -390,7 +394,7 @@ class AssembledRun:
 
     @property
     def run(self) -> OpenedRun:
-        """The opened run."""
+        """The open run."""
         return self.model.data.run
 
 
@@ -413,14 +417,11 @@ def forecast(assembled: AssembledRun) -> Preflight:
         InputError: ids, lengths, memory or disk do not suffice, in one report.
     """
     run, parts, module, trainer = assembled.run, assembled.data.parts, assembled.model.module, assembled.trainer
-    work = parts.workload()
+    work: Workload[Any] = parts
     if trainer.engine is not None:
-        work = work_of_one(work, trainer.engine, trainer.batches, run.processes.this)
+        work = work_of_one(parts, trainer.engine, trainer.batches, run.processes.this)
     report = preflight(
-        trainer.module,
-        trainer.optimizer,
-        work,
-        trainer.settings,
+        Trial(trainer.module, trainer.optimizer, work, trainer.settings),
         faults=[fault for side in parts.sides for fault in side.faults(module, run.run_file.task.init)],
         memory_before=run.memory_before,
         process=run.processes.this,
@@ -455,7 +456,7 @@ def train_run(run_file: RunFile, *, resume: bool = False, progress: Progress | N
         RunFailure: training failed; the last checkpoint is complete.
         Interrupted: stopped by a signal; everything is saved.
     """
-    with opened(run_file, resume=resume, progress=progress or progress_for()) as run:
+    with open_training(run_file, resume=resume, progress=progress or progress_for()) as run:
         return _train(run)
 
 

@@ -51,6 +51,62 @@ _SMALLER_BATCHES: Final = "lower train.batch_tokens and raise train.accumulate i
 
 
 @dataclass(frozen=True)
+class StepCost:
+    """The cost of training on this machine, as a few steps without effect show it.
+
+    Attributes:
+        step_seconds: one step: an average batch, or as many as are accumulated, and the optimizer.
+        validation_seconds: one validation.
+        memory_bytes: the peak of memory, less the memory in use before: activations, gradients, optimizer states.
+    """
+
+    step_seconds: float
+    validation_seconds: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Workload(Generic[BatchT]):
+    """What a run computes.
+
+    Attributes:
+        loss: gives, for a batch, the summed loss and the number of labels.
+        batches: the training batches.
+        largest: the training batch with the most positions; None: any.
+        num_sizes: different numbers of padded tokens that the stacks read in an epoch.
+        valid_share: size of the validation data, as a share of the training data.
+        score_seconds: called with the module in evaluation mode, returns the seconds that a score takes beside the
+            validation loss; None: the score comes with the loss.
+        reading_seconds: that a batch of a streamed text takes to be read and tokenized, on average.
+    """
+
+    loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]]
+    batches: Batches[BatchT]
+    largest: BatchT | None = None
+    num_sizes: int = 1
+    valid_share: float = 0.0
+    score_seconds: Callable[[nn.Module], float] | None = None
+    reading_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Trial(Generic[BatchT]):
+    """A training whose cost is measured before its first step.
+
+    Attributes:
+        module: the module to train.
+        optimizer: over the parameters of the module, without a state yet.
+        work: the workload of the run.
+        settings: of the run.
+    """
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    work: Workload[BatchT]
+    settings: TrainSettings
+
+
+@dataclass(frozen=True)
 class Preflight:
     """A forecast of the cost of a run.
 
@@ -138,10 +194,7 @@ def free_for_each(device: torch.device, processes_here: int) -> int:
 
 
 def preflight(
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    work: Workload[BatchT],
-    settings: TrainSettings,
+    trial: Trial[BatchT],
     *,
     faults: Sequence[str] = (),
     memory_before: int | None = None,
@@ -150,10 +203,7 @@ def preflight(
     """Check a run before its first step and forecast its cost, without changing anything.
 
     Args:
-        module: what will be trained.
-        optimizer: over its parameters, without a state yet.
-        work: what the run computes.
-        settings: of the run.
+        trial: the run.
         faults: messages about data that does not fit the module.
         memory_before: what the process held before it read the data, by `memory_in_use`; None: what it holds now.
         process: this one; the others of its machine take as much memory.
@@ -161,7 +211,7 @@ def preflight(
     Raises:
         InputError: every fault, in one report.
     """
-    every_fault = list(faults)
+    module, settings, every_fault = trial.module, trial.settings, list(faults)
     run = Path(settings.run)
     checkpoint_bytes, disk_bytes = disk_forecast(module, settings)
     disk_free = _free_disk(run)
@@ -175,11 +225,11 @@ def preflight(
         raise InputError.from_faults(every_fault, subject="the run")
     held = 0 if memory_before is None else max(0, memory_in_use(device_of(module)) - memory_before)
     memory_free = free_for_each(device_of(module), process.local_size) + held
-    cost = step_cost(module, optimizer, work, settings, is_alone=process.size == 1)
+    cost = step_cost(trial, is_alone=process.size == 1)
     # A checkpoint is copied once while it is written.
     memory = held + cost.memory_bytes + checkpoint_bytes + (PLOT_BYTES if settings.plots else 0)
     refuse_memory(memory, "Training", free=memory_free, advice=_SMALLER_BATCHES)
-    steps = planned_steps(settings, work.batches.batches_per_epoch)
+    steps = planned_steps(settings, trial.work.batches.batches_per_epoch)
     validations = -(-steps // settings.validate_every) if steps is not None else 0
     saved = replace(cost, validation_seconds=cost.validation_seconds + checkpoint_bytes / CHECKPOINT_SPEED)
     return Preflight(
@@ -229,67 +279,18 @@ WORTHWHILE: Final = 0.9
 """bf16 is chosen where its time is at most this share of that of fp32."""
 
 
-@dataclass(frozen=True)
-class StepCost:
-    """The cost of training on this machine, as a few steps without effect show it.
-
-    Attributes:
-        step_seconds: one step: an average batch, or as many as are accumulated, and the optimizer.
-        validation_seconds: one validation.
-        memory_bytes: the peak of memory, less the memory in use before: activations, gradients, optimizer states.
-    """
-
-    step_seconds: float
-    validation_seconds: float
-    memory_bytes: int
-
-
-@dataclass(frozen=True)
-class Workload(Generic[BatchT]):
-    """What a run computes.
-
-    Attributes:
-        loss: gives, for a batch, the summed loss and the number of labels.
-        batches: the training batches.
-        largest: the training batch with the most positions; None: any.
-        num_sizes: different numbers of padded tokens that the stacks read in an epoch.
-        valid_share: size of the validation data, as a share of the training data.
-        score_seconds: called with the module in evaluation mode, returns the seconds that a score takes beside the
-            validation loss; None: the score comes with the loss.
-        reading_seconds: that a batch of a streamed text takes to be read and tokenized, on average.
-    """
-
-    loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]]
-    batches: Batches[BatchT]
-    largest: BatchT | None = None
-    num_sizes: int = 1
-    valid_share: float = 0.0
-    score_seconds: Callable[[nn.Module], float] | None = None
-    reading_seconds: float = 0.0
-
-
-def step_cost(
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    work: Workload[BatchT],
-    settings: TrainSettings,
-    *,
-    seconds: float = 0.8,
-    is_alone: bool = True,
-) -> StepCost:
-    """Measure what training costs by steps without effect: afterwards module, optimizer and random states are the same.
+def step_cost(trial: Trial[BatchT], *, seconds: float = 0.8, is_alone: bool = True) -> StepCost:
+    """Measure the cost of training by steps without effect on module, optimizer and random states.
 
     Args:
-        module: what will be trained.
-        optimizer: over its parameters, without a state yet.
-        work: what the run computes.
-        settings: of the run.
-        seconds: once so much time is spent, no further batch is tried; each thing is timed twice at least.
-        is_alone: whether no other process takes part in each step; several time each thing once.
+        trial: the training.
+        seconds: no further batch is tried after this time; each thing is timed twice at least.
+        is_alone: whether no other process takes part in each step; several processes time each thing once.
 
     Raises:
         InputError: the largest batch does not fit into memory.
     """
+    module, optimizer, work, settings = trial.module, trial.optimizer, trial.work, trial.settings
     assert not optimizer.state, "an optimizer with a state would lose it"
     device, batches_state, began = device_of(module), work.batches.state(), time.perf_counter()
     dry = _DryRun(module, work.loss, device, settings.precision, is_alone=is_alone)

@@ -143,7 +143,8 @@ class RunRecord:
         """Remove what an attempt left that took no step."""
         files.clear_leftovers(self.run)
         self._log.cut_back(0)
-        restore_recent(self.run, [])
+        if self._settings.average:
+            restore_recent(self.run, [])
         cut_back_snapshots(self.run, -1)
         files.remove_folder(self.run / "checkpoints" / AVERAGED)
 
@@ -221,7 +222,8 @@ class RunRecord:
             best=tally.best_step,
             resumed_best=resumed_best,
         )
-        prune_recent(self.run, keep=(settings.average or 0) + settings.keep)
+        if settings.average:
+            prune_recent(self.run, keep=settings.average + settings.keep)
         prune_snapshots(self.run, newest=tally.step, keep=self._num_snapshots)
 
     def keep_snapshot(self, step: int, weights: Mapping[str, Tensor], saved_step: int) -> None:

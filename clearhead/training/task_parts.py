@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any
 
 import torch
 from jaxtyping import Int64
 from numpy import ndarray
-from torch import Tensor, nn
+from torch import nn
 
 from clearhead import spec
 from clearhead.base.commands import quote
@@ -205,57 +205,36 @@ def _more_positions(init: str, longest: int) -> str:
     )
 
 
-@dataclass(frozen=True)
-class TaskParts(Generic[BatchT]):
-    """The parts that a task contributes to a training run.
+@dataclass(frozen=True, kw_only=True)
+class TaskParts(Workload[BatchT]):
+    """The parts that a task contributes to a training run: its workload, model and data.
 
     Attributes:
         tokenizers: of the run; the same one on both sides if the task has only one.
         spec: the model to build.
         batches: endless training batches.
-        loss: returns the summed loss of a batch and the number of its labels.
         validate: called with the module in evaluation mode.
         sides: the sides of the data, for the checks before the first step.
-        widest: the training batch with the most positions.
         mean_tokens: tokens of an average batch.
-        valid_share: of the stores.
         record: the task record of the trained model.
         valid_data: identity of the validation data; scores on other data cannot be compared.
         score_name: name of the validation score; empty: that of the task.
         best_by: the metric that decides which checkpoint is best.
         compares_rows: whether the loss compares the rows of a batch, so that processes cannot divide them; else a batch
             is a `Batch`.
-        score_seconds, reading_seconds: as of `dry_run.Workload`.
     """
 
     tokenizers: TokenizerPair
     spec: spec.Model
     batches: EpochBatches[BatchT]
-    loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]]
     validate: Callable[[nn.Module], Validation]
     sides: list[DataSide]
-    widest: BatchT
     mean_tokens: float
-    valid_share: float
     record: TaskRecord
     valid_data: str
     score_name: str = ""
     best_by: Metric = "loss"
     compares_rows: bool = False
-    score_seconds: Callable[[nn.Module], float] | None = None
-    reading_seconds: float = 0.0
-
-    def workload(self) -> Workload[BatchT]:
-        """Return what a run of the task computes."""
-        return Workload(
-            self.loss,
-            self.batches,
-            largest=self.widest,
-            num_sizes=self.batches.plan.num_sizes(),
-            valid_share=self.valid_share,
-            score_seconds=self.score_seconds,
-            reading_seconds=self.reading_seconds,
-        )
 
 
 def parts_of(setup: TaskSetup) -> TaskParts[Any]:
@@ -268,7 +247,8 @@ def parts_of(setup: TaskSetup) -> TaskParts[Any]:
     parts: TaskParts[Any] = task.part("train").Training(setup).parts()
     table = setup.run_file.data.train.model_dump(exclude_none=True)
     record = parts.record.model_copy(update={"reading": reading_of(table)})
-    return replace(parts, record=record, score_name=parts.score_name or task.score)
+    num_sizes = parts.batches.plan.num_sizes()
+    return replace(parts, record=record, score_name=parts.score_name or task.score, num_sizes=num_sizes)
 
 
 def one_sided(tokenizer: Tokenizer) -> TokenizerPair:

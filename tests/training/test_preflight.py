@@ -26,6 +26,7 @@ from clearhead.training.optim.optimizers import build_optimizer
 from clearhead.training.preflight import (
     CHECKPOINT_SPEED,
     StepCost,
+    Trial,
     Workload,
     disk_forecast,
     preflight,
@@ -54,10 +55,12 @@ def check(run: Path, *sides: DataSide, **settings: Any) -> module_under_test.Pre
     run.mkdir(exist_ok=True)
     module = NextToken()
     return preflight(
-        module,
-        torch.optim.AdamW(module.parameters()),
-        Workload(summed_loss, ShuffledTokens(), valid_share=0.2),
-        TrainSettings(run=str(run), **({"steps": 40, "validate_every": 15} | settings)),
+        Trial(
+            module,
+            torch.optim.AdamW(module.parameters()),
+            Workload(summed_loss, ShuffledTokens(), valid_share=0.2),
+            TrainSettings(run=str(run), **({"steps": 40, "validate_every": 15} | settings)),
+        ),
         faults=[fault for each in sides or (side(),) for fault in each.faults(model())],
     )
 
@@ -71,7 +74,7 @@ def cost_of(
 ) -> StepCost:
     optimizer = torch.optim.AdamW(module.parameters()) if optimizer is None else optimizer
     settings = TrainSettings(run="run", steps=1, clip=1.0)
-    return step_cost(module, optimizer, Workload(loss, batches or ShuffledTokens(), **work), settings)
+    return step_cost(Trial(module, optimizer, Workload(loss, batches or ShuffledTokens(), **work), settings))
 
 
 def test_what_fits_passes_and_costs_are_foretold(tmp_path: Path) -> None:
@@ -250,7 +253,7 @@ def test_time_counts_batches_optimizer_and_validation(monkeypatch: pytest.Monkey
     optimizer = SlowAdamW(module.parameters())
     settings = TrainSettings(run="run", steps=1, accumulate=3)
     work = Workload(slow, ShuffledTokens(), valid_share=0.5, score_seconds=lambda module: 0.4)
-    cost = step_cost(module, optimizer, work, settings)
+    cost = step_cost(Trial(module, optimizer, work, settings))
     assert cost.step_seconds == pytest.approx(3 * 0.03 + 0.03)
     assert cost.validation_seconds == pytest.approx(0.4 + 2.5 * 0.02)
 

@@ -21,7 +21,7 @@ from clearhead.text.pair import TokenizerPair
 from clearhead.training.init_from import InitialModel, take_weights
 from clearhead.training.memory import is_out_of_memory
 from clearhead.training.optim.optimizers import build_optimizer
-from clearhead.training.preflight import faster_precision, step_cost
+from clearhead.training.preflight import Trial, faster_precision, step_cost
 from clearhead.training.progress.reports import Progress, duration
 from clearhead.training.random_state import preserved_random_state, seed_everything
 from clearhead.training.record import STARTUP_SECONDS, TrainSettings
@@ -227,9 +227,8 @@ class Fitting:
         train = run_file.train
         assert train.learning_rate is not None, "the run file fills its defaults"
         optimizer = build_optimizer(module, kind=train.optimizer, learning_rate=train.learning_rate)
-        work = parts.workload()
-        table = train.model_dump() | {"precision": faster_precision(module, work, train)}
-        cost = step_cost(module, optimizer, work, TrainSettings(**table), seconds=_MEASURED_SECONDS)
+        table = train.model_dump() | {"precision": faster_precision(module, parts, train)}
+        cost = step_cost(Trial(module, optimizer, parts, TrainSettings(**table)), seconds=_MEASURED_SECONDS)
         return Candidate(choice.size, parts, cost.step_seconds, parts.mean_tokens, cost.validation_seconds)
 
 

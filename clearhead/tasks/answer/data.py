@@ -33,7 +33,7 @@ from clearhead.data.sources.tables import (
 from clearhead.data.task_tables import LabelledExamples, TaskData, TaskSection
 from clearhead.text.long_texts import refuse_enormous
 
-_FIELDS: Final = {name: name for name in ("context", "question", "answer", "start")}
+_FIELDS: Final = {"context": "context", "question": "question", "answer": "answer", "start": "start"}
 _RAW: Final = ("answer", "start")
 _LAYOUT: Final = ("data", "paragraphs", "qas")
 _COLUMNS: Final = ("context", "question", "answers")

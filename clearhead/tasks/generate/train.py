@@ -67,7 +67,7 @@ class Training(TextTraining):
             loss=self.loss,
             validate=validate,
             sides=[DataSide.of("source", tokenizer, largest_id=text.largest_id, longest=views.block)],
-            widest=text.batches.peek(),
+            largest=text.batches.peek(),
             mean_tokens=text.num_tokens / text.batches.batches_per_epoch,
             valid_share=text.valid.num_tokens / text.num_tokens,
             record=TaskRecord(kind="generate", max_length=views.block),

@@ -58,7 +58,7 @@ class Training(PairTraining):
             loss=self.loss,
             validate=validate,
             sides=self.sides(stores, tokenizers),
-            widest=collate_pairs(store, plan.widest(), tokenizers),
+            largest=collate_pairs(store, plan.widest(), tokenizers),
             mean_tokens=plan.num_tokens / batches.batches_per_epoch,
             valid_share=stores.valid_share,
             record=TaskRecord(kind="translate", max_length=self.run_file.data.max_length),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +132,8 @@ def build_engine(
     is_sharded: bool,
     device: torch.device,
     precision: str,
-) -> Engine[Any] | None:
-    """Return the engine of several processes; None for one.
+) -> Engine[Any]:
+    """Return the engine of several processes.
 
     Args:
         module: the module to train; it is changed where the processes share it.
@@ -144,8 +143,6 @@ def build_engine(
         device: of this process.
         precision: of the computation.
     """
-    if processes.size == 1:
-        return None
     if not is_sharded:
         return Replicated(module, loss, processes.size)
     # Only now: it loads PyTorch's engine for sharded tensors, for which other runs should not wait.
@@ -173,10 +170,12 @@ def work_of_one(work: Workload[Any], engine: Engine[Any], batches: Batches[Any],
             return work.score_seconds(module)
 
     largest = None if work.largest is None else share_of(work.largest, process)
-    return replace(
-        work,
+    return Workload(
         loss=loss,
         batches=batches,
         largest=largest,
+        num_sizes=work.num_sizes,
+        valid_share=work.valid_share,
         score_seconds=None if work.score_seconds is None else score_seconds,
+        reading_seconds=work.reading_seconds,
     )

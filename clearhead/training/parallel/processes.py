@@ -198,7 +198,7 @@ def own_device(name: str, process: Process) -> torch.device:
 
 
 @contextlib.contextmanager
-def joined(process: Process, run: Path, *, device: str) -> Iterator[Processes]:
+def join_processes(process: Process, run: Path, *, device: str) -> Iterator[Processes]:
     """Join the other processes for the length of a with block; alone there is nobody to join.
 
     Whatever ends the block ends all processes: the first that fails raises its error, and the others `Quiet`.

@@ -17,7 +17,7 @@ from clearhead.base.errors import InputError
 from clearhead.base.machine import size
 from clearhead.base.progress import message
 from clearhead.checkpoints.runs.manifest import sha256_of
-from clearhead.training.assemble import AssembledRun, assemble_run, forecast, opened
+from clearhead.training.assemble import AssembledRun, assemble_run, forecast, open_training
 from clearhead.training.data_files import describe_files
 from clearhead.training.loop import Trainer
 from clearhead.training.parallel.agreement import check_divisible
@@ -42,7 +42,7 @@ def assembled(run_file: RunFile) -> Iterator[AssembledRun]:
     Raises:
         InputError: the data, the sizes or the run directory cannot be used.
     """
-    with opened(run_file, resume=False, progress=Progress()) as run:
+    with open_training(run_file, resume=False, progress=Progress()) as run:
         yield assemble_run(run)
 
 
