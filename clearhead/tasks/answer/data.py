@@ -234,7 +234,7 @@ def answer_texts(source: TableSource, share: Share = WHOLE) -> list[str]:
 
 # A list has the question first, as it is asked.
 _EXAMPLES: Final = ListedExamples(
-    ({name: name for name in ("question", "context", "answer", "start")},), _RAW, QuestionRows
+    ({"question": "question", "context": "context", "answer": "answer", "start": "start"},), _RAW, QuestionRows
 )
 
 
