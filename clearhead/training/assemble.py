@@ -69,14 +69,14 @@ class OpenedRun:
 
     Attributes:
         path: the run directory.
-        run_file: the checked run file; on the first process with the precision that the run has already.
-        is_resumed: whether it continues from a checkpoint.
-        choices: that were made once when a resumed run began; empty for a new one.
-        processes: that train together.
-        directory: None: the first process has opened it.
-        progress: receives the reports; those of the first process are shown.
-        device: of this process.
-        memory_before: bytes that this process held before it read the data.
+        run_file: the checked run file; in the first process of a resumed run with its resolved precision.
+        is_resumed: whether the run continues from a checkpoint.
+        choices: the choices that a resumed run made at its beginning; empty for a new run.
+        processes: the processes that train together.
+        directory: the locked run directory; None in all processes but the first.
+        progress: receives the reports; only the first process shows them.
+        device: the device of this process.
+        memory_before: memory of this process before it read the data, in bytes.
     """
 
     path: Path
@@ -137,7 +137,7 @@ def open_training(run_file: RunFile, *, resume: bool, progress: Progress) -> Ite
 
 
 def _tracked(run_file: RunFile) -> dict[str, object]:
-    """Return what a tracker learns of a run file: nothing of its data, and no path."""
+    """Return the settings of a run file for a tracker, without its data and its paths."""
     tables = run_file.model_dump(mode="json", include={"tokenizer", "model", "lora", "train"}, exclude_none=True)
     for table, key in (("tokenizer", "path"), ("model", "spec"), ("model", "parts"), ("train", "run")):
         tables[table].pop(key, None)
@@ -145,18 +145,18 @@ def _tracked(run_file: RunFile) -> dict[str, object]:
 
 
 def with_precision(run_file: RunFile, precision: str) -> RunFile:
-    """Return a run file that names the precision that "auto" turned out to be."""
+    """Return a run file with a resolved precision in place of "auto"."""
     return run_file.model_copy(update={"train": run_file.train.model_copy(update={"precision": precision})})
 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """The data of a run, and what follows from it.
+    """The data of a run, and the parts that its task makes from them.
 
     Attributes:
         run: the open run.
         initial: the trained model that the run starts from; None: from scratch.
-        parts: tokenizers, batches, loss, validation and spec, by the task.
+        parts: tokenizers, batches, loss, validation and spec.
     """
 
     run: OpenedRun
@@ -185,7 +185,7 @@ def prepare_data(run: OpenedRun) -> PreparedData:
 
 
 def _tokenizers(run: OpenedRun, initial: InitialModel | None, train: Callable[[], TokenizerPair]) -> TokenizerPair:
-    """Train or load the tokenizers, and check that they are those of the checkpoint."""
+    """Train or load the tokenizers; refuse tokenizers that differ from those of a resumed run."""
     path, remembered = run.run_file.tokenizer.path, run.choices.get("tokenizer")
     if initial is not None:
         tokenizers = initial.tokenizers
@@ -214,7 +214,7 @@ def named_tokenizers(path: Path) -> TokenizerPair:
     return TokenizerPair.load(path) if path.is_dir() else one_sided(Tokenizer.load(path))
 
 
-# The choice of a run under which the tensors are remembered that LoRA trains whole.
+# Key of the choice that lists the tensors which LoRA trains whole.
 NEW_TENSORS: Final = "new_tensors"
 
 
@@ -223,11 +223,11 @@ class BuiltModel:
     """The model of a run with the weights that it starts with.
 
     Attributes:
-        data: of the run.
-        module: the plain tree.
+        data: the data of the run.
+        module: the plain module.
         is_sharded: whether the processes share its weights.
         new: addresses of the tensors that the initial model does not have.
-        precision: of the computation.
+        precision: the precision of the computation.
     """
 
     data: PreparedData
@@ -281,7 +281,7 @@ def _precision(data: PreparedData, module: Transformer, *, is_sharded: bool) -> 
 
 
 def describe_model(model: BuiltModel) -> None:
-    """Write into the run directory what the weights mean: resolved run file, tokenizers, spec and task.
+    """Write the resolved run file, the tokenizers, the spec and the task into the run directory.
 
     Raises:
         InputError: a resumed run has another spec.
@@ -302,12 +302,12 @@ def describe_model(model: BuiltModel) -> None:
     directory.seal()
 
 
-# The choice of a run under which the steps of its schedule are remembered; 0: they were not known.
+# Key of the choice with the steps of the schedule; 0: the number of steps was not known.
 PLANNED_STEPS: Final = "planned_steps"
 
 
 def build_trainer(model: BuiltModel) -> Trainer[Any]:
-    """Put together what the training loop needs.
+    """Build the trainer of a model: training tree, engine, optimizer, schedule and settings.
 
     Raises:
         InputError: the optimizer cannot train the model.
@@ -357,7 +357,7 @@ def build_trainer(model: BuiltModel) -> Trainer[Any]:
 
 
 def _settings(model: BuiltModel, steps: int | None) -> TrainSettings:
-    """Return the [train] table with what is resolved, and the choices that every checkpoint remembers."""
+    """Return the [train] table with resolved values, and the choices that every checkpoint remembers."""
     run, parts = model.data.run, model.data.parts
     train = run.run_file.train
     choices = {

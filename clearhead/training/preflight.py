@@ -67,7 +67,7 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Workload(Generic[BatchT]):
-    """What a run computes.
+    """The computation of a run: loss and batches, with the sizes that its cost depends on.
 
     Attributes:
         loss: gives, for a batch, the summed loss and the number of labels.
@@ -205,8 +205,8 @@ def preflight(
     Args:
         trial: the run.
         faults: messages about data that does not fit the module.
-        memory_before: what the process held before it read the data, by `memory_in_use`; None: what it holds now.
-        process: this one; the others of its machine take as much memory.
+        memory_before: `memory_in_use` before the data was read, in bytes; None: the present use.
+        process: this process; the others of its machine take as much memory.
 
     Raises:
         InputError: every fault, in one report.

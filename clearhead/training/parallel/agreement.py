@@ -152,13 +152,13 @@ def build_engine(
 
 
 def work_of_one(work: Workload[Any], engine: Engine[Any], batches: Batches[Any], process: Process) -> Workload[Any]:
-    """Return what one of several processes computes.
+    """Return the workload of one of several processes.
 
     Args:
-        work: of the whole run.
-        engine: that computes it.
+        work: the workload of the whole run.
+        engine: the engine of this process.
         batches: the shares of this process.
-        process: this one.
+        process: this process.
     """
 
     def loss(module: nn.Module, share: Share[Any]) -> Any:
