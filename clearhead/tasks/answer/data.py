@@ -15,8 +15,7 @@ from pydantic import Field
 
 from clearhead.base.errors import InputError, json_text, within
 from clearhead.base.files import absent, parse_json
-from clearhead.data.sources.checked_rows import CheckedRows
-from clearhead.data.sources.examples import ListedExamples
+from clearhead.data.sources.examples import CheckedRows, ListedExamples
 from clearhead.data.sources.lines import content_key, stream_text
 from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, user_path
 from clearhead.data.sources.tables import (
