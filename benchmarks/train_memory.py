@@ -20,7 +20,7 @@ import psutil
 import torch
 
 from clearhead.training.assemble import train_run
-from clearhead.training.dry_run import peak_memory
+from clearhead.training.memory import peak_memory
 from clearhead.training.progress.reports import Progress, StepReport
 from clearhead.training.runfile.read import parse_run_file
 

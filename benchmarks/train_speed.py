@@ -50,19 +50,17 @@ from torch.nn import functional as F
 import clearhead as ch
 from clearhead.apps.bench.limits import fast_precisions
 from clearhead.core.kernels.positions import sinusoidal_table
-from clearhead.data.batches.base import Batch
+from clearhead.data.batches.base import Batch, count_batch
 from clearhead.data.batches.plans import LengthSortedPlan
 from clearhead.data.sources.pairs import parallel_files
-from clearhead.data.stores.pairs import prepare_pairs
+from clearhead.data.stores.store import prepare_pairs
 from clearhead.data.tokenize.tokenizers import cached_tokenizers
 from clearhead.fast.training.parts import training_tree
 from clearhead.spec.cost import training_flops
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+from clearhead.tasks.train import token_loss
 from clearhead.tasks.translate.train import collate_pairs
-from clearhead.training.losses import token_loss
-from clearhead.training.optim.gradients import scale_gradients
-from clearhead.training.optim.optimizers import build_optimizer
-from clearhead.training.token_counts import count_batch
+from clearhead.training.optim.optimizers import build_optimizer, scale_gradients
 
 LAYERS, WIDTH, HEADS, INNER, DROPOUT, SMOOTHING, CLIP = 4, 128, 4, 256, 0.3, 0.1, 1.0
 # layers, width, heads, rows, tokens of a row, vocabulary

@@ -26,8 +26,7 @@ from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.sources.lines import read_lines
 from clearhead.data.sources.pairs import parallel_files
 from clearhead.data.sources.tables import TableSource
-from clearhead.data.stores.pairs import prepare_pairs
-from clearhead.data.stores.store import Store
+from clearhead.data.stores.store import Store, prepare_pairs
 from clearhead.data.tokenize.tokenizers import cached_tokenizers
 from clearhead.tasks.embed.batches import collate_contrastive, contrastive_plan, positive_groups, store_groups
 from clearhead.tasks.embed.train import contrastive_loss

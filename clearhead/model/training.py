@@ -24,9 +24,9 @@ from clearhead.training.assemble import train_run
 from clearhead.training.parallel.processes import Process
 from clearhead.training.progress.console import progress_for
 from clearhead.training.progress.reports import Progress
+from clearhead.training.record import RunResult
 from clearhead.training.runfile.read import parse_run_file, parse_tables, parts_folder, toml_text, toml_value
 from clearhead.training.runfile.sections import RunFile
-from clearhead.training.settings import RunResult
 
 _PARTS = ("train", "valid")
 

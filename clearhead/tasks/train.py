@@ -1,4 +1,4 @@
-"""The bases of the training of a task: what the tasks share that prepare data and tokenizer in the same way."""
+"""Bases of the training of a task: shared preparation of data, tokenizer and loss."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
+import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead import spec
@@ -23,19 +25,49 @@ from clearhead.data.objectives.build import build_objective
 from clearhead.data.sources.run_file_tables import Form
 from clearhead.data.sources.tables import WHOLE, Share, TableSource
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
-from clearhead.data.stores.pairs import prepare_pairs
-from clearhead.data.stores.store import Store
+from clearhead.data.stores.store import Store, prepare_pairs
 from clearhead.data.task_tables import DataSection, PairSection, TaskSection
 from clearhead.data.tokenize.tokenizers import LazyTexts, cached_text_tokenizer, cached_tokenizer, cached_tokenizers
+from clearhead.fast.training.loss import fast_cross_entropy
 from clearhead.generate.scoring.result import Validation
-from clearhead.generate.scoring.token_accuracy import score_tokens
+from clearhead.generate.scoring.token_accuracy import labelled_states, projected_cross_entropy, score_tokens
 from clearhead.spec.presets.task_heads import token_head
 from clearhead.spec.tasks.record import Noise, TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.training.losses import token_loss
 from clearhead.training.runfile.sections import RunFile
 from clearhead.training.task_parts import DataSide, TaskParts, TaskSetup, one_sided
+
+
+def token_loss(module: nn.Module, batch: Batch, *, label_smoothing: float) -> tuple[Float[Tensor, ""], int]:
+    """Sum the cross-entropy of one batch over its labels, without building its logits.
+
+    Args:
+        module: a Transformer with a head over the vocabulary.
+        batch: ids and labels, on the module's device.
+        label_smoothing: share of the target that is spread evenly over the vocabulary, from 0 up to but not 1.
+
+    Returns:
+        the sum in nats and the number of labels.
+    """
+    model = cast(Transformer, module)
+    states_ND, labels_N = labelled_states(model, batch)
+    assert model.head is not None, "token loss needs a head over the vocabulary"
+    loss = fast_cross_entropy(
+        states_ND, model.head.projection(), labels_N, label_smoothing=label_smoothing, plain=projected_cross_entropy
+    )
+    return loss, labels_N.numel()
+
+
+def mean_token_loss(module: nn.Module, batches: Iterable[Batch], device: torch.device) -> float:
+    """Return the mean loss of a label in nats, without label smoothing."""
+    total, count = 0.0, 0
+    for batch in batches:
+        loss, labels = token_loss(module, batch.to(device), label_smoothing=0.0)
+        total += float(loss)
+        count += labels
+    return total / max(1, count)
+
 
 StoreT = TypeVar("StoreT", bound=Store)
 TaskT = TypeVar("TaskT", bound=TaskSection)
@@ -193,8 +225,8 @@ class LabelledTraining(TaskTraining):
             batches=batches,
             loss=self.loss,
             validate=validate,
-            sides=[DataSide.of("source", tokenizer, texts, [store.input_lengths[0] for store in stores])],
-            widest=collate(plan.widest()),
+            sides=[DataSide.of_texts("source", tokenizer, texts, [store.input_lengths[0] for store in stores])],
+            largest=collate(plan.widest()),
             mean_tokens=store.num_tokens / batches.batches_per_epoch,
             valid_share=stores.valid_share,
             record=record,
@@ -320,10 +352,10 @@ class NoisedTraining(TextTraining):
             loss=self.loss,
             validate=validate,
             sides=[
-                DataSide(name, tokenizer, largest_id, length)
+                DataSide.of(name, tokenizer, largest_id=largest_id, longest=length)
                 for name in (("source",) if is_read_once else ("source", "target"))
             ],
-            widest=widest,
+            largest=widest,
             mean_tokens=of_text if is_read_once else float(widest.num_tokens),
             valid_share=corpora.valid_share,
             record=TaskRecord(kind=self.run_file.task.kind, max_length=length, noise=noise),
@@ -371,7 +403,7 @@ class PairTraining(TaskTraining):
         for index, name in enumerate(("source", "target")):
             texts = [store.texts[index] for store in stores]
             lengths = [store.input_lengths[index] for store in stores]
-            sides.append(DataSide.of(name, getattr(tokenizers, name), texts, lengths))
+            sides.append(DataSide.of_texts(name, getattr(tokenizers, name), texts, lengths))
         return sides
 
 

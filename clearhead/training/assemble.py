@@ -1,15 +1,446 @@
-"""From a run file to a training run: the stages of a training, each of which makes a record from those before it."""
+"""Stages of a training from a run file to its first step: opening, data, model and trainer.
+
+Each stage makes a record from the records of the stages before it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+
+from clearhead.base.errors import InputError
+from clearhead.base.machine import choose_precision
+from clearhead.checkpoints.reference import SPEC_FILE
+from clearhead.checkpoints.runs.checkpoint import checkpoint_steps, saved_choices
+from clearhead.checkpoints.runs.directory import RUN_FILE, TASK_FILE, RunDirectory, open_run
+from clearhead.checkpoints.weights.lora import adapt, describe
+from clearhead.core import Transformer, build
+from clearhead.data.batches.base import Batch, count_tokens
+from clearhead.fast.busy_waiting import adapt_waiting
+from clearhead.fast.replica import refuse_to_run
+from clearhead.fast.training.parts import training_tree
+from clearhead.spec import Model
+from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer import Tokenizer
+from clearhead.training.data_files import DATA_FILES, changed_files, describe_files
+from clearhead.training.init_from import InitialModel, find_initial_model, initial_model_of_run, take_weights
+from clearhead.training.loop import Trainer
+from clearhead.training.memory import limit_kernel_cache, memory_in_use
+from clearhead.training.optim.optimizers import build_optimizer
+from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, SCHEDULES_WITH_WARMUP, build_schedule
+from clearhead.training.parallel.agreement import (
+    build_engine,
+    check_divisible,
+    check_run_is_seen,
+    check_same_data,
+    check_same_everywhere,
+    shares_model,
+    work_of_one,
+)
+from clearhead.training.parallel.engines import SharedBatches
+from clearhead.training.parallel.processes import Process, Processes, join_processes, own_device
+from clearhead.training.preflight import Preflight, Trial, Workload, faster_precision, preflight, refuse_large
 from clearhead.training.progress.console import progress_for
 from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.tracker import TrackedProgress
+from clearhead.training.random_state import seed_everything
+from clearhead.training.record import RunResult, TrainSettings, in_steps, planned_steps
+from clearhead.training.runfile.read import to_toml
 from clearhead.training.runfile.sections import RunFile
-from clearhead.training.settings import RunResult
-from clearhead.training.stages.data import prepare_data
-from clearhead.training.stages.model import build_model, describe_model
-from clearhead.training.stages.opening import OpenedRun, opened
-from clearhead.training.stages.trainer import build_trainer, forecast, warn_of_new_schedule
+from clearhead.training.task_parts import TaskParts, TaskSetup, one_sided, parts_of
+
+# The keys that may change when a run is resumed: its length and what it keeps, not what its next step computes.
+_MAY_DIFFER = """
+    run steps epochs seconds planned_minutes parallel activation_checkpointing device threads
+    save_every keep snapshots snapshot_megabytes early_stop.patience tracker
+"""
+MAY_DIFFER = ["model.parts", *(f"train.{key}" for key in _MAY_DIFFER.split())]  # the spec has the digest of the file
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run whose directory is open.
+
+    Attributes:
+        path: the run directory.
+        run_file: the checked run file; in the first process of a resumed run with its resolved precision.
+        is_resumed: whether the run continues from a checkpoint.
+        choices: the choices that a resumed run made at its beginning; empty for a new run.
+        processes: the processes that train together.
+        directory: the locked run directory; None in all processes but the first.
+        progress: receives the reports; only the first process shows them.
+        device: the device of this process.
+        memory_before: memory of this process before it read the data, in bytes.
+    """
+
+    path: Path
+    run_file: RunFile
+    is_resumed: bool
+    choices: Mapping[str, Any]
+    processes: Processes
+    directory: RunDirectory | None
+    progress: Progress
+    device: torch.device
+    memory_before: int
+
+
+@contextlib.contextmanager
+def open_training(run_file: RunFile, *, resume: bool, progress: Progress) -> Iterator[OpenedRun]:
+    """Join the other processes and open the run directory for the length of a with block.
+
+    Args:
+        run_file: the checked run file.
+        resume: whether to continue from the newest undamaged checkpoint.
+        progress: receives the reports.
+
+    Raises:
+        InputError: the run directory or the device cannot be used, processes differ, or the training data has changed.
+    """
+    run, process = Path(run_file.train.run), Process.here()
+    adapt_waiting()
+    with join_processes(process, run, device=run_file.train.device) as processes, contextlib.ExitStack() as stack:
+        if processes.size > 1:
+            check_same_everywhere(processes, run_file)
+        # torchrun starts all processes anew after one of them broke down.
+        resume = processes.first_of(resume or (process.restarts > 0 and bool(checkpoint_steps(run))))
+        directory, saved = None, dict[str, Any]()
+        if processes.is_first:
+            # Without resume as well: a run that is there is then refused as such, not as one of another precision.
+            saved = saved_choices(run) or {}
+            if run_file.train.precision == "auto" and "precision" in saved:
+                run_file = with_precision(run_file, saved["precision"])
+            # Without a sound checkpoint, which is refused later, the precision of the run is not known.
+            may_differ = MAY_DIFFER if saved else [*MAY_DIFFER, "train.precision"]
+            directory = stack.enter_context(
+                open_run(run, configuration=to_toml(run_file), resume=resume, may_differ=may_differ)
+            )
+            if run_file.train.tracker != "none":
+                config = _tracked(run_file)
+                progress = TrackedProgress(run_file.train.tracker, run, config, progress, is_resumed=resume)
+        else:
+            progress = Progress()
+        device = own_device(run_file.train.device, process)
+        limit_kernel_cache()
+        memory_before = memory_in_use(device)
+        choices = processes.first_of(saved if resume else {})
+        if processes.size > 1:
+            check_run_is_seen(processes, run)
+        for change in changed_files(choices, run_file, run):
+            progress.message(change)
+        yield OpenedRun(run, run_file, resume, choices, processes, directory, progress, device, memory_before)
+
+
+def _tracked(run_file: RunFile) -> dict[str, object]:
+    """Return the settings of a run file for a tracker, without its data and its paths."""
+    tables = run_file.model_dump(mode="json", include={"tokenizer", "model", "lora", "train"}, exclude_none=True)
+    for table, key in (("tokenizer", "path"), ("model", "spec"), ("model", "parts"), ("train", "run")):
+        tables[table].pop(key, None)
+    return {"task": run_file.task.kind, **tables}
+
+
+def with_precision(run_file: RunFile, precision: str) -> RunFile:
+    """Return a run file with a resolved precision in place of "auto"."""
+    return run_file.model_copy(update={"train": run_file.train.model_copy(update={"precision": precision})})
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """The data of a run, and the parts that its task makes from them.
+
+    Attributes:
+        run: the open run.
+        initial: the trained model that the run starts from; None: from scratch.
+        parts: tokenizers, batches, loss, validation and spec.
+    """
+
+    run: OpenedRun
+    initial: InitialModel | None
+    parts: TaskParts[Batch]
+
+
+def prepare_data(run: OpenedRun) -> PreparedData:
+    """Find or train the tokenizers, and prepare the data.
+
+    Raises:
+        InputError: the data, the tokenizers, the initial model or the sizes cannot be used, or processes differ.
+    """
+    task = run.run_file.task
+    if run.is_resumed:
+        initial = initial_model_of_run(run.path) if task.init else None
+    else:
+        initial = find_initial_model(task.init, *task.languages) if task.init else None
+    setup = TaskSetup(run.run_file, partial(_tokenizers, run, initial), initial, run.progress, run.device)
+    with run.processes.turn():
+        parts = parts_of(setup)
+    if run.processes.size > 1:
+        check_divisible(parts, run.run_file.train.batch_tokens, run.processes.size)
+        check_same_data(run.processes, parts)
+    return PreparedData(run, initial, parts)
+
+
+def _tokenizers(run: OpenedRun, initial: InitialModel | None, train: Callable[[], TokenizerPair]) -> TokenizerPair:
+    """Train or load the tokenizers; refuse tokenizers that differ from those of a resumed run."""
+    path, remembered = run.run_file.tokenizer.path, run.choices.get("tokenizer")
+    if initial is not None:
+        tokenizers = initial.tokenizers
+    elif path is not None:
+        tokenizers = named_tokenizers(Path(path))
+    elif remembered is not None:
+        tokenizers = TokenizerPair.load(run.path)
+    else:
+        run.progress.message("tokenizer: training it, unless the cache has it")
+        tokenizers = train()
+    if remembered is not None and tokenizers.fingerprint != remembered:
+        where = path or run.run_file.task.init or run.path
+        raise InputError(
+            f"the tokenizer in {where} has changed since the run in {run.path} began: restore it and resume, or "
+            "start anew in another run directory (train.run=...)"
+        )
+    return tokenizers
+
+
+def named_tokenizers(path: Path) -> TokenizerPair:
+    """Load the tokenizers that a run file names: a file, or a folder with one or two.
+
+    Raises:
+        InputError: there are none.
+    """
+    return TokenizerPair.load(path) if path.is_dir() else one_sided(Tokenizer.load(path))
+
+
+# Key of the choice that lists the tensors which LoRA trains whole.
+NEW_TENSORS: Final = "new_tensors"
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """The model of a run with the weights that it starts with.
+
+    Attributes:
+        data: the data of the run.
+        module: the plain module.
+        is_sharded: whether the processes share its weights.
+        new: addresses of the tensors that the initial model does not have.
+        precision: the precision of the computation.
+    """
+
+    data: PreparedData
+    module: Transformer
+    is_sharded: bool
+    new: Sequence[str]
+    precision: Literal["fp32", "bf16"]
+
+
+def build_model(data: PreparedData) -> BuiltModel:
+    """Build the model from the seed, copy weights into it, and choose the precision.
+
+    Raises:
+        InputError: the model or a batch does not fit into memory, or a weight of the initial model is missing.
+    """
+    run, spec = data.run, data.parts.spec
+    run_file, process = run.run_file, run.processes.this
+    seed_everything(run_file.train.seed)
+    is_sharded = process.size > 1 and shares_model(run_file, spec, run.device, run.processes)
+    refuse_large(spec, run.device, is_trained_whole=run_file.lora is None, process=process, is_sharded=is_sharded)
+    # A shared model may not fit on one device: the first process has it in main memory, and sends the others theirs.
+    before_sharing = "cpu" if run.processes.is_first else "meta"
+    module = build(spec, device=before_sharing if is_sharded else run.device)
+    new = _take_weights(data, module, is_sharded=is_sharded)
+    if run_file.lora is not None:
+        run.progress.message(describe(module, adapt(module, **run_file.lora.model_dump(), new=new)))
+    return BuiltModel(data, module, is_sharded, new, _precision(data, module, is_sharded=is_sharded))
+
+
+def _take_weights(data: PreparedData, module: Transformer, *, is_sharded: bool) -> list[str]:
+    """Copy the weights of the initial model; return the addresses of the tensors that it does not have."""
+    run = data.run
+    if data.initial is None or run.is_resumed:
+        return str(run.choices.get(NEW_TENSORS, "")).split()
+    new: list[str] = []
+    if run.processes.is_first or not is_sharded:
+        new = take_weights(module, data.initial, data.parts.record, run.progress)
+    return run.processes.first_of(new)
+
+
+def _precision(data: PreparedData, module: Transformer, *, is_sharded: bool) -> Literal["fp32", "bf16"]:
+    """Return the precision that a resumed run remembers, or the faster one."""
+    run = data.run
+    remembered: Literal["fp32", "bf16"] | None = run.choices.get("precision")
+    if remembered is not None:
+        return remembered
+    train = run.run_file.train
+    is_tried = run.processes.is_first and not is_sharded
+    tried = faster_precision(module, data.parts, train) if is_tried else None
+    return run.processes.first_of(tried) or choose_precision(train.precision, run.device)
+
+
+def describe_model(model: BuiltModel) -> None:
+    """Write the resolved run file, the tokenizers, the spec and the task into the run directory.
+
+    Raises:
+        InputError: a resumed run has another spec.
+    """
+    data, run = model.data, model.data.run
+    directory, parts = run.directory, data.parts
+    if directory is None:
+        return
+    directory.write_text(RUN_FILE, to_toml(with_precision(run.run_file, model.precision)))
+    file = directory.path / SPEC_FILE
+    if run.is_resumed and file.exists() and Model.from_file(file) != parts.spec:
+        raise InputError(f"{file} describes a different model than the run file: restore the original run file")
+    parts.tokenizers.save(directory.path)
+    directory.write_text(SPEC_FILE, parts.spec.to_json())
+    directory.write_text(TASK_FILE, parts.record.to_json())
+    if data.initial is not None and data.initial.hf_checkpoint is not None and not run.is_resumed:
+        data.initial.hf_checkpoint.save_origin(directory.path)
+    directory.seal()
+
+
+# Key of the choice with the steps of the schedule; 0: the number of steps was not known.
+PLANNED_STEPS: Final = "planned_steps"
+
+
+def build_trainer(model: BuiltModel) -> Trainer[Any]:
+    """Build the trainer of a model: training tree, engine, optimizer, schedule and settings.
+
+    Raises:
+        InputError: the optimizer cannot train the model.
+    """
+    run, parts = model.data.run, model.data.parts
+    train, processes = run.run_file.train, run.processes
+    assert train.learning_rate is not None and train.warmup is not None, "the run file fills its defaults"
+    tree = training_tree(model.module, model.precision, recomputes_layers=train.activation_checkpointing)
+    # Before the optimizer: a sharded tree has other parameters.
+    engine = None
+    if processes.size > 1:
+        engine = build_engine(
+            tree, parts.loss, processes, is_sharded=model.is_sharded, device=run.device, precision=model.precision
+        )
+    if model.is_sharded:
+        refuse_to_run(
+            model.module, "its weights are spread over processes, and the tree that they train runs in its place"
+        )
+    steps = planned_steps(train, parts.batches.batches_per_epoch)
+    top = tree.spec.decoder or tree.spec.encoder
+    return Trainer(
+        module=tree,
+        optimizer=build_optimizer(
+            tree,
+            kind=train.optimizer,
+            learning_rate=train.learning_rate,
+            weight_decay=train.weight_decay,
+            betas=train.betas,
+            eps=train.eps,
+        ),
+        schedule=build_schedule(
+            train.schedule,
+            learning_rate=train.learning_rate,
+            warmup=in_steps(train.warmup, steps, least=int(train.schedule in SCHEDULES_WITH_WARMUP)),
+            steps=steps,
+            width=top.width if top is not None else None,
+        ),
+        batches=parts.batches if processes.size == 1 else SharedBatches(parts.batches, processes.this),
+        loss=parts.loss,
+        validate=parts.validate,
+        settings=_settings(model, steps),
+        progress=run.progress,
+        directory=run.directory,
+        processes=processes,
+        engine=engine,
+    )
+
+
+def _settings(model: BuiltModel, steps: int | None) -> TrainSettings:
+    """Return the [train] table with resolved values, and the choices that every checkpoint remembers."""
+    run, parts = model.data.run, model.data.parts
+    train = run.run_file.train
+    choices = {
+        "tokenizer": parts.tokenizers.fingerprint,
+        "score_name": parts.score_name,
+        "valid_data": parts.valid_data,
+        PLANNED_STEPS: steps or 0,
+        DATA_FILES: describe_files(run.run_file),
+        **count_tokens(parts.batches).choices(),
+    }
+    if run.run_file.lora is not None:
+        choices[NEW_TENSORS] = " ".join(model.new)
+    table = train.model_dump()
+    table |= {"precision": model.precision, "validate_every": in_steps(train.validate_every, steps)}
+    return TrainSettings(**table, best_by=parts.best_by, score_name=parts.score_name, choices=choices)
+
+
+@dataclass(frozen=True)
+class AssembledRun:
+    """A run before its first step.
+
+    Attributes:
+        model: with its first weights.
+        trainer: trains the model.
+    """
+
+    model: BuiltModel
+    trainer: Trainer[Any]
+
+    @property
+    def data(self) -> PreparedData:
+        """The data of the run."""
+        return self.model.data
+
+    @property
+    def run(self) -> OpenedRun:
+        """The open run."""
+        return self.model.data.run
+
+
+def assemble_run(run: OpenedRun) -> AssembledRun:
+    """Prepare the data, build the model and its trainer, and describe the model in the run directory.
+
+    Raises:
+        InputError: the data, the sizes or the initial model cannot be used.
+    """
+    # A resumed run has the same bits only in this order: tokenizers, stores, seed, model.
+    model = build_model(prepare_data(run))
+    describe_model(model)
+    return AssembledRun(model, build_trainer(model))
+
+
+def forecast(assembled: AssembledRun) -> Preflight:
+    """Check the data of a new run against the model, and report and return the forecast of its cost.
+
+    Raises:
+        InputError: ids, lengths, memory or disk do not suffice, in one report.
+    """
+    run, parts, module, trainer = assembled.run, assembled.data.parts, assembled.model.module, assembled.trainer
+    work: Workload[Any] = parts
+    if trainer.engine is not None:
+        work = work_of_one(parts, trainer.engine, trainer.batches, run.processes.this)
+    report = preflight(
+        Trial(trainer.module, trainer.optimizer, work, trainer.settings),
+        faults=[fault for side in parts.sides for fault in side.faults(module, run.run_file.task.init)],
+        memory_before=run.memory_before,
+        process=run.processes.this,
+    )
+    for line in report.lines():
+        run.progress.message(line)
+    return report
+
+
+def warn_of_new_schedule(assembled: AssembledRun) -> None:
+    """Warn that a resumed run has another number of steps and thus another schedule."""
+    run, now = assembled.run, assembled.trainer.settings.choices[PLANNED_STEPS]
+    train, before = run.run_file.train, run.choices.get(PLANNED_STEPS)
+    depends = train.schedule in SCHEDULES_WITH_AN_END or isinstance(train.warmup, float)
+    if depends and before is not None and before != now:
+        run.progress.message(
+            f"the {train.schedule} schedule is now that of {now:,} steps instead of {before:,}, so the learning rates "
+            "from here on differ from those planned before"
+        )
 
 
 def train_run(run_file: RunFile, *, resume: bool = False, progress: Progress | None = None) -> RunResult:
@@ -25,7 +456,7 @@ def train_run(run_file: RunFile, *, resume: bool = False, progress: Progress | N
         RunFailure: training failed; the last checkpoint is complete.
         Interrupted: stopped by a signal; everything is saved.
     """
-    with opened(run_file, resume=resume, progress=progress or progress_for()) as run:
+    with open_training(run_file, resume=resume, progress=progress or progress_for()) as run:
         return _train(run)
 
 
@@ -35,13 +466,10 @@ def _train(run: OpenedRun) -> RunResult:
     When this returns nobody holds the engine: if it outlived the processes' group, PyTorch would end the group's thread
     while it holds Python's lock, for which that thread may wait.
     """
-    # A resumed run has the same bits only in this order: tokenizers, stores, seed, model.
-    data = prepare_data(run)
-    model = build_model(run, data)
-    describe_model(run, data, model)
-    trainer = build_trainer(run, data, model)
+    assembled = assemble_run(run)
+    trainer = assembled.trainer
     if run.is_resumed:
-        warn_of_new_schedule(run, trainer)
+        warn_of_new_schedule(assembled)
     else:
-        trainer.validation_seconds = forecast(run, data, model, trainer).cost.validation_seconds
+        trainer.validation_seconds = forecast(assembled).cost.validation_seconds
     return trainer.run(resume=run.is_resumed)

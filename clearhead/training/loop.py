@@ -28,19 +28,16 @@ from clearhead.checkpoints.runs import checkpoint as files
 from clearhead.checkpoints.runs.directory import RunDirectory, held
 from clearhead.checkpoints.runs.extra_weights import about_averaged, is_snapshot_step, load_recent
 from clearhead.checkpoints.runs.metrics import Metrics
+from clearhead.data.batches.base import Batches, BatchT, Loss
 from clearhead.generate.scoring.result import Validation
-from clearhead.training.dry_run import is_out_of_memory
-from clearhead.training.kernel_cache import return_memory
-from clearhead.training.optim.gradients import scale_gradients
-from clearhead.training.optim.optimizers import load_optimizer
+from clearhead.training.memory import is_out_of_memory, return_memory
+from clearhead.training.optim.optimizers import load_optimizer, scale_gradients
 from clearhead.training.optim.schedules import Schedule
 from clearhead.training.optim.weight_averages import ExponentialAverage, average_checkpoints, weights_in_place
-from clearhead.training.parallel.engines import Engine
+from clearhead.training.parallel.engines import Agreed, Engine, Sums
 from clearhead.training.parallel.processes import Processes
-from clearhead.training.parallel.sums import Agreed, Sums
 from clearhead.training.progress.plots import training_loss_note
 from clearhead.training.progress.reports import Progress, RunPlan, StepReport, ValidationReport, duration
-from clearhead.training.protocols import Batches, BatchT, Loss
 from clearhead.training.random_state import (
     deterministic_algorithms,
     environment,
@@ -51,8 +48,7 @@ from clearhead.training.random_state import (
     restored_threads,
     seed_process,
 )
-from clearhead.training.record import RunRecord, Unwritten
-from clearhead.training.settings import RunResult, TrainSettings, num_snapshots, planned_steps
+from clearhead.training.record import RunRecord, RunResult, TrainSettings, Unwritten, num_snapshots, planned_steps
 
 
 @dataclass

@@ -1,31 +1,45 @@
-"""Checks before the first step: report now what would fail later, and forecast what the run costs."""
+"""Checks and forecasts before the first step: faults of data and disk, and the time and memory of a step."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from clearhead.base.commands import quote
 from clearhead.base.errors import InputError
-from clearhead.base.machine import free_memory, refuse_memory
+from clearhead.base.machine import choose_precision, free_memory, refuse_memory
 from clearhead.base.printing import human_bytes, num_parameters
 from clearhead.core import build
+from clearhead.data.batches.base import Batches, BatchT
+from clearhead.fast.probe import has_fast_bf16
+from clearhead.fast.training.parts import training_tree
 from clearhead.generate.batching import device_of
 from clearhead.spec import Model
 from clearhead.spec.cost import FP32_BYTES, OPTIMIZER_SLOTS, TRAINING_BYTES
 from clearhead.spec.describe import number_of
-from clearhead.training.dry_run import StepCost, Workload, memory_in_use, step_cost
+from clearhead.training.memory import (
+    is_out_of_memory,
+    memory_in_use,
+    needs_kernels,
+    peak_memory,
+    return_memory,
+    size_of,
+    start_peak,
+)
+from clearhead.training.optim.optimizers import scale_gradients
 from clearhead.training.parallel.processes import Process
 from clearhead.training.progress.reports import duration
-from clearhead.training.protocols import BatchT
-from clearhead.training.settings import TrainSettings, num_snapshots, planned_steps, weight_bytes
+from clearhead.training.random_state import deterministic_algorithms, preserved_random_state, restored_threads
+from clearhead.training.record import TrainSettings, num_snapshots, planned_steps, weight_bytes
+from clearhead.training.runfile.sections import Train
 
 ALONE: Final = Process()
 CHECKPOINT_SPEED: Final = 2e8
@@ -37,26 +51,59 @@ _SMALLER_BATCHES: Final = "lower train.batch_tokens and raise train.accumulate i
 
 
 @dataclass(frozen=True)
-class TokenSide:
-    """One side of the training data and the limits of the module.
+class StepCost:
+    """The cost of training on this machine, as a few steps without effect show it.
 
     Attributes:
-        name: "source" or "target", for the messages.
-        largest_id: the largest token id in the data.
-        vocabulary_rows: rows of the module's embedding table.
-        longest: tokens of the longest sequence, with special tokens.
-        max_positions: the longest sequence that the module can read, or None for no limit.
-        special_ids: ids of the special tokens by role, such as "pad" and "eos".
-        init: the trained model that the run starts from; empty: none.
+        step_seconds: one step: an average batch, or as many as are accumulated, and the optimizer.
+        validation_seconds: one validation.
+        memory_bytes: the peak of memory, less the memory in use before: activations, gradients, optimizer states.
     """
 
-    name: str
-    largest_id: int
-    vocabulary_rows: int
-    longest: int
-    max_positions: int | None
-    special_ids: Mapping[str, int]
-    init: str = ""
+    step_seconds: float
+    validation_seconds: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Workload(Generic[BatchT]):
+    """The computation of a run: loss and batches, with the sizes that its cost depends on.
+
+    Attributes:
+        loss: gives, for a batch, the summed loss and the number of labels.
+        batches: the training batches.
+        largest: the training batch with the most positions; None: any.
+        num_sizes: different numbers of padded tokens that the stacks read in an epoch.
+        valid_share: size of the validation data, as a share of the training data.
+        score_seconds: called with the module in evaluation mode, returns the seconds that a score takes beside the
+            validation loss; None: the score comes with the loss.
+        reading_seconds: that a batch of a streamed text takes to be read and tokenized, on average.
+    """
+
+    loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]]
+    batches: Batches[BatchT]
+    largest: BatchT | None = None
+    num_sizes: int = 1
+    valid_share: float = 0.0
+    score_seconds: Callable[[nn.Module], float] | None = None
+    reading_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Trial(Generic[BatchT]):
+    """A training whose cost is measured before its first step.
+
+    Attributes:
+        module: the module to train.
+        optimizer: over the parameters of the module, without a state yet.
+        work: the workload of the run.
+        settings: of the run.
+    """
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    work: Workload[BatchT]
+    settings: TrainSettings
 
 
 @dataclass(frozen=True)
@@ -147,48 +194,42 @@ def free_for_each(device: torch.device, processes_here: int) -> int:
 
 
 def preflight(
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    work: Workload[BatchT],
-    settings: TrainSettings,
+    trial: Trial[BatchT],
     *,
-    sides: Sequence[TokenSide],
+    faults: Sequence[str] = (),
     memory_before: int | None = None,
     process: Process = ALONE,
 ) -> Preflight:
     """Check a run before its first step and forecast its cost, without changing anything.
 
     Args:
-        module: what will be trained.
-        optimizer: over its parameters, without a state yet.
-        work: what the run computes.
-        settings: of the run.
-        sides: the sides of the data.
-        memory_before: what the process held before it read the data, by `memory_in_use`; None: what it holds now.
-        process: this one; the others of its machine take as much memory.
+        trial: the run.
+        faults: messages about data that does not fit the module.
+        memory_before: `memory_in_use` before the data was read, in bytes; None: the present use.
+        process: this process; the others of its machine take as much memory.
 
     Raises:
         InputError: every fault, in one report.
     """
-    faults = [fault for side in sides for fault in side_faults(side)]
+    module, settings, every_fault = trial.module, trial.settings, list(faults)
     run = Path(settings.run)
     checkpoint_bytes, disk_bytes = disk_forecast(module, settings)
     disk_free = _free_disk(run)
     if disk_bytes > disk_free:
-        faults.append(
+        every_fault.append(
             f"The checkpoints need up to {human_bytes(disk_bytes)}, but the disk of {settings.run} has "
             f"{human_bytes(disk_free)} free: free some space, or lower train.keep, train.average or train.snapshots."
         )
-    if faults:
+    if every_fault:
         # Ids outside the vocabulary would fail inside the dry step, with a worse message.
-        raise InputError.from_faults(faults, subject="the run")
+        raise InputError.from_faults(every_fault, subject="the run")
     held = 0 if memory_before is None else max(0, memory_in_use(device_of(module)) - memory_before)
     memory_free = free_for_each(device_of(module), process.local_size) + held
-    cost = step_cost(module, optimizer, work, settings, is_alone=process.size == 1)
+    cost = step_cost(trial, is_alone=process.size == 1)
     # A checkpoint is copied once while it is written.
     memory = held + cost.memory_bytes + checkpoint_bytes + (PLOT_BYTES if settings.plots else 0)
     refuse_memory(memory, "Training", free=memory_free, advice=_SMALLER_BATCHES)
-    steps = planned_steps(settings, work.batches.batches_per_epoch)
+    steps = planned_steps(settings, trial.work.batches.batches_per_epoch)
     validations = -(-steps // settings.validate_every) if steps is not None else 0
     saved = replace(cost, validation_seconds=cost.validation_seconds + checkpoint_bytes / CHECKPOINT_SPEED)
     return Preflight(
@@ -204,40 +245,6 @@ def preflight(
         validations=validations,
         seconds=saved.step_seconds * steps + saved.validation_seconds * validations if steps is not None else None,
         limit=settings.seconds,
-    )
-
-
-def side_faults(side: TokenSide) -> list[str]:
-    """Return one message for each way in which a side of the data does not fit the module."""
-    faults = []
-    if side.largest_id >= side.vocabulary_rows:
-        faults.append(
-            f"The {side.name} data has the token id {side.largest_id}, but the model's {side.name} vocabulary ends at "
-            f"{side.vocabulary_rows - 1}: the data was made with another tokenizer, or the vocabulary is too small."
-        )
-    if side.max_positions is not None and side.longest > side.max_positions:
-        faults.append(
-            f"The longest {side.name} has {side.longest} tokens, but the model has {side.max_positions} positions: "
-            f"lower data.max_length to {side.max_positions}, or {_more_positions(side.init, side.longest)}."
-        )
-    for role, token_id in side.special_ids.items():
-        if not 0 <= token_id < side.vocabulary_rows:
-            faults.append(
-                f"The {side.name} id for {role} is {token_id}, but the model's vocabulary has the rows 0 to "
-                f"{side.vocabulary_rows - 1}."
-            )
-    return faults
-
-
-def _more_positions(init: str, longest: int) -> str:
-    """Say how a model gets more positions: in the run file, or, where one is trained further, before the run."""
-    if not init:
-        return "raise model.max_positions"
-    saved = f"{Path(init.partition('@')[0]).name}-{longest}"
-    code = f"import clearhead as ch; ch.surgery.resize_positions(ch.load({init!r}), {longest}).model.save({saved!r})"
-    return (
-        f"give {init} more of them with: {quote(sys.executable)} -c {quote(code)} - and then train with "
-        f"{quote(f'task.init={saved}')}"
     )
 
 
@@ -258,3 +265,230 @@ def _free_disk(run: Path) -> int:
     # By inode, because recent weights are hard links to those of the checkpoints.
     held = sum({entry.st_ino: entry.st_size for entry in status}.values())
     return shutil.disk_usage(run).free + held
+
+
+LEAST_SIZES: Final = 4
+"""So many sizes of batches are tried at least where each needs kernels of its own."""
+MOST_BATCHES: Final = 8
+"""So many batches are tried at most: enough for an average."""
+LEAST_PRODUCTS: Final = 2**30
+"""With fewer products of a weight and a token in a batch, no precision is worth a trial on a CPU."""
+MOST_TIMES: Final = 3
+"""A thing is timed so often at most, and the least taken: what else runs on the machine only adds to a time."""
+WORTHWHILE: Final = 0.9
+"""bf16 is chosen where its time is at most this share of that of fp32."""
+
+
+def step_cost(trial: Trial[BatchT], *, seconds: float = 0.8, is_alone: bool = True) -> StepCost:
+    """Measure the cost of training by steps without effect on module, optimizer and random states.
+
+    Args:
+        trial: the training.
+        seconds: no further batch is tried after this time; each thing is timed twice at least.
+        is_alone: whether no other process takes part in each step; several processes time each thing once.
+
+    Raises:
+        InputError: the largest batch does not fit into memory.
+    """
+    module, optimizer, work, settings = trial.module, trial.optimizer, trial.work, trial.settings
+    assert not optimizer.state, "an optimizer with a state would lose it"
+    device, batches_state, began = device_of(module), work.batches.state(), time.perf_counter()
+    dry = _DryRun(module, work.loss, device, settings.precision, is_alone=is_alone)
+    with preserved_random_state(), restored_threads(), deterministic_algorithms(), _restored_module(module):
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        before = start_peak(device)
+        left = seconds - (time.perf_counter() - began) if is_alone else 0.0
+        passes, batch, peak = dry.passes(work, seconds=left, most=MOST_BATCHES if is_alone else 1)
+        one_batch = sum(passes) / len(passes) + work.reading_seconds
+        validation = dry.least(partial(dry.forward, batch), seconds) * work.valid_share * work.batches.batches_per_epoch
+        if work.score_seconds is not None:
+            validation += dry.score(work.score_seconds)
+        peak = max(peak, peak_memory(device))
+        update = dry.update(optimizer, clip=settings.clip, seconds=seconds)
+        memory = max(peak + dry.state_bytes, peak_memory(device)) - before
+    work.batches.load_state(batches_state)
+    if settings.ema is not None:
+        memory += sum(map(size_of, module.parameters()))
+    return StepCost(one_batch * settings.accumulate + update, validation, memory)
+
+
+def faster_precision(module: nn.Module, work: Workload[BatchT], train: Train) -> Literal["fp32", "bf16"]:
+    """Return the precision of a run: where "auto" is asked for on a CPU that multiplies bf16, what a trial shows.
+
+    The trial is two passes of one batch forward and backward in either precision, of which the faster one counts, after
+    one that chooses kernels. It has no effect.
+
+    Args:
+        module: what will be trained.
+        work: what the run computes.
+        train: the settings of the run.
+
+    Raises:
+        InputError: a batch does not fit into memory.
+    """
+    device, batches_state = device_of(module), work.batches.state()
+    chosen = choose_precision(train.precision, device)
+    if train.precision != "auto" or device.type != "cpu" or not has_fast_bf16(device):
+        return chosen
+    batch = next(work.batches)
+    if batch.num_tokens * num_parameters(module) >= LEAST_PRODUCTS:
+        with preserved_random_state(), restored_threads(), deterministic_algorithms(), _restored_module(module):
+            if train.threads is not None:
+                torch.set_num_threads(train.threads)
+            tries = {}
+            for name in ("fp32", "bf16"):
+                tree = training_tree(module, name, recomputes_layers=train.activation_checkpointing)
+                tries[name] = _DryRun(tree, work.loss, device, name)
+            for dry in tries.values():
+                dry.forward_backward(batch)
+            spent = {name: dry.least(partial(dry.forward_backward, batch), 0.0) for name, dry in tries.items()}
+        return_memory(0, device, "bf16")  # which the kernels of the other precision took
+        chosen = "bf16" if spent["bf16"] <= WORTHWHILE * spent["fp32"] else "fp32"
+    work.batches.load_state(batches_state)
+    return chosen
+
+
+@dataclass
+class _DryRun(Generic[BatchT]):
+    """Parts of a step, timed; the module's weights stay as they are.
+
+    Attributes:
+        peak: of memory, seen within a pass.
+        state_bytes: size of the optimizer's state, which a real pass finds in memory.
+    """
+
+    module: nn.Module
+    loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]]
+    device: torch.device
+    precision: str
+    is_alone: bool = True
+    peak: int = 0
+    state_bytes: int = 0
+
+    def least(self, timed: Callable[[], float], seconds: float) -> float:
+        """Return the least of the times of one thing: two at least, more while not so many seconds are spent."""
+        times = [timed()]
+        while self.is_alone and (len(times) < 2 or (len(times) < MOST_TIMES and sum(times) < seconds)):
+            times.append(timed())
+        return min(times)
+
+    def forward_backward(self, batch: BatchT) -> float:
+        """Return the seconds of a forward and backward pass."""
+        self.module.train()
+        self.module.zero_grad(set_to_none=True)
+        began = time.perf_counter()
+        try:
+            total, _ = self._loss(batch)
+            # Here all activations are in memory, which matters where the system reports no peak.
+            self.peak = max(self.peak, peak_memory(self.device))
+            total.backward()
+            return self._since(began)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise InputError(
+                f"The largest batch ({batch.num_tokens} tokens) does not fit into memory: lower train.batch_tokens "
+                "and raise train.accumulate instead."
+            ) from error
+
+    def passes(self, work: Workload[BatchT], *, seconds: float, most: int) -> tuple[list[float], BatchT, int]:
+        """Try the largest batch, and others while there is time.
+
+        Returns:
+            the seconds of each of the others, the last of them, and the peak of memory once all sizes were read.
+        """
+        began, needs_all = time.perf_counter(), needs_kernels(self.device, self.precision)
+        batch = next(work.batches) if work.largest is None else work.largest
+        self.forward_backward(batch)
+        self.peak, held = max(self.peak, peak_memory(self.device)), memory_in_use(self.device)
+        first, sizes, taken = len(_sizes(batch)), _sizes(batch), list[float]()
+        least = min(LEAST_SIZES, work.num_sizes) if needs_all else 1
+        while len(taken) < most and (not taken or len(sizes) < least or time.perf_counter() - began < seconds):
+            fetched = time.perf_counter()
+            batch = next(work.batches)
+            fetching = time.perf_counter() - fetched
+            sizes |= _sizes(batch)
+            # The first pass of a size chooses kernels as well.
+            taken.append(fetching + self.least(partial(self.forward_backward, batch), 0.0))
+        peak = max(self.peak, peak_memory(self.device))
+        if needs_all and len(sizes) > first:
+            grown = max(0, memory_in_use(self.device) - held)  # as much for each size that was not tried
+            peak = max(peak, self.peak + grown * max(1, work.num_sizes - first) // (len(sizes) - first))
+        return taken, batch, peak
+
+    def forward(self, batch: BatchT) -> float:
+        """Return the seconds of a forward pass as in a validation."""
+        self.module.eval()
+        with torch.no_grad():
+            began = time.perf_counter()
+            self._loss(batch)
+            return self._since(began)
+
+    def score(self, seconds: Callable[[nn.Module], float]) -> float:
+        """Return the seconds of the score of a validation."""
+        self.module.eval()
+        with torch.no_grad(), self._autocast():
+            return seconds(self.module)
+
+    def update(self, optimizer: torch.optim.Optimizer, *, clip: float | None, seconds: float) -> float:
+        """Return the seconds of an update by the optimizer, whose state is empty again afterwards.
+
+        A learning rate of 0 and gradients of 0 leave every bit of the weights as it is.
+        """
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        torch._foreach_zero_(gradients)
+        optimizer.step()  # the first update makes the state
+        values = [value for state in optimizer.state.values() for value in state.values()]
+        self.state_bytes = sum(size_of(value) for value in values if isinstance(value, Tensor))
+
+        def timed() -> float:
+            began = time.perf_counter()
+            scale_gradients(self.module.parameters(), 1.0, max_norm=clip)
+            optimizer.step()
+            return self._since(began)
+
+        spent = self.least(timed, seconds)
+        optimizer.state.clear()
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        return spent
+
+    def _loss(self, batch: BatchT) -> tuple[Tensor, int]:
+        with self._autocast():
+            return self.loss(self.module, batch)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+
+    def _since(self, began: float) -> float:
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+        return time.perf_counter() - began
+
+
+def _sizes(batch: object) -> set[int]:
+    """Return the numbers of padded tokens that the stacks read."""
+    return {value.numel() for value in vars(batch).values() if isinstance(value, Tensor) and value.dim() == 2}
+
+
+@contextlib.contextmanager
+def _restored_module(module: nn.Module) -> Iterator[None]:
+    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    modes = [(submodule, submodule.training) for submodule in module.modules()]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        for submodule, training in modes:
+            submodule.training = training

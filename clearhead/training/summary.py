@@ -12,8 +12,8 @@ from clearhead.checkpoints.runs.directory import RUN_FILE
 from clearhead.spec.describe import number_of
 from clearhead.spec.tasks.registry import find
 from clearhead.training.progress.reports import duration
+from clearhead.training.record import STARTUP_SECONDS, RunResult
 from clearhead.training.runfile.sections import RunFile
-from clearhead.training.settings import STARTUP_SECONDS, RunResult
 
 MUCH_LESS: Final = 0.6
 """Of the planned time."""

@@ -5,33 +5,37 @@ Training asks for the parts of a task by its name and imports no task; the train
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Generic
+from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Int64
 from numpy import ndarray
-from torch import Tensor, nn
+from torch import nn
 
 from clearhead import spec
+from clearhead.base.commands import quote
 from clearhead.base.errors import InputError
+from clearhead.core import Transformer
 from clearhead.data.arrays import Ragged
+from clearhead.data.batches.base import BatchT
 from clearhead.data.batches.plans import EpochBatches
-from clearhead.data.sources.reading import reading_of
+from clearhead.data.sources.run_file_tables import reading_of
 from clearhead.generate.scoring.result import Validation
 from clearhead.spec.presets.task_heads import with_head
 from clearhead.spec.tasks.record import Repeats, TaskRecord
 from clearhead.spec.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.training.dry_run import Workload
 from clearhead.training.init_from import InitialModel
+from clearhead.training.preflight import Workload
 from clearhead.training.progress.reports import Progress
-from clearhead.training.protocols import BatchT
+from clearhead.training.record import Metric
 from clearhead.training.runfile.model_table import resolve_spec, with_dropout
 from clearhead.training.runfile.sections import RunFile
-from clearhead.training.settings import Metric
 
 
 @dataclass(frozen=True)
@@ -133,80 +137,104 @@ class TaskSetup:
 
 @dataclass(frozen=True)
 class DataSide:
-    """One side of the data, as far as it must fit the model.
+    """Source or target side of the data: the facts that must fit the model.
 
     Attributes:
-        name: "source" or "target", for the messages.
-        tokenizer: of this side.
-        largest_id: the largest id in the data.
-        longest: tokens of the longest sequence as the model reads it.
+        name: "source" or "target".
+        largest_id: the largest token id in the data.
+        longest: tokens of the longest sequence, with special tokens.
+        special_ids: ids of the special tokens by role, such as "pad" and "eos".
     """
 
     name: str
-    tokenizer: Tokenizer
     largest_id: int
     longest: int
+    special_ids: Mapping[str, int]
 
     @classmethod
-    def of(
+    def of(cls, name: str, tokenizer: Tokenizer, *, largest_id: int, longest: int) -> DataSide:
+        """Return a side whose texts were tokenized by this tokenizer."""
+        return cls(
+            name, largest_id, longest, {role: getattr(tokenizer, f"{role}_id") for role in ("pad", "bos", "eos")}
+        )
+
+    @classmethod
+    def of_texts(
         cls, name: str, tokenizer: Tokenizer, texts: Iterable[Ragged], lengths: Iterable[Int64[ndarray, " _"]]
     ) -> DataSide:
-        """Return the side of these texts, whose rows have these lengths with special tokens."""
+        """Return the side of these texts; `lengths` counts the tokens of each row with special tokens."""
         largest = max(int(text_ids.ids.max()) for text_ids in texts)
-        return cls(name, tokenizer, largest, max(int(counts.max()) for counts in lengths))
+        return cls.of(name, tokenizer, largest_id=largest, longest=max(int(counts.max()) for counts in lengths))
+
+    def faults(self, model: Transformer, init: str = "") -> list[str]:
+        """Return one message for each way in which the side does not fit a model.
+
+        Args:
+            model: the plain module.
+            init: the trained model that the run starts from; empty: none.
+        """
+        faults, rows = [], model.num_target_ids if self.name == "target" else model.num_source_ids
+        if self.largest_id >= rows:
+            faults.append(
+                f"The {self.name} data has the token id {self.largest_id}, but the model's {self.name} vocabulary ends "
+                f"at {rows - 1}: the data was made with another tokenizer, or the vocabulary is too small."
+            )
+        if model.max_positions is not None and self.longest > model.max_positions:
+            faults.append(
+                f"The longest {self.name} has {self.longest} tokens, but the model has {model.max_positions} "
+                f"positions: lower data.max_length to {model.max_positions}, or {_more_positions(init, self.longest)}."
+            )
+        for role, token_id in self.special_ids.items():
+            if not 0 <= token_id < rows:
+                faults.append(
+                    f"The {self.name} id for {role} is {token_id}, but the model's vocabulary has the rows 0 to "
+                    f"{rows - 1}."
+                )
+        return faults
 
 
-@dataclass(frozen=True)
-class TaskParts(Generic[BatchT]):
-    """The parts that a task contributes to a training run.
+def _more_positions(init: str, longest: int) -> str:
+    """Return how a model gets more positions: by the run file, or, for a trained model, before the run."""
+    if not init:
+        return "raise model.max_positions"
+    saved = f"{Path(init.partition('@')[0]).name}-{longest}"
+    code = f"import clearhead as ch; ch.surgery.resize_positions(ch.load({init!r}), {longest}).model.save({saved!r})"
+    return (
+        f"give {init} more of them with: {quote(sys.executable)} -c {quote(code)} - and then train with "
+        f"{quote(f'task.init={saved}')}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskParts(Workload[BatchT]):
+    """The parts that a task contributes to a training run: its workload, model and data.
 
     Attributes:
         tokenizers: of the run; the same one on both sides if the task has only one.
         spec: the model to build.
         batches: endless training batches.
-        loss: returns the summed loss of a batch and the number of its labels.
         validate: called with the module in evaluation mode.
         sides: the sides of the data, for the checks before the first step.
-        widest: the training batch with the most positions.
         mean_tokens: tokens of an average batch.
-        valid_share: of the stores.
         record: the task record of the trained model.
         valid_data: identity of the validation data; scores on other data cannot be compared.
         score_name: name of the validation score; empty: that of the task.
         best_by: the metric that decides which checkpoint is best.
         compares_rows: whether the loss compares the rows of a batch, so that processes cannot divide them; else a batch
             is a `Batch`.
-        score_seconds, reading_seconds: as of `dry_run.Workload`.
     """
 
     tokenizers: TokenizerPair
     spec: spec.Model
     batches: EpochBatches[BatchT]
-    loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]]
     validate: Callable[[nn.Module], Validation]
     sides: list[DataSide]
-    widest: BatchT
     mean_tokens: float
-    valid_share: float
     record: TaskRecord
     valid_data: str
     score_name: str = ""
     best_by: Metric = "loss"
     compares_rows: bool = False
-    score_seconds: Callable[[nn.Module], float] | None = None
-    reading_seconds: float = 0.0
-
-    def workload(self) -> Workload[BatchT]:
-        """Return what a run of the task computes."""
-        return Workload(
-            self.loss,
-            self.batches,
-            largest=self.widest,
-            num_sizes=self.batches.plan.num_sizes(),
-            valid_share=self.valid_share,
-            score_seconds=self.score_seconds,
-            reading_seconds=self.reading_seconds,
-        )
 
 
 def parts_of(setup: TaskSetup) -> TaskParts[Any]:
@@ -219,7 +247,8 @@ def parts_of(setup: TaskSetup) -> TaskParts[Any]:
     parts: TaskParts[Any] = task.part("train").Training(setup).parts()
     table = setup.run_file.data.train.model_dump(exclude_none=True)
     record = parts.record.model_copy(update={"reading": reading_of(table)})
-    return replace(parts, record=record, score_name=parts.score_name or task.score)
+    num_sizes = parts.batches.plan.num_sizes()
+    return replace(parts, record=record, score_name=parts.score_name or task.score, num_sizes=num_sizes)
 
 
 def one_sided(tokenizer: Tokenizer) -> TokenizerPair:

@@ -46,7 +46,7 @@ from clearhead.core.kernels.dropout import Dropout
 from clearhead.core.kernels.positions import sinusoidal_table
 from clearhead.core.norm import LayerNorm
 from clearhead.data.sources.pairs import parallel_files
-from clearhead.data.stores.pairs import prepare_pairs
+from clearhead.data.stores.store import prepare_pairs
 from clearhead.tasks.translate.train import collate_pairs
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer

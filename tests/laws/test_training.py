@@ -11,7 +11,7 @@ from clearhead import spec
 from clearhead.core import build
 from clearhead.core.kernels.dropout import Dropout
 from clearhead.data.batches.base import Batch
-from clearhead.training.losses import token_loss
+from clearhead.tasks.train import token_loss
 from tests.laws.tiny import MODELS, TARGET_VOCAB, VOCAB, Reader, difference, resolved, tiny
 from tests.laws.tiny import hparams as hparams_of
 

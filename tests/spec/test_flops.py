@@ -11,10 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead import spec
 from clearhead.core import build
+from clearhead.data.batches.base import count_batch
 from clearhead.spec.cost import forward_flops, training_flops
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.token_counts import TokenCounts
-from clearhead.training.token_counts import count_batch
 
 VOCABULARY, ROWS, SOURCE, TARGET = 37, 3, 7, 5
 TINY = Hyperparameters(layers=2, width=22, heads=6, head_size=2, feedforward=13, dropout=0.0)

@@ -119,7 +119,7 @@ def first_step(path: Path, folder: Path) -> tuple[Any, Any, torch.Tensor, dict[s
     torch.manual_seed(5)
     module = ch.build(parts.spec).eval()
     take_weights(module, start, parts.record, Progress())
-    loss, count = parts.loss(module, parts.widest)
+    loss, count = parts.loss(module, parts.largest)
     (loss / count).backward()
     model = ch.Model(module, parts.tokenizers, parts.record, start.hf_checkpoint.replaced(module, parts.record))
     model.save(folder, format="hf")
@@ -127,7 +127,7 @@ def first_step(path: Path, folder: Path) -> tuple[Any, Any, torch.Tensor, dict[s
     gradients = {name: tensor.grad for name, tensor in module.state_dict(keep_vars=True).items()}
     named = module_to_hf_tensors(module, family.family, family.variant, family.prefix, gradients)
     other = getattr(transformers, family.config["architectures"][0]).from_pretrained(folder).eval()
-    return parts.widest, other, (loss / count).detach(), named
+    return parts.largest, other, (loss / count).detach(), named
 
 
 def mean_loss(batch: Any, logits: torch.Tensor) -> torch.Tensor:

@@ -31,8 +31,8 @@ from clearhead.checkpoints.runs.checkpoint import checkpoint_steps
 from clearhead.checkpoints.runs.metrics import read_metrics
 from clearhead.generate.scoring.result import Validation
 from clearhead.training.loop import Trainer
+from clearhead.training.record import TrainSettings
 from clearhead.training.runfile.sections import EarlyStop
-from clearhead.training.settings import TrainSettings
 from tests.training.small import Recorder, small_trainer
 
 STEPS = 28
@@ -52,11 +52,11 @@ def real_trainer(run: Path, *, steps: int = STEPS, precision: Literal["fp32", "b
     from clearhead.data.batches.base import Batch
     from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, training_batches
     from clearhead.data.sources.pairs import parallel_files
-    from clearhead.data.stores.pairs import prepare_pairs
+    from clearhead.data.stores.store import prepare_pairs
     from clearhead.data.tokenize.tokenizers import cached_tokenizers
     from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+    from clearhead.tasks.train import token_loss
     from clearhead.tasks.translate.train import collate_pairs
-    from clearhead.training.losses import token_loss
     from clearhead.training.optim.optimizers import build_optimizer
     from clearhead.training.optim.schedules import build_schedule
 

@@ -19,7 +19,7 @@ from clearhead.generate.scoring.result import Validation
 from clearhead.training.loop import Trainer
 from clearhead.training.optim.schedules import Schedule
 from clearhead.training.progress.reports import Progress, RunPlan, StepReport, ValidationReport
-from clearhead.training.settings import TrainSettings
+from clearhead.training.record import TrainSettings
 
 VOCABULARY, WIDTH = 13, 7
 

@@ -23,8 +23,8 @@ from clearhead.checkpoints.runs.directory import find_weights, open_run
 from clearhead.checkpoints.runs.metrics import Metrics, read_metrics
 from clearhead.generate.scoring.result import Validation
 from clearhead.training.loop import Trainer
+from clearhead.training.record import TrainSettings, planned_steps
 from clearhead.training.runfile.sections import EarlyStop
-from clearhead.training.settings import TrainSettings, planned_steps
 from tests.training.small import (
     Falling,
     NextToken,

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 import clearhead as ch
 from clearhead.base.errors import InputError
-from clearhead.training import dry_run
-from clearhead.training.dry_run import Workload, faster_precision
+from clearhead.training import assemble, preflight
+from clearhead.training.preflight import Workload, faster_precision
 from clearhead.training.runfile.sections import Train
-from clearhead.training.stages import model
 from tests.model.test_training import PAIRS, tables
 from tests.training.small import NextToken, ShuffledTokens, Tokens, summed_loss
 
@@ -39,9 +38,9 @@ class Timed:
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, loss: Timed, precision: Precision = "auto", least: int = 0) -> str:
-    monkeypatch.setattr(dry_run, "has_fast_bf16", lambda device: True)
-    monkeypatch.setattr(dry_run, "LEAST_PRODUCTS", least)
-    monkeypatch.setattr(dry_run, "time", loss)
+    monkeypatch.setattr(preflight, "has_fast_bf16", lambda device: True)
+    monkeypatch.setattr(preflight, "LEAST_PRODUCTS", least)
+    monkeypatch.setattr(preflight, "time", loss)
     batches, module = ShuffledTokens(), NextToken()
     place, random = batches.state(), torch.get_rng_state()
     found = faster_precision(module, Workload(loss, batches), Train(run="run", precision=precision))
@@ -66,7 +65,7 @@ def test_the_run_file_names_the_precision_and_a_resumed_run_keeps_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run, chosen = tmp_path / "run", ["bf16"]
-    monkeypatch.setattr(model, "faster_precision", lambda *_: chosen.pop())  # a second choice would fail
+    monkeypatch.setattr(assemble, "faster_precision", lambda *_: chosen.pop())  # a second choice would fail
     for name, texts in zip(("source", "target"), zip(*PAIRS, strict=True), strict=True):
         (tmp_path / name).write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
     table = tables("translate", run, steps=1, bleu_sentences=1)

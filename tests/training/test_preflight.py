@@ -18,32 +18,50 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import InputError
 from clearhead.checkpoints.runs import checkpoint as files
-from clearhead.core import build
-from clearhead.spec.presets.hyperparameters import build_spec
+from clearhead.core import Transformer, build
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.presets.named import PRESETS
-from clearhead.training import dry_run
 from clearhead.training import preflight as module_under_test
-from clearhead.training.dry_run import StepCost, Workload, step_cost
 from clearhead.training.optim.optimizers import build_optimizer
-from clearhead.training.preflight import CHECKPOINT_SPEED, TokenSide, disk_forecast, preflight, side_faults
-from clearhead.training.settings import TrainSettings
+from clearhead.training.preflight import (
+    CHECKPOINT_SPEED,
+    StepCost,
+    Trial,
+    Workload,
+    disk_forecast,
+    preflight,
+    step_cost,
+)
+from clearhead.training.record import TrainSettings
+from clearhead.training.task_parts import DataSide
 from tests.training.small import NextToken, ShuffledTokens, Tokens, small_trainer, summed_loss
 
 
-def side(**changes: Any) -> TokenSide:
-    fitting = {"name": "source", "largest_id": 12, "vocabulary_rows": 13, "longest": 11, "max_positions": 11}
-    return TokenSide(**(fitting | {"special_ids": {"pad": 0, "eos": 12}} | changes))
+def side(**changes: Any) -> DataSide:
+    fitting = {"name": "source", "largest_id": 12, "longest": 11, "special_ids": {"pad": 0, "eos": 12}}
+    return DataSide(**(fitting | changes))
 
 
-def check(run: Path, *sides: TokenSide, **settings: Any) -> module_under_test.Preflight:
+def model(max_positions: int | None = 11) -> Transformer:
+    """Return a model with 13 token ids on both sides."""
+    positions: dict[str, Any] = {"positions": "rotary"}
+    if max_positions is not None:
+        positions = {"positions": "learned", "max_positions": max_positions}
+    hparams = Hyperparameters(layers=1, width=8, heads=2, **positions)
+    return build(build_spec(hparams, source_vocab=13, target_vocab=13))
+
+
+def check(run: Path, *sides: DataSide, **settings: Any) -> module_under_test.Preflight:
     run.mkdir(exist_ok=True)
     module = NextToken()
     return preflight(
-        module,
-        torch.optim.AdamW(module.parameters()),
-        Workload(summed_loss, ShuffledTokens(), valid_share=0.2),
-        TrainSettings(run=str(run), **({"steps": 40, "validate_every": 15} | settings)),
-        sides=sides or (side(),),
+        Trial(
+            module,
+            torch.optim.AdamW(module.parameters()),
+            Workload(summed_loss, ShuffledTokens(), valid_share=0.2),
+            TrainSettings(run=str(run), **({"steps": 40, "validate_every": 15} | settings)),
+        ),
+        faults=[fault for each in sides or (side(),) for fault in each.faults(model())],
     )
 
 
@@ -56,7 +74,7 @@ def cost_of(
 ) -> StepCost:
     optimizer = torch.optim.AdamW(module.parameters()) if optimizer is None else optimizer
     settings = TrainSettings(run="run", steps=1, clip=1.0)
-    return step_cost(module, optimizer, Workload(loss, batches or ShuffledTokens(), **work), settings)
+    return step_cost(Trial(module, optimizer, Workload(loss, batches or ShuffledTokens(), **work), settings))
 
 
 def test_what_fits_passes_and_costs_are_foretold(tmp_path: Path) -> None:
@@ -92,8 +110,8 @@ def test_what_fits_passes_and_costs_are_foretold(tmp_path: Path) -> None:
     ],
 )
 def test_a_side_that_does_not_fit_is_said(changes: dict[str, Any], words: str) -> None:
-    assert side_faults(side()) == side_faults(side(longest=10**6, max_positions=None)) == []
-    (fault,) = side_faults(side(**changes))
+    assert side().faults(model()) == side(longest=10**6).faults(model(max_positions=None)) == []
+    (fault,) = side(**changes).faults(model())
     assert re.search(words, fault)
 
 
@@ -203,7 +221,7 @@ def test_time_counts_batches_optimizer_and_validation(monkeypatch: pytest.Monkey
     Where another program adds to every second one, the forecast is the same.
     """
     clock, calls = [0.0], {"forward": 0, "update": 0}
-    monkeypatch.setattr(dry_run, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(module_under_test, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
 
     def pass_time(seconds: float, name: str = "") -> None:
         clock[0] += seconds
@@ -235,7 +253,7 @@ def test_time_counts_batches_optimizer_and_validation(monkeypatch: pytest.Monkey
     optimizer = SlowAdamW(module.parameters())
     settings = TrainSettings(run="run", steps=1, accumulate=3)
     work = Workload(slow, ShuffledTokens(), valid_share=0.5, score_seconds=lambda module: 0.4)
-    cost = step_cost(module, optimizer, work, settings)
+    cost = step_cost(Trial(module, optimizer, work, settings))
     assert cost.step_seconds == pytest.approx(3 * 0.03 + 0.03)
     assert cost.validation_seconds == pytest.approx(0.4 + 2.5 * 0.02)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from clearhead.checkpoints.runs import checkpoint as files
 from clearhead.checkpoints.runs import extra_weights as kept
 from clearhead.checkpoints.runs.extra_weights import snapshot_folder
-from clearhead.training.settings import TrainSettings, num_snapshots
+from clearhead.training.record import TrainSettings, num_snapshots
 from tests.checkpoints.runs.test_checkpoint import same
 from tests.training.small import Tokens, small_trainer, summed_loss
 

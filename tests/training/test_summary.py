@@ -9,8 +9,8 @@ import pytest
 import typer
 
 from clearhead.apps.cli.main import make_app
+from clearhead.training.record import RunResult
 from clearhead.training.runfile.read import parse_run_file
-from clearhead.training.settings import RunResult
 from clearhead.training.summary import next_commands, summary_lines
 
 PAIRS = 'train = { source = "a b.de", target = "a.en" }\nvalid = { source = "a b.de", target = "a.en" }'

@@ -26,7 +26,7 @@ def average(
     The mean of their weights becomes RUN@averaged. --json ends with {"run", "steps", "path"}.
     """
     refuse_absent_runs([run])
-    from clearhead.training.averaging import average_run
+    from clearhead.training.optim.weight_averages import average_run
 
     path, steps = average_run(run, last)
     print_message(f"averaged the checkpoints of steps {', '.join(map(str, steps))}")

@@ -42,7 +42,7 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     from clearhead.apps.bench.limits import fast_precisions, measure_limits
     from clearhead.apps.bench.speed import SECONDS, Effort, advice, measure
     from clearhead.base.machine import choose_device, choose_precision
-    from clearhead.training.dry_run import peak_memory
+    from clearhead.training.memory import peak_memory
 
     device, processors = choose_device(compute.device), torch.get_num_threads()
     precisions = fast_precisions(device)

@@ -15,7 +15,7 @@ from clearhead.base.errors import InputError
 
 if TYPE_CHECKING:
     from clearhead import Model
-    from clearhead.training.settings import RunResult
+    from clearhead.training.record import RunResult
 
 
 HEADS_PAGE = "plots/heads.html"

@@ -18,14 +18,15 @@ from clearhead.spec.describe import number_of
 from clearhead.spec.tasks.base import Recipe, Size
 from clearhead.spec.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
-from clearhead.training.dry_run import faster_precision, is_out_of_memory, step_cost
 from clearhead.training.init_from import InitialModel, take_weights
+from clearhead.training.memory import is_out_of_memory
 from clearhead.training.optim.optimizers import build_optimizer
+from clearhead.training.preflight import Trial, faster_precision, step_cost
 from clearhead.training.progress.reports import Progress, duration
 from clearhead.training.random_state import preserved_random_state, seed_everything
+from clearhead.training.record import STARTUP_SECONDS, TrainSettings
 from clearhead.training.runfile.read import parse_run_file
 from clearhead.training.runfile.sections import RunFile
-from clearhead.training.settings import STARTUP_SECONDS, TrainSettings
 from clearhead.training.task_parts import TaskParts, TaskSetup, parts_of
 
 # Texts that come later may be longer than those of the training data.
@@ -226,9 +227,8 @@ class Fitting:
         train = run_file.train
         assert train.learning_rate is not None, "the run file fills its defaults"
         optimizer = build_optimizer(module, kind=train.optimizer, learning_rate=train.learning_rate)
-        work = parts.workload()
-        table = train.model_dump() | {"precision": faster_precision(module, work, train)}
-        cost = step_cost(module, optimizer, work, TrainSettings(**table), seconds=_MEASURED_SECONDS)
+        table = train.model_dump() | {"precision": faster_precision(module, parts, train)}
+        cost = step_cost(Trial(module, optimizer, parts, TrainSettings(**table)), seconds=_MEASURED_SECONDS)
         return Candidate(choice.size, parts, cost.step_seconds, parts.mean_tokens, cost.validation_seconds)
 
 

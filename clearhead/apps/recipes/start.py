@@ -19,7 +19,7 @@ from clearhead.spec.tasks.registry import find
 from clearhead.training.init_from import InitialModel, find_initial_model
 from clearhead.training.progress.reports import duration
 from clearhead.training.random_state import preserved_random_state
-from clearhead.training.settings import STARTUP_SECONDS
+from clearhead.training.record import STARTUP_SECONDS
 
 # Activations take half as much again as weights, gradients and moments.
 _ACTIVATIONS = 1.5

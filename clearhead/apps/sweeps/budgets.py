@@ -18,11 +18,11 @@ from clearhead.core import build
 from clearhead.data.batches.base import Batch
 from clearhead.spec import Attention, walk
 from clearhead.text.pair import TokenizerPair
+from clearhead.training.assemble import named_tokenizers
 from clearhead.training.init_from import find_initial_model
 from clearhead.training.progress.reports import Progress
+from clearhead.training.record import planned_steps
 from clearhead.training.runfile.sections import RunFile, Train
-from clearhead.training.settings import planned_steps
-from clearhead.training.stages.data import named_tokenizers
 from clearhead.training.task_parts import TaskParts, TaskSetup, parts_of
 
 LENGTHS: Final = ("train.steps", "train.epochs", "train.seconds")

@@ -15,8 +15,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from clearhead.data.arrays import Indices
-from clearhead.data.batches.base import Batch, DeviceBatch
-from clearhead.data.batches.shapes import padded_length
+from clearhead.data.batches.base import Batch, DeviceBatch, padded_length
 from clearhead.spec import Model
 from clearhead.spec.tasks.record import Repeats
 from clearhead.text.special_tokens import Part, SpecialTokens

@@ -14,7 +14,7 @@ from numpy import ndarray
 
 from clearhead.base.errors import InputError
 from clearhead.data.arrays import Indices, Rows
-from clearhead.data.batches.shapes import padded_length, rounded_rows
+from clearhead.data.batches.base import padded_length, rounded_rows
 from clearhead.data.stores.store import Store
 
 # In tokens: how far apart the length differences of neighbours may be, so that batches vary; more of it pads more.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from clearhead.data.objectives.infilling import TextInfilling
 from clearhead.data.objectives.masking import MaskedLM
-from clearhead.data.objectives.spans import SpanCorruption
+from clearhead.data.objectives.spans import SpanCorruption, TextInfilling
 from clearhead.spec.tasks.record import Noise
 from clearhead.text.tokenizer import Tokenizer
 

@@ -1,16 +1,17 @@
-"""Lists of examples from Python, in place of files; they are kept as JSON lines."""
+"""Examples that a task checks: lists from Python, which are stored as JSON lines, and rows of a table."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from clearhead.base.errors import InputError
 from clearhead.data.sources.run_file_tables import Form
-from clearhead.data.sources.tables import Examples
+from clearhead.data.sources.tables import Examples, JsonLinesFile, Row
 
 
 @dataclass(frozen=True)
@@ -77,3 +78,43 @@ def json_lines_entry(examples: Examples, path: Path, form: type[Form]) -> dict[s
 def _size(values: object) -> int | None:
     """Return the number of values of an example; None: it is not a sequence of values."""
     return len(values) if isinstance(values, Sequence) and not isinstance(values, str) else None
+
+
+@dataclass(frozen=True)
+class CheckedRows(ABC):
+    """The rows of a table, each checked by a task, which has a subclass.
+
+    Args:
+        table: its columns are those that `check` reads.
+
+    Attributes:
+        kind: of the data, for the identity.
+        columns: the roles of the values that `check` returns.
+    """
+
+    table: JsonLinesFile | Examples
+    kind: ClassVar[str]
+    columns: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def check(self, record: Mapping[str, Any], place: str) -> tuple[Any, ...]:
+        """Return the values of a row; none of a row that is left out.
+
+        Raises:
+            InputError: a value is not as the task expects it.
+        """
+
+    def rows(self) -> Iterator[Row]:
+        """Go through the rows in order."""
+        for number, values in self.table.rows():
+            checked = self.check(dict(zip(self.table.columns, values, strict=True)), self.table.location(number))
+            if checked:
+                yield number, checked
+
+    def location(self, number: int) -> str:
+        """Return the place of a row."""
+        return self.table.location(number)
+
+    def identity(self) -> list[object]:
+        """Return JSON values that the rows depend on."""
+        return [self.kind, *self.table.identity()]

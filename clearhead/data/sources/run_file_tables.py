@@ -1,4 +1,4 @@
-"""The tables of a run file: which keys they have, and what is wrong with a table that names data."""
+"""Tables of a run file: their keys, faults of a table that names data, and how the named data is read."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clearhead.base.errors import InputError, key, nearest
 from clearhead.base.printing import Printed
+from clearhead.spec.tasks.record import Reading
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
@@ -168,3 +169,50 @@ def user_path(text: str | Path) -> Path:
 def has_ending(path: Path | str, *endings: str) -> bool:
     """Tell whether a file name, without .gz, has one of some endings in lower-case letters or in capitals."""
     return str(path).lower().removesuffix(".gz").endswith(endings)
+
+
+_FORMS = ("text", "tsv", "jsonl", "dataset", "source")
+# Keys that name the data itself.
+_NAMES = frozenset({*_FORMS, "target", "split", "config", "revision"})
+_ENDINGS = (".tsv", ".csv", ".jsonl")
+
+
+def reading_of(table: Mapping[str, Any]) -> Reading:
+    """Return how the data of a [data] table is read, without what names it.
+
+    Args:
+        table: the keys that were given.
+    """
+    form, ending = _kind(table)
+    # Beside plain text these are files of their own.
+    files = ("labels", "pair") if form == "text" and not ending else ()
+    keys = {key: value for key, value in table.items() if key not in _NAMES and key not in (form, *files)}
+    return Reading(form=form, ending=ending, keys=keys)
+
+
+def read_alike(table: Mapping[str, Any], reading: Reading | None) -> dict[str, Any]:
+    """Return a [data] table with the keys by which the training data was read, where it is of the same kind.
+
+    Args:
+        table: the keys that are given, which stay.
+        reading: of the training data; None: not known.
+    """
+    if reading is None:
+        return dict(table)
+    form, ending = _kind(table)
+    keys = dict(reading.keys) if (form, ending) == (reading.form, reading.ending) else {}
+    if form == "text":
+        path = user_path(str(table["text"]))
+        has_fields = reading.form == "text" and (ending == ".jsonl" or any(path.rglob("*.jsonl*")))
+        for name, is_read in {"document": True, "pattern": path.is_dir(), "field": has_fields}.items():
+            keys.pop(name, None)
+            if is_read and name in reading.keys:
+                keys[name] = reading.keys[name]
+    return {**keys, **table}
+
+
+def _kind(table: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the form of a table, and the ending of a text file that has columns or fields."""
+    form = next((form for form in _FORMS if form in table), next(iter(table), ""))
+    ending = next((one for one in _ENDINGS if form == "text" and has_ending(str(table[form]), one)), "")
+    return form, ending

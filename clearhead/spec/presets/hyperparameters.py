@@ -3,75 +3,101 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
 
 from clearhead import spec
 from clearhead.base.errors import InputError
+from clearhead.spec.base import MOST_LAYERS, Rate
+
+Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+Count = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """The sizes and choices that define a regular model.
+    """The sizes and choices that define a regular model; those of `PRESET_ONLY` are no keys of a run file."""
 
-    Args:
-        family: which stacks there are.
-        layers: of each stack; encoder_layers and decoder_layers, where given, differ from it.
-        width, heads, kv_heads, head_size, feedforward: sizes; absent ones follow from the others.
-        activation, gated: of the feed-forward networks.
-        norm, norm_place: kind of norm, and whether it stands on the stream after a branch or inside before it.
-        norm_eps: added to the variance; None: the usual value for the kind of norm.
-        final_norm: whether a norm ends each stack; None: where norms stand before the branches.
-        embedding_norm: whether a norm ends the embedding.
-        positions: what tells tokens apart by place; max_positions counts the rows of learned ones.
-        segments: rows of the segment table; 0: none.
-        dropout: at the end of every branch and of the embedding.
-        attention_dropout, activation_dropout: on attention weights, on the inner layer of feed-forward networks.
-        window: how many tokens back, and in an encoder ahead, self-attention sees; None: all there are.
-        prefix: whether everything in a decoder may attend to the prefix that a call names.
-        qk_norm: whether queries and keys are normed.
-        bias: whether linear maps and layer norms have one.
-        attention_scale: multiplies the scores; None: head_size ** -0.5.
-        embedding_scale: multiplies the rows of the table; None: sqrt(width) if tied to the output, else 1.
-        output_scale: multiplies the states that enter the last map.
-        output_bias: whether the last map has a bias.
-        output_transform: whether the head has an inner layer with activation and norm.
-        tie: which tables are one: all of them, those of the decoder and the output, or none.
-        initialization: how fresh weights are drawn.
-    """
-
+    #: Which stacks there are; a task allows some of them.
     family: Literal["encoder", "decoder", "encoder-decoder"] = "encoder-decoder"
-    layers: int = 6
-    encoder_layers: int | None = None
-    decoder_layers: int | None = None
-    width: int = 512
-    heads: int = 8
-    kv_heads: int | None = None
-    head_size: int | None = None
-    feedforward: int | None = None
+    #: Layers of each stack.
+    layers: Layers = 6
+    #: Layers of the encoder of a model with two stacks, where they differ from `layers`.
+    encoder_layers: Layers | None = None
+    #: Layers of the decoder of a model with two stacks, where they differ from `layers`.
+    decoder_layers: Layers | None = None
+    #: Size of the residual stream: numbers for each token between the layers.
+    width: Count = 512
+    #: Heads of each attention; they divide the width unless `head_size` is given.
+    heads: Count = 8
+    #: Heads of keys and values, each shared by several query heads (grouped-query attention); without it as many as
+    #: `heads`.
+    kv_heads: Count | None = None
+    #: Numbers of one head; without it width / heads.
+    head_size: Count | None = None
+    #: Size of the inner layer of a feed-forward network; without it 4 times the width.
+    feedforward: Count | None = None
+    #: The function in the feed-forward networks.
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
+    #: Whether a feed-forward network has a gate, a third matrix (GLU).
     gated: bool = False
+    #: LayerNorm, or RMSNorm, which does not subtract the mean.
     norm: Literal["layer", "rms"] = "layer"
+    #: Whether a norm stands on the stream behind each branch (post) or inside the branch, in front of its function
+    #: (pre).
     norm_place: Literal["post", "pre"] = "post"
+    #: Added to the variance; None: the usual value for the kind of norm.
     norm_eps: float | None = None
+    #: Whether a norm ends each stack; None: where norms stand before the branches.
     final_norm: bool | None = None
+    #: Whether a norm ends the embedding.
     embedding_norm: bool = False
+    #: How the model knows the order of the tokens: added to the embedding (sinusoidal, learned), turned into queries
+    #: and keys (rotary), or added to the scores (alibi, buckets).
     positions: Literal["sinusoidal", "learned", "rotary", "alibi", "buckets"] = "sinusoidal"
-    max_positions: int = 1024
+    #: Rows of learned positions, and so the longest text in tokens.
+    max_positions: Count = 1024
+    #: Rows of the segment table; 0: none.
     segments: int = 0
-    dropout: float = 0.1
-    attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
-    window: int | None = None
+    #: Share of numbers that are set to 0 in training, at the end of every branch and of the embedding.
+    dropout: Rate = 0.1
+    #: The same for attention weights.
+    attention_dropout: Rate = 0.0
+    #: The same for the inner layer of feed-forward networks.
+    activation_dropout: Rate = 0.0
+    #: How many tokens back, and in an encoder ahead, self-attention sees; without it all that its mask allows.
+    window: Count | None = None
+    #: Whether every token of a decoder may attend to the prefix that a call names.
     prefix: bool = False
+    #: Whether queries and keys are normed before their product.
     qk_norm: bool = False
+    #: Whether linear maps and layer norms have a bias.
     bias: bool = True
+    #: Factor of the scores; None: head_size ** -0.5.
     attention_scale: float | None = None
+    #: Factor of the rows of the table; None: sqrt(width) if tied to the output, else 1.
     embedding_scale: float | None = None
+    #: Factor of the states that enter the last map.
     output_scale: float = 1.0
+    #: Whether the last map has a bias.
     output_bias: bool = False
+    #: Whether the head has an inner layer with activation and norm.
     output_transform: bool = False
+    #: Which tables are one: those of both embeddings and the output (all), those of the decoder and the output, or
+    #: none.
     tie: Literal["all", "decoder", "none"] = "all"
+    #: How fresh weights are drawn.
     initialization: Literal["xavier", "normal"] = "xavier"
+
+
+PRESET_ONLY: Final = frozenset(
+    """
+    norm_eps final_norm embedding_norm segments prefix attention_scale embedding_scale output_scale output_bias
+    output_transform
+    """.split()
+)
+"""Hyperparameters that named presets set, and the [model] table of a run file does not."""
 
 
 def build_spec(

@@ -15,8 +15,7 @@ from pydantic import Field
 
 from clearhead.base.errors import InputError, json_text, within
 from clearhead.base.files import absent, parse_json
-from clearhead.data.sources.checked_rows import CheckedRows
-from clearhead.data.sources.examples import ListedExamples
+from clearhead.data.sources.examples import CheckedRows, ListedExamples
 from clearhead.data.sources.lines import content_key, stream_text
 from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, user_path
 from clearhead.data.sources.tables import (
@@ -33,7 +32,7 @@ from clearhead.data.sources.tables import (
 from clearhead.data.task_tables import LabelledExamples, TaskData, TaskSection
 from clearhead.text.long_texts import refuse_enormous
 
-_FIELDS: Final = {name: name for name in ("context", "question", "answer", "start")}
+_FIELDS: Final = {"context": "context", "question": "question", "answer": "answer", "start": "start"}
 _RAW: Final = ("answer", "start")
 _LAYOUT: Final = ("data", "paragraphs", "qas")
 _COLUMNS: Final = ("context", "question", "answers")
@@ -234,7 +233,7 @@ def answer_texts(source: TableSource, share: Share = WHOLE) -> list[str]:
 
 # A list has the question first, as it is asked.
 _EXAMPLES: Final = ListedExamples(
-    ({name: name for name in ("question", "context", "answer", "start")},), _RAW, QuestionRows
+    ({"question": "question", "context": "context", "answer": "answer", "start": "start"},), _RAW, QuestionRows
 )
 
 

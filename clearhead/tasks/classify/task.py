@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from clearhead.spec.tasks.base import EvaluateWords, NewWords, Recipe, Size, Task, Value
-from clearhead.tasks.recipe_parts import ENCODER, MUON
-from clearhead.tasks.words import DATASETS, POOL
+from clearhead.tasks.recipe_parts import DATASETS, ENCODER, MUON, POOL
 
 _TRAIN: Final[Mapping[str, Value]] = {
     **MUON, "batch_tokens": 2048, "learning_rate": 3e-3, "weight_decay": 0.1, "label_smoothing": 0.1,

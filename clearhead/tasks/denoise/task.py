@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from clearhead.spec.tasks.base import Architecture, EvaluateWords, NewWords, Recipe, Size, Task, Value
-from clearhead.tasks.recipe_parts import BUCKETS, TEXT_TRAIN
-from clearhead.tasks.words import EVALUATED_TEXT, LONGER_TEXT, TEXT_OPTIONS, TEXTS
+from clearhead.tasks.recipe_parts import BUCKETS, EVALUATED_TEXT, LONGER_TEXT, TEXT_OPTIONS, TEXT_TRAIN, TEXTS
 
 _MODEL: Final = Architecture({**BUCKETS, "activation": "silu", "gated": True, "tie": "all"}, saved_as="t5")
 _TRAIN: Final[Mapping[str, Value]] = {**TEXT_TRAIN, "learning_rate": 2e-3}

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from clearhead.spec.tasks.base import EvaluateWords, NewWords, Recipe, Size, Task, Value
-from clearhead.tasks.recipe_parts import ENCODER, MUON
-from clearhead.tasks.words import LONGER_PAIRS, PAIR_OPTIONS, POOL, TWO_FILES
+from clearhead.tasks.recipe_parts import ENCODER, LONGER_PAIRS, MUON, PAIR_OPTIONS, POOL, TWO_FILES
 
 _TRAIN: Final[Mapping[str, Value]] = {
     **MUON, "batch_tokens": 4096, "learning_rate": 4e-3, "weight_decay": 0.1, "metric": "score",

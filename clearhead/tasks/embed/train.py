@@ -67,7 +67,7 @@ class Training(PairTraining):
             loss=loss,
             validate=self._validator(stores.valid, collator),
             sides=self.sides(stores, one_sided(tokenizer)),
-            widest=collate_contrastive(store, plan.widest(), groups, collator),
+            largest=collate_contrastive(store, plan.widest(), groups, collator),
             mean_tokens=plan.num_tokens / batches.batches_per_epoch,
             valid_share=stores.valid_share,
             record=TaskRecord(kind="embed", max_length=self.run_file.data.max_length),

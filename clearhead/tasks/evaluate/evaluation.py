@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from clearhead.base.errors import InputError
 from clearhead.base.progress import message
-from clearhead.data.sources.reading import read_alike
+from clearhead.data.sources.run_file_tables import read_alike
 from clearhead.generate.scoring.result import Measures
 from clearhead.spec.tasks.registry import find
 from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions

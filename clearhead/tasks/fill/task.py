@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from clearhead.spec.tasks.base import EvaluateWords, NewWords, Recipe, Size, Task, Value
-from clearhead.tasks.recipe_parts import ENCODER, TEXT_TRAIN
-from clearhead.tasks.words import EVALUATED_TEXT, LONGER_TEXT, TEXT_OPTIONS, TEXTS
+from clearhead.tasks.recipe_parts import ENCODER, EVALUATED_TEXT, LONGER_TEXT, TEXT_OPTIONS, TEXT_TRAIN, TEXTS
 
 _SETTINGS: Final[Mapping[str, Value]] = {"mask_share": 0.15, "whole_words": False}
 _RECIPES: Final = (

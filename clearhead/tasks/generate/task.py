@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from clearhead.spec.tasks.base import Architecture, EvaluateWords, NewWords, Recipe, Size, Task, Value
-from clearhead.tasks.recipe_parts import GATED, MUON
-from clearhead.tasks.words import EVALUATED_TEXT, TEXT_OPTIONS, TEXTS
+from clearhead.tasks.recipe_parts import EVALUATED_TEXT, GATED, MUON, TEXT_OPTIONS, TEXTS
 
 _MODEL: Final = Architecture({**GATED, "qk_norm": True, "bias": False}, saved_as="qwen3")
 _TRAIN: Final[Mapping[str, Value]] = {

@@ -12,22 +12,19 @@ from clearhead.base.errors import InputError, within
 from clearhead.base.printing import human_bytes
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.plans import EpochBatches
-from clearhead.data.batches.streamed import StreamedBatches
 from clearhead.data.batches.text import View, causal_epoch, causal_view, window_epoch, window_view
-from clearhead.data.batches.text_stream import TextStream, sample
+from clearhead.data.batches.text_stream import StreamedBatches, TextStream, sample
 from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
-from clearhead.data.stores.corpus import Corpus
-from clearhead.data.stores.documents import Documents
+from clearhead.data.stores.corpus import Corpus, Documents
 from clearhead.data.tokenize.tokenizers import LazyTexts, excerpts
 from clearhead.generate.scoring.result import Validation
 from clearhead.spec import Model, Prefix, walk
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.generate.data import GenerateData, GenerateTask
-from clearhead.tasks.train import TextTraining
+from clearhead.tasks.train import TextTraining, mean_token_loss
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.data_files import streamed_shards
-from clearhead.training.losses import mean_token_loss
 from clearhead.training.runfile.sections import Train
 from clearhead.training.task_parts import DataSide, TaskParts, one_sided
 
@@ -69,8 +66,8 @@ class Training(TextTraining):
             batches=text.batches,
             loss=self.loss,
             validate=validate,
-            sides=[DataSide("source", tokenizer, text.largest_id, views.block)],
-            widest=text.batches.peek(),
+            sides=[DataSide.of("source", tokenizer, largest_id=text.largest_id, longest=views.block)],
+            largest=text.batches.peek(),
             mean_tokens=text.num_tokens / text.batches.batches_per_epoch,
             valid_share=text.valid.num_tokens / text.num_tokens,
             record=TaskRecord(kind="generate", max_length=views.block),

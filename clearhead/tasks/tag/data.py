@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Final
 from pydantic import Field
 
 from clearhead.base.errors import InputError, json_text
-from clearhead.data.sources.checked_rows import CheckedRows
-from clearhead.data.sources.examples import ListedExamples
+from clearhead.data.sources.examples import CheckedRows, ListedExamples
 from clearhead.data.sources.lines import content_key, read_lines
 from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, user_path
 from clearhead.data.sources.tables import WHOLE, JsonLinesFile, Row, Share, Table, TableSource, read_table

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from clearhead.spec.tasks.base import Architecture, EvaluateWords, NewWords, Recipe, Size, Task, Value
-from clearhead.tasks.recipe_parts import BUCKETS, MUON
-from clearhead.tasks.words import LONGER_PAIRS, PAIR_OPTIONS, TWO_FILES
+from clearhead.tasks.recipe_parts import BUCKETS, LONGER_PAIRS, MUON, PAIR_OPTIONS, TWO_FILES
 
 _MODEL: Final = Architecture({**BUCKETS, "tie": "all"}, saved_as="t5")
 _TRAIN: Final[Mapping[str, Value]] = {

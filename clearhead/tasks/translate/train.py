@@ -20,9 +20,8 @@ from clearhead.generate.scoring.result import Validation
 from clearhead.generate.translation import translate_ids
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.evaluate.translations import bleu_chrf, join_segments
-from clearhead.tasks.train import PairTraining, evenly_spaced
+from clearhead.tasks.train import PairTraining, evenly_spaced, mean_token_loss
 from clearhead.text.pair import TokenizerPair
-from clearhead.training.losses import mean_token_loss
 from clearhead.training.task_parts import TaskParts
 
 
@@ -59,7 +58,7 @@ class Training(PairTraining):
             loss=self.loss,
             validate=validate,
             sides=self.sides(stores, tokenizers),
-            widest=collate_pairs(store, plan.widest(), tokenizers),
+            largest=collate_pairs(store, plan.widest(), tokenizers),
             mean_tokens=plan.num_tokens / batches.batches_per_epoch,
             valid_share=stores.valid_share,
             record=TaskRecord(kind="translate", max_length=self.run_file.data.max_length),

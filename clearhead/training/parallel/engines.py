@@ -1,9 +1,12 @@
-"""How the loss and its gradients are computed: by one process, or by several of which each has a share of a batch."""
+"""Loss and gradients of a batch: in one process, or in several of which each computes some of the rows."""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import signal
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic
 
@@ -11,8 +14,142 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from clearhead.checkpoints.weights.files import load_tensors, save_tensors
-from clearhead.training.parallel.shares import BatchLoss, Share
-from clearhead.training.protocols import BatchT, Loss
+from clearhead.data.batches.base import Batch, Batches, BatchT, Loss
+from clearhead.training.parallel.processes import Process
+
+
+@dataclass(frozen=True)
+class Share(Generic[BatchT]):
+    """What one process computes of a batch.
+
+    Args:
+        batch: its rows.
+        counts: whether they count; a process without a row repeats the first one, so that it takes part in every
+            reduction.
+    """
+
+    batch: BatchT
+    counts: bool = True
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that count."""
+        return self.batch.num_tokens if self.counts else 0
+
+
+def share_of(batch: BatchT, process: Process) -> Share[BatchT]:
+    """Return the share of one process in a batch.
+
+    Args:
+        batch: the whole batch, which every process makes for itself.
+        process: which one.
+    """
+    assert isinstance(batch, Batch), "other batches are refused before training"
+    counts = process.rank < len(batch.rows)
+    share: Any = batch.part(slice(process.rank, None, process.size) if counts else slice(1))
+    return Share(share, counts)
+
+
+class SharedBatches(Generic[BatchT]):
+    """The shares of one process in endless batches.
+
+    Args:
+        whole: the batches; their position is the same on every process.
+        process: which one.
+    """
+
+    def __init__(self, whole: Batches[BatchT], process: Process) -> None:
+        self._whole, self._process = whole, process
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches in one pass over the data."""
+        return self._whole.batches_per_epoch
+
+    def __next__(self) -> Share[BatchT]:
+        return share_of(next(self._whole), self._process)
+
+    def state(self) -> dict[str, Any]:
+        """Return the position in the data as JSON values."""
+        return self._whole.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go to a position in the data."""
+        self._whole.load_state(state)
+
+
+class BatchLoss(nn.Module):
+    """A module whose output is its loss, which is where PyTorch's engines hook in.
+
+    Args:
+        module: the module to train.
+        loss: gives, for a batch, the summed loss and the number of labels.
+    """
+
+    def __init__(self, module: nn.Module, loss: Loss[BatchT]) -> None:
+        super().__init__()
+        self.module = module
+        self._loss: Loss[Any] = loss
+
+    def forward(self, share: Share[BatchT]) -> tuple[Tensor, int]:
+        """Return the summed loss of a share, and the number of its labels."""
+        loss, num_labels = self._loss(self.module, share.batch)
+        return (loss, num_labels) if share.counts else (loss * 0.0, 0)
+
+
+@dataclass
+class Sums:
+    """The sums of one step.
+
+    Args:
+        loss: summed over the labels; not finite as soon as that of one batch is not.
+        num_labels: labels that were predicted.
+        num_tokens: source and target tokens.
+        not_finite: the number of the first batch whose loss is not finite; 0: all are.
+    """
+
+    loss: float = 0.0
+    num_labels: int = 0
+    num_tokens: int = 0
+    not_finite: int = 0
+
+    def add(self, loss: float, num_labels: int, num_tokens: int, number: int) -> None:
+        """Add one batch, counted from 1."""
+        self.loss += loss
+        self.num_labels += num_labels
+        self.num_tokens += num_tokens
+        if not math.isfinite(loss) and not self.not_finite:
+            self.not_finite = number
+
+    def row(self) -> list[float]:
+        """Return the sums as numbers."""
+        return [self.loss, float(self.num_labels), float(self.num_tokens), float(self.not_finite)]
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[float]]) -> Sums:
+        """Return the sums over the rows of all processes, added up in the order of their ranks."""
+        losses, labels, tokens, numbers = zip(*(row[:4] for row in rows), strict=True)
+        first = min((int(number) for number in numbers if number), default=0)
+        return cls(sum(losses), int(sum(labels)), int(sum(tokens)), first)
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What ends a training of several processes, as all of them know it.
+
+    Args:
+        seconds: of the run, by the clock of the first process.
+        signal: that one of them received; None: none did.
+    """
+
+    seconds: float = 0.0
+    signal: signal.Signals | None = None
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[float]]) -> Agreed:
+        """Return it from the rows of all processes, whose last two numbers are the signal, or 0, and the seconds."""
+        number = int(max(row[-2] for row in rows))
+        return cls(rows[0][-1], signal.Signals(number) if number else None)
 
 
 class Engine(Generic[BatchT]):

@@ -24,10 +24,9 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor, zeros
 
 from clearhead.base.errors import RunFailure
 from clearhead.core.stack import Layer, Stack
-from clearhead.training.parallel.engines import Engine
+from clearhead.data.batches.base import BatchT, Loss
+from clearhead.training.parallel.engines import BatchLoss, Engine, Share
 from clearhead.training.parallel.processes import Processes
-from clearhead.training.parallel.shares import BatchLoss, Share
-from clearhead.training.protocols import BatchT, Loss
 
 # The name that PyTorch gives to the one file into which it puts the parts of all processes together.
 _WHOLE = "model-00001-of-00001.safetensors"

@@ -10,6 +10,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,12 +20,26 @@ from pydantic import ValidationError
 from clearhead.base.errors import InputError, nearest
 from clearhead.base.files import read_text_file
 from clearhead.core.extensions.files import load_parts
+from clearhead.data.sources.run_file_tables import Form, Section, expected, form_of, near_choice
 from clearhead.data.task_tables import data_of
 from clearhead.spec.tasks.registry import BUILT_IN, kinds
-from clearhead.training.runfile.faults import Address, Fault, Places, faults_of, find_lines
-from clearhead.training.runfile.rules import LENGTHS, check_rules, fill_defaults, has_fault
-from clearhead.training.runfile.sections import TABLES, RunFile, run_file_type, sections_of
+from clearhead.training.runfile.sections import (
+    LENGTHS,
+    TABLES,
+    Address,
+    EarlyStop,
+    Fault,
+    RunFile,
+    check_rules,
+    fill_defaults,
+    has_fault,
+    name_of,
+    only_for,
+    run_file_type,
+    sections_of,
+)
 
+_HELD_OUT = "; `clearhead new` can hold out some of the training data"
 # Values for required keys that are missing or faulty, so that the rules can still check the other keys.
 _PLACEHOLDERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -73,34 +88,220 @@ def parse_run_file(text: str, name: str, overrides: Sequence[str] = (), *, folde
     Raises:
         InputError: every fault with file and line, in one report.
     """
-    raw = _parse_toml(text, name)
-    model = raw.get("model")
+    draft = _Draft(name, _parse_toml(text, name), find_lines(text))
+    model = draft.values.get("model")
     if folder is not None and isinstance(model, dict) and isinstance(model.get("parts"), str):
         model["parts"] = str(folder / Path(model["parts"]).expanduser())
-    origins, faults = _apply_overrides(raw, overrides)
-    imports_parts = folder is not None or ("model", "parts") in origins
-    places = Places(name, find_lines(text), origins)
-    run, faults_here = _validate(raw, places)
-    faults += faults_here
-    faulty = {fault.address for fault in faults_here}
-    faults += [Fault(fault.address, places.of(fault.address) + fault.sentence) for fault in check_rules(run, faulty)]
+    draft.apply(overrides)
+    run, faulty = draft.validate()
+    for fault in check_rules(run, faulty):
+        draft.report(fault.address, fault.sentence)
     run = fill_defaults(run)
-    if not any(fault.address[:1] == ("model",) for fault in faults) and not has_fault(faulty, "task", "kind"):
-        faults += _model_faults(run, places, imports_parts=imports_parts)
-    if faults:
-        # By line, overrides last
-        ordered = sorted(
-            faults, key=lambda fault: (places.origin(fault.address)[0] != "", places.origin(fault.address)[1])
-        )
-        raise InputError.from_faults([fault.sentence for fault in ordered if not fault.follows], subject=name)
+    if not any(fault.address[:1] == ("model",) for fault in draft.faults) and not has_fault(faulty, "task", "kind"):
+        draft.check_model(run, imports_parts=folder is not None or ("model", "parts") in draft.overrides)
+    draft.refuse_faults()
     return run
 
 
 def parse_tables(text: str, name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Return the tables of a run file with its overrides, unchecked; faulty overrides are left out."""
-    raw = _parse_toml(text, name)
-    _apply_overrides(raw, overrides)
-    return raw
+    draft = _Draft(name, _parse_toml(text, name))
+    draft.apply(overrides)
+    return draft.values
+
+
+@dataclass
+class _Draft:
+    """A run file while it is read.
+
+    Attributes:
+        name: the name of the run file in messages.
+        values: the tables, of which none is checked.
+        lines: the line of each table and key.
+        overrides: the override that set an address.
+        faults: the faults so far.
+    """
+
+    name: str
+    values: dict[str, Any]
+    lines: Mapping[Address, int] = field(default_factory=dict)
+    overrides: dict[Address, str] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of task; None: the run file names none."""
+        task = self.values.get("task")
+        kind = task.get("kind") if isinstance(task, dict) else None
+        return kind if kind in kinds() else None
+
+    def origin(self, address: Address) -> tuple[str, int]:
+        """Return the override that set an address, or "", and its line in the file, or 0."""
+        for length in range(len(address), 0, -1):
+            start = address[:length]
+            if start in self.overrides:
+                return self.overrides[start], 0
+            if start in self.lines:
+                return "", self.lines[start]
+        return "", 0
+
+    def report(self, address: Address, sentence: str, *, at: Address | None = None, follows: bool = False) -> None:
+        """Add a fault, whose message starts with the origin of its address, such as "run.toml:12: ".
+
+        Args:
+            address: the address of the fault.
+            sentence: the message.
+            at: the address whose origin the message names; None: that of the fault.
+            follows: as of `Fault`.
+        """
+        override, line = self.origin(address if at is None else at)
+        start = f"{self.name}:{line}" if line else self.name
+        if override:
+            start = f"override '{override}'"
+        self.faults.append(Fault(address, f"{start}: {sentence}", follows))
+
+    def apply(self, overrides: Iterable[str]) -> None:
+        """Apply overrides to the values; a faulty one is reported and left out."""
+        for text in overrides:
+            key, equals, value = text.partition("=")
+            address = tuple(name.strip() for name in key.split("."))
+            sentence = _override_fault(address, bool(equals))
+            if sentence is None:
+                parsed = _override_value(value.strip())
+                sentence = self._set(address, parsed) if parsed is not _BROKEN else "the value is not valid TOML"
+            if sentence is not None:
+                self.faults.append(Fault(address, f"override '{text}': {sentence}"))
+                continue
+            if len(address) == 2 and address[0] == "train" and address[1] in LENGTHS:
+                # Steps replace the epochs of the file, and epochs the steps; seconds may end either early.
+                for length in set(LENGTHS) - {address[1]}:
+                    self.values["train"].pop(length, None)
+            self.overrides[address] = text
+
+    def _set(self, address: Address, value: Any) -> str | None:
+        """Set one value in nested tables; return a message if that is impossible."""
+        if address[0] not in TABLES:
+            return f"there is no table [{address[0]}]{nearest(address[0], TABLES)}; the tables are {', '.join(TABLES)}"
+        table = self.values
+        for depth, name in enumerate(address[:-1], start=1):
+            below = table.setdefault(name, {})
+            if not isinstance(below, dict):
+                return f"'{'.'.join(address[:depth])}' is not a table"
+            table = below
+        table[address[-1]] = value
+        return None
+
+    def validate(self) -> tuple[RunFile, set[Address]]:
+        """Return the run file and the addresses of faulty values.
+
+        A faulty value is reported, and a placeholder takes its place, so that the rules can check the other keys.
+        """
+        try:
+            return run_file_type(self.kind).model_validate(self.values), set()
+        except ValidationError as error:
+            faulty = self._report_values(error)
+        values: dict[str, Any] = {name: dict(self.values[name]) for name in TABLES if self._has_table(name)}
+        placeholders = _placeholders(self.kind)
+        for table, *keys in (address for address in faulty if address[0] in TABLES):
+            for key in keys[:1] or _REQUIRED:
+                values.setdefault(table, {}).pop(key, None)
+                if key in placeholders[table]:
+                    values[table][key] = placeholders[table][key]
+        return run_file_type(self.kind).model_validate(values), set(faulty)
+
+    def _has_table(self, name: str) -> bool:
+        return isinstance(self.values.get(name), dict)
+
+    def _report_values(self, error: ValidationError) -> list[Address]:
+        """Report one fault per faulty address, and return the addresses."""
+        grouped: dict[Address, list[Any]] = {}
+        for item in error.errors(include_url=False):
+            grouped.setdefault(self._address(item["loc"], item["type"]), []).append(item)
+        types = {address: _type(address, items[0]) for address, items in grouped.items()}
+        unknown = [address for address, type_ in types.items() if type_ == "extra_forbidden"]
+        for address, items in grouped.items():
+            is_missing = types[address] == "missing"
+            self.report(
+                address,
+                self._sentence(address, types[address], items),
+                at=address[:-1] if is_missing else address,
+                follows=is_missing and _is_misspelt(address, unknown),
+            )
+        return list(grouped)
+
+    def _address(self, location: tuple[int | str, ...], type_: str) -> Address:
+        """Remove from a location what is not a key: the tag of a union, the index of a list."""
+        address: list[str] = []
+        values: Any = self.values
+        for position, name in enumerate(location):
+            is_last = position == len(location) - 1
+            if isinstance(values, Mapping) and (name in values or (is_last and type_ == "missing")):
+                address.append(str(name))
+                values = values.get(name)
+        return tuple(address)
+
+    def _sentence(self, address: Address, type_: str, items: Sequence[Any]) -> str:
+        if type_ == "extra_forbidden":
+            return self._unknown_key(address)
+        if type_ == "missing":
+            return _missing_key(address)
+        received: Any = self.values
+        for name in address:
+            received = received[name]
+        if type_.startswith("union_tag"):
+            assert self.kind is not None, "the forms of data are those of a task"
+            return _no_data(address, received, data_of(self.kind).forms)
+        wanted = expected(self._section_at(address[:-1]), address[-1], items)
+        return f"{name_of(address)} must be {wanted}, received {describe_value(received)}{near_choice(items[0])}"
+
+    def _section_at(self, table: Address) -> type[Section]:
+        """Return the type of a table of the run file, or of a table inside a table."""
+        if not table:
+            return run_file_type(self.kind)
+        if len(table) == 1:
+            return sections_of(self.kind)[table[0]]
+        if table[0] != "data" or self.kind is None:
+            return EarlyStop
+        return form_of(self.values["data"][table[1]], data_of(self.kind).forms) or EarlyStop
+
+    def _unknown_key(self, address: Address) -> str:
+        name, table = address[-1], address[:-1]
+        if not table:
+            hint = nearest(name, TABLES) or _other_table(name, self.kind)
+            return f"there is no table or key '{name}' at the top of a run file{hint}"
+        homes = [other for other in kinds() if len(table) == 1 and name in sections_of(other)[table[0]].model_fields]
+        if homes:
+            return f"{name_of(address)} {only_for(self.kind, homes)}"
+        known = self._section_at(table).model_fields
+        hint = nearest(name, known) or _other_table(name, self.kind)
+        return f"unknown key '{name}' in {name_of(table)}{hint or '; its keys are ' + ', '.join(known)}"
+
+    def check_model(self, run: RunFile, *, imports_parts: bool) -> None:
+        """Check the sizes of the model with those of its preset; the vocabulary is not known yet, so it has any size.
+
+        Args:
+            run: the checked run file.
+            imports_parts: whether [model] parts are imported.
+        """
+        from clearhead.training.runfile.model_table import resolve_spec
+
+        try:
+            if run.model.parts is not None and imports_parts:
+                load_parts(run.model.parts)
+            if not run.task.init:
+                joint = run.tokenizer.joint is not False
+                resolve_spec(run.model, kind=run.task.kind, source_vocab=1009, target_vocab=1009, joint=joint)
+        except InputError as error:
+            hint = f"; it may need {run.model.parts}, which is code: read that file, and name it with --parts FILE"
+            self.report(("model",), error.as_fault + ("" if run.model.parts is None or imports_parts else hint))
+
+    def refuse_faults(self) -> None:
+        """Raise an `InputError` with every fault, ordered by line, with those of overrides last."""
+        ordered = sorted(
+            self.faults, key=lambda fault: (self.origin(fault.address)[0] != "", self.origin(fault.address)[1])
+        )
+        if ordered:
+            raise InputError.from_faults([fault.sentence for fault in ordered if not fault.follows], subject=self.name)
 
 
 def _parse_toml(text: str, name: str) -> dict[str, Any]:
@@ -116,24 +317,36 @@ def _parse_toml(text: str, name: str) -> dict[str, Any]:
         raise InputError(f"{name}:{line}: not valid TOML: {reason[0].lower()}{reason[1:]}{column}{hint}") from None
 
 
-def _apply_overrides(raw: dict[str, Any], overrides: Iterable[str]) -> tuple[dict[Address, str], list[Fault]]:
-    """Apply overrides to the raw values; return the override of each address, and the faults."""
-    origins: dict[Address, str] = {}
-    faults: list[Fault] = []
-    for text in overrides:
-        key, equals, value = text.partition("=")
-        address = tuple(name.strip() for name in key.split("."))
-        sentence = _override_fault(address, bool(equals))
-        if sentence is None:
-            parsed = _override_value(value.strip())
-            sentence = _set(raw, address, parsed) if parsed is not _BROKEN else "the value is not valid TOML"
-        if sentence is not None:
-            faults.append(Fault(address, f"override '{text}': {sentence}"))
+def find_lines(text: str) -> dict[Address, int]:
+    """Return the line (from 1) of every table header and key of a TOML text; keys of an inline table have its line."""
+    lines: dict[Address, int] = {}
+    table: Address = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        header = re.match(r"\s*\[\[?([^\]\"']+)\]", line)
+        if header:
+            table = tuple(name.strip() for name in header.group(1).split("."))
+            lines.setdefault(table, number)
             continue
-        if address[0] == "train" and address[-1] in LENGTHS and len(address) == 2:
-            _drop_other_length(raw, address[-1])
-        origins[address] = text
-    return origins, faults
+        key = re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", line)
+        if key:
+            address = table + tuple(name.strip("\"'") for name in key.group(1).split("."))
+            lines.setdefault(address, number)
+    return lines
+
+
+def describe_value(value: object) -> str:
+    """Return a description of a received value."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return f"the number {value}"
+    if isinstance(value, str):
+        return f"the text '{value}'"
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, Sequence):
+        return "a list"
+    return f"the value {value}"
 
 
 def _override_fault(address: Address, has_equals: bool) -> str | None:
@@ -158,72 +371,52 @@ def _override_value(text: str) -> Any:
     return parsed["value"] if list(parsed) == ["value"] else text
 
 
-def _set(raw: dict[str, Any], address: Address, value: Any) -> str | None:
-    """Set one value in nested tables; return a message if that is impossible."""
-    here = raw
-    for depth, name in enumerate(address[:-1], start=1):
-        if depth == 1 and name not in TABLES:
-            return f"there is no table [{name}]{nearest(name, TABLES)}; the tables are {', '.join(TABLES)}"
-        below = here.setdefault(name, {})
-        if not isinstance(below, dict):
-            return f"'{'.'.join(address[:depth])}' is not a table"
-        here = below
-    here[address[-1]] = value
-    return None
-
-
-def _drop_other_length(raw: dict[str, Any], kept: str) -> None:
-    """Remove the length of the file: steps replace epochs, and epochs steps; seconds may end either early."""
-    for key in LENGTHS:
-        if key != kept:
-            raw["train"].pop(key, None)
-
-
-def _validate(raw: dict[str, Any], places: Places) -> tuple[RunFile, list[Fault]]:
-    """Validate the values; faulty keys are reported and left out, so that the rules can check the others."""
-    kind = _kind_of(raw)
-    try:
-        return run_file_type(kind).model_validate(raw), []
-    except ValidationError as error:
-        faults = faults_of(error, raw, places, kind)
-    values: dict[str, Any] = {name: dict(raw[name]) for name in TABLES if isinstance(raw.get(name), dict)}
-    placeholders = _placeholders(kind)
-    for table, *keys in (fault.address for fault in faults if fault.address[0] in TABLES):
-        for key in keys[:1] or _REQUIRED:
-            values.setdefault(table, {}).pop(key, None)
-            if key in placeholders[table]:
-                values[table][key] = placeholders[table][key]
-    return run_file_type(kind).model_validate(values), faults
-
-
-def _kind_of(raw: Mapping[str, Any]) -> str | None:
-    """Return the kind of task of a run file; None: it names none."""
-    task = raw.get("task")
-    kind = task.get("kind") if isinstance(task, dict) else None
-    return kind if kind in kinds() else None
-
-
 def _placeholders(kind: str | None) -> dict[str, Mapping[str, Any]]:
     """Return values for the required keys of each table."""
     named = {} if kind is None else data_of(kind).forms[0].example()
     return {**_PLACEHOLDERS, "data": {"train": named, "valid": named}}
 
 
-def _model_faults(run: RunFile, places: Places, *, imports_parts: bool) -> list[Fault]:
-    """Check the sizes of the model with those of its preset; the vocabulary is not known yet, so it has any size."""
-    from clearhead.training.runfile.model_table import resolve_spec
+def _is_misspelt(missing: Address, unknown: Sequence[Address]) -> bool:
+    """Return whether a missing key stands in its table under a name like it, which has a message of its own."""
+    return any(other[:-1] == missing[:-1] and nearest(other[-1], missing[-1:]) for other in unknown)
 
-    try:
-        if run.model.parts is not None and imports_parts:
-            load_parts(run.model.parts)
-        if not run.task.init:
-            joint = run.tokenizer.joint is not False
-            resolve_spec(run.model, kind=run.task.kind, source_vocab=1009, target_vocab=1009, joint=joint)
-    except InputError as error:
-        hint = f"; it may need {run.model.parts}, which is code: read that file, and name it with --parts FILE"
-        reason = error.as_fault + ("" if run.model.parts is None or imports_parts else hint)
-        return [Fault(("model",), f"{places.of(('model',))}{reason}")]
-    return []
+
+def _type(address: Address, item: Mapping[str, Any]) -> str:
+    """Return the type of an error; what is missing inside a list is a fault of the list."""
+    is_inside = item["type"] == "missing" and item["loc"][-1] != address[-1]
+    return "too_short" if is_inside else str(item["type"])
+
+
+def _no_data(address: Address, value: object, forms: Sequence[type[Form]]) -> str:
+    *others, last = map(_example, forms)
+    such_as = f"{', '.join(others)} or {last}" if others else last
+    received = describe_value(value)
+    if isinstance(value, Mapping) and value:
+        names = [name for form in forms for name in form.model_fields]
+        hints = [nearest(str(key), names) for key in value if key not in names]
+        received = f"the keys {', '.join(map(str, value))}{next(filter(None, hints), '')}"
+    elif address[-1] == "valid":
+        received += _HELD_OUT
+    return f"{name_of(address)} must be a table that names the data, such as {such_as}; received {received}"
+
+
+def _example(form: type[Form]) -> str:
+    keys = ", ".join(f'{name} = "{text}"' for name, text in form.example().items())
+    return f"{{ {keys} }}"
+
+
+def _other_table(name: str, kind: str | None) -> str:
+    """Return a hint to another table that has the key."""
+    homes = [table for table, section in sections_of(kind).items() if name in section.model_fields]
+    return f" (it belongs in [{homes[0]}])" if homes else ""
+
+
+def _missing_key(address: Address) -> str:
+    if len(address) == 1:
+        return f"the table [{address[0]}] is missing"
+    hint = _HELD_OUT if address == ("data", "valid") else ""
+    return f"{name_of(address[:-1])} needs the key '{address[-1]}'{hint}"
 
 
 def to_toml(run: RunFile) -> str:

@@ -26,11 +26,11 @@ BOUNDS: Mapping[type, str] = {
 
 
 @cache
-def comments(cls: type[BaseModel]) -> dict[str, str]:
+def comments(cls: type) -> dict[str, str]:
     """Return the comment of each field of a type: the `#:` lines above it, else the comment behind it."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if issubclass(base, BaseModel) and base is not BaseModel and not base.__module__.startswith("pydantic"):
+        if not base.__module__.startswith(("pydantic", "builtins")):
             found |= _comments_in(_source(base))
     return found
 

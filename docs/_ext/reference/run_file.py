@@ -10,9 +10,17 @@ from sphinx.errors import SphinxError
 
 from clearhead.data.sources.run_file_tables import Section
 from clearhead.data.task_tables import DataSection, TaskSection, data_of
+from clearhead.spec.presets.hyperparameters import Hyperparameters
 from clearhead.spec.tasks.registry import kinds
-from clearhead.training.runfile.rules import fill_defaults
-from clearhead.training.runfile.sections import EarlyStop, Lora, ModelSection, TokenizerSection, Train, run_file_type
+from clearhead.training.runfile.sections import (
+    EarlyStop,
+    Lora,
+    ModelSection,
+    TokenizerSection,
+    Train,
+    fill_defaults,
+    run_file_type,
+)
 from reference.fields import comments, type_words, value_words
 
 Tables = Mapping[str, Mapping[str, Any]]
@@ -78,7 +86,8 @@ def _forms() -> Iterator[str]:
 def _keys(
     table: str, section: type[Section], fields: Mapping[str, FieldInfo], kind: str = "", prefix: str = ""
 ) -> Iterator[str]:
-    effects = comments(section)
+    # The keys of [model] that change a preset are made from its hyperparameters.
+    effects = comments(Hyperparameters) | comments(section) if section is ModelSection else comments(section)
     for key, field in fields.items():
         if key not in effects:
             raise SphinxError(f"{section.__name__}.{key} has no comment '#: ...' that says what it does")

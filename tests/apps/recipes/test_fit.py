@@ -23,10 +23,10 @@ from clearhead.spec.tasks.base import Architecture, Recipe, Size
 from clearhead.spec.tasks.record import Noise, TaskRecord
 from clearhead.spec.tasks.registry import every, find
 from clearhead.text.tokenizer_training import train_tokenizer
+from clearhead.training.record import STARTUP_SECONDS
 from clearhead.training.runfile.model_table import resolve_spec
 from clearhead.training.runfile.read import parse_run_file
 from clearhead.training.runfile.sections import ModelSection
-from clearhead.training.settings import STARTUP_SECONDS
 from clearhead.training.task_parts import one_sided
 from tests.apps.cli.tiny_run import PAIRS, write_pairs
 from tests.parity.architectures.harness import outputs_of

@@ -16,7 +16,7 @@ from clearhead.checkpoints.weights.files import load_tensors
 from clearhead.checkpoints.weights.lora import adapt, merged
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.training.assemble import train_run
-from clearhead.training.averaging import average_run
+from clearhead.training.optim.weight_averages import average_run
 from clearhead.training.runfile.read import load_run_file
 from tests.tasks import fine_tuning as made
 

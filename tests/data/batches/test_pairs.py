@@ -15,12 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.base.errors import InputError
-from clearhead.data.batches.base import Batch
+from clearhead.data.batches.base import Batch, padded_length, rounded_rows
 from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, training_batches, validation_batches
-from clearhead.data.batches.shapes import padded_length, rounded_rows
 from clearhead.data.sources.pairs import parallel_files
-from clearhead.data.stores.pairs import prepare_pairs
-from clearhead.data.stores.store import Store
+from clearhead.data.stores.store import Store, prepare_pairs
 from clearhead.data.tokenize.tokenizers import cached_tokenizers
 from clearhead.tasks.translate.train import collate_pairs
 from clearhead.text.pair import TokenizerPair

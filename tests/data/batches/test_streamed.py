@@ -15,9 +15,8 @@ import pytest
 
 from clearhead.base.errors import InputError
 from clearhead.data.batches.base import Batch
-from clearhead.data.batches.streamed import StreamedBatches
 from clearhead.data.batches.text import causal_view, window_view
-from clearhead.data.batches.text_stream import Place, TextStream, sample
+from clearhead.data.batches.text_stream import Place, StreamedBatches, TextStream, sample
 from clearhead.data.sources.texts import TextChunk, TextFiles, TextShard, text_shards
 from clearhead.data.tokenize.document_chunks import encoded_parts
 from clearhead.text.tokenizer import Tokenizer

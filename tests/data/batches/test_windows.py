@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.base.errors import InputError
-from clearhead.data.batches.packing import pack_windows
-from clearhead.data.batches.windows import Windows, cut_windows
+from clearhead.data.batches.text import Windows, cut_windows, pack_windows
 from clearhead.data.sources.texts import TextFiles
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
 from clearhead.text.tokenizer import Tokenizer

@@ -7,9 +7,8 @@ import pytest
 
 from clearhead.base.errors import InputError
 from clearhead.data.objectives.build import build_objective
-from clearhead.data.objectives.infilling import TextInfilling
 from clearhead.data.objectives.masking import MaskedLM
-from clearhead.data.objectives.spans import SpanCorruption
+from clearhead.data.objectives.spans import SpanCorruption, TextInfilling
 from clearhead.spec.tasks.record import Noise, TaskRecord
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.data.objectives.noisy import pieces, stream, tokenizer

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from clearhead.base.errors import InputError
 from clearhead.data.batches.base import NO_LABEL, Batch
-from clearhead.data.objectives.infilling import TextInfilling
+from clearhead.data.objectives.spans import TextInfilling
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.data.objectives.noisy import drawn, framed, lines, pieces, stream, tokenizer
 

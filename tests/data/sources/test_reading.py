@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clearhead.data.sources.reading import read_alike, reading_of
+from clearhead.data.sources.run_file_tables import read_alike, reading_of
 from clearhead.spec.tasks.record import TaskRecord
 
 

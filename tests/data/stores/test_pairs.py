@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 import clearhead.data.arrays as arrays_module
-import clearhead.data.stores.pairs as pairs_module
+import clearhead.data.stores.store as pairs_module
 import clearhead.data.stores.store as store_module
 import clearhead.data.tokenize.tokenizers as tokenizers_module
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.data.sources.pairs import parallel_files, read_pairs
-from clearhead.data.stores.pairs import prepare_pairs
+from clearhead.data.stores.store import prepare_pairs
 from clearhead.data.tokenize.tokenizers import cached_tokenizers
 from clearhead.tasks.translate.train import collate_pairs
 from clearhead.text.pair import TokenizerPair
@@ -193,7 +193,7 @@ def test_processes_at_once_agree_and_leave_nothing_behind(tmp_path: Path, cache:
         "import sys\n"
         "from pathlib import Path\n"
         "from clearhead.data.sources.pairs import parallel_files\n"
-        "from clearhead.data.stores.pairs import prepare_pairs\n"
+        "from clearhead.data.stores.store import prepare_pairs\n"
         "from clearhead.data.tokenize.tokenizers import cached_tokenizers\n"
         f"source = parallel_files(Path({str(tmp_path / 'a.de')!r}), Path({str(tmp_path / 'a.en')!r}))\n"
         "sys.stdin.readline()\n"

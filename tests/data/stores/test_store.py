@@ -48,7 +48,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def prepared(kind: str) -> Store:
     """A store of the examples of a task."""
     from clearhead.data.stores.corpus import prepare_corpus
-    from clearhead.data.stores.pairs import prepare_pairs
+    from clearhead.data.stores.store import prepare_pairs
     from clearhead.tasks.answer.store import prepare_answers
     from clearhead.tasks.classify.store import prepare_labelled
     from clearhead.tasks.tag.store import prepare_tagged

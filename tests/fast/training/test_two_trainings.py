@@ -14,9 +14,8 @@ from clearhead.core import Transformer, build
 from clearhead.data.batches.base import Batch
 from clearhead.fast.training.parts import FusedAttention, FusedRMSNorm, training_tree
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.training.losses import token_loss
-from clearhead.training.optim.gradients import scale_gradients
-from clearhead.training.optim.optimizers import build_optimizer
+from clearhead.tasks.train import token_loss
+from clearhead.training.optim.optimizers import build_optimizer, scale_gradients
 
 STEPS = 5
 

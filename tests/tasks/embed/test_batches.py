@@ -15,8 +15,7 @@ from clearhead.base.errors import InputError
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import EpochBatches, training_batches
 from clearhead.data.sources.pairs import parallel_files
-from clearhead.data.stores.pairs import prepare_pairs
-from clearhead.data.stores.store import Store
+from clearhead.data.stores.store import Store, prepare_pairs
 from clearhead.data.tokenize.tokenizers import cached_tokenizers
 from clearhead.tasks.embed.batches import (
     ContrastiveBatch,

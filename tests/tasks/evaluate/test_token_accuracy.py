@@ -11,10 +11,9 @@ from torch.nn import functional as F
 
 from clearhead.core import Sequence, build
 from clearhead.data.batches.base import NO_LABEL
-from clearhead.data.objectives.infilling import TextInfilling
 from clearhead.data.objectives.masking import MaskedLM
 from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
-from clearhead.data.objectives.spans import SpanCorruption
+from clearhead.data.objectives.spans import SpanCorruption, TextInfilling
 from clearhead.generate.scoring.token_accuracy import score_tokens
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from tests.data.objectives.noisy import pieces, stream, tokenizer

@@ -28,7 +28,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clearhead.training import assemble
-from clearhead.training.parallel import joining
+from clearhead.training.parallel import processes
 from clearhead.training.runfile.read import load_run_file
 from tests.training.parallel.groups import watch_validations
 from tests.training.quick import leave_out
@@ -58,8 +58,8 @@ def train(training: dict[str, Any], rank: int) -> dict[str, Any]:
         "RANK": f"{rank}", "WORLD_SIZE": f"{training['size']}", "LOCAL_RANK": f"{rank}",
         "LOCAL_WORLD_SIZE": f"{training['size']}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{training['port']}",
     }  # fmt: skip
-    joining.ARRIVAL_SECONDS = training.get("arrival", 600.0)  # type: ignore[misc]
-    joining._trainings = itertools.count()
+    processes.ARRIVAL_SECONDS = training.get("arrival", 600.0)  # type: ignore[misc]
+    processes._trainings = itertools.count()
     leave_out(pytest.MonkeyPatch())
     os.chdir(training.get("folders", [training["folder"]] * 8)[rank])
     changes = [*training.get("changes", []), *training.get("changes_by_rank", {}).get(str(rank), [])]

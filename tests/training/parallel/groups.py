@@ -22,10 +22,9 @@ from clearhead.core import Transformer
 from clearhead.fast.native import load
 from clearhead.generate.scoring.result import Validation
 from clearhead.interpret.maps.hook_points import Captured, capture
-from clearhead.training import loop
+from clearhead.training import assemble, loop
 from clearhead.training.assemble import train_run
 from clearhead.training.runfile.read import load_run_file
-from clearhead.training.stages import trainer
 from tests.training.quick import leave_out
 from tests.training.small import Recorder
 
@@ -105,7 +104,7 @@ def watch_validations(patch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """
     seen: dict[str, list[Any]] = {"activations": [], "plain": []}
     plain_trees: list[Transformer] = []
-    make_tree, measure = trainer.training_tree, loop._Training._measure
+    make_tree, measure = assemble.training_tree, loop._Training._measure
 
     def tree_of(module: Transformer, *given: Any, **named: Any) -> Transformer:
         plain_trees.append(module)
@@ -139,7 +138,7 @@ def watch_validations(patch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
             seen["plain"].append(answer_of(plain, call))
         return found
 
-    patch.setattr(trainer, "training_tree", tree_of)
+    patch.setattr(assemble, "training_tree", tree_of)
     patch.setattr(loop._Training, "_measure", measured)
     return seen
 

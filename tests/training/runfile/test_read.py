@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from clearhead.base.errors import InputError
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.tasks.registry import BUILT_IN
-from clearhead.training.runfile.faults import find_lines
 from clearhead.training.runfile.model_table import least_parameters
-from clearhead.training.runfile.read import load_run_file, parse_run_file, to_toml
+from clearhead.training.runfile.read import find_lines, load_run_file, parse_run_file, to_toml
 from clearhead.training.runfile.sections import TABLES, sections_of
 
 TABLES_OF_TASKS = [(kind, table) for kind in BUILT_IN[1:] for table in ("task", "data")]

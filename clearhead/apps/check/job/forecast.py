@@ -19,6 +19,7 @@ from clearhead.base.printing import human_bytes
 from clearhead.base.progress import message
 from clearhead.checkpoints.runs.manifest import sha256_of
 from clearhead.core.extensions.files import parts_options
+from clearhead.training.assemble import AssembledRun, assemble_run, forecast, open_training
 from clearhead.training.data_files import describe_files
 from clearhead.training.loop import Trainer
 from clearhead.training.parallel.agreement import check_divisible
@@ -26,10 +27,6 @@ from clearhead.training.preflight import CHECKPOINT_SPEED, Preflight
 from clearhead.training.progress.reports import Progress, duration
 from clearhead.training.runfile.read import load_run_file
 from clearhead.training.runfile.sections import RunFile
-from clearhead.training.stages.data import PreparedData, prepare_data
-from clearhead.training.stages.model import BuiltModel, build_model, describe_model
-from clearhead.training.stages.opening import OpenedRun, opened
-from clearhead.training.stages.trainer import build_trainer, forecast
 
 STEPS_SECONDS: Final = 10.0
 """What the steps of one run may take where their number is not given."""
@@ -40,35 +37,15 @@ SAVES: Final = 4
 _PATIENCE: Final = 10**6
 
 
-@dataclass(frozen=True)
-class Assembled:
-    """A job as it stands before its first step, in this process.
-
-    Attributes:
-        run: the open run directory.
-        data: tokenizers, batches, loss.
-        model: with its first weights.
-        trainer: of them.
-    """
-
-    run: OpenedRun
-    data: PreparedData
-    model: BuiltModel
-    trainer: Trainer[Any]
-
-
 @contextlib.contextmanager
-def assembled(run_file: RunFile) -> Iterator[Assembled]:
+def assembled(run_file: RunFile) -> Iterator[AssembledRun]:
     """Assemble a job as `clearhead train` does, for the length of a with block.
 
     Raises:
         InputError: the data, the sizes or the run directory cannot be used.
     """
-    with opened(run_file, resume=False, progress=Progress()) as run:
-        data = prepare_data(run)
-        model = build_model(run, data)
-        describe_model(run, data, model)
-        yield Assembled(run, data, model, build_trainer(run, data, model))
+    with open_training(run_file, resume=False, progress=Progress()) as run:
+        yield assemble_run(run)
 
 
 @dataclass(frozen=True)
@@ -144,7 +121,7 @@ def examine(file: Path, folder: Path, *, steps: int | None, kills: int) -> Job:
     """
     run_file, began = load_run_file(file, [f"train.run={folder / 'forecast'}"]), time.monotonic()
     with assembled(run_file) as job:
-        report = forecast(job.run, job.data, job.model, job.trainer)
+        report = forecast(job)
         start_seconds = time.monotonic() - began + 3.0
         usual = job.trainer.settings.validate_every
         number, save_every = _steps(steps, report)
@@ -196,7 +173,7 @@ def _overrides(run_file: RunFile, precision: str, save_every: int, seconds: floa
     return [*changes, f"train.seconds={3600 + 20 * seconds:.1f}"]
 
 
-def _undivided(job: Assembled) -> str:
+def _undivided(job: AssembledRun) -> str:
     """Say why a batch cannot be divided between two; empty: it can."""
     try:
         check_divisible(job.data.parts, job.run.run_file.train.batch_tokens, 2)
@@ -205,7 +182,7 @@ def _undivided(job: Assembled) -> str:
     return ""
 
 
-def _one_process(job: Assembled, report: Preflight) -> str:
+def _one_process(job: AssembledRun, report: Preflight) -> str:
     """Say why two processes cannot train on this machine; empty: they can."""
     device = job.run.device
     if device.type == "cuda":
@@ -218,7 +195,7 @@ def _one_process(job: Assembled, report: Preflight) -> str:
     return ""
 
 
-def _digest_of_data(job: Assembled) -> str:
+def _digest_of_data(job: AssembledRun) -> str:
     parts = job.data.parts
     identity = [describe_files(job.run.run_file), parts.valid_data, parts.batches.state()]
     return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()

@@ -31,15 +31,14 @@ from clearhead.base.signals import Interrupted, StopRequested, StopSignals
 from clearhead.checkpoints.runs.checkpoint import WEIGHTS, checkpoint_folder, checkpoint_steps, read_state
 from clearhead.checkpoints.runs.manifest import sha256_of
 from clearhead.checkpoints.runs.metrics import FILE_NAME, read_metrics
+from clearhead.data.batches.base import Batches, Loss
 from clearhead.generate.scoring.result import Validation
 from clearhead.spec import Model
+from clearhead.training.parallel.engines import BatchLoss, Share, share_of
 from clearhead.training.parallel.processes import Process
-from clearhead.training.parallel.shares import BatchLoss, Share, share_of
-from clearhead.training.protocols import Batches, Loss
 from clearhead.training.runfile.model_table import with_dropout
 from clearhead.training.runfile.read import load_run_file
-from clearhead.training.runfile.rules import DROPOUTS
-from clearhead.training.runfile.sections import ModelSection
+from clearhead.training.runfile.sections import DROPOUTS, ModelSection
 from clearhead.version import __version__
 
 TOLERANCE: Final = 1e-4

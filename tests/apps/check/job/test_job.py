@@ -23,7 +23,7 @@ from clearhead.apps.check.job.forecast import examine
 from clearhead.apps.check.job.job import Kill, KilledRun, compare_divisions, faults_of, without_dropout
 from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError, RunFailure
-from clearhead.training.parallel.sums import Sums
+from clearhead.training.parallel.engines import Sums
 from clearhead.training.preflight import Preflight
 from clearhead.training.runfile.read import load_run_file
 from tests.apps.cli.tiny_run import SIZES, write_run_file

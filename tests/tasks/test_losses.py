@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from clearhead.core import Transformer, build
 from clearhead.data.batches.base import NO_LABEL, Batch
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.training.losses import token_loss
+from clearhead.tasks.train import token_loss
 
 VOCABULARY = 53
 

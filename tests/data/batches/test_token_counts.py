@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.data.batches.base import Batch
+from clearhead.data.batches.base import Batch, count_batch, count_tokens
 from clearhead.spec.token_counts import TokenCounts
 from clearhead.tasks.embed.batches import ContrastiveBatch
-from clearhead.training.token_counts import count_batch, count_tokens
 
 
 def mask(*lengths: int) -> torch.Tensor:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.fast.training import parts
-from clearhead.training import dry_run, kernel_cache
-from clearhead.training.dry_run import Workload, step_cost
-from clearhead.training.kernel_cache import (
+from clearhead.training import memory, preflight
+from clearhead.training.memory import (
     CAPACITY,
     OWN_CAPACITY,
     STEPS_BETWEEN,
@@ -21,7 +20,8 @@ from clearhead.training.kernel_cache import (
     needs_kernels,
     return_memory,
 )
-from clearhead.training.settings import TrainSettings
+from clearhead.training.preflight import Trial, Workload, step_cost
+from clearhead.training.record import TrainSettings
 from tests.training.small import NextToken, ShuffledTokens, Tokens, summed_loss
 
 OURS, OTHER = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"
@@ -41,7 +41,7 @@ def test_the_users_bound_comes_first(monkeypatch: pytest.MonkeyPatch, given: str
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_holes_in_memory_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_cache, "has_faster_products", lambda: False)
+    monkeypatch.setattr(memory, "has_faster_products", lambda: False)
     blocks = [bytes(1500) for _ in range(80_000)]
     last = blocks[-1]
     blocks.clear()
@@ -57,7 +57,7 @@ def test_holes_in_memory_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None
 def test_kernels_are_needed_for_products_of_onednn_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch, is_by_onednn: bool
 ) -> None:
-    monkeypatch.setattr(kernel_cache, "has_faster_products", lambda: is_by_onednn)
+    monkeypatch.setattr(memory, "has_faster_products", lambda: is_by_onednn)
     assert needs_kernels(torch.device("cpu"), "bf16")
     assert needs_kernels(torch.device("cpu"), "fp32") == is_by_onednn
     assert not needs_kernels(torch.device("cuda"), "bf16") and not needs_kernels(torch.device("cuda"), "fp32")
@@ -76,12 +76,12 @@ def test_sizes_that_were_not_tried_count_as_those_that_were(monkeypatch: pytest.
             kept[batch.ids_BT.shape] = torch.ones(10_000_000)
         return summed_loss(module, batch)
 
-    monkeypatch.setattr(dry_run, "needs_kernels", lambda device, precision: is_needed)
+    monkeypatch.setattr(preflight, "needs_kernels", lambda device, precision: is_needed)
     monkeypatch.setattr(parts, "has_faster_products", lambda: False)  # whose own kernels take memory
     module = NextToken()
     optimizer = torch.optim.AdamW(module.parameters())
     work = Workload(keeping, ShuffledTokens(), num_sizes=41)
-    cost = step_cost(module, optimizer, work, TrainSettings(run="run"), seconds=0.0)
+    cost = step_cost(Trial(module, optimizer, work, TrainSettings(run="run")), seconds=0.0)
     if is_needed:
         assert len(kept) >= 4 and 1400e6 < cost.memory_bytes < 2000e6
     else:

@@ -8,7 +8,7 @@ import torch
 from clearhead.base.printing import num_parameters
 from clearhead.core import build
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
-from clearhead.training.parallel import choice
+from clearhead.training.parallel import agreement
 from clearhead.training.parallel.processes import Process, Processes
 from clearhead.training.preflight import least_memory
 from clearhead.training.runfile.read import parse_run_file
@@ -32,7 +32,7 @@ NEEDED = least_memory(num_parameters(build(MODEL, device="meta")), is_trained_wh
 def test_a_model_is_shared_where_it_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, parallel: str, size: int, free: int, expected: bool
 ) -> None:
-    monkeypatch.setattr(choice, "free_for_each", lambda device, processes_here: free)
+    monkeypatch.setattr(agreement, "free_for_each", lambda device, processes_here: free)
     run_file = parse_run_file(MINIMAL, "x.toml", [f"train.parallel={parallel}"])
     processes = Processes(Process(size=size, local_size=size))
-    assert choice.shares_model(run_file, MODEL, torch.device("cpu"), processes) is expected
+    assert agreement.shares_model(run_file, MODEL, torch.device("cpu"), processes) is expected
