@@ -15,12 +15,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from clearhead.base import progress
 from clearhead.base.errors import InputError, RunFailure, argument
 from clearhead.base.hooks import naming_texts
 from clearhead.core import Transformer
 from clearhead.fast.replica import in_evaluation
-from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, position_limit
+from clearhead.generate.batching import check_lengths, position_limit
 from clearhead.generate.constraints import BeginConstraint
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
@@ -31,7 +30,6 @@ from clearhead.generate.results import Candidate, Continuation
 from clearhead.generate.rows import Row, Sentence
 from clearhead.generate.running import Generated, Progress, RunningBatch, Started, run_queue
 from clearhead.generate.search.beam import start_beams
-from clearhead.generate.search.contrastive import ContrastiveSearch
 from clearhead.generate.search.recorder import BeamRecorder
 from clearhead.generate.search.sampling import RandomStream, Sampling, TokenChooser, sequence_seed
 from clearhead.generate.streaming_decoder import Decode, StreamingDecoder
@@ -168,12 +166,6 @@ def _run(
 ) -> Iterator[list[Progress]]:
     """Run all prompts, and give the progress of each step."""
     costs = _costs(request, limits)
-    if request.options.method == "contrastive":
-        # It reads several candidates of a row at once, so that nobody joins.
-        for batch in batches_by_cost(costs, budget=BATCH_TOKENS, most_rows=request.options.batch_size):
-            for numbers in _of_equal_limits(request, batch, limits):
-                yield from _search_contrastively(module, request, numbers, limits, with_text=with_text)
-        return
 
     def start(numbers: list[int]) -> list[Started]:
         equal = _of_equal_limits(request, numbers, limits)
@@ -187,8 +179,6 @@ def _costs(request: GenerateRequest, limits: list[int]) -> list[int]:
     """Return the most tokens in the cache for each prompt."""
     options = request.options
     rows = options.beam_size * options.num_return_sequences if options.method != "beam" else options.beam_size
-    if options.method == "contrastive":
-        rows *= options.top_k
     costs = [rows * (len(prompt) + limit) for prompt, limit in zip(request.prompts, limits, strict=True)]
     if request.sources is not None:
         costs = [cost + rows * len(source) for cost, source in zip(costs, request.sources, strict=True)]
@@ -202,26 +192,6 @@ def _of_equal_limits(request: GenerateRequest, numbers: list[int], limits: list[
         rules = request.config.rules_of(len(request.prompts[number]), limits[number])
         groups.setdefault(rules, []).append(number)
     return list(groups.values())
-
-
-def _search_contrastively(
-    module: Transformer, request: GenerateRequest, numbers: list[int], limits: list[int], *, with_text: bool
-) -> Iterator[list[Progress]]:
-    """Generate one token at a time for the unfinished rows of some prompts."""
-    rows = _rows(request, numbers, limits, with_text=with_text)
-    with torch.inference_mode():
-        search = _contrastive_search(module, request, numbers, limits)
-    while rows:
-        with torch.inference_mode(), naming_texts(row.prompt for row in rows for _ in range(search.count)):
-            steps = zip(rows, *search.step(), strict=True)
-        taken = [(row, row.take(token, log_probability)) for row, token, log_probability in steps]
-        yield [Progress(row, text, row.is_done) for row, text in taken]
-        kept = [index for index, row in enumerate(rows) if not row.is_done]
-        progress.update(len(rows[0].ids), max(limits), "tokens")
-        if 0 < len(kept) < len(rows):
-            with torch.inference_mode():
-                search.keep(torch.tensor(kept, device=device_of(module)))
-        rows = [rows[index] for index in kept]
 
 
 def _rows(request: GenerateRequest, batch: list[int], limits: list[int], *, with_text: bool) -> list[Row]:
@@ -257,7 +227,7 @@ def started(
 
     Args:
         module: in evaluation mode.
-        request: prompts and options; not those of contrastive search.
+        request: prompts and options.
         numbers: of the prompts; of one limit where a length forces the end token.
         limits: most tokens generated for each prompt of the request.
         with_text: whether the sequences make text.
@@ -270,7 +240,7 @@ class Reading:
 
     Args:
         module: in evaluation mode.
-        request: one prompt with its options; not those of contrastive search.
+        request: one prompt with its options.
         prefixes: as of `prefill_pieces`.
     """
 
@@ -377,15 +347,6 @@ def _chain(request: GenerateRequest, number: int, prefill: Prefill, limit: int) 
     options = replace(options, min_new_tokens=max(options.min_new_tokens, shortest))
     chain = build_logits_processors(options, request.end_ids, prompt_length, banned_X, prefill.source_ids)
     return chain + request.config.processors(prompt_length, limit, num_prompt=num_prompt)
-
-
-def _contrastive_search(
-    module: Transformer, request: GenerateRequest, numbers: list[int], limits: list[int]
-) -> ContrastiveSearch:
-    options = request.options
-    prefill = _prefill(module, request, numbers, limits).repeat(options.num_return_sequences)
-    chain = _chain(request, numbers[0], prefill, limits[numbers[0]])
-    return ContrastiveSearch(module, prefill, chain, count=options.top_k, alpha=options.penalty_alpha)
 
 
 def _started_beams(request: GenerateRequest, numbers: list[int], limits: list[int], prefill: Prefill) -> Started:

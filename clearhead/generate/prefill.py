@@ -26,7 +26,6 @@ from clearhead.generate.prefixes import Prefixes
 from clearhead.generate.processors import NO_ID
 from clearhead.text.long_texts import LONGEST_PROMPT
 
-_READERS = {True: "contrastive search", False: "an answer"}
 PIECE_TOKENS = 512
 """Of a prompt that are read between two steps of a running batch; kernels cut prompts at multiples of it."""
 
@@ -39,14 +38,12 @@ class Prefill:
         cache: KV cache with all their tokens.
         ids: the prompts, `NO_ID` for padding.
         source_ids: the sources, `NO_ID` for padding; the prompts for a decoder-only model.
-        hidden: the decoder's last hidden states of all their tokens, or of those of the last piece.
         logits: fp32, of the next token of each.
     """
 
     cache: IndexedCache
     ids: Int[Tensor, "rows tokens"]
     source_ids: Int[Tensor, "rows source"]
-    hidden: Float[Tensor, "rows read width"]
     logits: Float[Tensor, "rows vocab"]
 
     def repeat(self, count: int) -> Prefill:
@@ -55,7 +52,7 @@ class Prefill:
             return self
         rows_R = torch.arange(len(self.ids), device=self.ids.device).repeat_interleave(count)
         self.cache.select(rows_R, memory_rows=rows_R)
-        parts = {name: getattr(self, name)[rows_R] for name in ("ids", "source_ids", "hidden", "logits")}
+        parts = {name: getattr(self, name)[rows_R] for name in ("ids", "source_ids", "logits")}
         return replace(self, **parts)
 
     def each_prompt(self) -> list[Prefill]:
@@ -70,7 +67,6 @@ class Prefill:
                 self.source_ids[row : row + 1, :source]
                 if cache.memory_attention
                 else self.source_ids[row : row + 1, -source:],
-                self.hidden[row : row + 1, -length:],
                 self.logits[row : row + 1],
             )
             for row, (cache, length, source) in enumerate(zip(caches, lengths, sources, strict=True))
@@ -114,7 +110,7 @@ def prefill_prompts(
     # Of the last token only: all logits of a long prompt would take more memory than its hidden states.
     hidden_RTD = module.decoder(Read(ids_RT, mask, prefix=prefix), memory, memory_mask, cache)
     logits_RV = module.head(hidden_RTD[:, -1:])[:, -1].float()
-    return Prefill(cache, prompt_RT, source_ids_RS, hidden_RTD, logits_RV)
+    return Prefill(cache, prompt_RT, source_ids_RS, logits_RV)
 
 
 def prefill_pieces(
@@ -153,7 +149,7 @@ def prefill_pieces(
     if prefixes is not None:
         prefixes.keep(prompt, cache)
     logits_1V = module.head(hidden_1TD[:, -1:])[:, -1].float()
-    yield Prefill(cache, ids_1T, ids_1T, hidden_1TD, logits_1V)
+    yield Prefill(cache, ids_1T, ids_1T, logits_1V)
 
 
 def pad_left(
@@ -193,8 +189,7 @@ def token_limits(
     """Return how many tokens can be generated for each prompt.
 
     The position limit holds for prompt and generated tokens together. A table of positions leaves room for one more
-    token, because the last one is not read; except in contrastive search, which reads its candidates. Without a limit a
-    prompt may have `LONGEST_PROMPT` tokens.
+    token, because the model does not read the last one. Without a limit a prompt may have `LONGEST_PROMPT` tokens.
 
     Args:
         module: the model.
@@ -207,9 +202,9 @@ def token_limits(
         InputError: a prompt is empty, longer than what is read at once, or holds ids outside the vocabulary.
     """
     positions = position_limit(module, options)
-    is_table, is_contrastive = positions == module.max_positions, options.method == "contrastive"
-    unread = int(is_table and not is_contrastive)
-    needs = "" if unread else f" and {_READERS[is_contrastive]} needs one more"
+    is_table = positions == module.max_positions
+    unread = int(is_table)
+    needs = "" if is_table else " and an answer needs one more"
     lift = "." if is_table else Message(", or set ", argument("beyond_positions"), ".")
     faults, limits, kind = [], [], InputError
     for number, prompt in enumerate(prompts, start=1):

@@ -16,7 +16,7 @@ from clearhead.generate.batching import position_limit
 from clearhead.generate.continuation import GenerateRequest, generate_ids, stream_ids
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.json_schema import Schema, with_schema
-from clearhead.generate.options import GenerateOptions
+from clearhead.generate.options import REMOVED, GenerateOptions
 from clearhead.generate.prefill import check_model
 from clearhead.generate.results import Continuation, Generation
 from clearhead.generate.scoring.targets import PairScore
@@ -227,12 +227,17 @@ def check_generation_config(config: GenerationConfig, *, needs_start: bool) -> N
         InputError: a setting is not supported, or there is no start token.
     """
     faults = [
-        f"the checkpoint's generation settings ask for {key}, which is not supported" for key in config.unsupported
+        f"the checkpoint's generation settings ask for {key}, which is not supported" + _reason(key)
+        for key in config.unsupported
     ]
     if needs_start and config.decoder_start_id is None:
         faults.append("the checkpoint has no decoder_start_token_id for its decoder")
     if faults:
         raise InputError.from_faults(faults, subject="the checkpoint's generation settings")
+
+
+def _reason(key: str) -> str:
+    return f": {REMOVED[key]}" if key in REMOVED else ""
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str, chat: ChatTemplate | None = None) -> list[int]:
