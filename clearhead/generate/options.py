@@ -143,6 +143,21 @@ class DecodingOptions:
         """Minimum number of tokens before the end token."""
         raise NotImplementedError
 
+    @property
+    def is_search(self) -> bool:
+        """Whether a beam search decodes, which ranks its hypotheses."""
+        raise NotImplementedError
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of results of each prompt or text."""
+        raise NotImplementedError
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of the batch that each prompt or text takes."""
+        return self.beam_size if self.is_search else self.num_sequences
+
     def _conflicts(self) -> list[str]:
         shortest, longest = self.bounds
         least, most = getattr(self, shortest), getattr(self, longest)
@@ -197,6 +212,16 @@ class SearchOptions(DecodingOptions):
     def tokens_before_end(self) -> int:
         """Minimum number of tokens before the end token, which `min_length` includes."""
         return max(self.min_length - 1, 0)
+
+    @property
+    def is_search(self) -> bool:
+        """Always true: one beam is a search that keeps one hypothesis."""
+        return True
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of translations of each text."""
+        return self.n_best
 
     def target_limit(self, source_length: int, max_positions: int | None) -> int:
         """Return the longest hypothesis allowed for one sentence, in tokens with the end token.
@@ -295,6 +320,29 @@ class GenerateOptions(DecodingOptions):
     def method(self) -> Method:
         """The decoding method."""
         return _method(vars(self))
+
+    @property
+    def is_search(self) -> bool:
+        """Whether the method is beam search."""
+        return self.method == "beam"
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences of each prompt."""
+        return self.num_return_sequences
+
+    def search(self, early_stopping: bool | None) -> SearchOptions:
+        """Return the options of the beam search that continues a prompt.
+
+        Args:
+            early_stopping: the setting of the checkpoint, see `SearchOptions`.
+        """
+        return SearchOptions(
+            beam_size=self.beam_size,
+            length_penalty=float(self.length_penalty),
+            n_best=self.num_return_sequences,
+            early_stopping=early_stopping,
+        )
 
     @property
     def divisor(self) -> float:

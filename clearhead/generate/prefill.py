@@ -98,19 +98,19 @@ def prefill_prompts(
     if limits is not None:
         declared = [len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)]
         cache.total_length = torch.tensor(declared, device=ids_RT.device)
-    assert module.decoder is not None and module.head is not None, "check_model lets no other model through"
-    prompt_RT = source_ids_RS = ids_RT.masked_fill(~mask_RT, NO_ID)
-    memory, memory_mask = None, None
+    prompt_RT = ids_RT.masked_fill(~mask_RT, NO_ID)
     if sources is not None:
         source_RS, memory_mask = pad_ids(sources, pad_id, device_of(module))
         memory = module.encode(source_RS, mask=memory_mask).memory
-        cache.memory_mask = memory_mask
-        source_ids_RS = source_RS.masked_fill(~memory_mask, NO_ID)
+        out = module.decode(ids_RT, memory, memory_mask=memory_mask, target_mask=mask, cache=cache)
+        assert out.logits is not None, "a model that generates has a head"
+        return Prefill(cache, prompt_RT, source_RS.masked_fill(~memory_mask, NO_ID), out.logits[:, -1].float())
+    assert module.decoder is not None and module.head is not None, "check_model lets no other model through"
     prefix = mask_RT if has_prefix_mask(module) else None
+    hidden_RTD = module.decoder(Read(ids_RT, mask, prefix=prefix), None, None, cache)
     # Of the last token only: all logits of a long prompt would take more memory than its hidden states.
-    hidden_RTD = module.decoder(Read(ids_RT, mask, prefix=prefix), memory, memory_mask, cache)
     logits_RV = module.head(hidden_RTD[:, -1:])[:, -1].float()
-    return Prefill(cache, prompt_RT, source_ids_RS, logits_RV)
+    return Prefill(cache, prompt_RT, prompt_RT, logits_RV)
 
 
 def prefill_pieces(

@@ -24,24 +24,6 @@ def length_normalised(log_probability: float, length: int, length_penalty: float
 
 
 @dataclass(frozen=True, repr=False)
-class Candidate(Printed):
-    """One finished hypothesis in ids.
-
-    Args:
-        ids: target tokens without start token or prompt, with the end token if it ended.
-        score: `log_probability` / len(ids) ** length_penalty.
-        log_probability: sum of the natural-log probabilities of `ids`.
-        cut_off: it reached the length limit. A translation then has a forced end token, because no hypothesis had
-            ended; a continued prompt has none.
-    """
-
-    ids: tuple[int, ...]
-    score: float
-    log_probability: float
-    cut_off: bool = False
-
-
-@dataclass(frozen=True, repr=False)
 class Hypothesis(Printed):
     """One finished hypothesis in text.
 
@@ -65,14 +47,15 @@ class Hypothesis(Printed):
 
 @dataclass(frozen=True, repr=False)
 class Continuation(Printed):
-    """A generated sequence in ids.
+    """A generated sequence or a translation in ids.
 
     Args:
         ids: generated tokens, with the end token and the tokens of a stop text.
         score: `log_probability` / len(ids) ** length_penalty.
         log_probability: sum of the natural-log probabilities of `ids`, before temperature and filters; in beam search
             with processors, of the processed values that it ranks by.
-        stop_reason: "end": the end token came; "stop": a stop text was complete; "length": the limit was reached.
+        stop_reason: "end": the end token came; "stop": a stop text was complete; "length": the limit was reached. A
+            translation then has a forced end token, because no hypothesis had ended.
         text: the text up to the stop text; None if it was not decoded.
     """
 

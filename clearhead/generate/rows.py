@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.generate.constraints import Constraint
-from clearhead.generate.results import Candidate, Continuation, StopReason, length_normalised
+from clearhead.generate.results import Continuation, StopReason, length_normalised
 from clearhead.generate.streaming_decoder import UNFINISHED, StreamingDecoder
 
 
@@ -107,18 +107,20 @@ class Sentence:
 
     prompt: int
     limit: int
-    candidates: list[Candidate] = field(default_factory=list)
+    candidates: list[Continuation] = field(default_factory=list)
     is_done: bool = False
     failure: RunFailure | None = None
 
-    def ranked(self) -> list[Candidate]:
+    def ranked(self) -> list[Continuation]:
         """Return the best candidates.
 
         Raises:
-            RunFailure: the search ended with a failure.
+            RunFailure: the search ended with a failure, or without candidates.
         """
         if self.failure is not None:
             raise self.failure
+        if not self.candidates:
+            raise RunFailure("no token may follow: the options ban every token of the vocabulary.")
         return self.candidates
 
 

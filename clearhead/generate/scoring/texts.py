@@ -27,7 +27,8 @@ from clearhead.fast.top import top_and_log_total
 from clearhead.generate.batching import batches_by_cost, device_of
 from clearhead.generate.prefill import check_model
 from clearhead.generate.scoring.targets import MOST_LOGITS, PairScore
-from clearhead.text.long_texts import LONGEST_PROMPT
+from clearhead.text.long_texts import LONGEST_PROMPT, refuse_enormous
+from clearhead.text.tokenizer import Tokenizer
 
 TokenIds = Sequence[int] | Integer[ndarray, " _"]
 
@@ -197,3 +198,42 @@ def _checked(
     if faults:
         raise InputError.from_faults(faults, subject="the text")
     return window, stride
+
+
+def score_texts(
+    module: Transformer,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    window: int | None = None,
+    stride: int | None = None,
+    length_penalty: float = 1.0,
+    batch_size: int | None = None,
+) -> list[PairScore]:
+    """Return the log-probabilities of texts under a decoder-only model, end token included.
+
+    Args:
+        module: a decoder-only model; one in training runs as a replica in evaluation mode.
+        tokenizer: of the model.
+        texts: to score; an empty one is the end token alone.
+        window, stride, batch_size: as for `score_sequences`.
+        length_penalty: exponent alpha of the score.
+
+    Raises:
+        InputError: the model does not predict next tokens, or cannot read such a window.
+    """
+    refuse_enormous(texts, module.max_positions)
+    return score_sequences(
+        module,
+        with_special_tokens(tokenizer, texts),
+        pad_id=tokenizer.pad_id,
+        window=window,
+        stride=stride,
+        length_penalty=length_penalty,
+        batch_size=batch_size,
+    )
+
+
+def with_special_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Return the ids of texts with the special tokens that a language model was trained with."""
+    return [tokenizer.special_tokens.for_target(ids) for ids in tokenizer.encode_batch(list(texts))]

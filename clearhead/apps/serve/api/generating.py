@@ -328,7 +328,7 @@ async def _generated(
         async for number, event in running:
             request, choices = jobs[number]
             # Greedy search gives one text, however many are asked for.
-            is_greedy = request.options.num_return_sequences < len(choices)
+            is_greedy = request.options.num_sequences < len(choices)
             for choice in choices if is_greedy else choices[event.number : event.number + 1]:
                 if isinstance(event, Step):
                     choice.steps.append(event)

@@ -73,7 +73,7 @@ def test_translations_that_come_together_are_read_in_one_call(models: Models) ->
     served = models.named("mt")
 
     def jobs(deliver: Callable[[Event], None]) -> list[Job]:
-        found = [Job.of_translation(*served.translation(text, {}, None, None)) for text in PROMPTS]
+        found = [Job.of_request(served.engine, served.translation(text, {}, None, None)) for text in PROMPTS]
         for job in found:
             job.deliver = deliver
         return found
