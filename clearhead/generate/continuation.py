@@ -20,14 +20,19 @@ from clearhead.base.hooks import naming_texts
 from clearhead.core import Transformer
 from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import check_lengths, position_limit
-from clearhead.generate.constraints import BeginConstraint
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
-from clearhead.generate.prefill import PIECE_TOKENS, Prefill, check_model, prefill_pieces, prefill_prompts, token_limits
-from clearhead.generate.prefixes import Prefixes
+from clearhead.generate.prefill import (
+    PIECE_TOKENS,
+    Prefill,
+    Prefixes,
+    check_model,
+    prefill_pieces,
+    prefill_prompts,
+    token_limits,
+)
 from clearhead.generate.processors import Processor, build_logits_processors, is_timeless
-from clearhead.generate.results import Continuation
-from clearhead.generate.rows import Row, Sentence
+from clearhead.generate.results import BeginConstraint, Continuation, Row, Sentence
 from clearhead.generate.running import Generated, Progress, RunningBatch, Started, run_queue
 from clearhead.generate.search.beam import Search, target_limits
 from clearhead.generate.search.recorder import BeamRecorder

@@ -20,7 +20,7 @@ from clearhead.generate.json_schema import Schema, with_schema
 from clearhead.generate.options import REMOVED, GenerateOptions, SearchOptions
 from clearhead.generate.prefill import check_model
 from clearhead.generate.results import Continuation, Generation, Hypothesis
-from clearhead.generate.scoring.targets import PairScore, score_targets
+from clearhead.generate.scoring.texts import PairScore, score_targets
 from clearhead.generate.search.recorder import BeamRecorder
 from clearhead.generate.streaming_decoder import continuation_text
 from clearhead.text.chat import ChatTemplate

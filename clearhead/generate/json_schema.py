@@ -25,8 +25,8 @@ from clearhead.base.child_process import ChildProcess
 from clearhead.base.commands import make_install_command
 from clearhead.base.errors import InputError, argument
 from clearhead.base.files import read_json_object
-from clearhead.generate.constraints import Constraint
 from clearhead.generate.continuation import GenerateRequest
+from clearhead.generate.results import Constraint
 from clearhead.generate.schema_worker import compile_grammar, make_tokenizer, read_error
 from clearhead.text.token_bytes import token_bytes
 from clearhead.text.tokenizer import Tokenizer

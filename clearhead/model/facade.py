@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, overload
 
-from clearhead.base.arguments import checked
+from clearhead.base.arguments import answer_each, checked
 from clearhead.base.errors import InputError, at_text, within
 from clearhead.base.printing import block, module_summary
 from clearhead.base.progress import Notify, counter
@@ -30,8 +30,7 @@ from clearhead.generate.options import (
 )
 from clearhead.generate.results import Generation, Hypothesis
 from clearhead.generate.scoring.result import Measures
-from clearhead.generate.scoring.targets import PairScore
-from clearhead.generate.scoring.texts import score_texts
+from clearhead.generate.scoring.texts import PairScore, score_texts
 from clearhead.interpret.maps.attention_maps import AttentionMaps, attend, in_precision
 from clearhead.interpret.maps.head_statistics import HeadStatistics
 from clearhead.interpret.maps.hook_points import Captured, Edit, capture, edit
@@ -50,7 +49,6 @@ from clearhead.interpret.maps.repeats import heads_over_texts
 from clearhead.interpret.maps.word_links import Alignments, WordAligner
 from clearhead.model.predictions import Predictions
 from clearhead.model.saving import Saving
-from clearhead.model.texts import answer_each
 from clearhead.spec import Model as ModelSpec
 from clearhead.spec.describe import model_summary
 from clearhead.spec.tasks.record import TaskRecord

@@ -8,10 +8,9 @@ from typing import Any, overload
 from jaxtyping import Float32
 from numpy import ndarray
 
-from clearhead.base.arguments import checked
+from clearhead.base.arguments import PAIR, answer_each, checked
 from clearhead.core import Transformer
 from clearhead.fast.runner import Runner
-from clearhead.model.texts import PAIR, answer_each
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.spec.tasks.registry import find
 from clearhead.tasks.answer.use import Answer, answer

@@ -23,7 +23,7 @@ from clearhead.generate.continuation import GenerateRequest, PromptReader, gener
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import prefill_prompts
 from clearhead.generate.running import RunningBatch
-from clearhead.generate.scoring.targets import score_targets
+from clearhead.generate.scoring.texts import score_targets
 from clearhead.spec.presets.hyperparameters import build_spec
 from clearhead.spec.presets.named import PRESETS
 from clearhead.spec.presets.task_heads import vector_head, with_head

@@ -10,8 +10,7 @@ from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import prefill_prompts
 from clearhead.generate.processors import BannedIds, apply, repetition_processors
-from clearhead.generate.results import Continuation
-from clearhead.generate.rows import Sentence
+from clearhead.generate.results import Continuation, Sentence
 from clearhead.generate.running import Started
 from clearhead.generate.search.beam import Search
 from tests.generate.tiny import (

@@ -10,7 +10,7 @@ from clearhead.core import Transformer, build
 from clearhead.generate import prefill
 from clearhead.generate.continuation import GenerateRequest, PromptReader
 from clearhead.generate.options import GenerateOptions
-from clearhead.generate.prefixes import BLOCK_TOKENS, Prefixes, can_share
+from clearhead.generate.prefill import BLOCK_TOKENS, Prefixes, can_share
 from clearhead.generate.running import RunningBatch
 from tests.fast.test_bits import ids_of, of_model, small
 

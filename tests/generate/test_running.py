@@ -11,7 +11,7 @@ import torch
 from clearhead import core as ch
 from clearhead.generate.continuation import GenerateRequest, generate_ids, start_sequences
 from clearhead.generate.options import GenerateOptions
-from clearhead.generate.rows import Row, Sentence
+from clearhead.generate.results import Row, Sentence
 from clearhead.generate.running import RunningBatch
 from tests.generate.tiny import BOS, EOS, PAD, some_prompts, some_sources, tiny_decoder, tiny_model
 

@@ -9,8 +9,8 @@ import torch
 
 from clearhead.base.errors import InputError
 from clearhead.generate.options import SearchOptions
-from clearhead.generate.scoring import targets as scoring_targets
-from clearhead.generate.scoring.targets import PairScore, score_targets
+from clearhead.generate.scoring import texts as scoring_texts
+from clearhead.generate.scoring.texts import PairScore, score_targets
 from clearhead.tasks.evaluate.text_loss import target_loss
 from tests.generate.tiny import BOS, EOS, PAD, some_sources, tiny_model, translate_ids
 
@@ -42,7 +42,7 @@ def test_score_is_the_one_that_search_reports(kind: str, beam_size: int, alpha: 
 def test_token_log_probabilities_are_those_of_one_unpadded_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     module = tiny_model("original", seed=9)
     sources, targets = some_sources(5, longest=13), [[3, 4, 5], [], [6], [5] * 11, [4, 3]]
-    monkeypatch.setattr(scoring_targets, "MOST_LOGITS", 7 * 13)
+    monkeypatch.setattr(scoring_texts, "MOST_LOGITS", 7 * 13)
     for source, target, known in zip(sources, targets, score(module, sources, targets, 1.0), strict=True):
         with torch.no_grad():
             logits = module(torch.tensor([source]), torch.tensor([[BOS, *target]])).logits[0]

@@ -14,8 +14,7 @@ from clearhead.fast.cache import IndexedCache
 from clearhead.generate.batching import batches_by_cost, pad_ids
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.processors import BannedIds
-from clearhead.generate.results import Continuation
-from clearhead.generate.rows import Sentence
+from clearhead.generate.results import Continuation, Sentence
 from clearhead.generate.running import Started
 from clearhead.generate.search.beam import Search
 from tests.generate.tiny import BOS, EOS, PAD, run_search, some_sources, tiny_model, translate_ids

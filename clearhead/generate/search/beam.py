@@ -43,8 +43,7 @@ from clearhead.core import Transformer
 from clearhead.fast.top import top_and_log_total
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.processors import Processor, apply, only_banned, select
-from clearhead.generate.results import Continuation, StopReason, length_normalised
-from clearhead.generate.rows import Sentence
+from clearhead.generate.results import Continuation, Sentence, StopReason, length_normalised
 from clearhead.generate.running import Generated, Kept, Member, Progress
 from clearhead.generate.search.recorder import CUT_OFF, END, FORCED_END, BeamRecorder
 

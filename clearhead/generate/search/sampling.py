@@ -21,7 +21,7 @@ from clearhead.fast.draw import draw_tokens
 from clearhead.fast.top import top_and_log_total
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.processors import NO_ID, Processor, apply, build_logits_warpers, only_banned, select
-from clearhead.generate.rows import Row
+from clearhead.generate.results import Row
 from clearhead.generate.running import Generated, Kept, Member, Progress
 
 # Numbers drawn at a time; it does not change the stream.

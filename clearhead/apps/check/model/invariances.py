@@ -28,7 +28,7 @@ from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import has_prefix_mask, prefill_prompts
 from clearhead.generate.processors import BannedIds
-from clearhead.generate.rows import Sentence
+from clearhead.generate.results import Sentence
 from clearhead.generate.running import RunningBatch, Started
 from clearhead.generate.search.beam import Search
 

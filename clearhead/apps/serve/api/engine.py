@@ -32,10 +32,8 @@ from clearhead.base.progress import Counted, Display, shown_by
 from clearhead.core import Transformer
 from clearhead.generate.continuation import GenerateRequest, PromptReader, checked_limits
 from clearhead.generate.options import GenerateOptions
-from clearhead.generate.prefill import PIECE_TOKENS
-from clearhead.generate.prefixes import Prefixes, can_share
-from clearhead.generate.results import Continuation
-from clearhead.generate.rows import Row, Sentence
+from clearhead.generate.prefill import PIECE_TOKENS, Prefixes, can_share
+from clearhead.generate.results import Continuation, Row, Sentence
 from clearhead.generate.running import Generated, Paused, Progress, RunningBatch, Started
 
 MOST_WAITING: Final = 256
