@@ -32,12 +32,11 @@ from clearhead.generate.prefill import (
     token_limits,
 )
 from clearhead.generate.processors import Processor, build_logits_processors, is_timeless
-from clearhead.generate.results import BeginConstraint, Continuation, Row, Sentence
+from clearhead.generate.results import BeginConstraint, Continuation, Decode, Row, Sentence, StreamingDecoder
 from clearhead.generate.running import Generated, Progress, RunningBatch, Started, run_queue
 from clearhead.generate.search.beam import Search, target_limits
 from clearhead.generate.search.recorder import BeamRecorder
 from clearhead.generate.search.sampling import RandomStream, Sampling, TokenChooser, sequence_seed
-from clearhead.generate.streaming_decoder import Decode, StreamingDecoder
 
 # Most tokens in the KV cache of one batch, prompts and limits together.
 BATCH_TOKENS = 8192
@@ -78,6 +77,11 @@ class GenerateRequest:
     constraint: BeginConstraint | None = None
 
     @property
+    def stops(self) -> tuple[str, ...]:
+        """The texts that end a sequence."""
+        return self.options.stops if isinstance(self.options, GenerateOptions) else ()
+
+    @property
     def end_ids(self) -> tuple[int, ...]:
         """All ids that end a sequence; search forces the first of them."""
         return (self.eos_id, *(index for index in self.config.eos_ids if index != self.eos_id))
@@ -102,11 +106,10 @@ def generate_ids(module: Transformer, request: GenerateRequest) -> list[list[Con
         InputError: a model that cannot generate, or a prompt or source that it cannot read.
         RunFailure: the model's output is not a number, or the options ban every token.
     """
-    limits = checked_limits(module, request)
+    with_text = bool(request.stops) or request.constraint is not None
+    starter = RequestStarter(in_evaluation(module), request, checked_limits(module, request), with_text)
     done: list[Generated] = []
-    options = request.options
-    with_text = request.constraint is not None or (isinstance(options, GenerateOptions) and bool(options.stops))
-    for step in _run(in_evaluation(module), request, limits, with_text=with_text):
+    for step in starter.run():
         done += [event.sequence for event in step if event.is_done]
     results: list[list[Continuation]] = [[] for _ in request.prompts]
     for sequence in done:
@@ -134,12 +137,12 @@ def stream_ids(module: Transformer, request: GenerateRequest) -> Generator[str, 
         raise InputError("a stream needs " + argument("beam_size") + " 1: with more no text is final before the end")
     if len(request.prompts) != 1 or request.options.num_sequences != 1:
         raise InputError("a stream is one text: give a prompt and leave " + argument("num_return_sequences") + " at 1")
-    return _stream(in_evaluation(module), request, checked_limits(module, request))
+    return _stream(RequestStarter(in_evaluation(module), request, checked_limits(module, request), with_text=True))
 
 
-def _stream(module: Transformer, request: GenerateRequest, limits: list[int]) -> Generator[str, None, Continuation]:
+def _stream(starter: RequestStarter) -> Generator[str, None, Continuation]:
     """Yield the text of one prompt; the request is already checked."""
-    for step in _run(module, request, limits, with_text=True):
+    for step in starter.run():
         yield from (event.text for event in step if event.text)
     (row,) = (event.sequence for event in step)
     assert isinstance(row, Row)
@@ -172,85 +175,124 @@ def checked_limits(module: Transformer, request: GenerateRequest) -> list[int]:
     return limits
 
 
-def _run(
-    module: Transformer, request: GenerateRequest, limits: list[int], *, with_text: bool
-) -> Iterator[list[Progress]]:
-    """Run all prompts, and give the progress of each step."""
-    costs, budget = _costs(request, limits), BATCH_TOKENS
-    if isinstance(request.options, SearchOptions):
-        budget = request.options.batch_tokens
-
-    def start(numbers: list[int]) -> list[Started]:
-        equal = _of_equal_limits(request, numbers, limits)
-        return [start_sequences(module, request, some, limits, with_text=with_text) for some in equal]
-
-    running = RunningBatch(module)
-    yield from run_queue(running, costs, start, budget=budget, most=request.options.batch_size)
-
-
-def _costs(request: GenerateRequest, limits: list[int]) -> list[int]:
-    """Return the most tokens in the cache for each prompt; for a translation, those of its source."""
-    rows = request.options.num_rows
-    if isinstance(request.options, SearchOptions):
-        return [rows * len(source) for source in request.sources or ()]
-    costs = [rows * (len(prompt) + limit) for prompt, limit in zip(request.prompts, limits, strict=True)]
-    if request.sources is not None:
-        costs = [cost + rows * len(source) for cost, source in zip(costs, request.sources, strict=True)]
-    return costs
-
-
-def _of_equal_limits(request: GenerateRequest, numbers: list[int], limits: list[int]) -> list[list[int]]:
-    """Return prompts in groups that may start together: some settings depend on the lengths of prompt and text."""
-    groups: dict[Hashable, list[int]] = {}
-    for number in numbers:
-        rules = request.config.rules_of(len(request.prompts[number]), limits[number])
-        groups.setdefault(rules, []).append(number)
-    return list(groups.values())
-
-
-def _rows(request: GenerateRequest, batch: list[int], limits: list[int], *, with_text: bool) -> list[Row]:
-    """Return the sequences of a batch, those of a prompt side by side."""
-    rows = []
-    stops = request.options.stops if isinstance(request.options, GenerateOptions) else ()
-    for prompt in batch:
-        for number in range(request.options.num_sequences):
-            decoder = None
-            if with_text:
-                assert request.decode is not None
-                decoder = StreamingDecoder(request.decode, stops, request.context(prompt))
-            constraint = None if request.constraint is None else request.constraint()
-            rows.append(Row(prompt, number, limits[prompt], request.end_ids, decoder, constraint=constraint))
-    return rows
-
-
-def _prefill(module: Transformer, request: GenerateRequest, batch: list[int], limits: list[int]) -> Prefill:
-    """Read the prompts of a batch."""
-    # The decoder of a translation never reads the last token.
-    unread = int(isinstance(request.options, SearchOptions))
-    with naming_texts(batch):
-        return prefill_prompts(
-            module,
-            [request.prompts[i] for i in batch],
-            None if request.sources is None else [request.sources[i] for i in batch],
-            pad_id=request.pad_id,
-            limits=[limits[i] - unread for i in batch],
-        )
-
-
-def start_sequences(
-    module: Transformer, request: GenerateRequest, numbers: list[int], limits: list[int], *, with_text: bool
-) -> Started:
-    """Read some prompts of a request, and start their sequences, or the search for them.
+@dataclass(frozen=True, eq=False)
+class RequestStarter:
+    """Reads the prompts of a checked request, and starts their sequences, or the search for them.
 
     Args:
-        module: in evaluation mode.
+        module: the model in evaluation mode.
         request: prompts and options.
-        numbers: of the prompts; of one limit where a length forces the end token.
-        limits: most tokens generated for each prompt of the request.
+        limits: most tokens generated for each prompt, see `checked_limits`.
         with_text: whether the sequences make text.
     """
-    prefill = _prefill(module, request, numbers, limits)
-    return _start_prefilled(request, numbers, limits, prefill, with_text=with_text)
+
+    module: Transformer
+    request: GenerateRequest
+    limits: Sequence[int]
+    with_text: bool
+
+    def run(self) -> Iterator[list[Progress]]:
+        """Run all prompts, and give the progress of each step."""
+        options, budget = self.request.options, BATCH_TOKENS
+        if isinstance(options, SearchOptions):
+            budget = options.batch_tokens
+        batch = RunningBatch(self.module)
+        yield from run_queue(batch, self._costs(), self._start_groups, budget=budget, most=options.batch_size)
+
+    def start(self, numbers: Sequence[int]) -> Started:
+        """Read some prompts, and start them.
+
+        Args:
+            numbers: the numbers of the prompts; of equal rules, see `GenerationConfig.rules_of`.
+        """
+        return self.start_prefilled(numbers, self.prefill(numbers))
+
+    def prefill(self, numbers: Sequence[int]) -> Prefill:
+        """Read some prompts."""
+        request = self.request
+        with naming_texts(numbers):
+            return prefill_prompts(
+                self.module,
+                [request.prompts[number] for number in numbers],
+                None if request.sources is None else [request.sources[number] for number in numbers],
+                pad_id=request.pad_id,
+                limits=[self.num_read_later(number) for number in numbers],
+            )
+
+    def num_read_later(self, number: int) -> int:
+        """Return the most generated tokens that count towards the total length of a sequence."""
+        # That of a translation leaves out the last token, which the decoder never reads.
+        return self.limits[number] - isinstance(self.request.options, SearchOptions)
+
+    def start_prefilled(self, numbers: Sequence[int], prefill: Prefill) -> Started:
+        """Start prompts that are read already."""
+        request, options = self.request, self.request.options
+        if isinstance(options, SearchOptions) or options.is_search:
+            search = Search(
+                [Sentence(number, self.limits[number]) for number in numbers],
+                request.end_ids,
+                options.search(request.config.early_stopping) if isinstance(options, GenerateOptions) else options,
+                prefill.ids,
+                chain=self._chain(numbers[0], prefill),
+                open_ended=isinstance(options, GenerateOptions),
+                recorder=request.recorder,
+            )
+            return Started(search, prefill.cache, prefill.logits)
+        rows, prefill = self._rows(numbers), prefill.repeat(options.num_return_sequences)
+        chain, streams = self._chain(numbers[0], prefill), []
+        if options.method == "sample":
+            sources = request.sources or [()] * len(request.prompts)
+            streams = [
+                RandomStream(
+                    sequence_seed(options.seed, row.number, [*request.prompts[row.prompt], *sources[row.prompt]])
+                )
+                for row in rows
+            ]
+        chooser = TokenChooser(chain, options if streams else None)
+        kind = _kind(request, options) if all(map(is_timeless, chain)) else None
+        return Started(Sampling(rows, prefill.ids, chooser, streams, kind), prefill.cache, prefill.logits)
+
+    def _costs(self) -> list[int]:
+        """Return the most tokens in the cache for each prompt; for a translation, those of its source."""
+        request, rows = self.request, self.request.options.num_rows
+        if isinstance(request.options, SearchOptions):
+            return [rows * len(source) for source in request.sources or ()]
+        costs = [rows * (len(prompt) + limit) for prompt, limit in zip(request.prompts, self.limits, strict=True)]
+        if request.sources is not None:
+            costs = [cost + rows * len(source) for cost, source in zip(costs, request.sources, strict=True)]
+        return costs
+
+    def _start_groups(self, numbers: list[int]) -> list[Started]:
+        """Start prompts in groups of equal rules: some settings depend on the lengths of prompt and text."""
+        groups: dict[Hashable, list[int]] = {}
+        for number in numbers:
+            rules = self.request.config.rules_of(len(self.request.prompts[number]), self.limits[number])
+            groups.setdefault(rules, []).append(number)
+        return [self.start(group) for group in groups.values()]
+
+    def _rows(self, numbers: Sequence[int]) -> list[Row]:
+        """Return the sequences of some prompts, those of a prompt side by side."""
+        request, rows = self.request, []
+        for prompt in numbers:
+            for number in range(request.options.num_sequences):
+                decoder = None
+                if self.with_text:
+                    assert request.decode is not None
+                    decoder = StreamingDecoder(request.decode, request.stops, request.context(prompt))
+                constraint = None if request.constraint is None else request.constraint()
+                rows.append(Row(prompt, number, self.limits[prompt], request.end_ids, decoder, constraint=constraint))
+        return rows
+
+    def _chain(self, number: int, prefill: Prefill) -> list[Processor]:
+        """Return the logits processors of the prompt with this number and of those that start with it."""
+        request, options, prompt_length = self.request, self.request.options, prefill.ids.shape[1]
+        num_prompt = len(request.prompts[number])
+        if isinstance(options, GenerateOptions):
+            shortest = min(request.config.min_length - num_prompt, options.max_new_tokens)
+            options = replace(options, min_new_tokens=max(options.min_new_tokens, shortest))
+        banned_X = _banned(request, prefill.logits)
+        chain = build_logits_processors(options, request.end_ids, prompt_length, banned_X, prefill.source_ids)
+        return chain + request.config.processors(prompt_length, self.limits[number], num_prompt=num_prompt)
 
 
 class PromptReader:
@@ -263,11 +305,16 @@ class PromptReader:
     """
 
     def __init__(self, module: Transformer, request: GenerateRequest, prefixes: Prefixes | None = None) -> None:
-        self._module, self._request, self._limits = module, request, checked_limits(module, request)
-        self._prefixes = prefixes
-        source = None if request.sources is None else request.sources[0]
+        limits = checked_limits(module, request)
+        self._starter = RequestStarter(module, request, limits, with_text=request.decode is not None)
+        self._request, self._prefixes = request, prefixes
         self._pieces = prefill_pieces(
-            module, request.prompts[0], source, pad_id=request.pad_id, limit=self._limits[0], prefixes=prefixes
+            module,
+            request.prompts[0],
+            None if request.sources is None else request.sources[0],
+            pad_id=request.pad_id,
+            limit=self._starter.num_read_later(0),
+            prefixes=prefixes,
         )
         self.num_shared: int = 0
         self._has_begun = False
@@ -306,15 +353,12 @@ class PromptReader:
 
     def _step_with(self, others: Sequence[PromptReader]) -> list[Started]:
         readers = [self, *others]
-        requests, limits = [reader._request for reader in readers], [reader._limits[0] for reader in readers]
-        sources = [request.sources[0] for request in requests if request.sources is not None]
-        together = replace(self._request, prompts=[request.prompts[0] for request in requests], sources=sources or None)
-        numbers = list(range(len(readers)))
-        prefill = _prefill(self._module, together, numbers, limits)
+        together, numbers = self._join(readers), range(len(readers))
+        prefill = together.prefill(numbers)
         if self._is_search:
             for reader in readers:
                 reader.is_done = True
-            return [_start_search(together, numbers, limits, prefill)]
+            return [together.start_prefilled(numbers, prefill)]
         if prefill.cache.kept or not prefill.cache.self_attention:
             # The state of custom modules in a batch cannot be taken apart.
             return [start for reader in readers for start in reader.step() or ()]
@@ -325,30 +369,20 @@ class PromptReader:
             starts.append(reader._start(alone))
         return starts
 
+    def _join(self, readers: Sequence[PromptReader]) -> RequestStarter:
+        """Return a starter of the prompts of all readers."""
+        requests = [reader._request for reader in readers]
+        sources = [request.sources[0] for request in requests if request.sources is not None]
+        prompts = [request.prompts[0] for request in requests]
+        return replace(
+            self._starter,
+            request=replace(self._request, prompts=prompts, sources=sources or None),
+            limits=[reader._starter.limits[0] for reader in readers],
+        )
+
     def _start(self, prefill: Prefill) -> Started:
         self.is_done = True
-        with_text = self._request.decode is not None
-        return _start_prefilled(self._request, [0], self._limits, prefill, with_text=with_text)
-
-
-def _start_prefilled(
-    request: GenerateRequest, numbers: list[int], limits: list[int], prefill: Prefill, *, with_text: bool
-) -> Started:
-    options = request.options
-    if isinstance(options, SearchOptions) or options.is_search:
-        return _start_search(request, numbers, limits, prefill)
-    rows = _rows(request, numbers, limits, with_text=with_text)
-    prefill = prefill.repeat(options.num_return_sequences)
-    chain, streams = _chain(request, numbers[0], prefill, rows[0].limit), []
-    if options.method == "sample":
-        sources = request.sources or [()] * len(request.prompts)
-        streams = [
-            RandomStream(sequence_seed(options.seed, row.number, [*request.prompts[row.prompt], *sources[row.prompt]]))
-            for row in rows
-        ]
-    chooser = TokenChooser(chain, options if streams else None)
-    kind = _kind(request, options) if all(map(is_timeless, chain)) else None
-    return Started(Sampling(rows, prefill.ids, chooser, streams, kind), prefill.cache, prefill.logits)
+        return self._starter.start_prefilled([0], prefill)
 
 
 def _kind(request: GenerateRequest, options: GenerateOptions) -> Hashable:
@@ -360,32 +394,6 @@ def _kind(request: GenerateRequest, options: GenerateOptions) -> Hashable:
 def _rules(request: GenerateRequest) -> tuple[object, ...]:
     """Return the settings of a request that decide, with its options, which tokens may follow."""
     return request.end_ids, frozenset(request.banned), request.config
-
-
-def _chain(request: GenerateRequest, number: int, prefill: Prefill, limit: int) -> list[Processor]:
-    """Return the logits processors of the prompt with this number and of those that start with it."""
-    prompt_length, banned_X, options = prefill.ids.shape[1], _banned(request, prefill.logits), request.options
-    num_prompt = len(request.prompts[number])
-    if isinstance(options, GenerateOptions):
-        shortest = min(request.config.min_length - num_prompt, options.max_new_tokens)
-        options = replace(options, min_new_tokens=max(options.min_new_tokens, shortest))
-    chain = build_logits_processors(options, request.end_ids, prompt_length, banned_X, prefill.source_ids)
-    return chain + request.config.processors(prompt_length, limit, num_prompt=num_prompt)
-
-
-def _start_search(request: GenerateRequest, numbers: list[int], limits: list[int], prefill: Prefill) -> Started:
-    """Start the beam search of some prompts, or for the translations of some sources."""
-    options = request.options
-    search = Search(
-        [Sentence(number, limits[number]) for number in numbers],
-        request.end_ids,
-        options.search(request.config.early_stopping) if isinstance(options, GenerateOptions) else options,
-        prefill.ids,
-        chain=_chain(request, numbers[0], prefill, limits[numbers[0]]),
-        open_ended=isinstance(options, GenerateOptions),
-        recorder=request.recorder,
-    )
-    return Started(search, prefill.cache, prefill.logits)
 
 
 def _banned(request: GenerateRequest, logits: Tensor) -> Int[Tensor, " banned"]:

@@ -19,10 +19,9 @@ from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.json_schema import Schema, with_schema
 from clearhead.generate.options import REMOVED, GenerateOptions, SearchOptions
 from clearhead.generate.prefill import check_model
-from clearhead.generate.results import Continuation, Generation, Hypothesis
+from clearhead.generate.results import Continuation, Generation, Hypothesis, continuation_text
 from clearhead.generate.scoring.texts import PairScore, score_targets
 from clearhead.generate.search.recorder import BeamRecorder
-from clearhead.generate.streaming_decoder import continuation_text
 from clearhead.text.chat import ChatTemplate
 from clearhead.text.long_texts import encode_start, refuse_enormous, warn_of_long_texts
 from clearhead.text.pair import TokenizerPair

@@ -17,7 +17,7 @@ import torch
 from clearhead import core as ch
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.generate import json_schema, schema_worker
-from clearhead.generate.continuation import GenerateRequest, start_sequences
+from clearhead.generate.continuation import GenerateRequest, RequestStarter
 from clearhead.generate.json_schema import with_schema
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.running import RunningBatch
@@ -220,7 +220,7 @@ def test_a_schema_belongs_to_its_request_alone() -> None:
     def tokens(requests: list[GenerateRequest]) -> list[list[int]]:
         batch, members = RunningBatch(module), []
         with torch.inference_mode():
-            members = [start_sequences(module, request, [0], [12], with_text=True) for request in requests]
+            members = [RequestStarter(module, request, [12], with_text=True).start([0]) for request in requests]
             rows = [row for start in members for row in start.member.sequences]
             batch.join(members)
             while batch.members:

@@ -19,8 +19,7 @@ from clearhead.core import Transformer
 from clearhead.core.attention import Attention
 from clearhead.generate.batching import batches_by_cost, device_of, pad_ids, read_tokens
 from clearhead.generate.decoder import Decoder, longest_sentence
-from clearhead.generate.results import Hypothesis
-from clearhead.generate.streaming_decoder import StreamingDecoder
+from clearhead.generate.results import Hypothesis, StreamingDecoder
 from clearhead.interpret.maps.head_statistics import text_scores
 from clearhead.interpret.maps.recording import AttentionRecord, record_run
 from clearhead.text.pair import TokenizerPair
