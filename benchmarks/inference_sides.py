@@ -41,14 +41,16 @@ def of_clearhead(job: Job) -> Work:
 
 
 def translation_by_ids(job: Job, model: Any) -> Run:
+    from clearhead.generate.continuation import GenerateRequest, generate_ids
     from clearhead.generate.options import SearchOptions
-    from clearhead.generate.translation import translate_ids
 
     search = SearchOptions(beam_size=job.rows_and_beams[1], max_length=job.new_tokens, min_length=job.new_tokens)
     affixes, pad = model.special_tokens, model.tokenizers.source.pad_id
     sources = [affixes.for_source(ids) for ids in model.tokenizers.source.encode_batch(job.texts)]
     start = affixes.for_target([])[0]
-    return lambda: translate_ids(model.runner.tree(), sources, bos_id=start, eos_id=0, pad_id=pad, options=search)
+    prompts = [[start]] * len(sources)
+    request = GenerateRequest(prompts, search, eos_id=0, pad_id=pad, banned=(start, pad), sources=sources)
+    return lambda: generate_ids(model.runner.tree(), request)
 
 
 def generation_by_ids(prompts: list[list[int]], keys: dict[str, Any], model: Any) -> Run:

@@ -14,7 +14,7 @@ from .core.model import build as build
 from .core.rare.multi_head_attention import MultiHeadAttention as MultiHeadAttention
 from .generate.results import Generation as Generation
 from .generate.results import Hypothesis as Hypothesis
-from .generate.scoring.targets import PairScore as PairScore
+from .generate.scoring.texts import PairScore as PairScore
 from .interpret.maps.attention_maps import AttentionMaps as AttentionMaps
 from .interpret.maps.head_statistics import HeadStatistics as HeadStatistics
 from .interpret.maps.hook_points import capture as capture

@@ -1,4 +1,7 @@
-"""Arguments of public functions: a value of a wrong type is one sentence, not a failure somewhere inside."""
+"""Arguments of public functions: a value of a wrong type is refused in one sentence.
+
+`answer_each` answers one text with one answer, several texts with a list, and an iterator with an iterator.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,16 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from clearhead.base.errors import InputError, argument, nearest
+from clearhead.base.errors import InputError, Reference, argument, nearest, nth_text, renaming
 
 CheckedT = TypeVar("CheckedT", bound=Callable[..., Any])
 
@@ -246,3 +252,98 @@ def _words(hint: Any) -> list[str]:
         return [f"a dictionary in which each value is {' or '.join(dict.fromkeys(_words(args[1])))}"]
     origin = getattr(origin, "array_type", origin)
     return [_WORDS.get(origin) or f"a {getattr(origin, '__name__', origin)}"]
+
+
+Parts = Literal["a pair of texts", "a list of words"]
+PAIR: Parts = "a pair of texts"
+AnswerT_co = TypeVar("AnswerT_co", covariant=True)
+
+# In texts. Batches are sorted by length inside a window: 128 translations at a time take no longer than 1,024.
+FIRST_WINDOW, LARGEST_WINDOW = 16, 256
+
+
+class Answers(Protocol[AnswerT_co]):
+    """The answers to a list of texts: a list or an array."""
+
+    def __getitem__(self, index: int, /) -> AnswerT_co:
+        """Return the answer to one of them."""
+
+    def __iter__(self) -> Iterator[AnswerT_co]:
+        """Go through them."""
+
+
+AnswersT = TypeVar("AnswersT", bound=Answers[Any])
+
+
+def window_sizes(batch_size: int | None = None) -> Iterator[int]:
+    """Yield how many texts to answer together, one window after the other: a few at first, so that answers come early.
+
+    Args:
+        batch_size: most texts of a batch; a window holds at least one batch.
+    """
+    size = FIRST_WINDOW
+    while True:
+        yield max(size, batch_size or 1)
+        size = min(2 * size, LARGEST_WINDOW)
+
+
+def answer_each(
+    texts: object,
+    answer: Callable[[list[Any]], AnswersT],
+    *,
+    parts: Parts | None = None,
+    is_paired: bool = False,
+    batch_size: int | None = None,
+) -> AnswersT | Any:
+    """Answer one text with one answer, several with an answer for each, and an iterator with an iterator.
+
+    Args:
+        texts: the argument of the caller: one text, or several.
+        answer: answers a list of texts.
+        parts: another form that a text may have; None: each text is a string.
+        is_paired: whether a tuple of strings is one text.
+        batch_size: as for `window_sizes`.
+
+    Raises:
+        InputError: neither a text nor several.
+    """
+    if isinstance(texts, str) or (is_paired and isinstance(texts, tuple) and _are_texts(texts, parts)):
+        return answer([texts])[0]
+    expected = f"a text{f' or {parts}' if parts else ''}"
+    if not isinstance(texts, Iterable) or isinstance(texts, bytes | Mapping):
+        raise InputError(f"expected {expected}, or a list of them, got {type(texts).__name__}")
+
+    def check_each(window: list[Any], first: int = 1) -> list[Any]:
+        for number, text in enumerate(window, start=first):
+            if not isinstance(text, str) and not _are_texts(text, parts):
+                raise InputError(nth_text(number) + f" is {text!r:.80}; expected {expected}")
+        return [tuple(text) if parts == PAIR and not isinstance(text, str) else text for text in window]
+
+    if not isinstance(texts, Iterator):
+        return answer(check_each(list(texts)))
+
+    def answer_windows(rest: Iterator[Any]) -> Iterator[Any]:
+        from clearhead.base.hooks import naming_texts  # it imports torch, which commands need only once texts are read
+
+        before = 0
+        for size in window_sizes(batch_size):
+            window = check_each(list(islice(rest, size)), before + 1)
+            if not window:
+                return
+            # Errors count the texts of the window, and the caller counts all.
+            rows = range(before, before + len(window))
+            with renaming(partial(_count_from, before)), naming_texts(rows, are_rows=False):
+                answers = answer(window)
+            yield from answers
+            before += len(window)
+
+    return answer_windows(texts)
+
+
+def _count_from(before: int, reference: Reference) -> Reference:
+    return replace(reference, number=reference.number + before) if reference.number else reference
+
+
+def _are_texts(value: object, parts: Parts | None) -> bool:
+    is_list = parts is not None and isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
+    return is_list and (parts != PAIR or len(value) == 2)  # type: ignore[arg-type]

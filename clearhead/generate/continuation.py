@@ -1,4 +1,4 @@
-"""Generation from prompts in ids: batches, the loop over tokens, and the end of each sequence.
+"""Decoding in ids, of continuations and translations: batches, the loop over tokens, and the end of each sequence.
 
 Results do not depend on which prompts share a batch: to the last bit where
 `Runner.is_batch_invariant`, elsewhere up to rounding.
@@ -15,26 +15,28 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from clearhead.base import progress
-from clearhead.base.errors import InputError, RunFailure, argument
+from clearhead.base.errors import InputError, argument
 from clearhead.base.hooks import naming_texts
 from clearhead.core import Transformer
 from clearhead.fast.replica import in_evaluation
-from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, position_limit
-from clearhead.generate.constraints import BeginConstraint
+from clearhead.generate.batching import check_lengths, position_limit
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
-from clearhead.generate.prefill import PIECE_TOKENS, Prefill, check_model, prefill_pieces, prefill_prompts, token_limits
-from clearhead.generate.prefixes import Prefixes
+from clearhead.generate.prefill import (
+    PIECE_TOKENS,
+    Prefill,
+    Prefixes,
+    check_model,
+    prefill_pieces,
+    prefill_prompts,
+    token_limits,
+)
 from clearhead.generate.processors import Processor, build_logits_processors, is_timeless
-from clearhead.generate.results import Candidate, Continuation
-from clearhead.generate.rows import Row, Sentence
+from clearhead.generate.results import BeginConstraint, Continuation, Decode, Row, Sentence, StreamingDecoder
 from clearhead.generate.running import Generated, Progress, RunningBatch, Started, run_queue
-from clearhead.generate.search.beam import start_beams
-from clearhead.generate.search.contrastive import ContrastiveSearch
+from clearhead.generate.search.beam import Search, target_limits
 from clearhead.generate.search.recorder import BeamRecorder
 from clearhead.generate.search.sampling import RandomStream, Sampling, TokenChooser, sequence_seed
-from clearhead.generate.streaming_decoder import Decode, StreamingDecoder
 
 # Most tokens in the KV cache of one batch, prompts and limits together.
 BATCH_TOKENS = 8192
@@ -45,11 +47,11 @@ _LOGGER: Final = logging.getLogger("clearhead.generate")
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """What to generate.
+    """Prompts in ids, or sources to translate, with the options of their decoding.
 
     Args:
-        prompts: ids of the decoder with the start token; none empty.
-        options: of generation.
+        prompts: ids of the decoder with the start token; none empty. That of a translation is the start token alone.
+        options: options of generation; or of a search for translations, whose hypotheses end with an end token.
         eos_id: id that ends a sequence.
         pad_id: padding id.
         banned: ids that are never generated, unless they are end tokens or forced.
@@ -63,7 +65,7 @@ class GenerateRequest:
     """
 
     prompts: Sequence[Sequence[int]]
-    options: GenerateOptions
+    options: GenerateOptions | SearchOptions
     eos_id: int
     pad_id: int
     banned: Sequence[int] = ()
@@ -73,6 +75,11 @@ class GenerateRequest:
     config: GenerationConfig = field(default_factory=GenerationConfig)
     recorder: BeamRecorder | None = None
     constraint: BeginConstraint | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The texts that end a sequence."""
+        return self.options.stops if isinstance(self.options, GenerateOptions) else ()
 
     @property
     def end_ids(self) -> tuple[int, ...]:
@@ -85,29 +92,29 @@ class GenerateRequest:
 
 
 def generate_ids(module: Transformer, request: GenerateRequest) -> list[list[Continuation]]:
-    """Continue each prompt, in the order given.
+    """Continue each prompt, or translate each source, in the order of the request.
 
     Args:
         module: a decoder-only or encoder-decoder model; one in training runs as a replica in evaluation mode.
         request: prompts and options.
 
     Returns:
-        For each prompt `num_return_sequences` continuations; those of beam search best first, and fewer only where
-        fewer exist.
+        For each prompt `num_sequences` continuations; those of beam search best first, and fewer only where fewer
+        exist.
 
     Raises:
         InputError: a model that cannot generate, or a prompt or source that it cannot read.
         RunFailure: the model's output is not a number, or the options ban every token.
     """
-    limits = checked_limits(module, request)
+    with_text = bool(request.stops) or request.constraint is not None
+    starter = RequestStarter(in_evaluation(module), request, checked_limits(module, request), with_text)
     done: list[Generated] = []
-    with_text = bool(request.options.stops) or request.constraint is not None
-    for step in _run(in_evaluation(module), request, limits, with_text=with_text):
+    for step in starter.run():
         done += [event.sequence for event in step if event.is_done]
     results: list[list[Continuation]] = [[] for _ in request.prompts]
     for sequence in done:
         if isinstance(sequence, Sentence):
-            results[sequence.prompt] = of_candidates(sequence.ranked())
+            results[sequence.prompt] = sequence.ranked()
     for row in sorted((row for row in done if isinstance(row, Row)), key=lambda row: row.number):
         results[row.prompt].append(row.continuation())
     return results
@@ -126,16 +133,16 @@ def stream_ids(module: Transformer, request: GenerateRequest) -> Generator[str, 
     Raises:
         InputError: as for `generate_ids`; or beam search or several sequences, which cannot be streamed.
     """
-    if request.options.method == "beam":
+    if request.options.is_search:
         raise InputError("a stream needs " + argument("beam_size") + " 1: with more no text is final before the end")
-    if len(request.prompts) != 1 or request.options.num_return_sequences != 1:
+    if len(request.prompts) != 1 or request.options.num_sequences != 1:
         raise InputError("a stream is one text: give a prompt and leave " + argument("num_return_sequences") + " at 1")
-    return _stream(in_evaluation(module), request, checked_limits(module, request))
+    return _stream(RequestStarter(in_evaluation(module), request, checked_limits(module, request), with_text=True))
 
 
-def _stream(module: Transformer, request: GenerateRequest, limits: list[int]) -> Generator[str, None, Continuation]:
+def _stream(starter: RequestStarter) -> Generator[str, None, Continuation]:
     """Yield the text of one prompt; the request is already checked."""
-    for step in _run(module, request, limits, with_text=True):
+    for step in starter.run():
         yield from (event.text for event in step if event.text)
     (row,) = (event.sequence for event in step)
     assert isinstance(row, Row)
@@ -151,135 +158,163 @@ def checked_limits(module: Transformer, request: GenerateRequest) -> list[int]:
     Raises:
         InputError: as for `generate_ids`.
     """
-    check_model(module, with_sources=request.sources is not None)
-    assert request.decode is not None or not request.options.stops, "stop texts need a way to decode"
-    limits = token_limits(module, request.prompts, request.options, most=request.config.max_length)
-    if request.sources is not None:
-        assert len(request.sources) == len(request.prompts)
-        check_lengths(request.sources, position_limit(module, request.options), what="source")
-    longest = max(map(len, [*request.prompts, *(request.sources or ())]), default=0)
+    options, sources = request.options, request.sources
+    assert sources is None or len(sources) == len(request.prompts)
+    if isinstance(options, SearchOptions):
+        assert sources is not None, "a translation has a source"
+        check_lengths(sources, module.spec.position_limit, what="source")
+        return target_limits(module, list(map(len, sources)), options)
+    check_model(module, with_sources=sources is not None)
+    assert request.decode is not None or not options.stops, "stop texts need a way to decode"
+    limits = token_limits(module, request.prompts, options, most=request.config.max_length)
+    if sources is not None:
+        check_lengths(sources, position_limit(module, options), what="source")
+    longest = max(map(len, [*request.prompts, *(sources or ())]), default=0)
     if longest >= LONG_PROMPT:
         _LOGGER.info("reading %s tokens at once, which takes the longer the more there are", f"{longest:,}")
     return limits
 
 
-def _run(
-    module: Transformer, request: GenerateRequest, limits: list[int], *, with_text: bool
-) -> Iterator[list[Progress]]:
-    """Run all prompts, and give the progress of each step."""
-    costs = _costs(request, limits)
-    if request.options.method == "contrastive":
-        # It reads several candidates of a row at once, so that nobody joins.
-        for batch in batches_by_cost(costs, budget=BATCH_TOKENS, most_rows=request.options.batch_size):
-            for numbers in _of_equal_limits(request, batch, limits):
-                yield from _search_contrastively(module, request, numbers, limits, with_text=with_text)
-        return
-
-    def start(numbers: list[int]) -> list[Started]:
-        equal = _of_equal_limits(request, numbers, limits)
-        return [started(module, request, some, limits, with_text=with_text) for some in equal]
-
-    running = RunningBatch(module)
-    yield from run_queue(running, costs, start, budget=BATCH_TOKENS, most=request.options.batch_size)
-
-
-def _costs(request: GenerateRequest, limits: list[int]) -> list[int]:
-    """Return the most tokens in the cache for each prompt."""
-    options = request.options
-    rows = options.beam_size * options.num_return_sequences if options.method != "beam" else options.beam_size
-    if options.method == "contrastive":
-        rows *= options.top_k
-    costs = [rows * (len(prompt) + limit) for prompt, limit in zip(request.prompts, limits, strict=True)]
-    if request.sources is not None:
-        costs = [cost + rows * len(source) for cost, source in zip(costs, request.sources, strict=True)]
-    return costs
-
-
-def _of_equal_limits(request: GenerateRequest, numbers: list[int], limits: list[int]) -> list[list[int]]:
-    """Return prompts in groups that may start together: some settings depend on the lengths of prompt and text."""
-    groups: dict[Hashable, list[int]] = {}
-    for number in numbers:
-        rules = request.config.rules_of(len(request.prompts[number]), limits[number])
-        groups.setdefault(rules, []).append(number)
-    return list(groups.values())
-
-
-def _search_contrastively(
-    module: Transformer, request: GenerateRequest, numbers: list[int], limits: list[int], *, with_text: bool
-) -> Iterator[list[Progress]]:
-    """Generate one token at a time for the unfinished rows of some prompts."""
-    rows = _rows(request, numbers, limits, with_text=with_text)
-    with torch.inference_mode():
-        search = _contrastive_search(module, request, numbers, limits)
-    while rows:
-        with torch.inference_mode(), naming_texts(row.prompt for row in rows for _ in range(search.count)):
-            steps = zip(rows, *search.step(), strict=True)
-        taken = [(row, row.take(token, log_probability)) for row, token, log_probability in steps]
-        yield [Progress(row, text, row.is_done) for row, text in taken]
-        kept = [index for index, row in enumerate(rows) if not row.is_done]
-        progress.update(len(rows[0].ids), max(limits), "tokens")
-        if 0 < len(kept) < len(rows):
-            with torch.inference_mode():
-                search.keep(torch.tensor(kept, device=device_of(module)))
-        rows = [rows[index] for index in kept]
-
-
-def _rows(request: GenerateRequest, batch: list[int], limits: list[int], *, with_text: bool) -> list[Row]:
-    """Return the sequences of a batch, those of a prompt side by side."""
-    rows = []
-    for prompt in batch:
-        for number in range(request.options.num_return_sequences):
-            decoder = None
-            if with_text:
-                assert request.decode is not None
-                decoder = StreamingDecoder(request.decode, request.options.stops, request.context(prompt))
-            constraint = None if request.constraint is None else request.constraint()
-            rows.append(Row(prompt, number, limits[prompt], request.end_ids, decoder, constraint=constraint))
-    return rows
-
-
-def _prefill(module: Transformer, request: GenerateRequest, batch: list[int], limits: list[int]) -> Prefill:
-    """Read the prompts of a batch."""
-    with naming_texts(batch):
-        return prefill_prompts(
-            module,
-            [request.prompts[i] for i in batch],
-            None if request.sources is None else [request.sources[i] for i in batch],
-            pad_id=request.pad_id,
-            limits=[limits[i] for i in batch],
-        )
-
-
-def started(
-    module: Transformer, request: GenerateRequest, numbers: list[int], limits: list[int], *, with_text: bool
-) -> Started:
-    """Read some prompts of a request, and start to continue them.
+@dataclass(frozen=True, eq=False)
+class RequestStarter:
+    """Reads the prompts of a checked request, and starts their sequences, or the search for them.
 
     Args:
-        module: in evaluation mode.
-        request: prompts and options; not those of contrastive search.
-        numbers: of the prompts; of one limit where a length forces the end token.
-        limits: most tokens generated for each prompt of the request.
+        module: the model in evaluation mode.
+        request: prompts and options.
+        limits: most tokens generated for each prompt, see `checked_limits`.
         with_text: whether the sequences make text.
     """
-    return _started(request, numbers, limits, _prefill(module, request, numbers, limits), with_text=with_text)
+
+    module: Transformer
+    request: GenerateRequest
+    limits: Sequence[int]
+    with_text: bool
+
+    def run(self) -> Iterator[list[Progress]]:
+        """Run all prompts, and give the progress of each step."""
+        options, budget = self.request.options, BATCH_TOKENS
+        if isinstance(options, SearchOptions):
+            budget = options.batch_tokens
+        batch = RunningBatch(self.module)
+        yield from run_queue(batch, self._costs(), self._start_groups, budget=budget, most=options.batch_size)
+
+    def start(self, numbers: Sequence[int]) -> Started:
+        """Read some prompts, and start them.
+
+        Args:
+            numbers: the numbers of the prompts; of equal rules, see `GenerationConfig.rules_of`.
+        """
+        return self.start_prefilled(numbers, self.prefill(numbers))
+
+    def prefill(self, numbers: Sequence[int]) -> Prefill:
+        """Read some prompts."""
+        request = self.request
+        with naming_texts(numbers):
+            return prefill_prompts(
+                self.module,
+                [request.prompts[number] for number in numbers],
+                None if request.sources is None else [request.sources[number] for number in numbers],
+                pad_id=request.pad_id,
+                limits=[self.num_read_later(number) for number in numbers],
+            )
+
+    def num_read_later(self, number: int) -> int:
+        """Return the most generated tokens that count towards the total length of a sequence."""
+        # That of a translation leaves out the last token, which the decoder never reads.
+        return self.limits[number] - isinstance(self.request.options, SearchOptions)
+
+    def start_prefilled(self, numbers: Sequence[int], prefill: Prefill) -> Started:
+        """Start prompts that are read already."""
+        request, options = self.request, self.request.options
+        if isinstance(options, SearchOptions) or options.is_search:
+            search = Search(
+                [Sentence(number, self.limits[number]) for number in numbers],
+                request.end_ids,
+                options.search(request.config.early_stopping) if isinstance(options, GenerateOptions) else options,
+                prefill.ids,
+                chain=self._chain(numbers[0], prefill),
+                open_ended=isinstance(options, GenerateOptions),
+                recorder=request.recorder,
+            )
+            return Started(search, prefill.cache, prefill.logits)
+        rows, prefill = self._rows(numbers), prefill.repeat(options.num_return_sequences)
+        chain, streams = self._chain(numbers[0], prefill), []
+        if options.method == "sample":
+            sources = request.sources or [()] * len(request.prompts)
+            streams = [
+                RandomStream(
+                    sequence_seed(options.seed, row.number, [*request.prompts[row.prompt], *sources[row.prompt]])
+                )
+                for row in rows
+            ]
+        chooser = TokenChooser(chain, options if streams else None)
+        kind = _kind(request, options) if all(map(is_timeless, chain)) else None
+        return Started(Sampling(rows, prefill.ids, chooser, streams, kind), prefill.cache, prefill.logits)
+
+    def _costs(self) -> list[int]:
+        """Return the most tokens in the cache for each prompt; for a translation, those of its source."""
+        request, rows = self.request, self.request.options.num_rows
+        if isinstance(request.options, SearchOptions):
+            return [rows * len(source) for source in request.sources or ()]
+        costs = [rows * (len(prompt) + limit) for prompt, limit in zip(request.prompts, self.limits, strict=True)]
+        if request.sources is not None:
+            costs = [cost + rows * len(source) for cost, source in zip(costs, request.sources, strict=True)]
+        return costs
+
+    def _start_groups(self, numbers: list[int]) -> list[Started]:
+        """Start prompts in groups of equal rules: some settings depend on the lengths of prompt and text."""
+        groups: dict[Hashable, list[int]] = {}
+        for number in numbers:
+            rules = self.request.config.rules_of(len(self.request.prompts[number]), self.limits[number])
+            groups.setdefault(rules, []).append(number)
+        return [self.start(group) for group in groups.values()]
+
+    def _rows(self, numbers: Sequence[int]) -> list[Row]:
+        """Return the sequences of some prompts, those of a prompt side by side."""
+        request, rows = self.request, []
+        for prompt in numbers:
+            for number in range(request.options.num_sequences):
+                decoder = None
+                if self.with_text:
+                    assert request.decode is not None
+                    decoder = StreamingDecoder(request.decode, request.stops, request.context(prompt))
+                constraint = None if request.constraint is None else request.constraint()
+                rows.append(Row(prompt, number, self.limits[prompt], request.end_ids, decoder, constraint=constraint))
+        return rows
+
+    def _chain(self, number: int, prefill: Prefill) -> list[Processor]:
+        """Return the logits processors of the prompt with this number and of those that start with it."""
+        request, options, prompt_length = self.request, self.request.options, prefill.ids.shape[1]
+        num_prompt = len(request.prompts[number])
+        if isinstance(options, GenerateOptions):
+            shortest = min(request.config.min_length - num_prompt, options.max_new_tokens)
+            options = replace(options, min_new_tokens=max(options.min_new_tokens, shortest))
+        banned_X = _banned(request, prefill.logits)
+        chain = build_logits_processors(options, request.end_ids, prompt_length, banned_X, prefill.source_ids)
+        return chain + request.config.processors(prompt_length, self.limits[number], num_prompt=num_prompt)
 
 
-class Reading:
-    """One prompt that is read piece by piece, between the steps of a running batch; or, a short one, with others.
+class PromptReader:
+    """Reads one prompt piece by piece, between the steps of a running batch; or a short one together with others.
 
     Args:
         module: in evaluation mode.
-        request: one prompt with its options; not those of contrastive search.
+        request: one prompt with its options.
         prefixes: as of `prefill_pieces`.
     """
 
     def __init__(self, module: Transformer, request: GenerateRequest, prefixes: Prefixes | None = None) -> None:
-        self._module, self._request, self._limits = module, request, checked_limits(module, request)
-        self._prefixes = prefixes
-        source = None if request.sources is None else request.sources[0]
+        limits = checked_limits(module, request)
+        self._starter = RequestStarter(module, request, limits, with_text=request.decode is not None)
+        self._request, self._prefixes = request, prefixes
         self._pieces = prefill_pieces(
-            module, request.prompts[0], source, pad_id=request.pad_id, limit=self._limits[0], prefixes=prefixes
+            module,
+            request.prompts[0],
+            None if request.sources is None else request.sources[0],
+            pad_id=request.pad_id,
+            limit=self._starter.num_read_later(0),
+            prefixes=prefixes,
         )
         self.num_shared: int = 0
         self._has_begun = False
@@ -292,12 +327,21 @@ class Reading:
 
     @property
     def kind(self) -> Hashable:
-        """What readings have in common that may be read together; None: this one is read by itself."""
-        prompt = self._request.prompts[0]
-        has_own_start = self._prefixes is not None and self._prefixes.count(prompt) > 0
-        return None if has_own_start or len(prompt) > PIECE_TOKENS else (Reading, self._request.pad_id)
+        """A value that is equal for readers that may read together; None means that this one reads alone."""
+        request, prompt = self._request, self._request.prompts[0]
+        has_shared_start = self._prefixes is not None and self._prefixes.count(prompt) > 0
+        if has_shared_start or len(prompt) > PIECE_TOKENS:
+            return None
+        # The sentences of one search share its options.
+        options = (tuple(prompt), request.options, *_rules(request)) if self._is_search else ()
+        return PromptReader, request.pad_id, options
 
-    def step(self, others: Sequence[Reading] = ()) -> list[Started] | None:
+    @property
+    def _is_search(self) -> bool:
+        """Whether the sources of several readers start as one search, which takes less time for each token."""
+        return self._request.options.is_search and self._request.sources is not None
+
+    def step(self, others: Sequence[PromptReader] = ()) -> list[Started] | None:
         """Read the next piece, and all of others of its kind; return the starts of all after the last piece."""
         if others:
             return self._step_with(others)
@@ -305,125 +349,54 @@ class Reading:
             self.num_shared = self._prefixes.count(self._request.prompts[0])
         self._has_begun = True
         prefill = next(self._pieces)
-        if prefill is None:
-            return None
-        return [self._begin(prefill)]
+        return None if prefill is None else [self._start(prefill)]
 
-    def _step_with(self, others: Sequence[Reading]) -> list[Started]:
-        readings = [self, *others]
-        prefill = _prefill_readings(readings)
+    def _step_with(self, others: Sequence[PromptReader]) -> list[Started]:
+        readers = [self, *others]
+        together, numbers = self._join(readers), range(len(readers))
+        prefill = together.prefill(numbers)
+        if self._is_search:
+            for reader in readers:
+                reader.is_done = True
+            return [together.start_prefilled(numbers, prefill)]
         if prefill.cache.kept or not prefill.cache.self_attention:
-            # What own parts keep of a batch cannot be taken apart.
-            return [start for reading in readings for start in reading.step() or ()]
-        started = []
-        for reading, alone in zip(readings, prefill.each_prompt(), strict=True):
-            reading._keep(alone)
-            started.append(reading._begin(alone))
-        return started
+            # The state of custom modules in a batch cannot be taken apart.
+            return [start for reader in readers for start in reader.step() or ()]
+        starts = []
+        for reader, alone in zip(readers, prefill.each_prompt(), strict=True):
+            if reader._prefixes is not None:
+                reader._prefixes.keep(reader._request.prompts[0], alone.cache)
+            starts.append(reader._start(alone))
+        return starts
 
-    def _keep(self, prefill: Prefill) -> None:
-        if self._prefixes is not None:
-            self._prefixes.keep(self._request.prompts[0], prefill.cache)
+    def _join(self, readers: Sequence[PromptReader]) -> RequestStarter:
+        """Return a starter of the prompts of all readers."""
+        requests = [reader._request for reader in readers]
+        sources = [request.sources[0] for request in requests if request.sources is not None]
+        prompts = [request.prompts[0] for request in requests]
+        return replace(
+            self._starter,
+            request=replace(self._request, prompts=prompts, sources=sources or None),
+            limits=[reader._starter.limits[0] for reader in readers],
+        )
 
-    def _begin(self, prefill: Prefill) -> Started:
+    def _start(self, prefill: Prefill) -> Started:
         self.is_done = True
-        return _started(self._request, [0], self._limits, prefill, with_text=self._request.decode is not None)
+        return self._starter.start_prefilled([0], prefill)
 
 
-def _prefill_readings(readings: Sequence[Reading]) -> Prefill:
-    """Read the prompts of some readings of a kind."""
-    requests = [reading._request for reading in readings]
-    sources = [request.sources[0] for request in requests if request.sources is not None]
-    return prefill_prompts(
-        readings[0]._module,
-        [request.prompts[0] for request in requests],
-        sources or None,
-        pad_id=requests[0].pad_id,
-        limits=[reading._limits[0] for reading in readings],
-    )
+def _kind(request: GenerateRequest, options: GenerateOptions) -> Hashable:
+    """Return a value that is equal for requests whose sequences choose their tokens alike."""
+    options = replace(options, seed=None, max_new_tokens=1, must_fit=False, num_return_sequences=1, stop=())
+    return replace(options, batch_size=None), *_rules(request), request.constraint is None
 
 
-def _started(
-    request: GenerateRequest, numbers: list[int], limits: list[int], prefill: Prefill, *, with_text: bool
-) -> Started:
-    if request.options.method == "beam":
-        return _started_beams(request, numbers, limits, prefill)
-    options, rows = request.options, _rows(request, numbers, limits, with_text=with_text)
-    prefill = prefill.repeat(options.num_return_sequences)
-    chain, streams = _chain(request, numbers[0], prefill, rows[0].limit), []
-    if options.method == "sample":
-        sources = request.sources or [()] * len(request.prompts)
-        streams = [
-            RandomStream(sequence_seed(options.seed, row.number, [*request.prompts[row.prompt], *sources[row.prompt]]))
-            for row in rows
-        ]
-    chooser = TokenChooser(chain, options if streams else None)
-    kind = _kind(request) if all(map(is_timeless, chain)) else None
-    return Started(Sampling(rows, prefill.ids, chooser, streams, kind), prefill.cache, prefill.logits)
-
-
-def _kind(request: GenerateRequest) -> Hashable:
-    """Return what two requests have in common whose sequences choose their tokens alike."""
-    options = replace(request.options, seed=None, max_new_tokens=1, must_fit=False, num_return_sequences=1, stop=())
-    options = replace(options, batch_size=None)
-    return options, request.end_ids, frozenset(request.banned), request.config, request.constraint is None
-
-
-def _chain(request: GenerateRequest, number: int, prefill: Prefill, limit: int) -> list[Processor]:
-    """Return the logits processors of the prompt with this number and of those that start with it."""
-    prompt_length, banned_X, options = prefill.ids.shape[1], _banned(request, prefill.logits), request.options
-    num_prompt = len(request.prompts[number])
-    shortest = min(request.config.min_length - num_prompt, options.max_new_tokens)
-    options = replace(options, min_new_tokens=max(options.min_new_tokens, shortest))
-    chain = build_logits_processors(options, request.end_ids, prompt_length, banned_X, prefill.source_ids)
-    return chain + request.config.processors(prompt_length, limit, num_prompt=num_prompt)
-
-
-def _contrastive_search(
-    module: Transformer, request: GenerateRequest, numbers: list[int], limits: list[int]
-) -> ContrastiveSearch:
-    options = request.options
-    prefill = _prefill(module, request, numbers, limits).repeat(options.num_return_sequences)
-    chain = _chain(request, numbers[0], prefill, limits[numbers[0]])
-    return ContrastiveSearch(module, prefill, chain, count=options.top_k, alpha=options.penalty_alpha)
-
-
-def _started_beams(request: GenerateRequest, numbers: list[int], limits: list[int], prefill: Prefill) -> Started:
-    """Start the beam search of some prompts."""
-    options = request.options
-    return start_beams(
-        prefill,
-        sentences=[Sentence(number, limits[number]) for number in numbers],
-        end_ids=request.end_ids,
-        chain=_chain(request, numbers[0], prefill, limits[numbers[0]]),
-        options=SearchOptions(
-            beam_size=options.beam_size,
-            length_penalty=float(options.length_penalty),
-            n_best=options.num_return_sequences,
-            early_stopping=request.config.early_stopping,
-        ),
-        recorder=request.recorder,
-    )
+def _rules(request: GenerateRequest) -> tuple[object, ...]:
+    """Return the settings of a request that decide, with its options, which tokens may follow."""
+    return request.end_ids, frozenset(request.banned), request.config
 
 
 def _banned(request: GenerateRequest, logits: Tensor) -> Int[Tensor, " banned"]:
     """Return the banned ids that the model has outputs for, the end token never among them."""
     ids = sorted(index for index in set(request.banned) - {*request.end_ids} if index < logits.shape[1])
     return torch.tensor(ids, dtype=torch.int64, device=logits.device)
-
-
-def of_candidates(candidates: Sequence[Candidate]) -> list[Continuation]:
-    """Return the results of beam search as continuations.
-
-    Args:
-        candidates: best first.
-
-    Raises:
-        RunFailure: there are none.
-    """
-    if not candidates:
-        raise RunFailure("no token may follow: the options ban every token of the vocabulary.")
-    return [
-        Continuation(best.ids, best.score, best.log_probability, "length" if best.cut_off else "end")
-        for best in candidates
-    ]

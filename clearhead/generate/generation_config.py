@@ -41,6 +41,7 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "renormalize_logits": (False,),
     "remove_invalid_values": (False,),
     "token_healing": (False,),
+    "penalty_alpha": (0.0,),
 }
 
 
@@ -312,11 +313,9 @@ def _options(given: _Keys) -> dict[str, Any]:
     has_beams = options.get("beam_size", 1) > 1
     if given.do_sample is True and not has_beams:
         return {"temperature": 1.0, **options}
-    contrasts = options.get("penalty_alpha", 0) > 0
     for name in _SAMPLING:
-        if not (contrasts and name == "top_k"):
-            options.pop(name, None)
-    if given.do_sample is False and not contrasts and not has_beams:
+        options.pop(name, None)
+    if given.do_sample is False and not has_beams:
         options["temperature"] = 0
     return options
 

@@ -25,9 +25,8 @@ from clearhead.base.child_process import ChildProcess
 from clearhead.base.commands import make_install_command
 from clearhead.base.errors import InputError, argument
 from clearhead.base.files import read_json_object
-from clearhead.generate.constraints import Constraint
 from clearhead.generate.continuation import GenerateRequest
-from clearhead.generate.options import METHODS
+from clearhead.generate.results import Constraint
 from clearhead.generate.schema_worker import compile_grammar, make_tokenizer, read_error
 from clearhead.text.token_bytes import token_bytes
 from clearhead.text.tokenizer import Tokenizer
@@ -68,9 +67,8 @@ def with_schema(
         InputError: llguidance is missing, or refuses the schema or the vocabulary; the schema takes more than 10
             seconds of processor time or 512 MB; the request searches, or its checkpoint forces a token.
     """
-    if request.options.method not in ("greedy", "sample"):
-        method = METHODS[request.options.method]
-        raise InputError(argument("schema") + f" goes with greedy search and sampling, not with {method}")
+    if request.options.is_search:
+        raise InputError(argument("schema") + " goes with greedy search and sampling, not with beam search")
     forced = {"forced_bos_token_id": request.config.forced_bos_id, "forced_eos_token_id": request.config.forced_eos_id}
     for key, index in forced.items():
         if index is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType, NoneType
 from typing import Any, ClassVar, Literal, TypedDict, TypeVar, get_args, get_type_hints
@@ -20,10 +20,14 @@ DEFAULT_TARGET_EXTRA = 10
 # What a checkpoint may ask for by its own files; an option of a call may be larger.
 MOST_SEQUENCES, MOST_TOKENS = 2**10, 2**20
 
-Method = Literal["greedy", "sample", "contrastive", "beam"]
+Method = Literal["greedy", "sample", "beam"]
 METHODS: Mapping[Method, str] = MappingProxyType(
-    {"greedy": "greedy search", "sample": "sampling", "contrastive": "contrastive search", "beam": "beam search"}
+    {"greedy": "greedy search", "sample": "sampling", "beam": "beam search"}
 )
+REMOVED: Mapping[str, str] = MappingProxyType(
+    {"penalty_alpha": "contrastive search is not supported, since transformers moved it out of its library"}
+)
+"""Options of other libraries that users may expect here, each with the reason why it is refused."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,21 @@ class DecodingOptions:
         """Minimum number of tokens before the end token."""
         raise NotImplementedError
 
+    @property
+    def is_search(self) -> bool:
+        """Whether a beam search decodes, which ranks its hypotheses."""
+        raise NotImplementedError
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of results of each prompt or text."""
+        raise NotImplementedError
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of the batch that each prompt or text takes."""
+        return self.beam_size if self.is_search else self.num_sequences
+
     def _conflicts(self) -> list[str]:
         shortest, longest = self.bounds
         least, most = getattr(self, shortest), getattr(self, longest)
@@ -194,6 +213,16 @@ class SearchOptions(DecodingOptions):
         """Minimum number of tokens before the end token, which `min_length` includes."""
         return max(self.min_length - 1, 0)
 
+    @property
+    def is_search(self) -> bool:
+        """Always true: one beam is a search that keeps one hypothesis."""
+        return True
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of translations of each text."""
+        return self.n_best
+
     def target_limit(self, source_length: int, max_positions: int | None) -> int:
         """Return the longest hypothesis allowed for one sentence, in tokens with the end token.
 
@@ -214,11 +243,11 @@ class SearchOptions(DecodingOptions):
 class GenerateOptions(DecodingOptions):
     """How text is generated; filters are off by default.
 
-    The method follows from the options: beam search if `beam_size` is above 1; contrastive search if `penalty_alpha` is
-    above 0; sampling if `temperature` is above 0, or is None and `top_k`, `top_p`, `min_p`, `seed` or several sequences
-    ask for it; else greedy search. An option without effect on the method is refused, unless its value turns it off.
-    The same seed and prompt give the same sequences. Stop texts are no part of the result. Prompt and `max_new_tokens`
-    of a call must fit into the model's positions; without `max_new_tokens` a text ends at the last position.
+    The method follows from the options: beam search if `beam_size` is above 1; sampling if `temperature` is above 0, or
+    is None and `top_k`, `top_p`, `min_p`, `seed` or several sequences ask for it; else greedy search. An option without
+    effect on the method is refused, unless its value turns it off. The same seed and prompt give the same sequences.
+    Stop texts are no part of the result. Prompt and `max_new_tokens` of a call must fit into the model's positions;
+    without `max_new_tokens` a text ends at the last position.
     """
 
     # Of sampling, where neither a call nor its checkpoint says how a token is chosen.
@@ -235,17 +264,12 @@ class GenerateOptions(DecodingOptions):
     temperature: float | int | None = declare(
         None, Option("Divides the logits; 0: greedy", 0, math.inf, methods=("greedy", "sample"), hf="temperature")
     )
-    top_k: int = declare(
-        0, Option("Choose among the K most probable tokens; 0: off", methods=("sample", "contrastive"), hf="top_k")
-    )
+    top_k: int = declare(0, Option("Choose among the K most probable tokens; 0: off", methods=("sample",), hf="top_k"))
     top_p: float | int = declare(
         1.0, Option("Sample from the fewest tokens of probability P", 0, 1, above=True, methods=("sample",), hf="top_p")
     )
     min_p: float | int = declare(
         0.0, Option("Sample from tokens of P times the largest probability", 0, 1, methods=("sample",), hf="min_p")
-    )
-    penalty_alpha: float | int = declare(
-        0.0, Option("Above 0: contrastive search among K tokens", 0, 1, methods=("contrastive",), hf="penalty_alpha")
     )
     num_return_sequences: int = declare(
         1,
@@ -254,7 +278,7 @@ class GenerateOptions(DecodingOptions):
         ),
     )
     stop: str | Sequence[str] = declare(
-        (), Option("Stop before this text, or the first of several", methods=("greedy", "sample", "contrastive"))
+        (), Option("Stop before this text, or the first of several", methods=("greedy", "sample"))
     )
     seed: int | None = declare(
         None, Option("Sample with this seed; the same seed gives the same text", 0, 2**63 - 1, methods=("sample",))
@@ -269,8 +293,8 @@ class GenerateOptions(DecodingOptions):
     def settled(cls, merged: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Return options that sample, from a seed, where nothing says how a token is chosen.
 
-        Without a temperature and without a filter, both have their usual values; beam and contrastive search, and a
-        temperature of 0, stay as they are. Where a checkpoint asks for greedy search, an option of sampling turns it
+        Without a temperature and without a filter, both have their usual values; beam search and a temperature of 0
+        stay as they are. Where a checkpoint asks for greedy search, an option of sampling turns it
         off.
         """
         options = dict(merged)
@@ -298,6 +322,29 @@ class GenerateOptions(DecodingOptions):
         return _method(vars(self))
 
     @property
+    def is_search(self) -> bool:
+        """Whether the method is beam search."""
+        return self.method == "beam"
+
+    @property
+    def num_sequences(self) -> int:
+        """Number of sequences of each prompt."""
+        return self.num_return_sequences
+
+    def search(self, early_stopping: bool | None) -> SearchOptions:
+        """Return the options of the beam search that continues a prompt.
+
+        Args:
+            early_stopping: the setting of the checkpoint, see `SearchOptions`.
+        """
+        return SearchOptions(
+            beam_size=self.beam_size,
+            length_penalty=float(self.length_penalty),
+            n_best=self.num_return_sequences,
+            early_stopping=early_stopping,
+        )
+
+    @property
     def divisor(self) -> float:
         """Divisor of the logits in sampling: the temperature, with a minimum against overflow; 0 in greedy search."""
         temperature = 1.0 if self.temperature is None else float(self.temperature)
@@ -318,9 +365,6 @@ class GenerateOptions(DecodingOptions):
                     argument(name) + f" is {getattr(self, name)!r}, which has no effect here: {METHODS[method]} does "
                     f"not use it, but {users} would; leave it out."
                 )
-        if method == "contrastive" and self.top_k < 2:
-            needed = argument("penalty_alpha") + " needs " + argument("top_k")
-            faults.append(needed + " of at least 2: the number of candidates it chooses from.")
         if method == "beam":
             faults += self._beyond_beams("num_return_sequences")
         return faults + super()._conflicts()
@@ -382,8 +426,6 @@ def _method(options: Mapping[str, Any]) -> Method:
     options = {**_DEFAULTS, **options}
     if options["beam_size"] > 1:
         return "beam"
-    if options["penalty_alpha"] > 0:
-        return "contrastive"
     if options["temperature"] is None:
         samples = any(_is_on(name, options[name]) for name in _ASK_FOR_SAMPLING)
     else:
@@ -429,7 +471,6 @@ class StreamKwargs(TypedDict, total=False):
     repetition_penalty: float | int | None
     no_repeat_ngram_size: int | None
     encoder_no_repeat_ngram_size: int | None
-    penalty_alpha: float | int | None
     stop: str | Sequence[str]
     seed: int | None
     beyond_positions: bool | None
@@ -469,11 +510,12 @@ def given_options(kwargs: Mapping[str, Any], allowed: type) -> dict[str, Any]:
     """
     names = allowed.__annotations__
     if unknown := [name for name in kwargs if name not in names]:
-        raise InputError.from_faults(
-            [
-                f"there is no option '{name}'{nearest(name, names)}; expected one of {', '.join(names)}"
-                for name in unknown
-            ],
-            subject="the options",
-        )
+        raise InputError.from_faults([_unknown_option(name, names) for name in unknown], subject="the options")
     return {name: value for name, value in kwargs.items() if value is not None and value != ()}
+
+
+def _unknown_option(name: str, names: Iterable[str]) -> str:
+    """Return the sentence that refuses an unknown option."""
+    if name in REMOVED:
+        return f"there is no option '{name}': {REMOVED[name]}; leave it out"
+    return f"there is no option '{name}'{nearest(name, names)}; expected one of {', '.join(names)}"

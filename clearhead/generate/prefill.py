@@ -1,19 +1,27 @@
-"""Prefill: prompts are read in one pass into a KV cache, before any token is generated.
+"""Prefill: the model reads prompts into a KV cache before it generates the first token.
 
 Prompts of a batch are padded on the left, so that they end together. Positions count real tokens only, so padding does
 not change the results.
+
+`Prefixes` holds keys and values of the beginnings of prompts for later prompts that begin alike. It holds copies of
+blocks of tokens, so that no running sequence is touched when a block is used or dropped. The state of a token does not
+depend on the chunks that its prompt was read in. So a shared beginning changes no bit of a result, where
+`Runner.is_batch_invariant`; elsewhere results agree up to rounding.
 
 Shapes: R rows (prompts), T prompt tokens, S source tokens, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead import spec
 from clearhead.base.errors import ContextTooLong, InputError, Message, argument
@@ -22,13 +30,123 @@ from clearhead.core import Transformer
 from clearhead.fast.cache import IndexedCache, each_row
 from clearhead.generate.batching import device_of, pad_ids, position_limit
 from clearhead.generate.options import GenerateOptions
-from clearhead.generate.prefixes import Prefixes
 from clearhead.generate.processors import NO_ID
 from clearhead.text.long_texts import LONGEST_PROMPT
 
-_READERS = {True: "contrastive search", False: "an answer"}
 PIECE_TOKENS = 512
-"""Of a prompt that are read between two steps of a running batch; kernels cut prompts at multiples of it."""
+"""Tokens of a prompt that are read between two steps of a running batch; kernels cut prompts at its multiples."""
+BLOCK_TOKENS: Final = 64
+"""Tokens of a block; prompts share their beginnings in whole blocks."""
+LEAST_REST: Final = 2
+"""Tokens of a prompt that are always read: a single token is read as in a step, with other last digits."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Keys and values of a block, and their scales, by the names of a cache's tables and by attention."""
+
+    number: int
+    tensors: dict[tuple[str, tuple[nn.Module, int]], Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+class Prefixes:
+    """The beginnings of prompts that one model has read; those used longest ago leave first.
+
+    Args:
+        most_bytes: of their keys and values.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes: int = most_bytes
+        self.num_bytes: int = 0
+        self._blocks: OrderedDict[Hashable, _Block] = OrderedDict()
+        self._numbers = itertools.count(1)
+
+    def count(self, prompt: Sequence[int]) -> int:
+        """Return how many tokens at the beginning of a prompt are kept, and need not be read."""
+        return BLOCK_TOKENS * len(self._kept(prompt))
+
+    def take(self, prompt: Sequence[int], cache: IndexedCache) -> int:
+        """Put what is kept of a prompt's beginning into an empty cache; return how many tokens that are."""
+        blocks = self._kept(prompt)
+        self._touch([name for name, _ in blocks])
+        if blocks:
+            cache.length = BLOCK_TOKENS * len(blocks)
+            for table, attention in blocks[0][1].tensors:
+                entry = getattr(cache, table)[attention]
+                entry.length = cache.length
+                entry.buffer = torch.cat([block.tensors[table, attention] for _, block in blocks], dim=3)
+        return cache.length
+
+    def keep(self, prompt: Sequence[int], cache: IndexedCache) -> None:
+        """Keep copies of the beginning of a prompt.
+
+        Args:
+            prompt: its ids.
+            cache: with one row, which begins with the prompt, and no padding. What own parts keep cannot be cut.
+        """
+        if cache.kept or not cache.self_attention or cache.row_index is not None:
+            return
+        names: list[Hashable] = []
+        number = 0
+        for start in _starts(prompt):
+            names.append(name := (number, tuple(prompt[start : start + BLOCK_TOKENS])))
+            if name not in self._blocks:
+                self._blocks[name] = _block_of(cache, start, next(self._numbers))
+                self.num_bytes += self._blocks[name].num_bytes
+            number = self._blocks[name].number
+        self._touch(names)
+        while self.num_bytes > self.most_bytes:
+            _, block = self._blocks.popitem(last=False)
+            self.num_bytes -= block.num_bytes
+
+    def _kept(self, prompt: Sequence[int]) -> list[tuple[Hashable, _Block]]:
+        blocks: list[tuple[Hashable, _Block]] = []
+        number = 0
+        for start in _starts(prompt):
+            name = (number, tuple(prompt[start : start + BLOCK_TOKENS]))
+            block = self._blocks.get(name)
+            if block is None:
+                break
+            blocks.append((name, block))
+            number = block.number
+        return blocks
+
+    def _touch(self, names: Sequence[Hashable]) -> None:
+        # A block is of use only while those before it are kept, so the first of them leaves last.
+        for name in reversed(names):
+            self._blocks.move_to_end(name)
+
+
+def _starts(prompt: Sequence[int]) -> range:
+    return range(0, (len(prompt) - LEAST_REST) // BLOCK_TOKENS * BLOCK_TOKENS, BLOCK_TOKENS)
+
+
+def _block_of(cache: IndexedCache, start: int, number: int) -> _Block:
+    tensors = {}
+    for table in ("self_attention", "scales"):
+        for attention, entry in getattr(cache, table).items():
+            assert entry.buffer is not None
+            tensors[table, attention] = entry.buffer[:, :, :, start : start + BLOCK_TOKENS].clone()
+    return _Block(number, tensors)
+
+
+def can_share(module: Transformer) -> bool:
+    """Return whether what a model computes of a token depends on the tokens before it alone, and runs on the CPU.
+
+    It does not where an encoder reads a text, a mask lets a token see later ones, or positions are rotated by the
+    length of the whole sequence.
+    """
+    nodes = [node for _, node in spec.walk(module.spec)]
+    if module.encoder is not None or any(parameter.device.type != "cpu" for parameter in module.parameters()):
+        return False
+    if any(isinstance(node, spec.Prefix | spec.Full | spec.DynamicScaling | spec.LongRopeScaling) for node in nodes):
+        return False
+    return not any(isinstance(node, spec.Window) and node.after for node in nodes)
 
 
 @dataclass(frozen=True)
@@ -39,14 +157,12 @@ class Prefill:
         cache: KV cache with all their tokens.
         ids: the prompts, `NO_ID` for padding.
         source_ids: the sources, `NO_ID` for padding; the prompts for a decoder-only model.
-        hidden: the decoder's last hidden states of all their tokens, or of those of the last piece.
         logits: fp32, of the next token of each.
     """
 
     cache: IndexedCache
     ids: Int[Tensor, "rows tokens"]
     source_ids: Int[Tensor, "rows source"]
-    hidden: Float[Tensor, "rows read width"]
     logits: Float[Tensor, "rows vocab"]
 
     def repeat(self, count: int) -> Prefill:
@@ -55,7 +171,7 @@ class Prefill:
             return self
         rows_R = torch.arange(len(self.ids), device=self.ids.device).repeat_interleave(count)
         self.cache.select(rows_R, memory_rows=rows_R)
-        parts = {name: getattr(self, name)[rows_R] for name in ("ids", "source_ids", "hidden", "logits")}
+        parts = {name: getattr(self, name)[rows_R] for name in ("ids", "source_ids", "logits")}
         return replace(self, **parts)
 
     def each_prompt(self) -> list[Prefill]:
@@ -70,7 +186,6 @@ class Prefill:
                 self.source_ids[row : row + 1, :source]
                 if cache.memory_attention
                 else self.source_ids[row : row + 1, -source:],
-                self.hidden[row : row + 1, -length:],
                 self.logits[row : row + 1],
             )
             for row, (cache, length, source) in enumerate(zip(caches, lengths, sources, strict=True))
@@ -102,19 +217,19 @@ def prefill_prompts(
     if limits is not None:
         declared = [len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True)]
         cache.total_length = torch.tensor(declared, device=ids_RT.device)
-    assert module.decoder is not None and module.head is not None, "check_model lets no other model through"
-    prompt_RT = source_ids_RS = ids_RT.masked_fill(~mask_RT, NO_ID)
-    memory, memory_mask = None, None
+    prompt_RT = ids_RT.masked_fill(~mask_RT, NO_ID)
     if sources is not None:
         source_RS, memory_mask = pad_ids(sources, pad_id, device_of(module))
         memory = module.encode(source_RS, mask=memory_mask).memory
-        cache.memory_mask = memory_mask
-        source_ids_RS = source_RS.masked_fill(~memory_mask, NO_ID)
+        out = module.decode(ids_RT, memory, memory_mask=memory_mask, target_mask=mask, cache=cache)
+        assert out.logits is not None, "a model that generates has a head"
+        return Prefill(cache, prompt_RT, source_RS.masked_fill(~memory_mask, NO_ID), out.logits[:, -1].float())
+    assert module.decoder is not None and module.head is not None, "check_model lets no other model through"
     prefix = mask_RT if has_prefix_mask(module) else None
+    hidden_RTD = module.decoder(Read(ids_RT, mask, prefix=prefix), None, None, cache)
     # Of the last token only: all logits of a long prompt would take more memory than its hidden states.
-    hidden_RTD = module.decoder(Read(ids_RT, mask, prefix=prefix), memory, memory_mask, cache)
     logits_RV = module.head(hidden_RTD[:, -1:])[:, -1].float()
-    return Prefill(cache, prompt_RT, source_ids_RS, hidden_RTD, logits_RV)
+    return Prefill(cache, prompt_RT, prompt_RT, logits_RV)
 
 
 def prefill_pieces(
@@ -153,7 +268,7 @@ def prefill_pieces(
     if prefixes is not None:
         prefixes.keep(prompt, cache)
     logits_1V = module.head(hidden_1TD[:, -1:])[:, -1].float()
-    yield Prefill(cache, ids_1T, ids_1T, hidden_1TD, logits_1V)
+    yield Prefill(cache, ids_1T, ids_1T, logits_1V)
 
 
 def pad_left(
@@ -193,8 +308,7 @@ def token_limits(
     """Return how many tokens can be generated for each prompt.
 
     The position limit holds for prompt and generated tokens together. A table of positions leaves room for one more
-    token, because the last one is not read; except in contrastive search, which reads its candidates. Without a limit a
-    prompt may have `LONGEST_PROMPT` tokens.
+    token, because the model does not read the last one. Without a limit a prompt may have `LONGEST_PROMPT` tokens.
 
     Args:
         module: the model.
@@ -207,9 +321,9 @@ def token_limits(
         InputError: a prompt is empty, longer than what is read at once, or holds ids outside the vocabulary.
     """
     positions = position_limit(module, options)
-    is_table, is_contrastive = positions == module.max_positions, options.method == "contrastive"
-    unread = int(is_table and not is_contrastive)
-    needs = "" if unread else f" and {_READERS[is_contrastive]} needs one more"
+    is_table = positions == module.max_positions
+    unread = int(is_table)
+    needs = "" if is_table else " and an answer needs one more"
     lift = "." if is_table else Message(", or set ", argument("beyond_positions"), ".")
     faults, limits, kind = [], [], InputError
     for number, prompt in enumerate(prompts, start=1):

@@ -28,7 +28,7 @@ from clearhead.base.progress import update
 from clearhead.core import Cache, Transformer
 from clearhead.fast.cache import IndexedCache, copy_row, joined
 from clearhead.generate.batching import batch_costs
-from clearhead.generate.rows import Row, Sentence
+from clearhead.generate.results import Row, Sentence
 
 Generated = Row | Sentence
 """A sequence that is generated, or a sentence that is searched for."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, overload
 
-from clearhead.base.arguments import checked
+from clearhead.base.arguments import answer_each, checked
 from clearhead.base.errors import InputError, at_text, within
 from clearhead.base.printing import block, module_summary
 from clearhead.base.progress import Notify, counter
 from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
 from clearhead.core import Transformer
 from clearhead.fast.runner import Runner
+from clearhead.generate.decoder import Decoder, check_two_stacks
+from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.json_schema import Schema
 from clearhead.generate.options import (
     GenerateKwargs,
@@ -26,11 +28,9 @@ from clearhead.generate.options import (
     given_options,
     resolved,
 )
-from clearhead.generate.prompts import PromptFormat, generate_texts, score_texts, stream_text
 from clearhead.generate.results import Generation, Hypothesis
 from clearhead.generate.scoring.result import Measures
-from clearhead.generate.scoring.targets import PairScore
-from clearhead.generate.translation import score_translations, translate_texts
+from clearhead.generate.scoring.texts import PairScore, score_texts
 from clearhead.interpret.maps.attention_maps import AttentionMaps, attend, in_precision
 from clearhead.interpret.maps.head_statistics import HeadStatistics, heads_over_texts
 from clearhead.interpret.maps.hook_points import Captured, Edit, capture, edit
@@ -45,10 +45,9 @@ from clearhead.interpret.maps.reading import (
     read_translation,
 )
 from clearhead.interpret.maps.recording import AttentionRecord, record_run
-from clearhead.interpret.maps.word_links import Alignments
+from clearhead.interpret.maps.word_links import Alignments, WordAligner
 from clearhead.model.predictions import Predictions
 from clearhead.model.saving import Saving
-from clearhead.model.texts import answer_each
 from clearhead.spec import Model as ModelSpec
 from clearhead.spec.describe import model_summary
 from clearhead.spec.tasks.record import TaskRecord
@@ -56,6 +55,7 @@ from clearhead.spec.tasks.registry import find
 from clearhead.tasks.evaluate.evaluation import evaluate_model
 from clearhead.tasks.evaluate.options import EvaluateKwargs, EvaluateOptions
 from clearhead.text.pair import TokenizerPair
+from clearhead.text.special_tokens import SpecialTokens
 
 
 @checked
@@ -102,6 +102,15 @@ class Model(Predictions, Saving):
         return self.runner.is_batch_invariant
 
     @property
+    def special_tokens(self) -> SpecialTokens:
+        """The special tokens of the model's input and output.
+
+        Raises:
+            InputError: the model has several languages.
+        """
+        return self.languages(None, None)[0]
+
+    @property
     def spec(self) -> ModelSpec:
         """The specification of the module."""
         return self.module.spec
@@ -128,12 +137,9 @@ class Model(Predictions, Saving):
         Raises:
             InputError: options out of range, or a language that is missing, not known or not wanted.
         """
-        tree = self.tree
-        return answer_each(
-            texts,
-            lambda texts: [found[0].text for found in self._search(tree, texts, 1, options)],
-            batch_size=options.get("batch_size"),
-        )
+        translator, search_options = self._prepare_translation(options, 1)
+        translate = partial(translator.translate_best, options=search_options)
+        return answer_each(texts, translate, batch_size=search_options.batch_size)
 
     @overload
     def translate_n_best(
@@ -165,13 +171,13 @@ class Model(Predictions, Saving):
         """
         languages = options.get("from_language"), options.get("to_language")
         aligner = None if alignments is False else self.word_aligner(alignments, *languages)
-        tree, batch_size = self.tree, options.get("batch_size")
+        translator, search_options = self._prepare_translation(options, n)
 
         def search(texts: Sequence[str]) -> list[list[Hypothesis]]:
-            found = self._search(tree, texts, n, options)
-            return found if aligner is None else aligner.add_to(texts, found)
+            hypotheses = translator.translate(texts, search_options)
+            return hypotheses if aligner is None else aligner.add_to(texts, hypotheses)
 
-        return answer_each(texts, search, batch_size=batch_size)
+        return answer_each(texts, search, batch_size=search_options.batch_size)
 
     @overload
     def generate(
@@ -202,18 +208,10 @@ class Model(Predictions, Saving):
             InputError: options out of range or without effect, or a prompt or a schema that the model cannot follow.
             RunFailure: the model's output is not a number, or the options ban every token.
         """
-        given, tree = given_options(options, GenerateKwargs), self.tree
+        chosen = given_options(options, GenerateKwargs)
+        writer = make_writer(self, self.runner.tree(), chosen, chat=chat)
         return answer_each(
-            prompt,
-            lambda prompts: generate_texts(
-                tree,
-                self.tokenizers,
-                prompts,
-                self._resolved(GenerateOptions, given),
-                continues=self._continues,
-                prompt_format=self._prompt_format(chat, given),
-                schema=schema,
-            ),
+            prompt, partial(writer.generate, options=self._resolved(GenerateOptions, chosen), schema=schema)
         )
 
     def stream(
@@ -229,16 +227,9 @@ class Model(Predictions, Saving):
             InputError: as for `generate`.
             RunFailure: as for `generate`.
         """
-        given = given_options(options, StreamKwargs)
-        return stream_text(
-            self.tree,
-            self.tokenizers,
-            prompt,
-            self._resolved(GenerateOptions, given),
-            continues=self._continues,
-            prompt_format=self._prompt_format(chat, given),
-            schema=schema,
-        )
+        chosen = given_options(options, StreamKwargs)
+        writer = make_writer(self, self.runner.tree(), chosen, chat=chat)
+        return writer.stream(prompt, self._resolved(GenerateOptions, chosen), schema)
 
     def generate_options(self, **options: Unpack[GenerateKwargs]) -> GenerateOptions:
         """Return all options of a call of `generate`: those given, the checkpoint's settings, and the defaults.
@@ -269,6 +260,31 @@ class Model(Predictions, Saving):
         has_encoder, config = self.module.encoder is not None, self.hf_checkpoint.generation_config
         settings = config.settings(has_encoder=has_encoder, max_positions=self.spec.position_limit)
         return resolved(kind, given, settings)
+
+    def languages(self, source: str | None, target: str | None) -> tuple[SpecialTokens, GenerationConfig | None]:
+        """Return the special tokens of two languages, and the checkpoint's generation settings for them."""
+        if self.hf_checkpoint is not None:
+            return self.hf_checkpoint.between(source, target)
+        if source is not None or target is not None:
+            raise InputError("the model was trained here on one pair of languages: leave the languages out")
+        special_tokens = self.tokenizers.source.special_tokens
+        return special_tokens.with_target(self.tokenizers.target.special_tokens.for_target), None
+
+    def word_aligner(
+        self, heads: Alignments = True, from_language: str | None = None, to_language: str | None = None
+    ) -> WordAligner:
+        """Return an aligner of the words of translations and of their texts, for several calls.
+
+        Args:
+            heads: those named, as (layer, head); True: those that align best in the first translations.
+            from_language, to_language: as for `translate`.
+
+        Raises:
+            InputError: the model does not translate, or the attention to the source has no such head.
+        """
+        check_two_stacks(self.module)
+        translator = make_translator(self, self.module, from_language, to_language)
+        return WordAligner(translator, None if isinstance(heads, bool) else heads)
 
     def for_task(self, task: str) -> tuple[Model, str]:
         """Return the model with its checkpoint's settings for a listed task, and the prefix of that task's prompts."""
@@ -324,20 +340,14 @@ class Model(Predictions, Saving):
         source, target = (list(texts) if isinstance(texts, Iterator) else texts for texts in (source, target))
         tree = self.runner.exact.tree()
         if target is None:
-            return answer_each(
-                source,
-                lambda texts: score_texts(
-                    tree, self.tokenizer, texts, length_penalty=length_penalty, batch_size=batch_size
-                ),
-            )
-        parts = self.languages(None, None)
+            score = partial(score_texts, tree, self.tokenizer, length_penalty=length_penalty, batch_size=batch_size)
+            return answer_each(source, score)
+        translator = make_translator(self, tree)
         targets: list[str] = answer_each([target] if isinstance(target, str) else target, list)
-
-        def scored(sources: list[str]) -> list[PairScore]:
-            given = tree, self.tokenizers, sources, targets, *parts
-            return score_translations(*given, length_penalty=length_penalty, batch_size=batch_size)
-
-        return answer_each(source, scored)
+        return answer_each(
+            source,
+            partial(translator.score, targets=targets, length_penalty=length_penalty, batch_size=batch_size),
+        )
 
     def evaluate(
         self,
@@ -456,19 +466,6 @@ class Model(Predictions, Saving):
         hf_checkpoint = None if self.hf_checkpoint is None else self.hf_checkpoint.replaced(module, record, tokenizers)
         return Model(module, self.tokenizers if tokenizers is None else tokenizers, record, hf_checkpoint)
 
-    @property
-    def _continues(self) -> bool:
-        """Whether generated text continues its prompt, as that of a language model does."""
-        return find(self.task.kind).continues
-
-    def _prompt_format(self, chat: bool, given: Mapping[str, Any]) -> PromptFormat | None:
-        """Return how the checkpoint reads prompts; the lengths of a call replace those of the checkpoint."""
-        if self.hf_checkpoint is not None:
-            return self.hf_checkpoint.prompt_format(chat=chat, given=given)
-        if chat:
-            raise InputError("the model was trained here and has no chat template: leave chat out")
-        return None
-
     def read(
         self, text: str | tuple[str, str], target: str | None = None, generate: int = 0, **options: Unpack[ReadKwargs]
     ) -> Reading:
@@ -483,22 +480,58 @@ class Model(Predictions, Saving):
             return read_input(module, self.tokenizer, self.task, text)
         if module.encoder is None:
             options = self._resolved(GenerateOptions, given.generation) if given.generate else None
-            if options is not None:
-                # A view stops at the last position, and shows also what happens beyond the declared length.
-                computed = self.spec.declared_length is not None
-                options = replace(options, must_fit=False, beyond_positions=computed)
-            prompt_format = self._prompt_format(given.chat, given.generation if given.generate else {})
-            return read_prompt(module, self.tokenizers, text, options, prompt_format)
-        special_tokens, config = self.languages(given.from_language, given.to_language)
+            writer = make_writer(self, module, given.generation if given.generate else (), chat=given.chat)
+            return read_prompt(writer, text, options)
+        translator = make_translator(self, module, given.from_language, given.to_language)
         target = self._resolved(SearchOptions, given.search) if given.target is None else given.target
-        return read_translation(module, self.tokenizers, text, target, special_tokens, config)
+        return read_translation(translator, text, target)
 
-    def _search(
-        self, tree: Transformer, texts: Sequence[str], n: int, options: TranslateKwargs
-    ) -> list[list[Hypothesis]]:
-        """Search for the n best translations of each text."""
-        given = given_options(options, TranslateKwargs)
-        special_tokens, config = self.languages(given.pop("from_language", None), given.pop("to_language", None))
-        search_options = self._resolved(SearchOptions, {**given, "n_best": n})
-        given_parts = tree, self.tokenizers, texts, search_options, special_tokens, config
-        return translate_texts(*given_parts, max_length=self.task.max_length)
+    def _prepare_translation(self, options: TranslateKwargs, n: int) -> tuple[Decoder, SearchOptions]:
+        """Return the decoder between the languages of a call, and its search options for n translations."""
+        chosen = given_options(options, TranslateKwargs)
+        languages = chosen.pop("from_language", None), chosen.pop("to_language", None)
+        translator = make_translator(self, self.runner.tree(), *languages)
+        return translator, self._resolved(SearchOptions, {**chosen, "n_best": n})
+
+
+def make_translator(
+    model: Model, module: Transformer, from_language: str | None = None, to_language: str | None = None
+) -> Decoder:
+    """Return the decoder that translates between two languages.
+
+    Args:
+        model: the model.
+        module: the module that runs, with the architecture of the model.
+        from_language, to_language: as for `Model.translate`.
+
+    Raises:
+        InputError: a language that is missing, not known or not wanted.
+    """
+    special_tokens, config = model.languages(from_language, to_language)
+    return Decoder(module, model.tokenizers, special_tokens, config, model.task.max_length)
+
+
+def make_writer(model: Model, module: Transformer, options: Collection[str], *, chat: bool = False) -> Decoder:
+    """Return the decoder that continues prompts.
+
+    Args:
+        model: the model.
+        module: the module that runs, with the architecture of the model.
+        options: names of the options of a call; its lengths replace those of the checkpoint.
+        chat: whether a prompt is a message, which the checkpoint's chat template formats.
+
+    Raises:
+        InputError: there is no chat template.
+    """
+    checkpoint = model.hf_checkpoint
+    if chat and checkpoint is None:
+        raise InputError("the model was trained here and has no chat template: leave chat out")
+    return Decoder(
+        module,
+        model.tokenizers,
+        model.tokenizers.target.special_tokens,
+        None if checkpoint is None else checkpoint.prompt_config(options),
+        model.task.max_length,
+        checkpoint.chat_template() if checkpoint is not None and chat else None,
+        find(model.task.kind).continues,
+    )

@@ -8,15 +8,9 @@ from typing import Any, overload
 from jaxtyping import Float32
 from numpy import ndarray
 
-from clearhead.base.arguments import checked
-from clearhead.base.errors import InputError
-from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
+from clearhead.base.arguments import PAIR, answer_each, checked
 from clearhead.core import Transformer
 from clearhead.fast.runner import Runner
-from clearhead.generate.generation_config import GenerationConfig
-from clearhead.generate.translation import check_two_stacks
-from clearhead.interpret.maps.word_links import Alignments, WordAligner
-from clearhead.model.texts import PAIR, answer_each
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.spec.tasks.registry import find
 from clearhead.tasks.answer.use import Answer, answer
@@ -26,7 +20,6 @@ from clearhead.tasks.fill.use import Filled
 from clearhead.tasks.fill.use import fill as fill_blanks
 from clearhead.tasks.tag.use import Entity, tag
 from clearhead.text.pair import TokenizerPair
-from clearhead.text.special_tokens import SpecialTokens
 from clearhead.text.tokenizer import Tokenizer
 
 
@@ -35,14 +28,13 @@ class Predictions:
     """The predictions of a `Model`.
 
     Attributes:
-        module, tokenizers, task, hf_checkpoint, runner: as in `Model`.
+        module, runner, tokenizers, task: as in `Model`.
     """
 
     module: Transformer
     runner: Runner
     tokenizers: TokenizerPair
     task: TaskRecord
-    hf_checkpoint: HFCheckpoint | None
 
     @property
     def tree(self) -> Transformer:
@@ -53,41 +45,6 @@ class Predictions:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the model's input."""
         return self.tokenizers.source
-
-    @property
-    def special_tokens(self) -> SpecialTokens:
-        """The special tokens of the model's input and output.
-
-        Raises:
-            InputError: the model has several languages.
-        """
-        return self.languages(None, None)[0]
-
-    def languages(self, source: str | None, target: str | None) -> tuple[SpecialTokens, GenerationConfig | None]:
-        """Return the special tokens of two languages, and the checkpoint's generation settings for them."""
-        if self.hf_checkpoint is not None:
-            return self.hf_checkpoint.between(source, target)
-        if source is not None or target is not None:
-            raise InputError("the model was trained here on one pair of languages: leave the languages out")
-        special_tokens = self.tokenizers.source.special_tokens
-        return special_tokens.with_target(self.tokenizers.target.special_tokens.for_target), None
-
-    def word_aligner(
-        self, heads: Alignments = True, from_language: str | None = None, to_language: str | None = None
-    ) -> WordAligner:
-        """Return what aligns the words of translations to those of their texts, for several calls.
-
-        Args:
-            heads: those named, as (layer, head); True: those that align best in the first translations.
-            from_language, to_language: as for `translate`.
-
-        Raises:
-            InputError: the model does not translate, or the attention to the source has no such head.
-        """
-        check_two_stacks(self.module)
-        special_tokens, _ = self.languages(from_language, to_language)
-        named = None if isinstance(heads, bool) else heads
-        return WordAligner(self.module, self.tokenizers, special_tokens, named, max_length=self.task.max_length)
 
     def predict(self, texts: Any, *, batch_size: int | None = None) -> Any:
         """Return what the model was trained to predict for a text, or for each text of a list or an iterator.

@@ -1,22 +1,285 @@
-"""Saving of models into folders, and their upload to the Hugging Face hub; the token is never shown."""
+"""Saved models: folders with spec, weights, tokenizers and model card, and their upload to the hub."""
 
 from __future__ import annotations
 
+import json
+import re
 import tempfile
-from pathlib import Path
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
+from typing import Any, Final
+
+from pydantic import BaseModel
 
 from clearhead.base.arguments import checked
 from clearhead.base.errors import InputError, argument
+from clearhead.base.files import read_json_object, read_model_text, read_typed
 from clearhead.base.formats import FORMAT_FILE
+from clearhead.base.printing import num_parameters
 from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
 from clearhead.checkpoints.hf.saving import LARGEST_SHARD, save_checkpoint
-from clearhead.checkpoints.reference import SPEC_FILE, looks_like_hub_name, strange_answer
-from clearhead.checkpoints.runs.checkpoint import writing_folder
-from clearhead.checkpoints.runs.directory import SAVED_FORMAT, TASK_FILE, WEIGHTS_FILE
+from clearhead.checkpoints.reference import CONFIG, SPEC_FILE, looks_like_hub_name, repository_of, strange_answer
+from clearhead.checkpoints.runs.checkpoint import AVERAGED, writing_folder
+from clearhead.checkpoints.runs.directory import (
+    RUN_FILE,
+    SAVED_FORMAT,
+    TASK_FILE,
+    WEIGHTS_FILE,
+    is_run_directory,
+)
+from clearhead.checkpoints.runs.extra_weights import about_averaged
+from clearhead.checkpoints.runs.metrics import FILE_NAME, read_metrics
 from clearhead.checkpoints.weights.files import save_tensors
 from clearhead.core import Transformer
+from clearhead.fast.int8 import is_int8
+from clearhead.spec.describe import model_summary
 from clearhead.spec.tasks.record import TaskRecord
+from clearhead.spec.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
+
+README: Final = "README.md"
+DRAWING: Final = "architecture.svg"
+CARD_FILES: Final = (README, DRAWING)
+"""What people may change in a saved model: its manifest does not list them."""
+KNOWN_FILE: Final = "card.json"
+
+_TEMPLATE: Final = """\
+---
+{{ card_data }}
+---
+
+# {{ title }}
+
+{{ summary }}
+
+![The architecture](architecture.svg)
+
+## Intended use
+
+`clearhead {{ use }}`: the task `{{ kind }}`, on text like its training data. \
+{% if base %}It started from `{{ base }}`. {% endif %}Its quality on other text, and for other purposes, is not known.
+
+## Data
+
+{{ data }}
+
+## Recipe
+
+{{ recipe }}
+
+## Metrics
+
+{{ metrics }}
+
+## Load it
+
+{{ loading }}
+"""
+
+
+class Measured(BaseModel):
+    """A number of a model, and the command that made it."""
+
+    name: str
+    value: float
+    command: str
+
+
+class Known(BaseModel):
+    """What is known of how a model was trained.
+
+    Args:
+        step: optimizer steps taken, in words.
+        recipe: the run file with every default filled in, as TOML, without the paths of the machine.
+        measured: the validation of these weights.
+    """
+
+    step: str
+    recipe: str
+    measured: list[Measured]
+
+
+def what_is_known(weights: Path | None) -> Known | None:
+    """Return what is known of the training of weights, by the run or the saved model that has them; None: nothing.
+
+    Args:
+        weights: the file that they were loaded from; None: they were made in memory.
+    """
+    if weights is None:
+        return None
+    try:
+        if (weights.parent / KNOWN_FILE).is_file():
+            known = read_typed(weights.parent / KNOWN_FILE, Known, what="what is known of a model")
+            tables = tomllib.loads(known.recipe)
+            return known if isinstance(tables["data"], dict) and isinstance(tables["task"], dict) else None
+        run = next(folder for folder in weights.parents if folder.name == "checkpoints").parent
+        return _of_run(run, weights.parent.name) if is_run_directory(run) else None
+    except (
+        InputError,
+        StopIteration,
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+    ):  # a card is no reason to refuse to save a model
+        return None
+
+
+def _of_run(run: Path, checkpoint: str) -> Known:
+    recipe = "\n".join(_public(line) for line in read_model_text(run / RUN_FILE, what="a run file").splitlines())
+    command, score = f"clearhead train {RUN_FILE}", find(tomllib.loads(recipe)["task"]["kind"]).score
+    if checkpoint == AVERAGED:
+        about = about_averaged(run)
+        steps = ", ".join(map(str, about.steps)) if about else "several steps"
+        values, step = (about.valid_loss, about.valid_score) if about else (None, None), f"the mean of steps {steps}"
+    else:
+        number = int(checkpoint.removeprefix("step-"))
+        rows = [row for row in read_metrics(run / FILE_NAME) if row.step == number and row.valid_loss is not None]
+        values, step = (rows[-1].valid_loss, rows[-1].valid_score) if rows else (None, None), f"step {number:,}"
+    names = "validation loss per label, in nats", f"validation {score}"
+    measured = []
+    for name, value in zip(names, values, strict=True):
+        if value is not None:
+            measured.append(Measured(name=name, value=value, command=command))
+    return Known(step=step, recipe=recipe, measured=measured)
+
+
+def _public(line: str) -> str:
+    """Return a line of a run file with the last name alone in place of a path from the root of this machine."""
+    return re.sub(
+        r'"((?:/|[A-Za-z]:(?:/|\\\\))[^"]*)"', lambda found: f'"{PurePath(found[1].replace(chr(92), "/")).name}"', line
+    )
+
+
+def write_card(
+    folder: Path,
+    name: str,
+    module: Transformer,
+    task: TaskRecord,
+    hf_checkpoint: HFCheckpoint | None,
+    known: Known | None,
+    *,
+    is_own: bool,
+) -> None:
+    """Write the card into the folder of a saved model.
+
+    Args:
+        folder: with all other files of the model.
+        name: by which it will be loaded: of a repository, or of the folder.
+        module, task, hf_checkpoint: of the model.
+        known: of its training.
+        is_own: whether the folder is in our own layout.
+    """
+    from huggingface_hub import ModelCard, ModelCardData
+
+    from clearhead.interpret.view.architecture import draw_architecture  # pictures take a library that loading does not
+
+    # Of a user's choice, and read as Markdown.
+    name = re.sub(r"[^\w./@+-]", "_", name)
+    data = {} if known is None else tomllib.loads(known.recipe)
+    base, datasets = _base(hf_checkpoint, data), [table["dataset"] for table in _tables(data) if "dataset" in table]
+    library, loading = _loading(folder, name, is_own=is_own)
+    card = ModelCard.from_template(
+        ModelCardData(
+            library_name=library,
+            pipeline_tag=_pipeline(task),
+            tags=["clearhead", task.kind],
+            base_model=base,
+            datasets=sorted(filter(looks_like_hub_name, set(datasets))) or None,
+        ),
+        template_str=_TEMPLATE,
+        title=PurePath(name).name,
+        summary=_fenced("\n".join([f"{num_parameters(module):,} parameters", *model_summary(module.spec)])),
+        use=find(task.kind).used_with.format(run=name),
+        kind=task.kind,
+        base=base,
+        loading=loading,
+        **_training(known, is_int8=is_int8(module)),
+    )
+    card.save(folder / README)
+    (folder / DRAWING).write_text(draw_architecture(module.spec, PurePath(name).name), encoding="utf-8", newline="\n")
+    if known is not None and is_own:
+        (folder / KNOWN_FILE).write_text(known.model_dump_json(indent=2) + "\n", encoding="utf-8", newline="\n")
+
+
+def _training(known: Known | None, *, is_int8: bool) -> dict[str, str]:
+    """Return what the card says of data, recipe and metrics."""
+    if known is None:
+        unknown = "The model was saved without a run that knows it."
+        return {"data": unknown, "recipe": unknown, "metrics": unknown}
+    data, rows = tomllib.loads(known.recipe)["data"], known.measured
+    tables = [f"{part}: {json.dumps(data[part], ensure_ascii=False)}" for part in ("train", "valid") if part in data]
+    table = [f"| {_escaped(row.name)} | {row.value:.4g} | {_code(row.command)} |" for row in rows]
+    if is_int8 and table:
+        table.append("\nThese are of the weights before they were rounded to 8 bits.")
+    return {
+        "data": _fenced("\n".join(tables)),
+        "recipe": "`clearhead train run.toml`, with this `run.toml`; "
+        f"{_escaped(known.step)}:\n\n{_fenced(known.recipe, 'toml')}",
+        "metrics": "\n".join(["| measure | value | command |", "|---|---|---|", *table]) if table else "None was kept.",
+    }
+
+
+def _tables(data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for table in data.get("data", {}).values():
+        if isinstance(table, dict):
+            yield table
+
+
+def _base(hf_checkpoint: HFCheckpoint | None, data: Mapping[str, Any]) -> str | None:
+    """Return the repository of the checkpoint that the model came from; None: it came from none, or from a folder."""
+    init = str(data.get("task", {}).get("init", ""))
+    if init and looks_like_hub_name(init) and not Path(init).exists():
+        return init
+    return None if hf_checkpoint is None else repository_of(hf_checkpoint.folder)
+
+
+def _pipeline(task: TaskRecord) -> str | None:
+    try:
+        return str(find(task.kind).part("pipeline").NAME)
+    except (InputError, ModuleNotFoundError):
+        return "text-generation" if find(task.kind).continues else None
+
+
+def _loading(folder: Path, name: str, *, is_own: bool) -> tuple[str, str]:
+    """Return the library that the files are for, and how the model is loaded, as Markdown."""
+    here = _fenced(f'import clearhead as ch\n\nmodel = ch.load("{name}")', "python")
+    if is_own:
+        command = f"clearhead convert {name} OUT --to hf"
+        return (
+            "clearhead",
+            f"{here}\n\n`{command}` writes it for transformers, where a model type there can express it.",
+        )
+    if (folder / "modules.json").is_file():
+        lines, library = (
+            f'from sentence_transformers import SentenceTransformer\n\nmodel = SentenceTransformer("{name}")',
+            "sentence-transformers",
+        )
+    else:
+        config = read_json_object(folder / CONFIG, what="a config.json")
+        kind, library = (config.get("architectures") or ["AutoModel"])[0], "transformers"
+        lines = (
+            f"from transformers import AutoTokenizer, {kind}\n\n"
+            f'tokenizer = AutoTokenizer.from_pretrained("{name}")\nmodel = {kind}.from_pretrained("{name}")'
+        )
+    return library, f"{here}\n\nThe same in {library}:\n\n{_fenced(lines, 'python')}"
+
+
+def _escaped(text: str) -> str:
+    """Escape a text for Markdown, in one line: HTML, links and table cells in it have no effect."""
+    return re.sub(r"([^\w\s,'()%/])", r"\\\1", " ".join(text.split()))
+
+
+def _code(text: str) -> str:
+    """Return a text as Markdown code for a line or a table cell."""
+    return f"`{' '.join(re.sub('[`|]', ' ', text).split())}`"
+
+
+def _fenced(text: str, language: str = "") -> str:
+    """Return text that Markdown shows as it is."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{language}\n{text}\n{fence}"
 
 
 class Saving:
@@ -80,9 +343,6 @@ class Saving:
             raise InputError(argument("max_shard_size") + f" is {max_shard_size}; expected a number of bytes")
         if folder.exists():
             raise InputError(f"{folder} exists already; give a new folder")
-        # Not at the top: pictures take a library that loading a model does not need.
-        from clearhead.model.card import CARD_FILES, what_is_known, write_card
-
         parts = self.module, self.task, self.hf_checkpoint
         with writing_folder(folder, unlisted=CARD_FILES) as temporary:
             if format == "hf":

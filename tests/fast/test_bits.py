@@ -19,12 +19,11 @@ from clearhead.fast import kernel_arguments, stack
 from clearhead.fast.int8 import to_int8
 from clearhead.fast.runner import Runner
 from clearhead.generate import prefill
-from clearhead.generate.continuation import GenerateRequest, Reading, generate_ids
+from clearhead.generate.continuation import GenerateRequest, PromptReader, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import prefill_prompts
 from clearhead.generate.running import RunningBatch
-from clearhead.generate.scoring.targets import score_targets
-from clearhead.generate.translation import translate_ids
+from clearhead.generate.scoring.texts import score_targets
 from clearhead.spec.presets.hyperparameters import build_spec
 from clearhead.spec.presets.named import PRESETS
 from clearhead.spec.presets.task_heads import vector_head, with_head
@@ -71,7 +70,8 @@ def continued(tree: Transformer, prompts: Sequence[list[int]]) -> list[object]:
 def translated(beams: int) -> Run:
     def run(tree: Transformer, sources: Sequence[list[int]]) -> list[object]:
         options = SearchOptions(beam_size=beams, max_length=7, n_best=beams)
-        return list(translate_ids(tree, sources, bos_id=2, eos_id=3, pad_id=0, options=options))
+        request = GenerateRequest([[2]] * len(sources), options, eos_id=3, pad_id=0, banned=(2, 0), sources=sources)
+        return list(generate_ids(tree, request))
 
     return run
 
@@ -172,7 +172,7 @@ def test_long_requests_do_not_depend_on_those_beside_them(
 def read(tree: Transformer, prompts: Sequence[list[int]]) -> list[object]:
     """What a server makes of prompts that it reads together, in pieces where there is one."""
     options = GenerateOptions(max_new_tokens=4)
-    first, *others = [Reading(tree, GenerateRequest([prompt], options, eos_id=3, pad_id=0)) for prompt in prompts]
+    first, *others = [PromptReader(tree, GenerateRequest([prompt], options, eos_id=3, pad_id=0)) for prompt in prompts]
     with torch.inference_mode():
         while not (found := first.step(others)):
             pass

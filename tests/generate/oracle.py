@@ -10,13 +10,17 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from clearhead.core import Cache, Output, Transformer
+from clearhead.core import Output, Transformer
+from clearhead.fast.cache import IndexedCache
+from clearhead.generate import running
 from clearhead.generate.options import SearchOptions
-from clearhead.generate.results import Candidate
+from clearhead.generate.results import Continuation
 
 PAD, BOS, EOS = 0, 1, 2
 NextLogits = Callable[[tuple[int, ...], tuple[int, ...]], Sequence[float]]
@@ -35,27 +39,24 @@ def random_logits(vocab: int, *, spread: float = 2.0, end_bonus: float = 0.0) ->
     return next_logits
 
 
-class PrefixCache(Cache):
-    """Remembers sources and prefixes themselves, and reorders them as a cache of keys and values would be."""
+def use_prefix_caches(patch: pytest.MonkeyPatch) -> None:
+    """Let caches hold sources and prefixes themselves, and reorder them as if they were keys and values."""
 
-    def __init__(self, total_length: int | Tensor | None = None) -> None:
-        super().__init__(total_length)
-        self.sources: list[tuple[int, ...]] = []
-        self.prefixes: list[tuple[int, ...]] = []
-        self.rows_decoded = 0
-
-    def select(self, rows: Tensor, memory_rows: Tensor | None = None) -> None:
+    def select(self: Any, rows: Tensor, memory_rows: Tensor | None = None) -> None:
         self.prefixes = [self.prefixes[row] for row in rows.tolist()]
         if memory_rows is not None:
             self.sources = [self.sources[row] for row in memory_rows.tolist()]
 
+    def join(caches: list[Any]) -> Any:
+        """Return a cache with the rows of all."""
+        whole: Any = IndexedCache()
+        whole.sources = [source for cache in caches for source in cache.sources]
+        whole.prefixes = [prefix for cache in caches for prefix in cache.prefixes]
+        return whole
 
-def joined(caches: list[PrefixCache]) -> PrefixCache:
-    """One cache with the rows of all."""
-    made = PrefixCache()
-    made.sources = [source for cache in caches for source in cache.sources]
-    made.prefixes = [prefix for cache in caches for prefix in cache.prefixes]
-    return made
+    patch.setattr(IndexedCache, "select", select)
+    patch.setattr(IndexedCache, "is_separable", True)
+    patch.setattr(running, "joined", join)
 
 
 class PrefixModel(Transformer):
@@ -87,9 +88,9 @@ class PrefixModel(Transformer):
         *,
         memory_mask: Tensor | None = None,
         target_mask: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: Any = None,
     ) -> Output:
-        assert isinstance(cache, PrefixCache) and target_mask is None and target_ids.shape[1] == 1
+        assert target_mask is None and target_ids.shape[1] == 1
         if memory is not None:
             assert memory_mask is not None
             rows = zip(memory[:, :, 0].long().tolist(), memory_mask.tolist(), strict=True)
@@ -130,14 +131,15 @@ class Problem:
         normaliser = math.log(math.fsum(math.exp(logit) for logit in logits))
         return [logit - normaliser for logit in logits]
 
-    def candidate(self, ids: tuple[int, ...], total: float, cut_off: bool = False) -> Candidate:
-        return Candidate(ids, total / len(ids) ** self.options.length_penalty, total, cut_off)
+    def candidate(self, ids: tuple[int, ...], total: float, cut_off: bool = False) -> Continuation:
+        score = total / len(ids) ** self.options.length_penalty
+        return Continuation(ids, score, total, "length" if cut_off else "end")
 
-    def best(self, candidates: list[Candidate]) -> list[Candidate]:
+    def best(self, candidates: list[Continuation]) -> list[Continuation]:
         return sorted(candidates, key=lambda c: (-c.score, len(c.ids), c.ids))[: self.options.n_best]
 
 
-def every_sequence(problem: Problem) -> list[Candidate]:
+def every_sequence(problem: Problem) -> list[Continuation]:
     """The best of all sequences that end within the limit."""
     finished = []
     live: dict[tuple[int, ...], float] = {(): 0.0}
@@ -148,10 +150,10 @@ def every_sequence(problem: Problem) -> list[Candidate]:
     return problem.best(finished)
 
 
-def plain_beam_search(problem: Problem) -> list[Candidate]:
+def plain_beam_search(problem: Problem) -> list[Continuation]:
     """The rules of `clearhead.generate.search.beam` in their plainest form, always run on to the limit."""
     beams = problem.options.beam_size
-    finished: list[Candidate] = []
+    finished: list[Continuation] = []
     live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     for _ in range(problem.limit):
         extended = [((*ids, i), total + p) for ids, total in live for i, p in problem.choices(ids).items()]

@@ -8,45 +8,41 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.base.errors import InputError, RunFailure
-from clearhead.generate import running
 from clearhead.generate.options import SearchOptions
-from clearhead.generate.results import Candidate
-from clearhead.generate.search import beam
+from clearhead.generate.results import Continuation
 from clearhead.generate.search.beam import best_extensions, top_log_probabilities
-from clearhead.generate.translation import translate_ids
 from tests.generate.oracle import (
     BOS,
     EOS,
     PAD,
     NextLogits,
-    PrefixCache,
     PrefixModel,
     Problem,
     every_sequence,
-    joined,
     plain_beam_search,
     random_logits,
+    use_prefix_caches,
 )
+from tests.generate.tiny import translate_ids
 
 SOURCES = [(3,), (4, 5, 3, 3, 3), (5, 5), (3, 4, 5, 6, 3, 4, 5), (6, 4, 3)]
 
 
 @pytest.fixture(autouse=True)
 def _prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beam, "IndexedCache", PrefixCache)
-    monkeypatch.setattr(running, "joined", joined)
+    use_prefix_caches(monkeypatch)
 
 
 def search(
     next_logits: NextLogits, vocab: int, sources: list[tuple[int, ...]], options: SearchOptions
-) -> list[list[Candidate]]:
+) -> list[list[Continuation]]:
     model = PrefixModel(next_logits, vocab)
-    return translate_ids(model, sources, bos_id=BOS, eos_id=EOS, pad_id=PAD, options=options)
+    return translate_ids(model, sources, options)
 
 
-def assert_same(found: list[Candidate], expected: list[Candidate]) -> None:
+def assert_same(found: list[Continuation], expected: list[Continuation]) -> None:
     assert [c.ids for c in found] == [c.ids for c in expected]
-    assert [c.cut_off for c in found] == [c.cut_off for c in expected]
+    assert [c.stop_reason for c in found] == [c.stop_reason for c in expected]
     assert [c.score for c in found] == pytest.approx([c.score for c in expected], rel=1e-5, abs=1e-5)
     assert [c.log_probability for c in found] == pytest.approx(
         [c.log_probability for c in expected], rel=1e-5, abs=1e-5
@@ -76,8 +72,7 @@ def test_search_follows_the_plain_rules_run_to_the_limit(
         batch_size=3,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(beam, "IndexedCache", PrefixCache)
-        patch.setattr(running, "joined", joined)
+        use_prefix_caches(patch)
         next_logits = random_logits(vocab, end_bonus=end_bonus)
         for source, found in zip(SOURCES, search(next_logits, vocab, SOURCES, options), strict=True):
             assert_same(found, plain_beam_search(Problem(next_logits, source, options)))
@@ -121,7 +116,9 @@ def never_ends(_source: tuple[int, ...], _prefix: tuple[int, ...]) -> list[float
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_hypotheses_cut_off_at_the_limit_are_marked_and_ended(beam_size: int) -> None:
     (found,) = search(never_ends, 7, [(3, 3)], SearchOptions(beam_size=beam_size, n_best=beam_size, max_length=6))
-    assert len(found) == beam_size and all(c.cut_off and len(c.ids) == 6 and c.ids[-1] == EOS for c in found)
+    assert len(found) == beam_size and all(
+        c.stop_reason == "length" and len(c.ids) == 6 and c.ids[-1] == EOS for c in found
+    )
     assert found[0].ids == (3, 3, 3, 3, 3, EOS)
 
 
@@ -133,7 +130,7 @@ def test_beams_that_hold_no_hypothesis_are_not_cut_off() -> None:
 
     options = SearchOptions(beam_size=3, n_best=3, min_length=2, max_length=2)
     (found,) = search(two_tokens, 5, [(3,)], options)
-    assert [(c.ids, c.cut_off) for c in found] == [((3, EOS), True), ((4, EOS), True)]
+    assert [(c.ids, c.stop_reason) for c in found] == [((3, EOS), "length"), ((4, EOS), "length")]
 
 
 def test_hypotheses_cut_off_are_left_out_where_one_has_ended() -> None:
@@ -145,7 +142,7 @@ def test_hypotheses_cut_off_are_left_out_where_one_has_ended() -> None:
         return [-30.0, -30.0, -7.0, -30.0, 5.0]
 
     (found,) = search(loops_after_four, 5, [(3,)], SearchOptions(beam_size=2, max_length=40))
-    assert found[0].ids == (EOS,) and not found[0].cut_off
+    assert found[0].ids == (EOS,) and found[0].stop_reason == "end"
     looped = -12.13 / 40
     assert looped > found[0].score
 
@@ -169,8 +166,8 @@ def test_start_token_that_is_also_the_end_token_still_ends() -> None:
     next_logits = random_logits(7, end_bonus=3.0)
     model = PrefixModel(next_logits, 7)
     options = SearchOptions(beam_size=3)
-    (found,) = translate_ids(model, [(3, 4)], bos_id=EOS, eos_id=EOS, pad_id=PAD, options=options)
-    assert found[0].ids[-1] == EOS and not found[0].cut_off
+    (found,) = translate_ids(model, [(3, 4)], options, start=EOS)
+    assert found[0].ids[-1] == EOS and found[0].stop_reason == "end"
 
 
 def test_n_best_is_sorted_and_distinct() -> None:
@@ -191,9 +188,7 @@ def test_first_step_decodes_one_row_for_each_sentence_and_finished_sentences_lea
 
     model = PrefixModel(ends_after_source_length, 5)
     sources = [(3,) * 2, (3,) * 5, (3,) * 3]
-    translate_ids(
-        model, sources, bos_id=BOS, eos_id=EOS, pad_id=PAD, options=SearchOptions(beam_size=2, length_penalty=0.0)
-    )
+    translate_ids(model, sources, SearchOptions(beam_size=2, length_penalty=0.0))
     assert model.rows_per_call == [3, 6, 4, 2, 2]
 
 
@@ -219,7 +214,7 @@ def test_output_that_is_not_a_number_stops_the_search() -> None:
 def test_lengths_beyond_the_positions_are_refused() -> None:
     model = PrefixModel(random_logits(5), 5, max_positions=7)
     with pytest.raises(InputError, match="max_length is 11, but the model's decoder has 7 positions"):
-        translate_ids(model, [(3,)], bos_id=BOS, eos_id=EOS, pad_id=PAD, options=SearchOptions(max_length=11))
+        translate_ids(model, [(3,)], SearchOptions(max_length=11))
 
 
 def test_top_log_probabilities_are_those_of_the_whole_vocabulary() -> None:

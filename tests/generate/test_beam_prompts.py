@@ -10,9 +10,9 @@ from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import prefill_prompts
 from clearhead.generate.processors import BannedIds, apply, repetition_processors
-from clearhead.generate.results import Candidate, Continuation
-from clearhead.generate.rows import Sentence
-from clearhead.generate.search.beam import start_beams
+from clearhead.generate.results import Continuation, Sentence
+from clearhead.generate.running import Started
+from clearhead.generate.search.beam import Search
 from tests.generate.tiny import (
     BOS,
     EOS,
@@ -93,19 +93,23 @@ def test_one_beam_is_greedy_search(kind: str) -> None:
         start = prefill_prompts(module, prompts, pad_id=PAD)
         found = run_search(
             module,
-            lambda: start_beams(
-                start,
-                sentences=[Sentence(number, 11) for number in range(5)],
-                end_ids=(EOS,),
-                chain=[BannedIds((PAD, BOS))],
-                options=SearchOptions(beam_size=1),
+            lambda: Started(
+                Search(
+                    [Sentence(number, 11) for number in range(5)],
+                    (EOS,),
+                    SearchOptions(beam_size=1),
+                    start.ids,
+                    chain=[BannedIds((PAD, BOS))],
+                    open_ended=True,
+                ),
+                start.cache,
+                start.logits,
             ),
         )
     assert [one.ids for (one,) in found] == [one.ids for (one,) in greedy]
-    assert [one.cut_off for (one,) in found] == [one.stop_reason == "length" for (one,) in greedy]
+    assert [one.stop_reason for (one,) in found] == [one.stop_reason for (one,) in greedy]
     scores = [one.score for (one,) in greedy]
     assert [one.score for (one,) in found] == pytest.approx(scores, abs=1e-4)
-    assert isinstance(found[0][0], Candidate)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -107,7 +107,6 @@ def test_left_padding_is_no_padding(kind: str) -> None:
             alone = prefill_prompts(module, [prompt], pad_id=PAD)
             torch.testing.assert_close(together.logits[row], alone.logits[0], atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(together.logits[row], next_logits(module, prompt), atol=1e-5, rtol=1e-5)
-            torch.testing.assert_close(together.hidden[row, mask[row]], alone.hidden[0], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -289,9 +288,7 @@ def encoder_of(two: ch.Transformer) -> object:
     return two.spec.model_copy(update={"decoder": None, "head": None})
 
 
-@pytest.mark.parametrize(
-    "options", [GenerateOptions(), SAMPLING, GenerateOptions(beam_size=2), GenerateOptions(penalty_alpha=0.5, top_k=3)]
-)
+@pytest.mark.parametrize("options", [GenerateOptions(), SAMPLING, GenerateOptions(beam_size=2)])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_output_that_is_no_number_is_a_failure(options: GenerateOptions, value: float) -> None:
     module = tiny_decoder("modern", seed=8)
@@ -301,9 +298,7 @@ def test_output_that_is_no_number_is_a_failure(options: GenerateOptions, value: 
         generate(module, [[BOS, 3]], options)
 
 
-@pytest.mark.parametrize(
-    "options", [GenerateOptions(), SAMPLING, GenerateOptions(beam_size=2), GenerateOptions(penalty_alpha=0.5, top_k=3)]
-)
+@pytest.mark.parametrize("options", [GenerateOptions(), SAMPLING, GenerateOptions(beam_size=2)])
 def test_a_vocabulary_that_is_used_up_is_a_failure(options: GenerateOptions) -> None:
     module = tiny_decoder("modern", seed=8)
     spent = dataclasses.replace(options, no_repeat_ngram_size=1, min_new_tokens=20, max_new_tokens=20)

@@ -35,9 +35,8 @@ from clearhead.tasks.evaluate.options import EvaluateKwargs
         (GenerateOptions(min_p=0.1), "sample"),
         (GenerateOptions(seed=0), "sample"),
         (GenerateOptions(num_return_sequences=3), "sample"),
-        (GenerateOptions(penalty_alpha=0.6, top_k=4), "contrastive"),
         (GenerateOptions(beam_size=4, num_return_sequences=3), "beam"),
-        (GenerateOptions(top_k=0, top_p=1, min_p=0, penalty_alpha=0, repetition_penalty=1, stop=[]), "greedy"),
+        (GenerateOptions(top_k=0, top_p=1, min_p=0, repetition_penalty=1, stop=[]), "greedy"),
     ],
 )
 def test_the_method_follows_from_the_options(options: GenerateOptions, method: str) -> None:
@@ -63,7 +62,6 @@ def test_the_method_follows_from_the_options(options: GenerateOptions, method: s
         ("num_return_sequences", 0),
         ("beam_size", 0),
         ("length_penalty", -10.1),
-        ("penalty_alpha", 1.5),
         ("seed", -1),
         ("batch_size", 0),
         ("stop", ""),
@@ -89,17 +87,9 @@ CONFLICTS: list[tuple[dict[str, Any], list[str]]] = [
     ({"temperature": 0, "top_k": 5, "top_p": 0.9, "min_p": 0.1}, ["top_k", "top_p", "min_p"]),
     ({"temperature": 0, "seed": 1, "num_return_sequences": 2}, ["seed", "num_return_sequences"]),
     (
-        {"beam_size": 3, "temperature": 0.5, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "seed": 1, "penalty_alpha": 0.6,
-         "stop": "a"},
-        ["temperature", "top_k", "top_p", "min_p", "seed", "penalty_alpha", "stop"],
+        {"beam_size": 3, "temperature": 0.5, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "seed": 1, "stop": "a"},
+        ["temperature", "top_k", "top_p", "min_p", "seed", "stop"],
     ),
-    (
-        {"penalty_alpha": 0.6, "top_k": 4, "temperature": 0.5, "top_p": 0.9, "min_p": 0.1, "seed": 1,
-         "num_return_sequences": 2},
-        ["temperature", "top_p", "min_p", "seed", "num_return_sequences"],
-    ),
-    ({"penalty_alpha": 0.6}, ["penalty_alpha needs top_k"]),
-    ({"penalty_alpha": 0.6, "top_k": 1}, ["penalty_alpha needs top_k"]),
     ({"length_penalty": 0.6}, ["length_penalty"]),
     ({"beam_size": 2, "num_return_sequences": 3}, ["num_return_sequences is 3 but beam_size is 2"]),
     ({"min_new_tokens": 5, "max_new_tokens": 3}, ["min_new_tokens is 5"]),

@@ -72,7 +72,6 @@ def test_a_call_goes_before_the_settings_and_those_without_effect_are_dropped() 
     assert call(sampled, top_k=3, seed=5) == GenerateOptions(temperature=1.0, top_k=3, top_p=0.9, seed=5)
     assert call(rules(num_beams=4, length_penalty=2.0)) == GenerateOptions(beam_size=4, length_penalty=2.0)
     assert call(rules(num_beams=4, length_penalty=2.0), beam_size=1, temperature=0) == GenerateOptions(temperature=0)
-    assert call(rules(penalty_alpha=0.6, top_k=4, num_return_sequences=3)).method == "contrastive"
     with pytest.raises(InputError, match="seed is 5, which has no effect here: greedy search does not use it"):
         call(sampled, temperature=0, seed=5)
     with pytest.raises(InputError, match="beam_size must be a whole number of at least 1, not '3'"):
@@ -97,6 +96,8 @@ def test_lengths_of_the_files_give_way_to_the_call() -> None:
 
 def test_what_is_not_done_is_told_and_what_is_wrong_is_named() -> None:
     assert rules(encoder_repetition_penalty=1.3, typical_p=1.0).unsupported == ("encoder_repetition_penalty",)
+    assert rules(penalty_alpha=0.6, top_k=4).unsupported == ("penalty_alpha",)
+    assert rules(penalty_alpha=0, top_k=4).unsupported == ()
     assert rules(do_sample=True, num_beams=3).unsupported == ("do_sample together with num_beams",)
     with pytest.raises(
         InputError, match=r"(?s)eos_token_id: expected .*integer.*or expected .*bad_words_ids\.0: expected"

@@ -17,15 +17,14 @@ import torch
 from clearhead import core as ch
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.generate import json_schema, schema_worker
-from clearhead.generate.continuation import GenerateRequest, started
+from clearhead.generate.continuation import GenerateRequest, RequestStarter
 from clearhead.generate.json_schema import with_schema
 from clearhead.generate.options import GenerateOptions
-from clearhead.generate.prompts import generate_texts
 from clearhead.generate.running import RunningBatch
 from clearhead.generate.search import sampling
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
-from tests.generate.test_prompts import model_of, pair
+from tests.generate.test_decoder import decoder_of, model_of
 
 CASES = int(os.environ.get("CLEARHEAD_CASES", "40"))
 SCHEMAS = (
@@ -95,7 +94,7 @@ def test_a_text_that_ends_is_valid_and_a_cut_one_begins_a_valid_text(
             GenerateOptions(max_new_tokens=40, temperature=0),
         ):
             try:
-                found = generate_texts(module, pair(tokenizer), ["a", "", "12"], options, schema=schema)
+                found = decoder_of(module, tokenizer).generate(["a", "", "12"], options, schema)
             except (InputError, RunFailure) as error:
                 assert "under the schema" in str(error) and kind in ("word", "split", "wordpiece", "unigram", "bpe")
                 continue
@@ -124,7 +123,7 @@ def test_no_white_space_stands_between_the_parts_of_a_text(kind: str) -> None:
             module.head.layers[-1].bias[tokenizer.encode(space)] += 9.0
     for schema in SCHEMAS[:3]:
         for options in (GenerateOptions(max_new_tokens=90, temperature=1.0, seed=3), GenerateOptions(temperature=0)):
-            ((found,),) = generate_texts(module, pair(tokenizer), ["a"], options, schema=schema)
+            ((found,),) = decoder_of(module, tokenizer).generate(["a"], options, schema)
             outside = re.sub(r'"(?:[^"\\]|\\.)*("|$)', "", found.text.removeprefix(" "))
             assert outside and not re.search(r"\s", outside), found.text
 
@@ -194,7 +193,7 @@ def test_a_text_that_exceeds_the_limits_of_llguidance_names_the_reason(
     tokenizer = tokenizer_of("byte")
     module, options = untrained(tokenizer), GenerateOptions(max_new_tokens=200, temperature=0)
     with pytest.raises(InputError, match="the JSON schema is not one that can be followed: lexer error: too many"):
-        generate_texts(module, pair(tokenizer), ["a"], options, schema=schema)
+        decoder_of(module, tokenizer).generate(["a"], options, schema)
 
 
 def test_search_and_files_that_hold_no_object_are_refused(tmp_path: Path) -> None:
@@ -221,7 +220,7 @@ def test_a_schema_belongs_to_its_request_alone() -> None:
     def tokens(requests: list[GenerateRequest]) -> list[list[int]]:
         batch, members = RunningBatch(module), []
         with torch.inference_mode():
-            members = [started(module, request, [0], [12], with_text=True) for request in requests]
+            members = [RequestStarter(module, request, [12], with_text=True).start([0]) for request in requests]
             rows = [row for start in members for row in start.member.sequences]
             batch.join(members)
             while batch.members:

@@ -8,9 +8,9 @@ import torch
 from clearhead import spec
 from clearhead.core import Transformer, build
 from clearhead.generate import prefill
-from clearhead.generate.continuation import GenerateRequest, Reading
+from clearhead.generate.continuation import GenerateRequest, PromptReader
 from clearhead.generate.options import GenerateOptions
-from clearhead.generate.prefixes import BLOCK_TOKENS, Prefixes, can_share
+from clearhead.generate.prefill import BLOCK_TOKENS, Prefixes, can_share
 from clearhead.generate.running import RunningBatch
 from tests.fast.test_bits import ids_of, of_model, small
 
@@ -23,8 +23,9 @@ CASES = {
 PLENTY = 2**30
 
 
-def reading(tree: Transformer, prompt: list[int], prefixes: Prefixes | None) -> Reading:
-    return Reading(tree, GenerateRequest([prompt], GenerateOptions(max_new_tokens=3), eos_id=3, pad_id=0), prefixes)
+def reading(tree: Transformer, prompt: list[int], prefixes: Prefixes | None) -> PromptReader:
+    options = GenerateOptions(max_new_tokens=3)
+    return PromptReader(tree, GenerateRequest([prompt], options, eos_id=3, pad_id=0), prefixes)
 
 
 def read(tree: Transformer, prompt: list[int], prefixes: Prefixes | None) -> tuple[list[int], list[float], int]:

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 
 from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
-from clearhead.generate.results import Candidate
-from clearhead.generate.search import beam
+from clearhead.generate.results import Continuation
 from clearhead.generate.search.recorder import BANNED, BELOW, FORCED_END, LATE_END, BeamRecorder, Considered
-from clearhead.generate.translation import translate_ids
-from tests.generate.oracle import BOS, EOS, PAD, NextLogits, PrefixCache, PrefixModel, Problem, random_logits
-from tests.generate.tiny import some_prompts, some_sources, tiny_decoder, tiny_model
+from tests.generate.oracle import BOS, EOS, PAD, NextLogits, PrefixModel, Problem, random_logits, use_prefix_caches
+from tests.generate.tiny import some_prompts, some_sources, tiny_decoder, tiny_model, translate_ids
 from tests.laws.test_hook_points import operations
 
 SOURCE = (4, 5, 3, 3, 3)
@@ -24,15 +22,14 @@ SOURCE = (4, 5, 3, 3, 3)
 
 def recorded(
     next_logits: NextLogits, vocab: int, options: SearchOptions
-) -> tuple[list[Candidate], tuple[Considered, ...]]:
+) -> tuple[list[Continuation], tuple[Considered, ...]]:
     """Search one sentence with a recorder, and check that the search without it finds the same."""
     recorder = BeamRecorder(options.length_penalty, num_pruned=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(beam, "IndexedCache", PrefixCache)
-        settings = {"bos_id": BOS, "eos_id": EOS, "pad_id": PAD, "options": options}
+        use_prefix_caches(patch)
         model = PrefixModel(next_logits, vocab)
-        (plain,) = translate_ids(model, [SOURCE], **settings)
-        (found,) = translate_ids(model, [SOURCE], **settings, recorder=recorder)
+        (plain,) = translate_ids(model, [SOURCE], options)
+        (found,) = translate_ids(model, [SOURCE], options, recorder=recorder)
     assert found == plain
     return found, recorder.considered([result.ids for result in found])
 
@@ -145,9 +142,9 @@ def check_ranked_cut_off(found: list[object], ranked: dict[int, Considered]) -> 
 def test_a_search_without_a_recorder_computes_nothing_for_it() -> None:
     """The normaliser of the candidates is not a log-softmax, which only the recorder takes."""
     module, source = tiny_model("modern", seed=3), some_sources(1, longest=7)[0]
-    settings = {"bos_id": BOS, "eos_id": EOS, "pad_id": PAD, "options": SearchOptions(beam_size=2, max_length=5)}
-    plain = operations(lambda: translate_ids(module, [source], **settings))
-    watched = operations(lambda: translate_ids(module, [source], **settings, recorder=BeamRecorder(1.0)))
+    options = SearchOptions(beam_size=2, max_length=5)
+    plain = operations(lambda: translate_ids(module, [source], options))
+    watched = operations(lambda: translate_ids(module, [source], options, recorder=BeamRecorder(1.0)))
     assert sum(plain.values()) < sum(watched.values())
     assert not [name for name in plain if "log_softmax" in name] and [name for name in watched if "log_softmax" in name]
 
@@ -156,12 +153,4 @@ def test_a_recorder_notes_one_sentence() -> None:
     module = tiny_model("modern", seed=3)
     with torch.inference_mode(), pytest.raises(AssertionError, match="one sentence"):
         options = SearchOptions(beam_size=2, max_length=5)
-        translate_ids(
-            module,
-            some_sources(2, longest=7),
-            bos_id=BOS,
-            eos_id=EOS,
-            pad_id=PAD,
-            options=options,
-            recorder=BeamRecorder(1.0),
-        )
+        translate_ids(module, some_sources(2, longest=7), options, recorder=BeamRecorder(1.0))

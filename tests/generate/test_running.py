@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from clearhead import core as ch
-from clearhead.generate.continuation import GenerateRequest, generate_ids, started
+from clearhead.generate.continuation import GenerateRequest, RequestStarter, generate_ids
 from clearhead.generate.options import GenerateOptions
-from clearhead.generate.rows import Row, Sentence
+from clearhead.generate.results import Row, Sentence
 from clearhead.generate.running import RunningBatch
 from tests.generate.tiny import BOS, EOS, PAD, some_prompts, some_sources, tiny_decoder, tiny_model
 
@@ -49,7 +49,7 @@ def run(
             starting = []
             for number in joining:
                 limit = requests[number].options.max_new_tokens
-                starting.append(started(module, requests[number], [0], [limit], with_text=False))
+                starting.append(RequestStarter(module, requests[number], [limit], with_text=False).start([0]))
                 for sequence in starting[-1].member.sequences:
                     owner[id(sequence)] = number
                     rows.append(sequence)
@@ -100,7 +100,7 @@ def test_a_row_without_numbers_ends_alone() -> None:
     module = tiny_decoder("modern", seed=1, end_bonus=-9.0)
     good = GenerateRequest([[BOS, 3]], GREEDY, EOS, PAD, (PAD, BOS))
     bad = dataclasses.replace(good, banned=tuple(range(30)), options=GREEDY, eos_id=EOS)
-    starting = [started(module, one, [0], [9], with_text=False) for one in (good, bad)]
+    starting = [RequestStarter(module, one, [9], with_text=False).start([0]) for one in (good, bad)]
     rows = [one.member.sequences[0] for one in starting]
     starting[1] = dataclasses.replace(starting[1], logits=torch.full_like(starting[1].logits, torch.nan))
     batch = RunningBatch(module)
@@ -118,7 +118,7 @@ def test_a_sentence_without_numbers_ends_alone() -> None:
     options = GenerateOptions(max_new_tokens=5, beam_size=2)
     both = GenerateRequest([[BOS, 3], [BOS, 4]], options, EOS, PAD, (PAD, BOS))
     with torch.inference_mode():
-        start = started(module, both, [0, 1], [5, 5], with_text=False)
+        start = RequestStarter(module, both, [5, 5], with_text=False).start([0, 1])
         start.logits[1] = torch.nan
         first, second = start.member.sequences
         batch = RunningBatch(module)

@@ -9,11 +9,10 @@ import torch
 
 from clearhead.base.errors import InputError
 from clearhead.generate.options import SearchOptions
-from clearhead.generate.scoring import targets as scoring_targets
-from clearhead.generate.scoring.targets import PairScore, score_targets
-from clearhead.generate.translation import translate_ids
+from clearhead.generate.scoring import texts as scoring_texts
+from clearhead.generate.scoring.texts import PairScore, score_targets
 from clearhead.tasks.evaluate.text_loss import target_loss
-from tests.generate.tiny import BOS, EOS, PAD, some_sources, tiny_model
+from tests.generate.tiny import BOS, EOS, PAD, some_sources, tiny_model, translate_ids
 
 
 def score(module: torch.nn.Module, sources: list[list[int]], targets: list[list[int]], alpha: float) -> list[PairScore]:
@@ -31,7 +30,7 @@ def test_score_is_the_one_that_search_reports(kind: str, beam_size: int, alpha: 
     module = tiny_model(kind, seed=8, target_vocab=13, end_bonus=3.0)
     sources = some_sources(5, longest=17)
     options = SearchOptions(beam_size=beam_size, n_best=beam_size, length_penalty=alpha, max_length=7)
-    found = translate_ids(module, sources, bos_id=BOS, eos_id=EOS, pad_id=PAD, options=options)
+    found = translate_ids(module, sources, options)
     pairs = [(source, c) for source, some in zip(sources, found, strict=True) for c in some]
     scores = score(module, [source for source, _ in pairs], [list(c.ids[:-1]) for _, c in pairs], alpha)
     for (_, candidate), known in zip(pairs, scores, strict=True):
@@ -43,7 +42,7 @@ def test_score_is_the_one_that_search_reports(kind: str, beam_size: int, alpha: 
 def test_token_log_probabilities_are_those_of_one_unpadded_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     module = tiny_model("original", seed=9)
     sources, targets = some_sources(5, longest=13), [[3, 4, 5], [], [6], [5] * 11, [4, 3]]
-    monkeypatch.setattr(scoring_targets, "MOST_LOGITS", 7 * 13)
+    monkeypatch.setattr(scoring_texts, "MOST_LOGITS", 7 * 13)
     for source, target, known in zip(sources, targets, score(module, sources, targets, 1.0), strict=True):
         with torch.no_grad():
             logits = module(torch.tensor([source]), torch.tensor([[BOS, *target]])).logits[0]

@@ -10,18 +10,20 @@ import torch
 
 from clearhead import core as ch
 from clearhead.base.errors import InputError
+from clearhead.fast.cache import IndexedCache
 from clearhead.generate.batching import batches_by_cost, pad_ids
 from clearhead.generate.options import SearchOptions
-from clearhead.generate.results import Candidate
-from clearhead.generate.search.beam import start_translations
-from clearhead.generate.translation import translate_ids
-from tests.generate.tiny import BOS, EOS, PAD, run_search, some_sources, tiny_model
+from clearhead.generate.processors import BannedIds
+from clearhead.generate.results import Continuation, Sentence
+from clearhead.generate.running import Started
+from clearhead.generate.search.beam import Search
+from tests.generate.tiny import BOS, EOS, PAD, run_search, some_sources, tiny_model, translate_ids
 
 KINDS = ("original", "modern")
 
 
-def translate(module: ch.Transformer, sources: list[list[int]], options: SearchOptions) -> list[list[Candidate]]:
-    return translate_ids(module, sources, bos_id=BOS, eos_id=EOS, pad_id=PAD, options=options)
+def translate(module: ch.Transformer, sources: list[list[int]], options: SearchOptions) -> list[list[Continuation]]:
+    return translate_ids(module, sources, options)
 
 
 def next_log_probs(module: ch.Transformer, source: list[int], prefixes: list[tuple[int, ...]]) -> torch.Tensor:
@@ -32,7 +34,7 @@ def next_log_probs(module: ch.Transformer, source: list[int], prefixes: list[tup
     return logits[:, -1].double().log_softmax(1)
 
 
-def assert_same(found: list[list[Candidate]], expected: list[list[Candidate]]) -> None:
+def assert_same(found: list[list[Continuation]], expected: list[list[Continuation]]) -> None:
     assert [[c.ids for c in some] for some in found] == [[c.ids for c in some] for some in expected]
     scores = [c.score for some in expected for c in some]
     assert [c.score for some in found for c in some] == pytest.approx(scores, abs=1e-4)
@@ -97,10 +99,17 @@ def test_sources_padded_left_right_or_not_at_all_agree(kind: str) -> None:
     for row, source in enumerate(sources):
         left_ids[row] = torch.tensor([PAD] * (right_ids.shape[1] - len(source)) + source)
     options = SearchOptions(beam_size=3, n_best=3, max_length=11)
+
+    def start(ids: torch.Tensor, mask: torch.Tensor) -> Started:
+        sentences, first = [Sentence(number, 11) for number in range(len(ids))], torch.full((len(ids), 1), BOS)
+        search = Search(sentences, (EOS,), options, first, chain=[BannedIds((PAD, BOS))])
+        cache, memory = IndexedCache(), module.encode(ids, mask=mask).memory
+        return Started(search, cache, module.decode(first, memory, memory_mask=mask, cache=cache).logits[:, -1])
+
     left, right = (
         run_search(
             module,
-            partial(start_translations, module, ids, mask, bos_id=BOS, eos_id=EOS, pad_id=PAD, options=options),
+            partial(start, ids, mask),
         )
         for ids, mask in ((left_ids, left_mask), (right_ids, right_mask))
     )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.generate.streaming_decoder import StreamingDecoder, continuation_text
+from clearhead.generate.results import StreamingDecoder, continuation_text
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import KINDS, train_tokenizer
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from clearhead import core as ch
 from clearhead import spec
-from clearhead.generate.results import Candidate
+from clearhead.generate.continuation import GenerateRequest, generate_ids
+from clearhead.generate.options import SearchOptions
+from clearhead.generate.results import Continuation
 from clearhead.generate.running import RunningBatch, Started
+from clearhead.generate.search.recorder import BeamRecorder
 
 PAD, BOS, EOS = 0, 1, 2
 SOURCE_VOCAB, TARGET_VOCAB = 11, 7
@@ -107,7 +110,7 @@ def next_logits(
         return module.run(ch.Sequence(torch.tensor([ids]), prefix=prefix)).logits[0, -1]
 
 
-def run_search(module: ch.Transformer, start: Callable[[], Started]) -> list[list[Candidate]]:
+def run_search(module: ch.Transformer, start: Callable[[], Started]) -> list[list[Continuation]]:
     """Run a search alone, and return the candidates of each of its sentences."""
     batch = RunningBatch(module)
     with torch.inference_mode():
@@ -117,3 +120,16 @@ def run_search(module: ch.Transformer, start: Callable[[], Started]) -> list[lis
         while batch.members:
             batch.step()
     return [sentence.candidates for sentence in sentences]
+
+
+def translate_ids(
+    module: ch.Transformer,
+    sources: Sequence[Sequence[int]],
+    options: SearchOptions,
+    *,
+    start: int = BOS,
+    recorder: BeamRecorder | None = None,
+) -> list[list[Continuation]]:
+    """Search for the translations of sources, without the tokens for start and padding."""
+    prompts = [[start] for _ in sources]
+    return generate_ids(module, GenerateRequest(prompts, options, EOS, PAD, (start, PAD), sources, recorder=recorder))

@@ -30,7 +30,7 @@ ALLOWED = {
     "clearhead/interpret/view/saved_maps.py": {"np.load": 1},
     "clearhead/checkpoints/hf/files/from_bin.py": {"torch.load": 1},
     # Text of a run file that was read by the reader, or came from the command line; TOML as JSON, to be typed.
-    "clearhead/model/card.py": {"tomllib.loads": 4},
+    "clearhead/model/saving.py": {"tomllib.loads": 4},
     "clearhead/checkpoints/runs/directory.py": {"tomllib.loads": 2, ".read_text": 1},
     "clearhead/apps/compare/runs.py": {"json.loads": 1},
     "clearhead/training/runfile/read.py": {"tomllib.loads": 2, "read_text_file": 1},

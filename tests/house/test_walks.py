@@ -28,7 +28,7 @@ def test_a_walk_runs_in_no_more_files_than_recorded(name: str, walks: dict[str, 
     ("name", "file"),
     [
         ("load", "checkpoints/runs/directory.py"),
-        ("translate", "generate/translation.py"),
+        ("translate", "generate/decoder.py"),
         ("generate", "generate/continuation.py"),
         ("train", "training/loop.py"),
         ("serve", "apps/serve/api/engine.py"),

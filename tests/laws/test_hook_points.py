@@ -17,8 +17,8 @@ from clearhead.base.hooks import HookPoints, is_seen
 from clearhead.core import Cache, MultiHeadAttention, Sequence, build
 from clearhead.core.attention import Attention, MemoryAttention, attention_weights
 from clearhead.core.kernels import attention as kernels
+from clearhead.generate.continuation import GenerateRequest, RequestStarter
 from clearhead.generate.options import SearchOptions
-from clearhead.generate.search.beam import start_translations
 from clearhead.interpret.maps.hook_points import Place, addresses, capture, edit
 from tests.generate.tiny import run_search
 from tests.laws.hf_parts import HF_PARTS, hf_part
@@ -188,8 +188,9 @@ def test_beams_are_recorded_row_by_row() -> None:
 @torch.no_grad()
 def test_search_is_captured_and_edited() -> None:
     module, ids = tiny(PAIR), torch.randint(29, (2, 7))
-    special = {"bos_id": 1, "eos_id": 2, "pad_id": 0, "options": SearchOptions(beam_size=3, max_length=6)}
-    start = partial(start_translations, module, ids, torch.ones_like(ids, dtype=torch.bool), **special)
+    options = SearchOptions(beam_size=3, max_length=6)
+    request = GenerateRequest([[1], [1]], options, eos_id=2, pad_id=0, banned=(1, 0), sources=ids.tolist())
+    start = partial(RequestStarter(module, request, [6, 6], with_text=False).start, [0, 1])
     with capture(module, ["decoder.layers.0.**.weights", "logits"]) as seen:
         plain = run_search(module, start)
     assert [record.step for record in seen["logits"]] == list(range(len(seen["logits"])))

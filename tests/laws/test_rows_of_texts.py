@@ -62,7 +62,6 @@ CASES: dict[str, tuple[Callable[[], Model], Call]] = {
     "greedy": (writer, generated(max_new_tokens=5, temperature=0)),
     "several samples": (writer, generated(max_new_tokens=5, seed=3, num_return_sequences=2)),
     "beams": (writer, generated(max_new_tokens=5, beam_size=3, num_return_sequences=1)),
-    "contrastive": (writer, generated(max_new_tokens=5, penalty_alpha=0.4, top_k=3)),
     "small batches": (writer, generated(max_new_tokens=5, temperature=0, batch_size=2)),
     "translate": (translator, translated(beam_size=4)),
     "translate, greedy": (translator, translated(beam_size=1)),

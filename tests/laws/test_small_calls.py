@@ -97,7 +97,6 @@ CALLS: dict[str, tuple[str, Callable[[ch.Model], object]]] = {
     "generate": ("generate", lambda model: model.generate([TEXT, OTHER], max_new_tokens=5, temperature=0)),
     "sample": ("generate", lambda model: model.generate(TEXT, max_new_tokens=5, seed=1)),
     "search": ("generate", lambda model: model.generate(TEXT, max_new_tokens=5, beam_size=2)),
-    "contrast": ("generate", lambda model: model.generate(TEXT, max_new_tokens=5, penalty_alpha=0.6, top_k=3)),
     "stream": ("generate", lambda model: list(model.stream(TEXT, max_new_tokens=5, seed=1))),
     "score": ("generate", lambda model: model.score([TEXT, OTHER])),
     "generate untied": ("untied", lambda model: model.generate(TEXT, max_new_tokens=5, temperature=0)),

@@ -242,7 +242,8 @@ def test_it_is_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["no tokenizer", "unknown model", "tokenizer too large", "settings of another kind", "unsupported"]
+    "case",
+    ["no tokenizer", "unknown model", "tokenizer too large", "settings of another kind", "unsupported", "removed"],
 )
 def test_a_checkpoint_that_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, case: str) -> None:
     place = shutil.copytree(folder, tmp_path / "copy")
@@ -262,8 +263,11 @@ def test_a_checkpoint_that_does_not_fit_is_one_sentence(folder: Path, tmp_path: 
     elif case == "settings of another kind":
         (place / "generation_config.json").write_text('{"eos_token_id": "x"}')
         message = "generation_config.json: eos_token_id: expected"
-    else:
+    elif case == "unsupported":
         (place / "generation_config.json").write_text('{"typical_p": 0.3}')
         message = "ask for typical_p, which is not supported"
+    else:
+        (place / "generation_config.json").write_text('{"penalty_alpha": 0.6, "top_k": 4}')
+        message = "ask for penalty_alpha, which is not supported: contrastive search is not supported, since trans"
     with pytest.raises(InputError, match=message):
         ch.load(place, device="cpu").generate("a")

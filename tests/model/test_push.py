@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 import clearhead as ch
 from clearhead.base.errors import InputError
 from clearhead.checkpoints.weights.files import save_tensors
-from clearhead.model.card import what_is_known
+from clearhead.model.saving import what_is_known
 from tests.checkpoints.hf.files.fake_hub import COMMITS, TOKEN, Hub, job, serving
 
 SAMPLE = Path(__file__).parents[1] / "formats" / "samples" / "run"

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from clearhead.apps.cli.console import LINE_ENDS, MessageDisplay
 from clearhead.apps.cli.progress import Bar, at_rest, counting
+from clearhead.base.arguments import window_sizes
 from clearhead.base.errors import InputError, Reference, renaming
 from clearhead.base.files import binary
 from clearhead.base.progress import Counted, shown_by
-from clearhead.model.texts import window_sizes
 
 STANDARD_INPUT = Path("-")
 # Of standard input, at a time.

@@ -309,6 +309,11 @@ def _wrong_words(error: Any, parameters: Sequence[Any]) -> str:
     """Return what is wrong with options or commands, with the nearest valid one."""
     wanted = getattr(error, "option_name", None)
     if wanted and hasattr(error, "possibilities"):
+        from clearhead.generate.options import REMOVED  # most commands need no options of generation
+
+        reason = REMOVED.get(wanted.lstrip("-").replace("-", "_"))
+        if reason is not None:
+            return f"no such option: {wanted}: {reason}; leave it out"
         # Without the dashes, in which all options agree.
         known = {name.lstrip("-"): name for parameter in parameters for name in parameter.opts if name[:1] == "-"}
         near = nearest_name(wanted.lstrip("-"), known)

@@ -233,7 +233,7 @@ def _lines(models: Models, host: str, port: int, key_file: Path | None) -> list[
 
 def _limit(served: Served) -> str:
     """Return the longest text of a model for its line."""
-    from clearhead.generate.translation import longest_sentence
+    from clearhead.generate.decoder import longest_sentence
     from clearhead.tasks.outputs import max_input_length
 
     module, longest = served.model.module, served.model.task.max_length

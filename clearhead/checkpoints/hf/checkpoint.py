@@ -6,7 +6,7 @@ A model that is trained further, or saved in our layout, keeps the other files o
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,10 @@ from clearhead.checkpoints.reference import CONFIG, ORIGIN
 from clearhead.checkpoints.weights.files import load_tensors, save_tensors
 from clearhead.core import Transformer
 from clearhead.generate.generation_config import GenerationConfig
-from clearhead.generate.prompts import PromptFormat
 from clearhead.spec import Model
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.spec.tasks.registry import find
+from clearhead.text.chat import ChatTemplate
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens
 from clearhead.text.tokenizer_files import has_tokenizer
@@ -159,24 +159,27 @@ class HFCheckpoint(Printed):
         config = read_generation_config(self.folder, self.config, module, name)
         return replace(self, generation_config=config), prefixes[name]
 
-    def prompt_format(self, *, chat: bool, given: Mapping[str, Any]) -> PromptFormat:
-        """Return how prompts are read.
-
-        Args:
-            chat: a prompt is a message.
-            given: options of the call; numbers of new tokens replace the checkpoint's lengths, which count the prompt.
+    def chat_template(self) -> ChatTemplate:
+        """Return the template that formats a prompt as a message.
 
         Raises:
             InputError: there is no chat template.
         """
-        if chat and self.tokenizers.chat is None:
+        if self.tokenizers.chat is None:
             raise InputError("the checkpoint has no chat template: leave chat out")
+        return self.tokenizers.chat
+
+    def prompt_config(self, options: Collection[str]) -> GenerationConfig:
+        """Return the generation settings for prompts.
+
+        Args:
+            options: names of the options of a call. A number of new tokens replaces the checkpoint's length, which
+                counts the prompt.
+        """
         config = self.generation_config
-        if "max_new_tokens" in {**given, **config.options}:
+        if "max_new_tokens" in {*options, *config.options}:
             config = replace(config, max_length=None)
-        if "min_new_tokens" in given:
-            config = replace(config, min_length=0)
-        return PromptFormat(config, self.tokenizers.chat if chat else None)
+        return replace(config, min_length=0) if "min_new_tokens" in options else config
 
     def between(self, source: str | None, target: str | None) -> tuple[SpecialTokens, GenerationConfig]:
         """Return the special tokens and generation settings for two languages.

@@ -1,1 +1,1 @@
-"""How the next tokens are found: greedy and sampling, beam search, contrastive search."""
+"""How the next tokens are found: greedy search, sampling and beam search."""

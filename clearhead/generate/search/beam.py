@@ -13,7 +13,7 @@ The rules, for one sentence with beam size B:
   first finished hypothesis is the answer: greedy search keeps no rival.
 - `early_stopping` True ends the search with B finished hypotheses; False with B that no live one would beat if it ended
   at its present length.
-- At the limit a sentence is done, and its live hypotheses are cut off; such candidates are marked `cut_off`. In
+- At the limit a sentence is done, and its live hypotheses are cut off; their `stop_reason` is "length". In
   translation they count only if nothing has finished, and the end token is forced onto them, with the probability that
   the model gives it. Continuations of prompts (`open_ended`) compete as they are, without an end token.
 - Equal sums: the extension of the better parent goes first. Equal scores: the shorter hypothesis, then the smaller ids.
@@ -39,102 +39,13 @@ from torch.nn import functional
 
 from clearhead.base.errors import InputError, RunFailure, argument
 from clearhead.base.progress import update
-from clearhead.core import Output, Transformer
-from clearhead.fast.cache import IndexedCache
+from clearhead.core import Transformer
 from clearhead.fast.logits import top_and_log_total
-from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import SearchOptions
-from clearhead.generate.prefill import Prefill
-from clearhead.generate.processors import (
-    NO_ID,
-    Processor,
-    apply,
-    build_logits_processors,
-    only_banned,
-    select,
-)
-from clearhead.generate.results import Candidate, length_normalised
-from clearhead.generate.rows import Sentence
-from clearhead.generate.running import Generated, Kept, Member, Progress, Started
+from clearhead.generate.processors import Processor, apply, only_banned, select
+from clearhead.generate.results import Continuation, Sentence, StopReason, length_normalised
+from clearhead.generate.running import Generated, Kept, Member, Progress
 from clearhead.generate.search.recorder import CUT_OFF, END, FORCED_END, BeamRecorder
-
-
-def start_translations(
-    module: Transformer,
-    ids_NS: Int[Tensor, "batch source"],
-    mask_NS: Bool[Tensor, "batch source"],
-    *,
-    prompts: Sequence[int] | None = None,
-    bos_id: int,
-    eos_id: int,
-    pad_id: int,
-    options: SearchOptions,
-    config: GenerationConfig | None = None,
-    recorder: BeamRecorder | None = None,
-) -> Started:
-    """Read sources, and start the search for their translations, by the rules at the top of this file.
-
-    Args:
-        module: an encoder-decoder model in evaluation mode.
-        ids_NS: source ids, int64, padded on either side.
-        mask_NS: True for real tokens.
-        prompts: the number of each row among all; None: numbered as the rows are.
-        bos_id: id the decoder starts from; never generated, unless it is also the end token.
-        eos_id: id that ends a hypothesis.
-        pad_id: padding id; never generated, unless it is also the end token.
-        options: beam size, length penalty and limits.
-        config: of a Hugging Face checkpoint; its banned ids replace those of start and padding.
-        recorder: notes what is considered for a single row; None: nothing is noted.
-
-    Raises:
-        InputError: a length in the options is beyond the decoder's positions.
-    """
-    limits = target_limits(module, mask_NS.sum(1).tolist(), options)
-    ends: tuple[int, ...] = (eos_id,)
-    banned_X = ids_NS.new_tensor(sorted({bos_id, pad_id} - {eos_id}))
-    if config is not None:
-        ends = (eos_id, *(index for index in config.eos_ids if index != eos_id))
-        banned_X = ids_NS.new_empty(0)
-    start_N1 = ids_NS.new_full((len(ids_NS), 1), bos_id)
-    chain = build_logits_processors(options, ends, 1, banned_X, ids_NS.masked_fill(~mask_NS, NO_ID))
-    chain += config.processors(1, None) if config else []
-    numbers = range(len(ids_NS)) if prompts is None else prompts
-    sentences = [Sentence(number, limit) for number, limit in zip(numbers, limits, strict=True)]
-    search = Search(sentences, ends, options, start_N1, chain=chain, recorder=recorder)
-    # The decoder reads the start token and all generated tokens but the last.
-    cache = IndexedCache(total_length=ids_NS.new_tensor(limits))
-    memory_NSD = module.encode(ids_NS, mask=mask_NS).memory
-    out = module.decode(start_N1, memory_NSD, memory_mask=mask_NS, cache=cache)
-    return Started(search, cache, _newest_logits(out))
-
-
-def start_beams(
-    prefill: Prefill,
-    *,
-    sentences: Sequence[Sentence],
-    end_ids: tuple[int, ...],
-    chain: Sequence[Processor],
-    options: SearchOptions,
-    recorder: BeamRecorder | None = None,
-) -> Started:
-    """Start the search for the best continuations of prefilled prompts, by the rules at the top of this file.
-
-    Args:
-        prefill: the prompts.
-        sentences: one for each prompt.
-        end_ids: ids that end a hypothesis.
-        chain: processors of the log-probabilities; hypotheses are ranked by the result.
-        options: beam size, length penalty, number of hypotheses, and when the search stops early.
-        recorder: notes what is considered for a single prompt; None: nothing is noted.
-    """
-    search = Search(sentences, end_ids, options, prefill.ids, chain=chain, open_ended=True, recorder=recorder)
-    return Started(search, prefill.cache, prefill.logits)
-
-
-def _newest_logits(out: Output) -> Float[Tensor, "rows vocab"]:
-    """Return the logits of the last position."""
-    assert out.logits is not None, "the model has no head"
-    return out.logits[:, -1]
 
 
 def target_limits(module: Transformer, source_lengths: Sequence[int], options: SearchOptions) -> list[int]:
@@ -160,10 +71,10 @@ class Finished:
     """The best finished hypotheses of one sentence, best first, at most `capacity` of them, and how many there were."""
 
     capacity: int
-    ranked: list[Candidate] = field(default_factory=list)
+    ranked: list[Continuation] = field(default_factory=list)
     count: int = 0
 
-    def add(self, candidate: Candidate) -> None:
+    def add(self, candidate: Continuation) -> None:
         """Keep the candidate if it is among the best."""
         self.count += 1
         bisect.insort(self.ranked, candidate, key=lambda kept: (-kept.score, len(kept.ids), kept.ids))
@@ -351,7 +262,8 @@ class Search(Member):
     def _finish(self, sentence: int, prefix: list[int], last: int, total: float, *, cut_off: bool) -> None:
         """Add prefix + last token to the list of the sentence at this place of the batch."""
         score = length_normalised(total, self.length, self.options.length_penalty)
-        self.finished[self.alive[sentence]].add(Candidate((*prefix, last), score, total, cut_off))
+        stop_reason: StopReason = "length" if cut_off else "end"
+        self.finished[self.alive[sentence]].add(Continuation((*prefix, last), score, total, stop_reason))
         if self.recorder is not None:
             forced = CUT_OFF if self.open_ended else FORCED_END
             self.recorder.finish((*prefix, last), total, forced if cut_off else END)

@@ -20,7 +20,7 @@ from clearhead.base.progress import update
 from clearhead.fast.logits import draw_tokens, top_and_log_total
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.processors import NO_ID, Processor, apply, build_logits_warpers, only_banned, select
-from clearhead.generate.rows import Row
+from clearhead.generate.results import Row
 from clearhead.generate.running import Generated, Kept, Member, Progress
 
 # Numbers drawn at a time; it does not change the stream.

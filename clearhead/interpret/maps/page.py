@@ -17,7 +17,7 @@ from clearhead import spec
 from clearhead.base.errors import InputError
 from clearhead.base.printing import num_parameters
 from clearhead.base.progress import Notify, counter
-from clearhead.generate.streaming_decoder import StreamingDecoder
+from clearhead.generate.results import StreamingDecoder
 from clearhead.interpret.maps.attention_run import AttentionRun
 from clearhead.interpret.maps.outcome import Chosen
 from clearhead.interpret.maps.recording import STACKS, AttentionRecord

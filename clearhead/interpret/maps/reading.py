@@ -14,19 +14,17 @@ from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator, ModelInputs
 from clearhead.generate.batching import device_of
 from clearhead.generate.continuation import generate_ids
-from clearhead.generate.generation_config import GenerationConfig
+from clearhead.generate.decoder import Decoder
 from clearhead.generate.options import DecodingOptions, GenerateOptions, SearchOptions
 from clearhead.generate.prefill import has_prefix_mask
-from clearhead.generate.prompts import PromptFormat, generate_request, prompt_ids
 from clearhead.generate.search.recorder import BeamRecorder, Considered
-from clearhead.generate.translation import search_translations
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.spec.tasks.registry import find
 from clearhead.tasks.outputs import LONGEST_INPUT
 from clearhead.tasks.use import collate_texts
 from clearhead.text.long_texts import LONGEST_PROMPT, refuse_enormous
 from clearhead.text.pair import TokenizerPair
-from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens
+from clearhead.text.special_tokens import PrefixSuffix
 from clearhead.text.tokenizer import Tokenizer
 
 
@@ -181,40 +179,35 @@ def read_input(module: Transformer, tokenizer: Tokenizer, task: TaskRecord, text
     return Reading(core.Sequence(ids, segments=inputs.segments), target, affixes=tuple(affixes))
 
 
-def read_prompt(
-    module: Transformer,
-    tokenizers: TokenizerPair,
-    text: str,
-    options: GenerateOptions | None,
-    prompt_format: PromptFormat | None,
-) -> Reading:
-    """Read a text, and what a decoder-only model generates behind it.
+def read_prompt(decoder: Decoder, text: str, options: GenerateOptions | None) -> Reading:
+    """Read a text and its continuation by a decoder-only model.
 
     Args:
-        module: the model.
-        tokenizers: of the model.
+        decoder: the model.
         text: the prompt.
-        options: of generation; None: nothing is generated.
-        prompt_format: of a Hugging Face checkpoint; None: the model was trained here.
+        options: the options of generation; None: nothing is generated.
 
     Raises:
         InputError: the text is empty or longer than the model's positions, or the model cannot generate.
     """
+    module, tokenizers = decoder.module, decoder.tokenizers
     _check_texts(module, text)
-    (ids,) = prompt_ids(tokenizers.target, [text], prompt_format)
+    (ids,) = decoder.prompt_ids([text])
     _check_length(ids, module, "text")
     written: tuple[int, ...] = ()
     recorder = None
     if options is not None:
         recorder = _recorder(options, tokenizers) if options.method == "beam" else None
-        request = generate_request(module, tokenizers, [text], options, True, prompt_format)
+        # A view stops at the last position, and shows also what happens beyond the declared length.
+        options = replace(options, must_fit=False, beyond_positions=module.spec.declared_length is not None)
+        request = decoder.prompt_request([text], options)
         written = generate_ids(module, replace(request, recorder=recorder))[0][0].ids
     # The last token that the positions leave room for is generated, and not read.
     read = [*ids, *written][: module.max_positions]
     ids_1T = torch.tensor([read], device=device_of(module))
     prefix = torch.arange(len(read), device=ids_1T.device)[None] < len(ids) if has_prefix_mask(module) else None
     own = tokenizers.target.special_tokens.for_text
-    affixes = PrefixSuffix((tokenizers.target.bos_id,)) if prompt_format is None else own
+    affixes = PrefixSuffix((tokenizers.target.bos_id,)) if decoder.config is None else own
     return Reading(
         # A rotation that depends on the length is that of the generation.
         core.Sequence(ids_1T, prefix=prefix, total_length=len(ids) + options.max_new_tokens if options else None),
@@ -226,27 +219,18 @@ def read_prompt(
     )
 
 
-def read_translation(
-    module: Transformer,
-    tokenizers: TokenizerPair,
-    text: str,
-    target: str | SearchOptions,
-    special_tokens: SpecialTokens,
-    config: GenerationConfig | None,
-) -> Reading:
+def read_translation(decoder: Decoder, text: str, target: str | SearchOptions) -> Reading:
     """Read a text with the encoder, and a given or generated target with the decoder.
 
     Args:
-        module: an encoder-decoder model.
-        tokenizers: of the model.
-        text: of the encoder.
-        target: of the decoder; or the options of the search that generates it.
-        special_tokens: of source and target.
-        config: of a Hugging Face checkpoint; None: the model was trained here.
+        decoder: an encoder-decoder model.
+        text: the text of the encoder.
+        target: the text of the decoder; or the options of the search that generates it.
 
     Raises:
         InputError: a text is empty or longer than the model's positions, or generation settings are not supported.
     """
+    module, tokenizers, special_tokens = decoder.module, decoder.tokenizers, decoder.special_tokens
     _check_texts(module, text)
     affixes = special_tokens.for_target
     source = special_tokens.for_source(tokenizers.source.encode(text))
@@ -259,9 +243,9 @@ def read_translation(
         num_given = len(written)
     else:
         recorder = _recorder(target, tokenizers)
-        found = search_translations(module, tokenizers, [text], target, special_tokens, config, recorder=recorder)
-        written, num_given = [affixes.prefix[0], *found[0][0].ids], 1
-        considered = recorder.considered([found[0][0].ids]) if target.beam_size > 1 else ()
+        (candidates,) = generate_ids(module, decoder.translation_request([text], target, recorder))
+        written, num_given = [affixes.prefix[0], *candidates[0].ids], 1
+        considered = recorder.considered([candidates[0].ids]) if target.beam_size > 1 else ()
     device = device_of(module)
     return Reading(
         core.Sequence(torch.tensor([source], device=device)),

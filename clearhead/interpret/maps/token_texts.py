@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from clearhead.generate.streaming_decoder import StreamingDecoder
+from clearhead.generate.results import StreamingDecoder
 from clearhead.text.token_bytes import part_of_character
 from clearhead.text.tokenizer import Tokenizer
 

@@ -18,14 +18,12 @@ from clearhead.core import Sequence as Read
 from clearhead.core import Transformer
 from clearhead.core.attention import Attention
 from clearhead.generate.batching import batches_by_cost, device_of, pad_ids, read_tokens
-from clearhead.generate.results import Hypothesis
-from clearhead.generate.streaming_decoder import StreamingDecoder
-from clearhead.generate.translation import longest_sentence
+from clearhead.generate.decoder import Decoder, longest_sentence
+from clearhead.generate.results import Hypothesis, StreamingDecoder
 from clearhead.interpret.maps.head_statistics import text_scores
 from clearhead.interpret.maps.recording import AttentionRecord, record_run
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.spans import trim_spans, word_numbers
-from clearhead.text.special_tokens import SpecialTokens
 from clearhead.text.tokenizer import Tokenizer
 
 SAMPLE = 64
@@ -62,11 +60,8 @@ class WordAligner:
     words each of which has its largest weight on the other.
 
     Args:
-        module: an encoder-decoder model.
-        tokenizers: of the model.
-        special_tokens: around its texts.
+        decoder: an encoder-decoder model.
         heads: of the attention to the memory; None: those that align best in the first translations, see `measure`.
-        max_length: as for `translate_texts`.
 
     Raises:
         InputError: a head that the attention to the memory has not.
@@ -74,21 +69,14 @@ class WordAligner:
     Source: Och and Ney 2003, symmetrization by intersection; arXiv 1909.02074, section 3 (attention as alignment).
     """
 
-    def __init__(
-        self,
-        module: Transformer,
-        tokenizers: TokenizerPair,
-        special_tokens: SpecialTokens,
-        heads: Sequence[Head] | None = None,
-        *,
-        max_length: int | None = None,
-    ) -> None:
-        self.module: Transformer = module
-        self.tokenizers: TokenizerPair = tokenizers
+    def __init__(self, decoder: Decoder, heads: Sequence[Head] | None = None) -> None:
+        self.module: Transformer = decoder.module
+        self.tokenizers: TokenizerPair = decoder.tokenizers
         self.heads = None if heads is None else tuple(heads)
-        self._special_tokens, self._limit = special_tokens, longest_sentence(module, max_length)
+        self._special_tokens = decoder.special_tokens
+        self._limit = longest_sentence(decoder.module, decoder.max_length)
         if heads is not None:
-            _check_heads(heads, module)
+            _check_heads(heads, decoder.module)
 
     def add_to(self, texts: Sequence[str], translations: Sequence[list[Hypothesis]]) -> list[list[Hypothesis]]:
         """Return translations with their alignments.

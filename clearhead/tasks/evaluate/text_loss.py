@@ -9,9 +9,7 @@ from dataclasses import dataclass
 
 from clearhead.base.errors import InputError
 from clearhead.core import Transformer
-from clearhead.generate.prompts import with_special_tokens
-from clearhead.generate.scoring.targets import score_targets
-from clearhead.generate.scoring.texts import TokenIds, token_log_probabilities
+from clearhead.generate.scoring.texts import TokenIds, score_targets, token_log_probabilities, with_special_tokens
 from clearhead.text.tokenizer import Tokenizer
 
 

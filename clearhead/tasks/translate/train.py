@@ -15,9 +15,10 @@ from clearhead.data.batches.base import Batch, seq2seq_batch
 from clearhead.data.batches.plans import LengthSortedPlan, training_batches, validation_batches
 from clearhead.data.sources.pairs import read_pairs
 from clearhead.data.stores.store import Store
+from clearhead.generate.continuation import generate_ids
+from clearhead.generate.decoder import Decoder
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.scoring.result import Validation
-from clearhead.generate.translation import translate_ids
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.evaluate.translations import bleu_chrf, join_segments
 from clearhead.tasks.train import PairTraining, evenly_spaced, mean_token_loss
@@ -125,17 +126,12 @@ class _Translator:
     ) -> list[str]:
         """Return greedy translations."""
         assert isinstance(module, Transformer), "translation needs the module that was built for it"
-        source, target = self.tokenizers.source.special_tokens, self.tokenizers.target
-        added = target.special_tokens.for_target
-        candidates = translate_ids(
-            module,
-            [source.for_source(ids) for ids in sources],
-            bos_id=added.prefix[0],
-            eos_id=added.suffix[-1],
-            pad_id=target.pad_id,
-            options=SearchOptions(beam_size=1, max_length=max_length),
+        target = self.tokenizers.target
+        special_tokens = self.tokenizers.source.special_tokens.with_target(target.special_tokens.for_target)
+        request = Decoder(module, self.tokenizers, special_tokens).source_request(
+            [special_tokens.for_source(ids) for ids in sources], SearchOptions(beam_size=1, max_length=max_length)
         )
-        return [target.decode(of_source[0].ids) for of_source in candidates]
+        return [target.decode(candidates[0].ids) for candidates in generate_ids(module, request)]
 
 
 def collate_pairs(store: Store, rows: Indices, tokenizers: TokenizerPair) -> Batch:

@@ -10,8 +10,8 @@ from typing import Any
 
 from clearhead.base.progress import message
 from clearhead.data.sources.pairs import same_sides
+from clearhead.generate.decoder import longest_sentence
 from clearhead.generate.scoring.result import Measures, aligned
-from clearhead.generate.translation import longest_sentence
 from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.tasks.evaluate.text_loss import TextLoss, target_loss
 from clearhead.tasks.evaluate.translations import bleu_chrf, join_segments

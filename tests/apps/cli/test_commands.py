@@ -110,7 +110,7 @@ def test_translations_do_not_depend_on_the_chunks(
     file = tmp_path / "input"
     file.write_text("".join(f"{source}\n" for source, _ in PAIRS[:23]), encoding="utf-8")
     whole = run(capfd, "translate", f"{trained}/run", str(file))
-    monkeypatch.setattr("clearhead.model.texts.FIRST_WINDOW", 7)
+    monkeypatch.setattr("clearhead.base.arguments.FIRST_WINDOW", 7)
     assert run(capfd, "translate", f"{trained}/run", str(file)) == whole
     assert (
         run(capfd, "translate", f"{trained}/run", str(file), "--batch-size", "2", "--threads", "1", "--seed", "3")

@@ -85,13 +85,6 @@ def test_a_long_prompt_is_said_before_it_is_read(
         assert capfd.readouterr().err.partition(",")[0] == said
 
 
-def test_contrastive_search(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
-    out = run(
-        capfd, "generate", str(runs("generate")), "--penalty-alpha", "0.6", "--top-k", "3", "--max-new-tokens", "5"
-    )
-    assert out
-
-
 def test_a_seed_gives_the_same_text_again(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
     ref = str(runs("generate"))
     texts = [run(capfd, "generate", ref, "--max-new-tokens", "29", "--seed", seed) for seed in ("3", "3", "4")]
@@ -132,7 +125,7 @@ def test_without_options_it_samples_and_says_from_which_seed(
     assert main(words) == 0 and capfd.readouterr().out != captured.out
 
 
-@pytest.mark.parametrize("options", [["--greedy"], ["--beam-size", "2"], ["--penalty-alpha", "0.6", "--top-k", "3"]])
+@pytest.mark.parametrize("options", [["--greedy"], ["--beam-size", "2"]])
 def test_nothing_is_said_where_nothing_is_sampled(
     options: list[str], runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from clearhead.apps.cli.lines import Input, Line, _arriving, answer_lines, named_by_line, one_line
 from clearhead.apps.cli.stopping import Stopped
+from clearhead.base.arguments import FIRST_WINDOW, LARGEST_WINDOW
 from clearhead.base.errors import InputError, argument, at_text, nth_text, renaming
-from clearhead.model.texts import FIRST_WINDOW, LARGEST_WINDOW
 
 TEXT = "a m u\n\n   \nb n\u2028v\nc o w"
 

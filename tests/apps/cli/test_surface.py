@@ -255,6 +255,10 @@ def test_no_command_shows_the_commands(capfd: pytest.CaptureFixture[str]) -> Non
         (["new", "classify", "--text", "a", "--labels=b", "c"], "unexpected extra argument(s) (c); see"),
         (["new"], "missing command"),
         (["generate", "r", "--top", "3"], "no such option: --top"),
+        (
+            ["generate", "r", "--penalty-alpha", "0.6"],
+            "no such option: --penalty-alpha: contrastive search is not supported, since transformers moved it out",
+        ),
         (["classify"], "missing argument 'REF'"),
         (["embed", "no-such-run", __file__], "no-such-run: there is no such folder: "),
         (["evaluate", "no-such-run", "--text", "t"], "no-such-run: there is no such folder: "),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from clearhead.base.errors import InputError
 from clearhead.checkpoints.hf.tokenizers import CheckpointTokenizers, load_tokenizers
-from clearhead.generate.streaming_decoder import StreamingDecoder
+from clearhead.generate.results import StreamingDecoder
 from clearhead.text import backend
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer

@@ -29,9 +29,9 @@ from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import has_prefix_mask, prefill_prompts
 from clearhead.generate.processors import BannedIds
-from clearhead.generate.rows import Sentence
-from clearhead.generate.running import RunningBatch
-from clearhead.generate.search.beam import start_beams
+from clearhead.generate.results import Sentence
+from clearhead.generate.running import RunningBatch, Started
+from clearhead.generate.search.beam import Search
 
 if TYPE_CHECKING:
     from clearhead.model.facade import Model
@@ -289,7 +289,8 @@ def _by_one_beam(exact: Transformer, request: GenerateRequest, new: int, end: in
     prefill = prefill_prompts(exact, request.prompts, request.sources, pad_id=request.pad_id, limits=[new])
     sentence, options = Sentence(0, new), SearchOptions(beam_size=1)
     batch = RunningBatch(exact)
-    batch.join([start_beams(prefill, sentences=[sentence], end_ids=(end,), chain=[BannedIds((end,))], options=options)])
+    search = Search([sentence], (end,), options, prefill.ids, chain=[BannedIds((end,))], open_ended=True)
+    batch.join([Started(search, prefill.cache, prefill.logits)])
     while batch.num_rows:
         batch.step()
     return list(sentence.candidates[0].ids)

@@ -30,14 +30,11 @@ from clearhead.base.errors import RunFailure
 from clearhead.base.machine import free_memory
 from clearhead.base.progress import Counted, Display, shown_by
 from clearhead.core import Transformer
-from clearhead.generate.continuation import GenerateRequest, Reading, checked_limits, of_candidates
-from clearhead.generate.options import SearchOptions
-from clearhead.generate.prefill import PIECE_TOKENS
-from clearhead.generate.prefixes import Prefixes, can_share
-from clearhead.generate.results import Continuation
-from clearhead.generate.rows import Row, Sentence
+from clearhead.generate.continuation import GenerateRequest, PromptReader, checked_limits
+from clearhead.generate.options import GenerateOptions
+from clearhead.generate.prefill import PIECE_TOKENS, Prefixes, can_share
+from clearhead.generate.results import Continuation, Row, Sentence
 from clearhead.generate.running import Generated, Paused, Progress, RunningBatch, Started
-from clearhead.generate.translation import TranslationReading
 
 MOST_WAITING: Final = 256
 """Maximum number of requests that wait; one more is refused. The prompts of a request wait inside it."""
@@ -151,37 +148,25 @@ class Job:
 
     @classmethod
     def of_request(cls, engine: Engine, request: GenerateRequest, alternatives: int = 0) -> Job:
-        """Return the job of one prompt.
+        """Return the job of one prompt, or of one text to translate.
 
         Args:
             engine: runs the job.
-            request: one prompt, with how its ids are decoded.
+            request: one prompt or source.
             alternatives: number of the most probable ids that come with each token.
 
         Raises:
             InputError: the prompt cannot be read.
         """
         options = request.options
-        is_search = options.method == "beam"
-        rows = options.beam_size if is_search else options.num_return_sequences
         (limit,) = checked_limits(engine.tree, request)
         num_read = sum(len(ids[0]) for ids in (request.prompts, request.sources) if ids is not None)
-        most = (MOST_SEARCH_TOKENS if is_search else MOST_JOB_TOKENS) // rows - num_read
-        limit = min(limit, max(most, RESERVED_TOKENS))
-        request = replace(request, options=replace(options, max_new_tokens=min(options.max_new_tokens, limit)))
-        begin = partial(Reading, engine.tree, request, engine.prefixes)
-        return cls(begin, options.num_return_sequences, rows, num_read, limit, alternatives, is_search)
-
-    @classmethod
-    def of_translation(cls, reading: TranslationReading, options: SearchOptions) -> Job:
-        """Return the job of one translation.
-
-        Args:
-            reading: of its text.
-            options: of the search.
-        """
-        num_read, num_cached = reading.num_tokens, reading.num_cached
-        return cls(lambda: reading, options.n_best, options.beam_size, num_read, num_cached - num_read, is_search=True)
+        if isinstance(options, GenerateOptions):
+            most = (MOST_SEARCH_TOKENS if options.is_search else MOST_JOB_TOKENS) // options.num_rows - num_read
+            limit = min(limit, max(most, RESERVED_TOKENS))
+            request = replace(request, options=replace(options, max_new_tokens=min(options.max_new_tokens, limit)))
+        begin = partial(PromptReader, engine.tree, request, engine.prefixes)
+        return cls(begin, options.num_sequences, options.num_rows, num_read, limit, alternatives, options.is_search)
 
 
 @dataclass(eq=False)
@@ -600,7 +585,7 @@ def _step_of(row: Row, text: str) -> Step:
 
 def _of_sentence(sentence: Sentence) -> Iterator[Event]:
     try:
-        found = of_candidates(sentence.ranked())
+        found = sentence.ranked()
     except RunFailure as error:
         yield error
         return

@@ -232,7 +232,7 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
             async for number, event in running:
                 prompt = self.prompts[number]
                 # Greedy search gives one text for all choices.
-                is_greedy = prompt.request.options.num_return_sequences < len(prompt.choices)
+                is_greedy = prompt.request.options.num_sequences < len(prompt.choices)
                 for choice in prompt.choices if is_greedy else prompt.choices[event.number : event.number + 1]:
                     if isinstance(event, Step):
                         choice.steps.append(event)

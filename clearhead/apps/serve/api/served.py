@@ -16,12 +16,10 @@ from clearhead.apps.serve.runs import Runs
 from clearhead.base.errors import ContextTooLong, InputError, nearest
 from clearhead.generate.batching import batches_by_cost, pad_ids, read_tokens
 from clearhead.generate.continuation import GenerateRequest
-from clearhead.generate.options import GenerateOptions, SearchOptions
-from clearhead.generate.prompts import generate_request
-from clearhead.generate.translation import TranslationReading
+from clearhead.generate.options import GenerateOptions
 from clearhead.interpret.maps.reading import ReadKwargs
 from clearhead.interpret.maps.token_texts import TokenWriter, WrittenToken
-from clearhead.model.facade import Model
+from clearhead.model.facade import Model, make_translator, make_writer
 from clearhead.spec.tasks.registry import find
 from clearhead.text.long_texts import refuse_enormous
 from clearhead.text.tokenizer import Tokenizer
@@ -135,15 +133,9 @@ class Served:
         if not self.writes:
             raise InputError(f"the model '{self.name}' was trained to '{self.model.task.kind}' and generates no text")
         model = self.model
-        prompt_format = None
-        if model.hf_checkpoint is not None:
-            # Every request has a limit.
-            lengths = {"max_new_tokens": options.max_new_tokens}
-            prompt_format = model.hf_checkpoint.prompt_format(chat=False, given=lengths)
-        text = "" if isinstance(prompt, list) or is_chat else prompt
-        request = generate_request(
-            model.module, model.tokenizers, [text], options, find(model.task.kind).continues, prompt_format
-        )
+        # Every request has a limit.
+        writer = make_writer(model, model.module, ["max_new_tokens"])
+        request = writer.prompt_request(["" if isinstance(prompt, list) or is_chat else prompt], options)
         if isinstance(prompt, str) and not is_chat:
             return request
         if isinstance(prompt, str):
@@ -164,8 +156,8 @@ class Served:
 
     def translation(
         self, text: str, options: dict[str, Any], source: str | None, target: str | None
-    ) -> tuple[TranslationReading, SearchOptions]:
-        """Return the reading of a text to be translated, and the options of its search.
+    ) -> GenerateRequest:
+        """Return the request for the translation of a text.
 
         Args:
             text: one sentence, not empty.
@@ -176,12 +168,8 @@ class Served:
             InputError: an option or a language is wrong.
         """
         model = self.model if source is None and target is None else self.model.for_languages(source, target)
-        special_tokens, config = model.languages(None, None)
-        search = model.search_options(**options)
-        reading = TranslationReading(
-            self.engine.tree, model.tokenizers, text, search, special_tokens, config, max_length=model.task.max_length
-        )
-        return reading, search
+        translator = make_translator(model, self.engine.tree)
+        return translator.translation_request([text], model.search_options(**options))
 
     def prompt_ids(self, request: GenerateRequest) -> Sequence[int]:
         """Return the ids that the model reads for a request."""

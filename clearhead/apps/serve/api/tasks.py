@@ -157,4 +157,4 @@ def _translation_job(served: Served, text: Any, parameters: Any) -> Job | None:
     if not text.strip():
         return None
     options = parameters.generate_parameters.options
-    return Job.of_translation(*served.translation(text, options, parameters.src_lang, parameters.tgt_lang))
+    return Job.of_request(served.engine, served.translation(text, options, parameters.src_lang, parameters.tgt_lang))

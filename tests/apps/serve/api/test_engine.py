@@ -16,7 +16,7 @@ import torch
 from clearhead.apps.serve.api import served as served_module
 from clearhead.apps.serve.api.engine import Ended, Engine, Event, Job, events
 from clearhead.apps.serve.api.served import Models, Served
-from clearhead.generate import prefixes
+from clearhead.generate import prefill
 from clearhead.interpret.maps.token_texts import token_texts
 
 PROMPTS = ["a m", "u", "a m u e a", "e e", "m a"]
@@ -73,7 +73,7 @@ def test_translations_that_come_together_are_read_in_one_call(models: Models) ->
     served = models.named("mt")
 
     def jobs(deliver: Callable[[Event], None]) -> list[Job]:
-        found = [Job.of_translation(*served.translation(text, {}, None, None)) for text in PROMPTS]
+        found = [Job.of_request(served.engine, served.translation(text, {}, None, None)) for text in PROMPTS]
         for job in found:
             job.deliver = deliver
         return found
@@ -147,7 +147,7 @@ def test_echo_gives_the_offsets_and_scores_of_the_text(address: str, models: Mod
 
 
 def test_equal_beginnings_are_read_once(address: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefixes, "BLOCK_TOKENS", 8)
+    monkeypatch.setattr(prefill, "BLOCK_TOKENS", 8)
     served, system = models.named("lm"), "the cat sat on the mat and "
     apart = Served("apart", served.model, shares_prefixes=False)
     body = {"model": "lm", "max_tokens": 5, "temperature": 0}

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from clearhead.base.arguments import FIRST_WINDOW, LARGEST_WINDOW, answer_each
 from clearhead.base.errors import InputError, nth_text
-from clearhead.model.texts import FIRST_WINDOW, LARGEST_WINDOW, answer_each
 
 
 def lengths(texts: list[str]) -> list[int]:

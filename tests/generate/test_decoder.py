@@ -7,8 +7,9 @@ import torch
 
 from clearhead import core as ch
 from clearhead.base.errors import InputError
+from clearhead.generate.decoder import Decoder, encode_prompt
 from clearhead.generate.options import GenerateOptions
-from clearhead.generate.prompts import encode_prompt, generate_texts, score_texts, stream_text
+from clearhead.generate.scoring.texts import score_texts
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.tasks.evaluate.text_loss import text_loss
 from clearhead.text.chat import ChatTemplate
@@ -36,8 +37,9 @@ def model_of(family: str, vocab: int, extra: int = 0) -> ch.Transformer:
     return module
 
 
-def pair(tokenizer: Tokenizer) -> TokenizerPair:
-    return TokenizerPair(source=tokenizer, target=tokenizer, joint=True)
+def decoder_of(module: ch.Transformer, tokenizer: Tokenizer, *, continues: bool = True) -> Decoder:
+    pair = TokenizerPair(source=tokenizer, target=tokenizer, joint=True)
+    return Decoder(module, pair, tokenizer.special_tokens, continues=continues)
 
 
 @pytest.mark.parametrize("kind", ["character", "byte-bpe", "bpe"])
@@ -55,7 +57,7 @@ def test_text_is_what_stands_behind_the_prompt(kind: str, options: GenerateOptio
     tokenizer = tokenizer_of(kind)
     module = model_of("decoder", tokenizer.vocab_size)
     prompts = ["the cat", "", "a dog sat on"]
-    found = generate_texts(module, pair(tokenizer), prompts, options)
+    found = decoder_of(module, tokenizer).generate(prompts, options)
     assert [len(some) for some in found] == [options.num_return_sequences] * 3
     for prompt, some in zip(prompts, found, strict=True):
         for one in some:
@@ -73,14 +75,14 @@ def test_a_stream_is_the_same_text() -> None:
     tokenizer = tokenizer_of("byte-bpe")
     module = model_of("decoder", tokenizer.vocab_size)
     options = GenerateOptions(max_new_tokens=23, temperature=1.0, seed=4)
-    stream, pieces = stream_text(module, pair(tokenizer), "the cat", options), []
+    stream, pieces = decoder_of(module, tokenizer).stream("the cat", options), []
     while True:
         try:
             pieces.append(next(stream))
         except StopIteration as end:
             whole = end.value
             break
-    ((one,),) = generate_texts(module, pair(tokenizer), ["the cat"], options)
+    ((one,),) = decoder_of(module, tokenizer).generate(["the cat"], options)
     assert "".join(pieces) == one.text == whole.text and whole.tokens == one.tokens
     assert len(pieces) > 3
 
@@ -89,7 +91,7 @@ def test_outputs_without_an_entry_and_special_ids_are_never_generated() -> None:
     tokenizer = tokenizer_of("character")
     module = model_of("decoder", tokenizer.vocab_size, extra=300)
     options = GenerateOptions(max_new_tokens=29, seed=1, num_return_sequences=3)
-    for one in generate_texts(module, pair(tokenizer), ["the"], options)[0]:
+    for one in decoder_of(module, tokenizer).generate(["the"], options)[0]:
         special = tokenizer.tokens([tokenizer.pad_id, tokenizer.bos_id])
         assert not set(one.tokens) & set(special)
 
@@ -99,7 +101,8 @@ def test_two_stacks_read_the_prompt_with_the_encoder(continues: bool) -> None:
     tokenizer = tokenizer_of("byte-bpe")
     module = model_of("encoder-decoder", tokenizer.vocab_size)
     options = GenerateOptions(max_new_tokens=11)
-    found = generate_texts(module, pair(tokenizer), ["the cat", "", "a dog sat on"], options, continues=continues)
+    decoder = decoder_of(module, tokenizer, continues=continues)
+    found = decoder.generate(["the cat", "", "a dog sat on"], options)
     for prompt, (one,) in zip(["the cat", "", "a dog sat on"], found, strict=True):
         source = torch.tensor([[*tokenizer.encode(prompt), tokenizer.eos_id]])
         ids = [tokenizer.bos_id]
