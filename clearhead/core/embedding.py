@@ -70,25 +70,22 @@ class LearnedPosition(PrintedModule, nn.Module):
 class Embedding(PrintedModule, nn.Module):
     """dropout(norm(word_norm(table[ids] * scale) + segments[segment] + positions[position])).
 
-    A table of another width is projected: before the sum, before the norm or after it. Source: arXiv 1706.03762,
-    section 3.4; segments and norm: arXiv 1810.04805, section 3; projection: arXiv 1909.11942, section 3.1.
+    A table of another width is projected before the norm or after it. Source: arXiv 1706.03762, section 3.4;
+    segments and norm: arXiv 1810.04805, section 3; projection: arXiv 1909.11942, section 3.1.
     """
 
     def __init__(self, width: int, embedding: spec.Embedding) -> None:
         super().__init__()
         rows_width, projection, table = embedding.width or width, embedding.projection, embedding.table
         self.place = projection.place if projection else "after_norm"
-        summed_width, normed_width = {
-            "before_sum": (width, width), "before_norm": (rows_width, width), "after_norm": (rows_width, rows_width),
-        }[self.place]  # fmt: skip
         self.scale: float = embedding.scale
         self.is_scale_rounded: bool = embedding.scale_rounding == "weights"
         self.table: Table | None = Table(table.rows, rows_width) if isinstance(table, spec.Table) else None
         self.borrowed: tuple[Table, ...] = ()  # in a tuple, so that the table is not registered twice
         self.word_norm: nn.Module = build_norm(rows_width, embedding.word_norm)
-        self.segments: Table | None = Table(embedding.num_segments, summed_width) if embedding.num_segments else None
-        self.position: nn.Module | None = spec.module_of(embedding.position, summed_width)
-        self.norm: nn.Module = build_norm(normed_width, embedding.norm)
+        self.segments: Table | None = Table(embedding.num_segments, rows_width) if embedding.num_segments else None
+        self.position: nn.Module | None = spec.module_of(embedding.position, rows_width)
+        self.norm: nn.Module = build_norm(width if self.place == "before_norm" else rows_width, embedding.norm)
         self.projection: nn.Module = nn.Linear(rows_width, width, bias=projection.bias) if projection else nn.Identity()
         self.dropout: Dropout = Dropout(embedding.dropout)
 
@@ -107,8 +104,6 @@ class Embedding(PrintedModule, nn.Module):
             # A Python number is applied in float32; a tensor is rounded to the dtype of the weights first.
             x_BTD = x_BTD * (torch.tensor(self.scale, dtype=x_BTD.dtype) if self.is_scale_rounded else self.scale)
         x_BTD = self.word_norm(x_BTD)
-        if self.place == "before_sum":
-            x_BTD = self.projection(x_BTD)
         if self.segments is not None:
             x_BTD = x_BTD + self.segments(torch.zeros_like(ids_BT) if segments_BT is None else segments_BT)
         elif segments_BT is not None:

@@ -41,11 +41,11 @@ class Transformer(HookPoints):
         super().__init__()
         self.spec: spec.Model = spec.validate(model)
         self.encoder: Stack | None = Stack(model.encoder) if model.encoder else None
-        memory_width = model.encoder.output_width if model.encoder else None
+        memory_width = model.encoder.width if model.encoder else None
         self.decoder: Stack | None = Stack(model.decoder, memory_width) if model.decoder else None
         top = model.decoder or model.encoder
         assert top is not None
-        self.head: Head | None = Head(top.output_width, model.head) if model.head else None
+        self.head: Head | None = Head(top.width, model.head) if model.head else None
         self.points: tuple[str, ...] = ("hidden", "logits") if model.head else ("hidden",)
         for path, node in spec.walk(model):
             if isinstance(node, spec.Reference | spec.TableHeads):

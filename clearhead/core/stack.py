@@ -7,8 +7,7 @@ An absent norm is the identity. `out` alone is the original Transformer, `pre` o
 
 from __future__ import annotations
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from clearhead import spec
 from clearhead.base.hooks import HookPoints
@@ -16,7 +15,7 @@ from clearhead.core.attention import MemoryAttention
 from clearhead.core.context import Cache, Context, Sequence
 from clearhead.core.embedding import Embedding
 from clearhead.core.kernels.dropout import Dropout
-from clearhead.core.norm import Vectors, build_norm
+from clearhead.core.norm import build_norm
 from clearhead.core.rare.disentangled import DisentangledAttention
 from clearhead.core.rare.score_bias import BiasedAttention, build_score_table
 from clearhead.core.shapes import Memory, RealMemory, States
@@ -86,7 +85,7 @@ class Layer(HookPoints):
 
 
 class Stack(HookPoints):
-    """projection_out(final_norm(layers(embedding(ids)))).
+    """final_norm(layers(embedding(ids))).
 
     Layers that share their weights are there once and run at several depths. Source: arXiv 1909.11942, section 3.1.
     """
@@ -95,13 +94,12 @@ class Stack(HookPoints):
 
     def __init__(self, stack: spec.Stack, memory_width: int | None = None) -> None:
         super().__init__()
-        width, out = stack.width, stack.projection_out
+        width = stack.width
         self.embedding: Embedding = Embedding(width, stack.embedding)
         self.score_table: nn.Module | None = build_score_table(width, stack.score_table)
         self.order: tuple[int, ...] = stack.sharing or tuple(range(len(stack.layers)))
         self.layers: nn.ModuleList = nn.ModuleList(Layer(width, layer, memory_width) for layer in stack.layers)
         self.final_norm: nn.Module = build_norm(width, stack.final_norm)
-        self.projection_out: nn.Module = nn.Linear(width, out.size, bias=out.bias) if out else nn.Identity()
 
     def forward(
         self, sequence: Sequence, memory: Memory | None = None, memory_mask: RealMemory | None = None,
@@ -115,11 +113,8 @@ class Stack(HookPoints):
         x_BTD = self.embedding(sequence.ids, context.query_position, limit, sequence.segments, sequence.embeddings)
         return self.point("embedded", x_BTD)
 
-    def continue_from(self, depth: int, x_BTD: States, context: Context) -> Float[Tensor, "batch tokens out_width"]:
+    def continue_from(self, depth: int, x_BTD: States, context: Context) -> States:
         """Run the layers from a depth on, and what follows them."""
         for context.depth in range(depth, len(self.order)):
             x_BTD = self.layers[self.order[context.depth]](x_BTD, context)
-        return self.finish(x_BTD)
-
-    def finish(self, x_D: Vectors) -> Float[Tensor, "*axes out_width"]:
-        return self.projection_out(self.final_norm(x_D))
+        return self.final_norm(x_BTD)

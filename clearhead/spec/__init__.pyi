@@ -27,7 +27,6 @@ from .nodes import Mask as Mask
 from .nodes import MixtureOfExperts as MixtureOfExperts
 from .nodes import Norm as Norm
 from .nodes import Normal as Normal
-from .nodes import OutProjection as OutProjection
 from .nodes import Pool as Pool
 from .nodes import PoolMode as PoolMode
 from .nodes import Prefix as Prefix

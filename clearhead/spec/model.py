@@ -259,7 +259,7 @@ def _head_widths(model: Model) -> dict[str, int]:
     if model.head is not None and top is not None:
         for index, layer in enumerate(model.head.layers):
             if isinstance(layer, Linear):
-                widths[f"head.layers.{index}.weight"] = model.head.output_width(top.output_width, index)
+                widths[f"head.layers.{index}.weight"] = model.head.output_width(top.width, index)
     return widths
 
 

@@ -153,12 +153,11 @@ def _expert_faults(node: MixtureOfExperts) -> Iterator[str]:
 def _stack_faults(node: Stack) -> Iterator[str]:
     embedding = node.embedding
     own = node.table_width
-    summed = node.width if embedding.projection and embedding.projection.place == "before_sum" else own
     position = embedding.position
-    if isinstance(position, Sinusoidal) and summed % 2:
-        yield f"sinusoidal positions need an even width; got {summed}"
-    if isinstance(position, Sinusoidal) and position.layout == "fairseq" and summed < 4:
-        yield f"the fairseq layout needs a width of at least 4; got {summed}"
+    if isinstance(position, Sinusoidal) and own % 2:
+        yield f"sinusoidal positions need an even width; got {own}"
+    if isinstance(position, Sinusoidal) and position.layout == "fairseq" and own < 4:
+        yield f"the fairseq layout needs a width of at least 4; got {own}"
     if isinstance(position, Learned) and position.rows <= position.offset:
         yield f"{position.rows} rows of positions leave no row after the offset {position.offset}"
     if own != node.width and embedding.projection is None:

@@ -169,7 +169,7 @@ def _word_head(model: spec.Model, encoder: spec.Stack) -> spec.Head:
     output = token_output(model.head)
     if model.head is not None and output is not None and output[1].size == table.rows:
         return model.head
-    weight = spec.Reference(path=path) if encoder.table_width == encoder.output_width else None
+    weight = spec.Reference(path=path) if encoder.table_width == encoder.width else None
     return spec.Head(layers=(spec.Linear(size=table.rows, bias=False, weight=weight),))
 
 

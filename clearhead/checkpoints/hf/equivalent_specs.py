@@ -196,7 +196,6 @@ def _is_plain(stack: spec.Stack) -> bool:
         isinstance(position, spec.Sinusoidal)
         and position.layout == "interleaved"
         and stack.embedding.width is None
-        and stack.projection_out is None
         and all(
             isinstance(one, spec.FeedForward)
             or (isinstance(one, spec.Attention) and not isinstance(one.score_bias, spec.Disentangled))

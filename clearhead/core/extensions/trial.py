@@ -35,7 +35,7 @@ def try_parts(model: spec.Model) -> None:
         with _explained("the model with it cannot be built", " and ".join({kind_of(node).name for _, node in nodes})):
             module = build(model, device="meta")
         sizes = {(node, int(module.get_submodule(path).built_size)): path for path, node in nodes}  # type: ignore[arg-type]
-        memory_width = model.encoder.output_width if model.encoder else None
+        memory_width = model.encoder.width if model.encoder else None
         for (node, size), path in sizes.items():
             memory = None
             if memory_width is not None and path.startswith("decoder"):

@@ -153,8 +153,6 @@ def sections(forward: Forward) -> Iterator[Section]:
                 yield _step(forward, name, depth, f"{name}.layers.{index}.steps.{number}", step)
         last = f"{name}.layers.{stack.order[-1]}.after"
         behind = [*_norm(forward, f"{name}.final_norm", stack.final_norm, "final norm", last, len(stack.order) - 1)]
-        if isinstance(stack.projection_out, nn.Linear):
-            behind.append(_linear(forward, f"{name}.projection_out", stack.projection_out, "projection out", "x"))
         if behind:
             yield Section("behind the layers", name, rows, tuple(behind), stack=name)
     if forward.module.head is not None:
@@ -176,8 +174,6 @@ def _embedding(forward: Forward, stack: str, embedding: Embedding) -> Iterator[V
     projected = []
     if isinstance(projection, nn.Linear):
         projected = [_linear(forward, f"{address}.projection", projection, "projection", "the vector above")]
-    if embedding.place == "before_sum":
-        yield from projected
     terms = ["token"]
     if embedding.segments is not None:
         terms.append("segment")

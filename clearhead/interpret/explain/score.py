@@ -183,7 +183,6 @@ class _Stream:
         address = f"{self.name}.layers.{self.stack.order[-1]}.after"
         x_D = self._at(address, len(self.stack.order) - 1)
         self.norm(self.stack.final_norm, x_D)
-        self.linear(self.stack.projection_out)
 
     def norm(self, norm: nn.Module, x_D: Tensor) -> None:
         """Pass every term through a norm whose statistics are those of x."""
@@ -214,8 +213,6 @@ class _Stream:
         row_D = embedding.rows.weight[ids[self.position]].double() * embedding.scale
         self.terms[Writer("token", self.name)] = row_D
         self.norm(embedding.word_norm, row_D)
-        if embedding.place == "before_sum":
-            self.linear(embedding.projection)
         for part, module in (("segment", embedding.segments), ("position", embedding.position)):
             if module is not None:
                 x_TD = self.forward.at(f"{address}.{part}{'s' * (part == 'segment')}").expand(len(ids), -1)

@@ -45,7 +45,7 @@ def architecture_shapes(model: spec.Model) -> list[Shape]:
     encoder, decoder = _columns(model, {"encoder": -1, "decoder": 1})
     _, _, right, _ = bounds_of(encoder.shapes)
     left, _, _, _ = bounds_of(decoder.shapes)
-    size = f"source × {model.encoder.output_width:,}"
+    size = f"source × {model.encoder.width:,}"
     label = Text(8.0, encoder.y - 24, size, anchor="start", is_faint=True)
     channel = max(right, label.bounds[2]) + _CHANNEL / 2
     shift = channel + _CHANNEL / 2 - left
@@ -87,5 +87,5 @@ def _column(model: spec.Model, name: str, width: float, side: Side) -> Column:
     column.layers(stack, name)
     column.end(stack, name)
     if is_last:
-        column.head(model, stack.output_width, tokens)
+        column.head(model, stack.width, tokens)
     return column

@@ -84,9 +84,6 @@ class Recomputed:
             x = self.norm(x, f"{address}.word_norm", node.word_norm)
             yield "word norm", x
         place = node.projection.place if node.projection else None
-        if place == "before_sum":
-            x = self.affine(x, f"{address}.projection")
-            yield "projection", x
         if node.num_segments:
             row = self.weights[f"{address}.segments.weight"][[0] * len(ids)]
             yield "segment", row
@@ -322,9 +319,6 @@ class Recomputed:
         if node.final_norm:
             x = self.norm(x, f"{section.stack}.final_norm", node.final_norm)
             yield "final norm", x
-        if node.projection_out:
-            x = self.affine(x, f"{section.stack}.projection_out")
-            yield "projection out", x
         self.stream[section.stack] = x
 
     def _head(self, section: Section) -> Iterator[tuple[str, Numbers]]:

@@ -29,7 +29,7 @@ PARTS = [
     "rotation long-rope", "heads of a table", "disentangled", "disentangled, own projections", "experts",
     "projection before the sum", "projection after the norm", "projection out", "shared layers with a memory",
 ]  # fmt: skip
-FROM_CONFIGS = ["albert", "bart", "gpt_oss", "modernbert/mean", "opt/narrow", "t5gemma"]
+FROM_CONFIGS = ["albert", "bart", "gpt_oss", "modernbert/mean", "opt/after", "t5gemma"]
 
 
 def real_shapes(module: Transformer, has_two_stacks: bool) -> dict[str, list[tuple[int, ...]]]:
