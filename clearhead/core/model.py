@@ -48,7 +48,7 @@ class Transformer(HookPoints):
         self.head: Head | None = Head(top.width, model.head) if model.head else None
         self.points: tuple[str, ...] = ("hidden", "logits") if model.head else ("hidden",)
         for path, node in spec.walk(model):
-            if isinstance(node, spec.Reference | spec.TableHeads):
+            if isinstance(node, spec.Reference):
                 vars(self.get_submodule(path.rpartition(".")[0]))["borrowed"] = (self.get_submodule(node.path),)
         if next(self.parameters()).device.type != "meta":
             initialize(self, model.initialization)

@@ -54,7 +54,6 @@ from .positions import RotaryScaling as RotaryScaling
 from .positions import ScoreBias as ScoreBias
 from .positions import ScoreTable as ScoreTable
 from .positions import Sinusoidal as Sinusoidal
-from .positions import TableHeads as TableHeads
 from .positions import YarnScaling as YarnScaling
 from .registry import Part as Part
 from .registry import builds as builds

@@ -26,7 +26,6 @@ from clearhead.spec.positions import (
     RelativeBuckets,
     Rotary,
     Sinusoidal,
-    TableHeads,
     YarnScaling,
 )
 
@@ -68,8 +67,6 @@ def _attention_faults(node: Attention) -> Iterator[str]:
         yield from _rotary_faults(node.position, node.head_size)
     if isinstance(node.score_bias, RelativeBuckets) and node.score_bias.num_heads != node.num_heads:
         yield f"score_bias has {node.score_bias.num_heads} heads, the attention {node.num_heads}"
-    if isinstance(node.score_bias, TableHeads) and len(node.score_bias.heads) != node.num_heads:
-        yield f"score_bias names {len(node.score_bias.heads)} heads of its table, the attention has {node.num_heads}"
     if isinstance(node.score_bias, Alibi) and len(node.score_bias.slopes or range(node.num_heads)) != node.num_heads:
         yield f"score_bias has {len(node.score_bias.slopes or ())} slopes, the attention {node.num_heads} heads"
     if isinstance(node.score_bias, Disentangled):

@@ -29,7 +29,7 @@ NAMES = {
         DistanceTable DynamicScaling Embedding EmbeddingPosition FeedForward Full Function Head HeadLayer Layer
         LayerNorm Learned Linear LinearScaling LongRopeScaling Mask MixtureOfExperts Model Node Norm Normal
         Part PlainNorm Pool PoolMode Prefix Projection QueryKeyNorm RMSNorm Reference RelativeBuckets
-        Rotary RotaryScaling Router ScoreBias ScoreTable Sinusoidal SoftCap Stack Step Table TableHeads L2Normalize
+        Rotary RotaryScaling Router ScoreBias ScoreTable Sinusoidal SoftCap Stack Step Table L2Normalize
         Window Xavier YarnScaling builds consistency_faults map_nodes module_of own_parts presets validate walk
     """,
     "clearhead.apps.surgery": """

@@ -155,10 +155,6 @@ HF_PARTS: dict[str, Callable[[], spec.Model]] = {
     "scaled alibi": lambda: attending("decoder/post/alibi", score_bias=spec.Alibi(scaled=True)),
     "rounded alibi": lambda: attending("decoder/post/alibi", score_bias=spec.Alibi(rounding="bfloat16")),
     "own slopes": lambda: attending("decoder/post/alibi", score_bias=spec.Alibi(slopes=SLOPES)),
-    "heads of a table": lambda: attending(
-        "decoder/post/buckets", num_heads=3, num_kv_heads=3,
-        score_bias=spec.TableHeads(path="decoder.score_table", heads=(5, 0, 2)),
-    ),
     "own buckets": lambda: attending(
         ROTARY, position=None, score_bias=spec.RelativeBuckets(num_heads=6, bidirectional=False)
     ),

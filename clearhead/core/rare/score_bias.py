@@ -30,7 +30,7 @@ class RelativeBuckets(nn.Module):
 
 
 class BiasedAttention(Attention):
-    """Attention with ALiBi, or with a table of buckets: its own, or one that it borrows, all heads of it or some."""
+    """Attention with ALiBi, or with a table of buckets: its own, or one that it borrows."""
 
     def __init__(self, width: int, attention: spec.Attention) -> None:
         super().__init__(width, attention)
@@ -45,8 +45,7 @@ class BiasedAttention(Attention):
             bias = context.once(key_of, lambda: alibi_bias(*positions, self.spec.num_heads, kind))
             return bias * self.scale if kind.scaled else bias
         table = self.score_bias or self.borrowed[0]
-        bias = context.once(table, lambda: table(*positions))
-        return bias[:, list(kind.heads)] if isinstance(kind, spec.TableHeads) else bias
+        return context.once(table, lambda: table(*positions))
 
 
 def build_score_table(width: int, table: spec.RelativeBuckets | spec.DistanceTable | None) -> nn.Module | None:

@@ -238,8 +238,6 @@ def _position_facts(attention: spec.Attention) -> Iterator[str]:
             yield from (term.replace("_", " ") for term in own.terms)
         case spec.Reference():
             yield "position buckets of the stack"
-        case spec.TableHeads() as some:
-            yield f"position buckets, heads {', '.join(map(str, some.heads))}"
 
 
 def _feed_forward_facts(function: spec.FeedForward, width: int) -> Iterator[str]:

@@ -264,8 +264,7 @@ class Recomputed:
                 bucket = relative_bucket(
                     torch.from_numpy(-distance), buckets.count, buckets.max_distance, buckets.bidirectional
                 ).numpy()
-                found = self.weights[f"{path}.weight"][bucket].transpose(2, 0, 1)
-                return found[list(kind.heads)] if isinstance(kind, spec.TableHeads) else found
+                return self.weights[f"{path}.weight"][bucket].transpose(2, 0, 1)
 
     @staticmethod
     def _slopes(heads: int) -> list[float]:
