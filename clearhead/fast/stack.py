@@ -97,7 +97,7 @@ class StackPlan:
         where the distance to it counts. Which other rows share the call changes nothing of this.
         """
         masking, cache = context.masking, context.cache
-        hides_more = not masking.documents is masking.allowed is masking.prefix is None
+        hides_more = not masking.documents is masking.allowed is None
         if torch.is_grad_enabled() or hides_more:
             return False
         if cache is None:  # texts are read without their padding

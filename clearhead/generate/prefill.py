@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from clearhead import spec
 from clearhead.base.errors import ContextTooLong, InputError, Message, argument
 from clearhead.core import Sequence as Read
 from clearhead.core import Transformer
@@ -85,7 +84,7 @@ def prefill_prompts(
     pad_id: int,
     limits: Sequence[int] | None = None,
 ) -> Prefill:
-    """Run the model over prompts; a prefix mask covers the whole prompt.
+    """Run the model over prompts.
 
     Args:
         module: in evaluation mode; a decoder-only or encoder-decoder model.
@@ -110,9 +109,8 @@ def prefill_prompts(
         memory = module.encode(source_RS, mask=memory_mask).memory
         cache.memory_mask = memory_mask
         source_ids_RS = source_RS.masked_fill(~memory_mask, NO_ID)
-    prefix = mask_RT if has_prefix_mask(module) else None
     # Of the last token only: all logits of a long prompt would take more memory than its hidden states.
-    hidden_RTD = module.decoder(Read(ids_RT, mask, prefix=prefix), memory, memory_mask, cache)
+    hidden_RTD = module.decoder(Read(ids_RT, mask), memory, memory_mask, cache)
     logits_RV = module.head(hidden_RTD[:, -1:])[:, -1].float()
     return Prefill(cache, prompt_RT, source_ids_RS, hidden_RTD, logits_RV)
 
@@ -136,7 +134,7 @@ def prefill_pieces(
         limit: most tokens generated.
         prefixes: of the model, where it can share them: a beginning that is kept is not read, and the prompt's is kept.
     """
-    if source is not None or has_prefix_mask(module) or (prefixes is None and len(prompt) <= PIECE_TOKENS):
+    if source is not None or (prefixes is None and len(prompt) <= PIECE_TOKENS):
         sources = None if source is None else [source]
         yield prefill_prompts(module, [prompt], sources, pad_id=pad_id, limits=[limit])
         return
@@ -164,11 +162,6 @@ def pad_left(
     ids_BT = torch.tensor([[*[pad_id] * (longest - len(sequence)), *sequence] for sequence in sequences], device=device)
     padding_B1 = torch.tensor([[longest - len(sequence)] for sequence in sequences], device=device)
     return ids_BT, torch.arange(longest, device=device) >= padding_B1
-
-
-def has_prefix_mask(module: Transformer) -> bool:
-    """Return whether the decoder has prefix masks."""
-    return any(isinstance(node, spec.Prefix) for _, node in spec.walk(module.spec))
 
 
 def check_model(module: Transformer, *, with_sources: bool) -> None:

@@ -129,6 +129,6 @@ def can_share(module: Transformer) -> bool:
     nodes = [node for _, node in spec.walk(module.spec)]
     if module.encoder is not None or any(parameter.device.type != "cpu" for parameter in module.parameters()):
         return False
-    if any(isinstance(node, spec.Prefix | spec.Full | spec.DynamicScaling | spec.LongRopeScaling) for node in nodes):
+    if any(isinstance(node, spec.Full | spec.DynamicScaling | spec.LongRopeScaling) for node in nodes):
         return False
     return not any(isinstance(node, spec.Window) and node.after for node in nodes)

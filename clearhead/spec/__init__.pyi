@@ -29,7 +29,6 @@ from .nodes import Norm as Norm
 from .nodes import Normal as Normal
 from .nodes import Pool as Pool
 from .nodes import PoolMode as PoolMode
-from .nodes import Prefix as Prefix
 from .nodes import Projection as Projection
 from .nodes import QueryKeyNorm as QueryKeyNorm
 from .nodes import Router as Router

@@ -36,13 +36,7 @@ class Window(Node):
     after: Annotated[int, Field(ge=0)]
 
 
-class Prefix(Node):
-    """Causal, but every position may attend to the prefix of a call. Source: arXiv 1910.10683, section 3.2.1."""
-
-    kind: Literal["prefix"] = "prefix"
-
-
-Mask = Annotated[Full | Causal | Window | Prefix, Field(discriminator="kind")]
+Mask = Annotated[Full | Causal | Window, Field(discriminator="kind")]
 
 # --- the functions of a residual branch -----------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ NAMES = {
         Activation ActivationName Alibi Attention BandScaling Biases Branch Causal ClampedGate Disentangled
         DistanceTable DynamicScaling Embedding EmbeddingPosition FeedForward Full Function Head HeadLayer Layer
         LayerNorm Learned Linear LinearScaling LongRopeScaling Mask MixtureOfExperts Model Node Norm Normal
-        Part PlainNorm Pool PoolMode Prefix Projection QueryKeyNorm RMSNorm Reference RelativeBuckets
+        Part PlainNorm Pool PoolMode Projection QueryKeyNorm RMSNorm Reference RelativeBuckets
         Rotary RotaryScaling Router ScoreBias ScoreTable Sinusoidal SoftCap Stack Step Table L2Normalize
         Window Xavier YarnScaling builds consistency_faults map_nodes module_of own_parts presets validate walk
     """,

@@ -227,7 +227,7 @@ def _bidirectional(stack: spec.Stack) -> spec.Stack:
     """Return a stack with bidirectional masks, as wide after a token as before it."""
 
     def change(_: str, node: spec.Node) -> spec.Node:
-        if isinstance(node, spec.Causal | spec.Prefix):
+        if isinstance(node, spec.Causal):
             return spec.Full()
         if isinstance(node, spec.Window):
             return spec.Window(before=node.before, after=max(node.before, node.after))

@@ -439,8 +439,6 @@ def _mask_words(attention: Attention) -> str:
     match mask := attention.spec.mask:
         case spec.Causal():
             return "keys up to the query"
-        case spec.Prefix():
-            return "keys up to the query, and the prefix"
         case spec.Window():
             return f"at most {mask.before} tokens before the query and {mask.after} after it"
         case _:

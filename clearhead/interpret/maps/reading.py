@@ -16,7 +16,6 @@ from clearhead.generate.batching import device_of
 from clearhead.generate.continuation import generate_ids
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import DecodingOptions, GenerateOptions, SearchOptions
-from clearhead.generate.prefill import has_prefix_mask
 from clearhead.generate.prompts import PromptFormat, generate_request, prompt_ids
 from clearhead.generate.search.recorder import BeamRecorder, Considered
 from clearhead.generate.translation import search_translations
@@ -212,12 +211,11 @@ def read_prompt(
     # The last token that the positions leave room for is generated, and not read.
     read = [*ids, *written][: module.max_positions]
     ids_1T = torch.tensor([read], device=device_of(module))
-    prefix = torch.arange(len(read), device=ids_1T.device)[None] < len(ids) if has_prefix_mask(module) else None
     own = tokenizers.target.special_tokens.for_text
     affixes = PrefixSuffix((tokenizers.target.bos_id,)) if prompt_format is None else own
     return Reading(
         # A rotation that depends on the length is that of the generation.
-        core.Sequence(ids_1T, prefix=prefix, total_length=len(ids) + options.max_new_tokens if options else None),
+        core.Sequence(ids_1T, total_length=len(ids) + options.max_new_tokens if options else None),
         None,
         labels=(*ids, *written)[1:],
         num_given=len(ids),

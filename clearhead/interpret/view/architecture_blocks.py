@@ -216,8 +216,6 @@ def _mask_facts(attention: spec.Attention) -> Iterator[str]:
             yield f"causal window, {number(before)} back"
         case spec.Window(before=before, after=after):
             yield f"window, {number(before)} back, {number(after)} ahead"
-        case spec.Prefix():
-            yield "causal mask after the prefix"
         case spec.Full() if attention.source == "self":
             yield "bidirectional"
 

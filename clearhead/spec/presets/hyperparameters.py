@@ -27,7 +27,6 @@ class Hyperparameters:
         dropout: at the end of every branch and of the embedding.
         attention_dropout, activation_dropout: on attention weights, on the inner layer of feed-forward networks.
         window: how many tokens back, and in an encoder ahead, self-attention sees; None: all there are.
-        prefix: whether everything in a decoder may attend to the prefix that a call names.
         qk_norm: whether queries and keys are normed.
         bias: whether linear maps and layer norms have one.
         attention_scale: multiplies the scores; None: head_size ** -0.5.
@@ -62,7 +61,6 @@ class Hyperparameters:
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     window: int | None = None
-    prefix: bool = False
     qk_norm: bool = False
     bias: bool = True
     attention_scale: float | None = None
@@ -118,8 +116,6 @@ def _faults(hparams: Hyperparameters, source_vocab: int, target_vocab: int) -> l
         faults.append(f"heads {hparams.heads} is not a multiple of kv_heads {hparams.kv_heads}")
     if hparams.positions == "sinusoidal" and hparams.width % 2:
         faults.append(f"sinusoidal positions need an even width, got {hparams.width}")
-    if hparams.prefix and (hparams.window is not None or hparams.family != "decoder"):
-        faults.append("a prefix that all may attend to needs a model with only a decoder, and no window")
     if hparams.family == "encoder-decoder" and hparams.tie == "all" and source_vocab != target_vocab:
         faults.append(
             f"tie = 'all' needs one vocabulary, but the source has {source_vocab} entries and the target "
@@ -183,14 +179,10 @@ def _attention(
     )
 
 
-def _mask(
-    hparams: Hyperparameters, side: Literal["encoder", "decoder"]
-) -> spec.Full | spec.Causal | spec.Window | spec.Prefix:
+def _mask(hparams: Hyperparameters, side: Literal["encoder", "decoder"]) -> spec.Full | spec.Causal | spec.Window:
     if hparams.window is not None:
         return spec.Window(before=hparams.window, after=hparams.window if side == "encoder" else 0)
-    if side == "encoder":
-        return spec.Full()
-    return spec.Prefix() if hparams.prefix else spec.Causal()
+    return spec.Full() if side == "encoder" else spec.Causal()
 
 
 def _feed_forward(hparams: Hyperparameters) -> spec.FeedForward:

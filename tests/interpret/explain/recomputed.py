@@ -168,7 +168,7 @@ class Recomputed:
             scores = scores + bias
         distance = np.arange(scores.shape[1])[:, None] - np.arange(scores.shape[2])
         mask = np.ones_like(distance, dtype=bool)
-        if not is_memory and isinstance(node.mask, spec.Causal | spec.Prefix):
+        if not is_memory and isinstance(node.mask, spec.Causal):
             mask = distance >= 0
         elif not is_memory and isinstance(node.mask, spec.Window):
             mask = (distance <= node.mask.before) & (-distance <= node.mask.after)
