@@ -6,7 +6,6 @@ A mask is boolean, True means "may attend", and masks are joined with "and"; Non
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -133,7 +132,8 @@ class Context:
     cache: Cache | None = None
     total_length: int | Int[Tensor, " rows"] | None = None
     depth: int = 0  # how many layers ran before
-    shared: dict[object, Any] = field(default_factory=dict)
+    masks: dict[int, MayAttend | None] = field(default_factory=dict)  # by the number that a stack gives to each
+    shared: dict[object, Any] = field(default_factory=dict)  # other values that several attentions need
 
     @classmethod
     def of(cls, sequence: Sequence, memory: Tensor | None, memory_mask: Tensor | None, cache: Cache | None) -> Context:
@@ -161,9 +161,3 @@ class Context:
     def kept(self, module: nn.Module) -> dict[str, Tensor]:
         """Return the tensors [batch, ...] that a module keeps for the next call; it replaces them."""
         return {} if self.cache is None else self.cache.kept[module, self.depth]
-
-    def once(self, key: object, make: Callable[[], Any]) -> Any:
-        """Return a value that several attentions share, made when the first one needs it."""
-        if key not in self.shared:
-            self.shared[key] = make()
-        return self.shared[key]

@@ -11,7 +11,7 @@ from torch import nn
 
 from clearhead import spec
 from clearhead.base.hooks import HookPoints
-from clearhead.core.attention import MemoryAttention
+from clearhead.core.attention import Attention, MemoryAttention
 from clearhead.core.context import Cache, Context, Sequence
 from clearhead.core.embedding import Embedding
 from clearhead.core.kernels.dropout import Dropout
@@ -31,6 +31,16 @@ def build_function(width: int, function: spec.Function, memory_width: int | None
         case spec.Attention(score_bias=bias) if bias is not None:
             return BiasedAttention(width, function)
     return spec.module_of(function, width)
+
+
+def number_shared_values(stack: nn.Module) -> None:
+    """Give attentions with equal masks, or equal rotations, one number: a call builds each mask and rotation once."""
+    numbers: dict[object, int] = {}
+    for attention in stack.modules():
+        if isinstance(attention, Attention):
+            rotation = attention.spec.position, attention.spec.head_size
+            attention.mask_number = numbers.setdefault(attention.spec.mask, len(numbers))
+            attention.rotation_number = numbers.setdefault(rotation, len(numbers))
 
 
 class Branch(nn.Module):
@@ -100,6 +110,7 @@ class Stack(HookPoints):
         self.order: tuple[int, ...] = stack.sharing or tuple(range(len(stack.layers)))
         self.layers: nn.ModuleList = nn.ModuleList(Layer(width, layer, memory_width) for layer in stack.layers)
         self.final_norm: nn.Module = build_norm(width, stack.final_norm)
+        number_shared_values(self)
 
     def forward(
         self, sequence: Sequence, memory: Memory | None = None, memory_mask: RealMemory | None = None,

@@ -60,7 +60,9 @@ class DisentangledAttention(Attention):
 
     def bias(self, query: Queries, key: Keys, context: Context) -> Scores | None:
         (table,), maps = self.score_bias.borrowed, self.score_bias
-        row_BQS = context.once(table, lambda: table(context.query_position, context.key_position))
+        if table not in context.shared:
+            context.shared[table] = table(context.query_position, context.key_position)
+        row_BQS = context.shared[table]
         rows_RD = table.norm(table.weight)[None]
 
         def products(content: Tensor, project: nn.Module, row: Tensor) -> Tensor:

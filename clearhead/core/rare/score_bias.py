@@ -39,13 +39,16 @@ class BiasedAttention(Attention):
         self.borrowed: tuple[RelativeBuckets, ...] = ()  # in a tuple, so that the table is not registered twice
 
     def bias(self, query: Queries, key: Keys, context: Context) -> Scores | None:
-        kind, positions = self.spec.score_bias, (context.query_position, context.key_position)
+        kind, positions, shared = self.spec.score_bias, (context.query_position, context.key_position), context.shared
         if isinstance(kind, spec.Alibi):
-            key_of = ("alibi", self.spec.num_heads, kind.rounding, kind.slopes)
-            bias = context.once(key_of, lambda: alibi_bias(*positions, self.spec.num_heads, kind))
-            return bias * self.scale if kind.scaled else bias
+            name = ("alibi", self.spec.num_heads, kind.rounding, kind.slopes)
+            if name not in shared:
+                shared[name] = alibi_bias(*positions, self.spec.num_heads, kind)
+            return shared[name] * self.scale if kind.scaled else shared[name]
         table = self.score_bias or self.borrowed[0]
-        return context.once(table, lambda: table(*positions))
+        if table not in shared:
+            shared[table] = table(*positions)
+        return shared[table]
 
 
 def build_score_table(width: int, table: spec.RelativeBuckets | spec.DistanceTable | None) -> nn.Module | None:

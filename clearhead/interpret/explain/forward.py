@@ -247,7 +247,7 @@ def _attention(
         source = "memory" if is_memory and name != "query" else read
         projected_HTE = _by_head(heads_first(forward.at(f"{address}.{name}", depth), size), heads)
         formula = _linear_formula(source, name[0], linear) + f", {heads} heads of {size}"
-        code = code_of(type(attention).project)
+        code = code_of(type(attention).forward)
         yield Value(name, formula, projected_HTE, f"{address}.{name}", code, is_of_keys=name != "query")
         yield from _prepared(record, name)
     mask, bias = record.mask(), record.bias()
@@ -273,7 +273,7 @@ def _attention(
         formula, code = f"w = {type(attention.weight_step).__name__}(s)", code_of(type(attention.weight_step).forward)
     yield Value("weights", formula, weights_HTS, f"{address}.weights", code, keys)
     mixed_HTE = forward.at(f"{address}.mixed", depth)
-    yield Value("mixed", "m = sum over the keys of w * value", mixed_HTE, f"{address}.mixed", code_of(Attention.weigh))
+    yield Value("mixed", "m = sum over the keys of w * value", mixed_HTE, f"{address}.mixed", code_of(Attention.attend))
     formula = _linear_formula("all heads of m, side by side", "o", attention.out)
     yield Value("out", formula, forward.at(address, depth), address, code_of(Attention.merge))
 

@@ -16,6 +16,7 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 
 from clearhead.core.attention import Attention
+from clearhead.core.kernels.positions import rotate
 from clearhead.core.norm import LayerNorm, Norm
 from clearhead.core.stack import Branch, Layer, Stack, Step
 from clearhead.interpret.explain.forward import Forward
@@ -319,7 +320,6 @@ class _Reader:
         if rotary is None:
             return parts
         cos, sin = (one[:, :, position : position + 1] for one in attention.angles(rotary, self.record.context))
-        rotate = attention.rotate
         return {writer: rotate(part[None, :, None], cos, sin)[0, :, 0] for writer, part in parts.items()}
 
     def _normed(self, norm: nn.Module, parts: dict[Writer, Tensor], whole: Writer) -> dict[Writer, Tensor]:
