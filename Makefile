@@ -7,16 +7,18 @@ TESTS ?= tests
 DEMO_ARGS ?=
 MINUTES ?= 10
 SEED ?=
+BASE ?= main
 TAG ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test lint types check-types pytest fuzz soak wheel release packages docs check-docs clean
+.PHONY: help demo test quick lint types check-types pytest fuzz soak wheel release packages docs check-docs clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   install into $(VENV), train a small Transformer on this machine, show what it learned"
 	@echo "make test   install the development tools, check style and types, run every test"
+	@echo "make quick  check style, the house rules and the tests that concern what changed since BASE (main), in two minutes"
 	@echo "make check-types  every public name has a complete type (installs basedpyright, 90 MB)"
 	@echo "make fuzz   change files of tiny models and requests at random for MINUTES, and say what is not refused in one sentence"
 	@echo "make soak   ask a server at random for MINUTES, with cuts, slow readers and garbage: nothing leaks, no answer is wrong"
@@ -55,6 +57,10 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/clearhead demo $(DEMO_ARGS)
 
 test: lint types pytest
+
+# Of what changed since BASE; `make test` stays whole.
+quick: lint
+	$(BIN)/python -m tests.quick $(BASE)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -5,13 +5,15 @@
 Work: steps of the 10.7M decoder of `train_speed.py` in bf16, and of one of 4 layers and width 128; GPT-2 of 124M in 8
 bits, one text; MiniLM, 200 texts. Beside nothing, beside a loop that does nothing, beside one of low priority, and with
 low priority itself beside a loop: first as the OpenMP library waits by itself, then with `clearhead.fast.busy_waiting`,
-which has two seconds each time to find out. Work per second.
+which has two seconds each time to find out. Work per second: median and spread of the turns, which alternate, and the
+ratio of the second to the first with its 95 % interval.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from inference_models import gpt2, in_8_bits, minilm
+from pairing import Ratio, Spread
 from train_speed import DECODERS, decoder, our_step
 
 import clearhead as ch
@@ -78,28 +81,40 @@ def rate(work: Work, seconds: float) -> float:
     return done / (time.perf_counter() - began)
 
 
+def measure(tokenizer: Path, texts: list[str], seconds: float, adapts: bool) -> dict[tuple[str, str], float]:
+    """Return the work per second of each job beside each load, in this process."""
+    if adapts:
+        adapt_waiting()
+    else:
+        # The OpenMP library has been loaded and reads this no more; `adapt_waiting` does.
+        os.environ["OMP_WAIT_POLICY"] = "active"
+    rates = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, work in all_work(Path(folder), tokenizer, texts).items():
+            for load in LOADS:
+                with beside(load):
+                    rates[name, load] = rate(work, seconds)
+    return rates
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", type=Path, required=True, help="GPT-2's vocab.json and merges.txt")
     parser.add_argument("--texts", type=Path, required=True, help="one text in a line")
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=6)
     args = parser.parse_args()
     texts = args.texts.read_text("utf-8").splitlines()[:200]
-    # The OpenMP library is loaded already, and reads it no more; `adapt_waiting` does.
-    os.environ["OMP_WAIT_POLICY"] = "active"
-    found: dict[tuple[str, str], list[float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        made = all_work(Path(folder), args.tokenizer, texts)
-        for adapts in (False, True):
-            if adapts:
-                del os.environ["OMP_WAIT_POLICY"]
-                adapt_waiting()
-            for name, work in made.items():
-                for load in LOADS:
-                    with beside(load):
-                        found.setdefault((name, load), []).append(rate(work, args.seconds))
-    for (name, load), (before, now) in found.items():
-        print(f"{name:24} {load:32} {before:10.1f} {now:10.1f}")
+    rates: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+    # A process cannot stop adapting how it waits, so each way has a process, and the two take turns.
+    for _ in range(args.rounds):
+        for side, adapts in enumerate((False, True)):
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                turn = pool.apply(measure, (args.tokenizer, texts, args.seconds, adapts))
+            for key, figure in turn.items():
+                rates.setdefault(key, ([], []))[side].append(figure)
+    for (name, load), (before, now) in rates.items():
+        print(f"{name}, {load}: {Spread.of(before)}, adapting {Spread.of(now)}, ratio {Ratio.of(now, before)}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python benchmarks/levels.py [--rows 1 8 64 512] [--outputs 3072] [--inputs 768] [--copies 24] [--rounds 7]
 
 The kernels of linear layers alone are compiled for each level; every call takes another of `copies` matrices. It prints
-GFLOP/s of the best round with two threads, in fp32 and with weights in 8 bits; PyTorch multiplies in fp32.
+GFLOP/s with two threads, in fp32 and with 8-bit weights: the median of the rounds with its spread, and in fp32 the
+ratio to PyTorch in the same rounds with its 95 % interval.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from pairing import Ratio, Spread
 
 from clearhead.fast.native import build, options
 from clearhead.fast.probe import processor
@@ -64,7 +66,7 @@ def main() -> None:
         libraries = {level: compiled(level, Path(name)) for level in levels}
         for kind, copies in weights.items():
             for rows in given.rows:
-                best: dict[str, float] = {}
+                rates: dict[str, list[float]] = {}
                 x, y = torch.randn(rows, given.inputs), torch.empty(rows, given.outputs)
                 vectors = (scale, bias) if kind == "int8" else (bias,)
                 sides: dict[str, Callable[[torch.Tensor], object]] = {
@@ -72,16 +74,17 @@ def main() -> None:
                 }
                 if kind == "float32":
                     sides["PyTorch"] = partial(torch.nn.functional.linear, x, bias=bias)
+                work = 2e-9 * rows * given.outputs * given.inputs * given.copies
                 for _ in range(given.rounds):
                     for side, run in sides.items():
                         began = time.perf_counter()
                         for weight in copies:
                             run(weight)
-                        best[side] = min(best.get(side, 1e9), time.perf_counter() - began)
-                work = 2e-9 * rows * given.outputs * given.inputs * given.copies
-                print(
-                    f"{kind}, {rows} rows:", ", ".join(f"{side} {work / best[side]:,.0f}" for side in best), flush=True
-                )
+                        rates.setdefault(side, []).append(work / (time.perf_counter() - began))
+                for side, figures in rates.items():
+                    peer = rates.get("PyTorch")
+                    beside = f", {Ratio.of(figures, peer)} of PyTorch" if peer and side != "PyTorch" else ""
+                    print(f"{kind}, {rows} rows, {side}: {Spread.of(figures)}{beside}", flush=True)
 
 
 if __name__ == "__main__":

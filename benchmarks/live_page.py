@@ -15,7 +15,6 @@ import json
 import platform
 import random
 import shutil
-import statistics
 import threading
 import time
 import urllib.parse
@@ -24,6 +23,7 @@ from typing import Any
 
 import torch
 import uvicorn
+from pairing import Spread
 from playwright.sync_api import sync_playwright
 
 from clearhead import presets
@@ -84,7 +84,7 @@ def measured(address: str, asked: Asked, tokens: int, executable: str | None) ->
     milliseconds = {"alone": alone, "beside the overview": beside}
     return {
         "page_s": page / 1000, "first_layer_s": first / 1000, "all_layers_s": every / 1000,
-        **{f"tile_ms {name}": [1000 * statistics.median(one), 1000 * max(one)] for name, one in milliseconds.items()},
+        **{f"tile_ms {name}": str(Spread.of([1000 * one for one in times])) for name, times in milliseconds.items()},
     }  # fmt: skip
 
 

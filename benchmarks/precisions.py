@@ -1,12 +1,13 @@
 """Whether precisions keep their law on this machine, as the library runs here: with kernels, or without a compiler.
 
-    python benchmarks/precisions.py [--rounds 3] [--new 16]
+    python benchmarks/precisions.py [--rounds 7] [--new 16]
     CXX=no-compiler python benchmarks/precisions.py
     python benchmarks/precisions.py --threads 1 --processor-time    # beside other programs
 
 The law: int8 is never slower than fp32, and what "auto" chooses, fp32 or products in bf16, is within 5 % of the better
 of the two. Models of random weights: GPT-2 of 124M parameters, a Transformer of 6 + 6 layers, one of BERT's size, and
-small ones. The precisions take turns; the best of the rounds counts. Exit code 1: a work breaks the law.
+small ones. The precisions take turns. The law is broken where the 95 % interval of a ratio lies wholly below its bound;
+fewer than six rounds give no interval, and then the median counts. Exit code 1: a work breaks the law.
 CLEARHEAD_HIDE_ISA and ONEDNN_MAX_CPU_ISA hide what the processor has.
 """
 
@@ -22,6 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from pairing import Ratio, Spread
 
 from clearhead import presets, spec
 from clearhead.core import Transformer, build
@@ -94,8 +96,8 @@ def resized(name: str, **sizes: Any) -> spec.Model:
 
 def speeds(
     make: Callable[[], Transformer], works: dict[str, Work], rounds: int, clock: Callable[[], float]
-) -> Iterator[tuple[str, dict[str, float], str]]:
-    """Yield tokens a second in each precision, and which one "auto" chooses."""
+) -> Iterator[tuple[str, dict[str, list[float]], str]]:
+    """Yield the tokens a second of each round in each precision, and the precision that "auto" chooses."""
     torch.manual_seed(1)
     plain = make().eval()
     runners = {"fp32": Runner(plain)}
@@ -104,25 +106,26 @@ def speeds(
     torch.manual_seed(1)
     runners["int8"] = Runner(to_int8(make().eval()))
     for name, work in works.items():
-        best = dict.fromkeys(runners, 0.0)
+        rates: dict[str, list[float]] = {precision: [] for precision in runners}
         for turn in range(rounds + 1):
             for precision, runner in runners.items():
                 began = clock()
                 done = work(runner.tree())
                 if turn:  # the first makes the tree
-                    best[precision] = max(best[precision], done / (clock() - began))
-        yield name, best, "bf16" if multiplies_in_bf16(plain) else "fp32"
+                    rates[precision].append(done / (clock() - began))
+        yield name, rates, "bf16" if multiplies_in_bf16(plain) else "fp32"
 
 
-def is_lawful(best: dict[str, float], chosen: str) -> bool:
-    """Return whether int8 is as fast as fp32, and "auto" as the better of what it chooses between."""
-    fastest = max(best["fp32"], best.get("bf16", 0.0))
-    return best["int8"] >= (1 - SPREAD) * best["fp32"] and best[chosen] >= (1 - SPREAD) * fastest
+def is_lawful(rates: dict[str, list[float]], chosen: str) -> bool:
+    """Return whether int8 is as fast as fp32, and "auto" as fast as the precisions that it chooses from."""
+    ratios = [Ratio.of(rates["int8"], rates["fp32"])]
+    ratios += [Ratio.of(rates[chosen], rates[name]) for name in ("fp32", "bf16") if name in rates and name != chosen]
+    return all((ratio.median if ratio.high is None else ratio.high) >= 1 - SPREAD for ratio in ratios)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--new", type=int, default=16, help="tokens that are decoded")
     parser.add_argument("--only", default="", help="the beginning of a model's name")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -140,14 +143,13 @@ def main() -> None:
         for model, make, works in cases(options.new):
             if not model.startswith(options.only):
                 continue
-            for work, best, chosen in speeds(make, works, options.rounds, clock):
-                speed = "".join(f"{name} {rate:9.1f}  " for name, rate in best.items())
-                print(
-                    f"{model:16} {work:16} {speed}tokens/s  int8 x {best['int8'] / best['fp32']:.2f}, auto {chosen}",
-                    flush=True,
-                )
-                found[f"{model}, {work}"] = {**best, "auto": best[chosen]}
-                if not is_lawful(best, chosen):
+            for work, rates, chosen in speeds(make, works, options.rounds, clock):
+                print(f"{model}, {work}: tokens/s; auto is {chosen}")
+                for name, figures in rates.items():
+                    beside = "" if name == "fp32" else f", {Ratio.of(figures, rates['fp32'])} of fp32"
+                    print(f"    {name:5} {Spread.of(figures)}{beside}", flush=True)
+                found[f"{model}, {work}"] = {**rates, "auto": rates[chosen]}
+                if not is_lawful(rates, chosen):
                     broken.append(f"{model}, {work}")
     print("broken: " + "; ".join(broken) if broken else "int8 and auto keep the law")
     if options.json:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pairing import Spread
 from playwright.sync_api import sync_playwright
 
 from clearhead.interpret.view.explorer.data import (
@@ -142,6 +143,7 @@ def smoothness(tab: Any) -> list[dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[100, 300])
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     chromium = shutil.which("chromium")
@@ -156,14 +158,14 @@ def main() -> None:
             write_page(page, path)
             seconds = time.perf_counter() - start
             opened = []
-            for _ in range(3):
+            for turn in range(args.rounds):
                 tab = browser.new_page(viewport={"width": 1440, "height": 900})
                 tab.goto(path.as_uri(), wait_until="commit")
                 opened.append(tab.wait_for_function(DRAWN, polling="raf").json_value() / 1000)
-                if len(opened) < 3:
+                if turn < args.rounds - 1:
                     tab.close()
             results.append({
-                "tokens": tokens, "megabytes": path.stat().st_size / 1e6, "write": seconds, "opens": sorted(opened)[1],
+                "tokens": tokens, "megabytes": path.stat().st_size / 1e6, "write": seconds, "opens": opened,
                 "frames": smoothness(tab),
             })  # fmt: skip
             tab.close()
@@ -173,7 +175,7 @@ def main() -> None:
     print(f"{platform.machine()}, Python {platform.python_version()}")
     for result in results:
         print(f"\n{result['tokens']} tokens: {result['megabytes']:.2f} MB, written in {result['write']:.2f} s, "
-              f"opens in {result['opens']:.2f} s (median of 3)")  # fmt: skip
+              f"opens in {Spread.of(result['opens'])} s")  # fmt: skip
         for row in result["frames"]:
             times = f"median {row['median']:5.1f} ms, 95 % within {row['p95']:5.1f} ms"
             print(f"  {row['kind']:26} {row['frames']:5} frames, {times}")

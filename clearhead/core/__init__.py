@@ -1,12 +1,6 @@
 """Tensors in, tensors out: everything that computes, and nothing else."""
 
-from clearhead.core.attention import Attention
-from clearhead.core.context import Cache, Sequence
-from clearhead.core.model import Output, Transformer, build
-from clearhead.core.rare.multi_head_attention import MultiHeadAttention
+import lazy_loader
 
-__all__ = ["Attention", "Cache", "MultiHeadAttention", "Output", "Sequence", "Transformer", "build"]
-
-
-def __dir__() -> list[str]:
-    return __all__.copy()
+# The public names stand in __init__.pyi. Each is imported when it is first used: importing torch takes seconds.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

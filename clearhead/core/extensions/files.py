@@ -62,7 +62,7 @@ def _load(path: Path) -> None:
 def _refuse_folder_of_model(path: Path) -> None:
     """Refuse a file that came with weights, whoever wrote it: loading a model runs no code of its folder."""
     for folder in {*path.absolute().parents, *path.resolve().parents}:
-        if (folder / "checkpoints").is_dir() or any(folder.glob("*.safetensors")):
+        if any(folder.glob("checkpoints/step-*")) or any(folder.glob("*.safetensors")):
             raise InputError(
                 f"{path} lies in the folder of a model, {folder}, from which no code is imported; read it, and put a "
                 "copy elsewhere"

@@ -42,7 +42,7 @@ NOT_RUN = {
     r"clearhead (new|evaluate) .*hf:": "needs the Hugging Face hub",
     r"clearhead train examples/tinyshakespeare.toml": "needs the Hugging Face hub for the tokenizer's data",
     r".*--push|clearhead translate owner/": "needs the Hugging Face hub",
-    r"clearhead translate path/to/nllb": "needs a multilingual checkpoint; tests/checkpoints/hf/families run them",
+    r"clearhead translate path/to/nllb": "needs a multilingual checkpoint; tests/parity/architectures runs them",
     r"clearhead convert path/to/old": "needs a checkpoint with pickled weights; tests/apps/cli/test_convert.py runs it",
     r"clearhead serve|.*--serve": "runs until it is stopped; tests/apps/serve run them",
     r"clearhead check [\w/]+\.(py|ipynb)": "checks a module of the reader; tests/apps/check run them",

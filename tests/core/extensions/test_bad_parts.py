@@ -117,6 +117,16 @@ def test_a_missing_file_and_one_of_a_model_are_refused(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
+def test_a_run_directory_is_known_by_its_checkpoints(tmp_path: Path) -> None:
+    path = written(tmp_path, "trained", PART)
+    (tmp_path / "checkpoints").mkdir()  # also a source folder may be called so
+    load_parts(path)
+    path = written(tmp_path, "trained", PART, "2 * x")
+    (tmp_path / "checkpoints" / "step-5").mkdir()
+    with pytest.raises(InputError, match="lies in the folder of a model"):
+        load_parts(path)
+
+
 def test_a_name_is_taken_by_another_file_but_not_by_the_same(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
