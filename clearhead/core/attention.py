@@ -16,7 +16,6 @@ from clearhead import spec
 from clearhead.base.hooks import HookPoints, is_seen
 from clearhead.core.context import Context
 from clearhead.core.kernels.attention import Kernel, choose_kernel, eager_is_better, fused_attention
-from clearhead.core.kernels.dropout import Dropout
 from clearhead.core.kernels.positions import rotary_angles, rotate
 from clearhead.core.norm import build_norm
 from clearhead.core.rare.rope_scaling import total_lengths
@@ -47,7 +46,7 @@ class Attention(HookPoints):
         self.sink: nn.Parameter | None = nn.Parameter(torch.zeros(attention.num_heads)) if attention.sink else None
         self.score_step: nn.Module | None = spec.module_of(attention.score_step, attention.num_heads)
         self.weight_step: nn.Module | None = spec.module_of(attention.weight_step, attention.num_heads)
-        self.dropout: Dropout = Dropout(attention.dropout)
+        self.dropout: nn.Dropout = nn.Dropout(attention.dropout)
         self.scale: float = size**-0.5 if attention.scale is None else attention.scale
         self.mask_number: int = 0  # attentions of a stack with one number share their mask, as `Stack` sets it
         self.rotation_number: int = 0  # and those with this number their angles

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from clearhead import spec
 from clearhead.base.errors import InputError
 from clearhead.base.printing import PrintedModule
-from clearhead.core.kernels.dropout import Dropout
 from clearhead.core.kernels.positions import sinusoidal_table
 from clearhead.core.norm import build_norm
 from clearhead.core.shapes import Ids, States
@@ -87,7 +86,7 @@ class Embedding(PrintedModule, nn.Module):
         self.position: nn.Module | None = spec.module_of(embedding.position, rows_width)
         self.norm: nn.Module = build_norm(width if self.place == "before_norm" else rows_width, embedding.norm)
         self.projection: nn.Module = nn.Linear(rows_width, width, bias=projection.bias) if projection else nn.Identity()
-        self.dropout: Dropout = Dropout(embedding.dropout)
+        self.dropout: nn.Dropout = nn.Dropout(embedding.dropout)
 
     @property
     def rows(self) -> Table:

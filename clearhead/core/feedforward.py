@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.base.printing import PrintedModule
-from clearhead.core.kernels.dropout import Dropout
 from clearhead.core.shapes import States
 
 Inner = Float[Tensor, "*axes size"]
@@ -50,7 +49,7 @@ class FeedForward(PrintedModule, nn.Module):
         size, bias = feed_forward.size, feed_forward.bias_in
         self.up: nn.Linear = nn.Linear(width, size, bias=bias)
         self.gate: nn.Linear | None = nn.Linear(width, size, bias=bias) if feed_forward.gated else None
-        self.dropout: Dropout = Dropout(feed_forward.dropout)
+        self.dropout: nn.Dropout = nn.Dropout(feed_forward.dropout)
         self.down: nn.Linear = nn.Linear(size, width, bias=feed_forward.bias_out)
 
     def forward(self, x_BTD: States, context: object = None) -> States:

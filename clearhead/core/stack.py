@@ -14,7 +14,6 @@ from clearhead.base.hooks import HookPoints
 from clearhead.core.attention import Attention, MemoryAttention
 from clearhead.core.context import Cache, Context, Sequence
 from clearhead.core.embedding import Embedding
-from clearhead.core.kernels.dropout import Dropout
 from clearhead.core.norm import build_norm
 from clearhead.core.rare.disentangled import DisentangledAttention
 from clearhead.core.rare.score_bias import BiasedAttention, build_score_table
@@ -51,7 +50,7 @@ class Branch(nn.Module):
         self.pre: nn.Module = build_norm(width, branch.pre)
         self.function: nn.Module = build_function(width, branch.function, memory_width)
         self.post: nn.Module = build_norm(width, branch.post)
-        self.dropout: Dropout = Dropout(branch.dropout)
+        self.dropout: nn.Dropout = nn.Dropout(branch.dropout)
         self.scale: float = branch.scale
 
     def forward(self, x_BTD: States, context: Context) -> States:

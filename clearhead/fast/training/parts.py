@@ -13,7 +13,6 @@ from clearhead.base.machine import keep_freed_memory
 from clearhead.core.attention import Attention, MemoryAttention, normed
 from clearhead.core.context import Context
 from clearhead.core.feedforward import FeedForward
-from clearhead.core.kernels.dropout import Dropout
 from clearhead.core.kernels.positions import rotate
 from clearhead.core.norm import Norm, RMSNorm, Vectors
 from clearhead.core.shapes import Keys, Queries, States
@@ -23,6 +22,7 @@ from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.replica import override, plain_type, replica
 from clearhead.fast.stack import is_altered
 from clearhead.fast.training.attention import attention, needs_weights, rotation
+from clearhead.fast.training.dropout import RandomBitDropout
 from clearhead.fast.training.float_linear import has_faster_products, linear, multiplies
 from clearhead.fast.training.linear import feed_forward, has_products, is_served, linears, serves_network
 from clearhead.fast.training.norm import normalize, normalizes
@@ -47,9 +47,13 @@ def training_tree(module: ModuleT, precision: str, *, recomputes_layers: bool = 
     """
     tree = replica(module, is_training=True)
     device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
-    if device.type == "cpu" and uses_kernels():
-        keep_freed_memory()
-        _fuse(tree, precision, recomputes_layers)
+    if device.type == "cpu":
+        for part in tree.modules():
+            if plain_type(part) is nn.Dropout:
+                override(part, RandomBitDropout)
+        if uses_kernels():
+            keep_freed_memory()
+            _fuse(tree, precision, recomputes_layers)
     for part in tree.modules():
         if recomputes_layers and isinstance(part, Layer):
             override(part, RecomputedLayer)
@@ -82,7 +86,7 @@ def _fuse(tree: nn.Module, precision: str, recomputes_layers: bool) -> None:
                 override(part, FusedLinear)
             elif plain_type(part) is FeedForward:
                 override(part, FusedFeedForward)
-            elif plain_type(part) is Dropout:
+            elif plain_type(part) is nn.Dropout:
                 override(part, FusedDropout)
         for stack in stacks:
             branches = None if stack is None or recomputes_layers else stream_branches(stack)
@@ -137,7 +141,7 @@ class FusedLinear(nn.Linear):
         return linears(x, [self])[0] if _is_trained(x) and is_served(self) else super().forward(x)
 
 
-class FusedDropout(Dropout):
+class FusedDropout(RandomBitDropout):
     """Dropout in one pass, which keeps no mask."""
 
     def forward(self, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
