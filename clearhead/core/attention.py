@@ -20,11 +20,11 @@ from clearhead.core.kernels.positions import rotary_angles, rotate
 from clearhead.core.norm import build_norm
 from clearhead.core.rare.rope_scaling import total_lengths
 from clearhead.core.shapes import Keys, MayAttend, Queries, Scores, States
+from clearhead.spec.registry import build_part
 
 Heads = Float[Tensor, "batch any_heads tokens head_size"]
 
 
-@spec.builds(spec.Attention)
 class Attention(HookPoints):
     """out(softmax(query key^T * scale + bias) value), for each head. Source: arXiv 1706.03762, section 3.2.
 
@@ -44,8 +44,8 @@ class Attention(HookPoints):
         self.query_norm: nn.Module = _build_query_key_norm(attention, attention.num_heads)
         self.key_norm: nn.Module = _build_query_key_norm(attention, attention.num_kv_heads)
         self.sink: nn.Parameter | None = nn.Parameter(torch.zeros(attention.num_heads)) if attention.sink else None
-        self.score_step: nn.Module | None = spec.module_of(attention.score_step, attention.num_heads)
-        self.weight_step: nn.Module | None = spec.module_of(attention.weight_step, attention.num_heads)
+        self.score_step: nn.Module | None = build_part(attention.score_step, attention.num_heads)
+        self.weight_step: nn.Module | None = build_part(attention.weight_step, attention.num_heads)
         self.dropout: nn.Dropout = nn.Dropout(attention.dropout)
         self.scale: float = size**-0.5 if attention.scale is None else attention.scale
         self.mask_number: int = 0  # attentions of a stack with one number share their mask, as `Stack` sets it

@@ -5,6 +5,9 @@ Positions as rotations are in `attention`, those on the scores in `rare.score_bi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -16,6 +19,21 @@ from clearhead.base.printing import PrintedModule
 from clearhead.core.kernels.positions import sinusoidal_table
 from clearhead.core.norm import build_norm
 from clearhead.core.shapes import Ids, States
+from clearhead.spec.registry import build_part
+
+TableT = TypeVar("TableT", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Tied(Generic[TableT]):
+    """A table of another module, in an object that PyTorch does not search: the table has one owner and one name."""
+
+    module: TableT
+
+
+def tie(module: nn.Module, table: nn.Module) -> None:
+    """Let a module, which has no table of its own, use one that another module owns."""
+    vars(module)["tied"] = Tied(table)
 
 
 class Table(PrintedModule, nn.Module):
@@ -30,7 +48,6 @@ class Table(PrintedModule, nn.Module):
         return F.embedding(ids_BT, self.weight)
 
 
-@spec.builds(spec.Sinusoidal)
 class SinusoidalPosition(PrintedModule, nn.Module):
     """A table of sinusoids, looked up by position; it grows to the longest sequence seen."""
 
@@ -47,7 +64,6 @@ class SinusoidalPosition(PrintedModule, nn.Module):
         return F.embedding(position_BT + self.position.offset, table)
 
 
-@spec.builds(spec.Learned)
 class LearnedPosition(PrintedModule, nn.Module):
     """A trained table, looked up by position."""
 
@@ -66,6 +82,19 @@ class LearnedPosition(PrintedModule, nn.Module):
         return F.embedding(position_BT + self.offset, self.weight)
 
 
+def build_position(width: int, position: spec.EmbeddingPosition | None) -> nn.Module | None:
+    """Build the positions that an embedding adds; None without them."""
+    match position:
+        case None:
+            return None
+        case spec.Sinusoidal():
+            return SinusoidalPosition(width, position)
+        case spec.Learned():
+            return LearnedPosition(width, position)
+    module: nn.Module = build_part(position, width)
+    return module
+
+
 class Embedding(PrintedModule, nn.Module):
     """dropout(norm(word_norm(table[ids] * scale) + segments[segment] + positions[position])).
 
@@ -80,10 +109,10 @@ class Embedding(PrintedModule, nn.Module):
         self.scale: float = embedding.scale
         self.is_scale_rounded: bool = embedding.scale_rounding == "weights"
         self.table: Table | None = Table(table.rows, rows_width) if isinstance(table, spec.Table) else None
-        self.borrowed: tuple[Table, ...] = ()  # in a tuple, so that the table is not registered twice
+        self.tied: Tied[Table] | None = None
         self.word_norm: nn.Module = build_norm(rows_width, embedding.word_norm)
         self.segments: Table | None = Table(embedding.num_segments, rows_width) if embedding.num_segments else None
-        self.position: nn.Module | None = spec.module_of(embedding.position, rows_width)
+        self.position: nn.Module | None = build_position(rows_width, embedding.position)
         self.norm: nn.Module = build_norm(width if self.place == "before_norm" else rows_width, embedding.norm)
         self.projection: nn.Module = nn.Linear(rows_width, width, bias=projection.bias) if projection else nn.Identity()
         self.dropout: nn.Dropout = nn.Dropout(embedding.dropout)
@@ -91,7 +120,9 @@ class Embedding(PrintedModule, nn.Module):
     @property
     def rows(self) -> Table:
         """The table in use: its own, or a tied one."""
-        return self.borrowed[0] if self.table is None else self.table
+        table = self.table if self.tied is None else self.tied.module
+        assert table is not None, "an embedding has a table or is tied to one"
+        return table
 
     def forward(
         self, ids_BT: Ids, position_BT: Int[Tensor, "#batch tokens"], limit: int, segments_BT: Ids | None = None,

@@ -36,7 +36,6 @@ def activate(form: spec.ActivationName | spec.ClampedGate, up: Inner, gate: Inne
     return ACTIVATIONS[form](up) if gate is None else ACTIVATIONS[form](gate) * up
 
 
-@spec.builds(spec.FeedForward)
 class FeedForward(PrintedModule, nn.Module):
     """down(dropout(act(up(x)))), or down(dropout(act(gate(x)) * up(x))) where gated.
 

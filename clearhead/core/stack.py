@@ -14,22 +14,32 @@ from clearhead.base.hooks import HookPoints
 from clearhead.core.attention import Attention, MemoryAttention
 from clearhead.core.context import Cache, Context, Sequence
 from clearhead.core.embedding import Embedding
+from clearhead.core.feedforward import FeedForward
 from clearhead.core.norm import build_norm
 from clearhead.core.rare.disentangled import DisentangledAttention
+from clearhead.core.rare.mixture_of_experts import MixtureOfExperts
 from clearhead.core.rare.score_bias import BiasedAttention, build_score_table
 from clearhead.core.shapes import Memory, RealMemory, States
+from clearhead.spec.registry import build_part
 
 
 def build_function(width: int, function: spec.Function, memory_width: int | None = None) -> nn.Module:
-    """Build the function of a branch: of the class that its spec is registered with, or of a rare one."""
+    """Build the function f of a branch."""
     match function:
         case spec.Attention(source="memory"):
             return MemoryAttention(width, function, memory_width)
         case spec.Attention(score_bias=spec.Disentangled()):
             return DisentangledAttention(width, function)
-        case spec.Attention(score_bias=bias) if bias is not None:
+        case spec.Attention(score_bias=None):
+            return Attention(width, function)
+        case spec.Attention():
             return BiasedAttention(width, function)
-    return spec.module_of(function, width)
+        case spec.FeedForward():
+            return FeedForward(width, function)
+        case spec.MixtureOfExperts():
+            return MixtureOfExperts(width, function)
+    module: nn.Module = build_part(function, width)
+    return module
 
 
 def number_shared_values(stack: nn.Module) -> None:

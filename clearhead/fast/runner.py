@@ -267,7 +267,7 @@ def _kind(part: nn.Module, in_bf16: bool) -> str:
 
 def _holder(head: HeadLinear) -> nn.Module:
     """Return the module whose matrix a head multiplies with: its own, or an embedding that it is tied to."""
-    return head.borrowed[0] if head.borrowed else head
+    return head if head.tied is None else head.tied.module
 
 
 def _scaled(run: Run, scale: float) -> Run:

@@ -55,8 +55,6 @@ from .positions import ScoreTable as ScoreTable
 from .positions import Sinusoidal as Sinusoidal
 from .positions import YarnScaling as YarnScaling
 from .registry import Part as Part
-from .registry import builds as builds
-from .registry import module_of as module_of
 from .registry import own_parts as own_parts
 from .traversal import map_nodes as map_nodes
 from .traversal import walk as walk

@@ -50,7 +50,6 @@ class Experts(nn.Module):
         return F.linear(self.dropout(inner), *down)
 
 
-@spec.builds(spec.MixtureOfExperts)
 class MixtureOfExperts(nn.Module):
     """The sum over the top k experts of a token of weight * expert(x), the weights by softmax over all experts.
 
