@@ -1,8 +1,12 @@
-"""Multi-head attention. Legend: B batch, T queries, D width, H heads, E head size."""
+"""Multi-head attention, the f of most branches: out(softmax(query key^T * scale + bias) value), for each head.
+
+Read `Attention.forward`, `attend` and `weights` in this order; what they call stands below them. `MemoryAttention` is
+attention of a decoder to the output of the encoder. Legend: B batch, T queries, D width, H heads, E head size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -12,13 +16,150 @@ from clearhead import spec
 from clearhead.base.hooks import HookPoints, is_seen
 from clearhead.core.context import Context
 from clearhead.core.kernels.attention import Kernel, choose_kernel, eager_is_better, fused_attention
-from clearhead.core.kernels.dropout import Dropout
 from clearhead.core.kernels.positions import rotary_angles, rotate
 from clearhead.core.norm import build_norm
 from clearhead.core.rare.rope_scaling import total_lengths
 from clearhead.core.shapes import Keys, MayAttend, Queries, Scores, States
+from clearhead.spec.registry import build_part
 
 Heads = Float[Tensor, "batch any_heads tokens head_size"]
+
+
+class Attention(HookPoints):
+    """out(softmax(query key^T * scale + bias) value), for each head. Source: arXiv 1706.03762, section 3.2.
+
+    Keys and values are projected from vectors of the source width, which is that of the stream where it is None.
+    """
+
+    points: tuple[str, ...] = ("queries", "keys", "values", "scores", "weights", "mixed")
+
+    def __init__(self, width: int, attention: spec.Attention, source_width: int | None = None) -> None:
+        super().__init__()
+        self.spec = attention
+        size, bias, source_width = attention.head_size, attention.bias, source_width or width
+        self.query: nn.Linear = nn.Linear(width, attention.num_heads * size, bias=bias.query)
+        self.key: nn.Linear = nn.Linear(source_width, attention.num_kv_heads * size, bias=bias.key)
+        self.value: nn.Linear = nn.Linear(source_width, attention.num_kv_heads * size, bias=bias.value)
+        self.out: nn.Linear = nn.Linear(attention.num_heads * size, width, bias=bias.out)
+        self.query_norm: nn.Module = _build_query_key_norm(attention, attention.num_heads)
+        self.key_norm: nn.Module = _build_query_key_norm(attention, attention.num_kv_heads)
+        self.sink: nn.Parameter | None = nn.Parameter(torch.zeros(attention.num_heads)) if attention.sink else None
+        self.score_step: nn.Module | None = build_part(attention.score_step, attention.num_heads)
+        self.weight_step: nn.Module | None = build_part(attention.weight_step, attention.num_heads)
+        self.dropout: nn.Dropout = nn.Dropout(attention.dropout)
+        self.scale: float = size**-0.5 if attention.scale is None else attention.scale
+        self.mask_number: int = 0  # attentions of a stack with one number share their mask, as `Stack` sets it
+        self.rotation_number: int = 0  # and those with this number their angles
+
+    def forward(self, x_BTD: States, context: Context) -> States:
+        query, key, value = (self.split(layer(x_BTD)) for layer in (self.query, self.key, self.value))
+        query, key = self.prepare(query, key, context)
+        query, key, value = self.point("queries", query), self.point("keys", key), self.point("values", value)
+        if context.cache is not None:
+            key, value = context.cache.self_attention[self, context.depth].append(key, value)
+        return self.merge(self.attend(query, key, value, context))
+
+    def attend(self, query: Queries, key: Keys, value: Keys, context: Context) -> Queries:
+        """softmax(query key^T * scale + bias) value, by the fused kernel or in steps; both give the same result."""
+        bias = self.bias(query, key, context)
+        if not eager_is_better(query, key, bias) and self.kernel()[0] == "fused":
+            is_causal = bias is None and context.masking.is_only_causal(self.spec.mask)
+            mask = None if is_causal else self.mask(context)
+            return fused_attention(query, key, value, mask, bias, scale=self.scale, is_causal=is_causal)
+        weights = self.weights(query, key, bias, context)
+        return self.dropout(weights).to(value.dtype) @ repeat_heads(value, weights.shape[1])  # a bias is float32
+
+    def weights(self, query: Queries, key: Keys, bias: Scores | None, context: Context) -> Scores:
+        """softmax(query key^T * scale + bias), before dropout. Source: arXiv 1706.03762, eq. 1."""
+        mask, step = self.mask(context), self.weight_step
+        scores = self.point("scores", self.scores(query, key, bias, context))
+        if step is None:
+            return self.point("weights", attention_weights(scores, mask, self.sink))
+        return self.point("weights", weigh_by_step(step, scores, mask, context))
+
+    def scores(self, query: Queries, key: Keys, bias: Scores | None, context: Context) -> Scores:
+        """query key^T * scale, capped and biased as the spec says; -inf where the mask is False."""
+        mask = self.mask(context)
+        scores = query @ repeat_heads(key, query.shape[1]).transpose(-1, -2) * self.scale
+        if self.spec.soft_cap is not None:
+            scores = self.spec.soft_cap * torch.tanh(scores / self.spec.soft_cap)
+        scores = scores if bias is None else scores + bias
+        scores = scores if self.score_step is None else self.score_step(scores, context)
+        return scores if mask is None else scores.masked_fill(~mask, float("-inf"))
+
+    def mask(self, context: Context) -> MayAttend | None:
+        """Return the mask, built by the first attention of the call that needs it; None hides nothing."""
+        if self.mask_number not in context.masks:
+            built = context.masking.build(self.spec.mask, context.query_position.device)
+            context.masks[self.mask_number] = built
+        return context.masks[self.mask_number]
+
+    def bias(self, query: Queries, key: Keys, context: Context) -> Scores | None:
+        """Return the bias on the scores; None in this class."""
+
+    def split(self, projected: Float[Tensor, "batch tokens inner"]) -> Heads:
+        if self.spec.clip is not None:
+            projected = projected.clamp(-self.spec.clip, self.spec.clip)
+        return projected.unflatten(-1, (-1, self.spec.head_size)).transpose(1, 2)
+
+    def merge(self, mixed: Queries) -> States:
+        return self.out(self.point("mixed", mixed).transpose(1, 2).flatten(2))
+
+    def prepare(self, query: Queries, key: Keys, context: Context) -> tuple[Tensor, Tensor]:
+        """Norm and rotate queries and keys, in the order of the spec."""
+        choice = self.spec.query_key_norm
+        is_late = choice is not None and choice.after_rotation
+        if not is_late:
+            query, key = normed(self.query_norm, query, choice), normed(self.key_norm, key, choice)
+        if (rotary := self.spec.position) is not None:
+            cos, sin = self.angles(rotary, context)
+            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        if is_late:
+            query, key = normed(self.query_norm, query, choice), normed(self.key_norm, key, choice)
+        return query, key
+
+    def angles(self, rotary: spec.Rotary, context: Context) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of the rotation, computed by the first attention of the call that needs them."""
+        if (key := ("angles", self.rotation_number)) not in context.shared:
+            lengths = total_lengths(rotary, context)
+            context.shared[key] = rotary_angles(context.query_position, rotary, self.spec.head_size, lengths)
+        cos, sin = context.shared[key]
+        return cos, sin
+
+    def kernel(self) -> Kernel:
+        """Return the kernel of the current mode for all but short sequences, and the reason."""
+        is_watched = self.is_watched("scores", "weights") or is_seen(self.dropout)
+        return choose_kernel(self.spec, self.dropout.p, self.training, is_watched)
+
+
+class MemoryAttention(Attention):
+    """Cross-attention: keys and values are computed once for each source sentence, and shared by its rows (beams)."""
+
+    def forward(self, x_BTD: States, context: Context) -> States:
+        query = normed(self.query_norm, self.split(self.query(x_BTD)), self.spec.query_key_norm)
+        query, (key, value) = self.point("queries", query), self.remembered(context)
+        beams = len(query) // len(key)
+        if beams > 1 and self.is_watched("scores", "weights"):  # a watcher sees each row by itself
+            key, value = key.repeat_interleave(beams, 0), value.repeat_interleave(beams, 0)
+            mask = context.memory_mask
+            context = replace(context, memory_mask=None if mask is None else mask.repeat_interleave(beams, 0))
+            return self.merge(self.attend(query, key, value, context))
+        # The queries of all rows of a sentence are one sequence, so that its keys are not copied.
+        mixed = self.attend(query.unflatten(0, (-1, beams)).transpose(1, 2).flatten(2, 3), key, value, context)
+        return self.merge(mixed.unflatten(2, (beams, -1)).transpose(1, 2).flatten(0, 1))
+
+    def remembered(self, context: Context) -> tuple[Keys, Keys]:
+        """Return keys and values of the memory: those of the cache, or new ones that the cache keeps."""
+        name, kept = (self, context.depth), {} if context.cache is None else context.cache.memory_attention
+        if name not in kept:
+            assert context.memory is not None
+            key, value = self.split(self.key(context.memory)), self.split(self.value(context.memory))
+            key = normed(self.key_norm, key, self.spec.query_key_norm)
+            kept[name] = self.point("keys", key), self.point("values", value)
+        return kept[name]
+
+    def mask(self, context: Context) -> MayAttend | None:
+        return None if context.memory_mask is None else context.memory_mask[:, None, None, :]
 
 
 def attention_weights(scores: Scores, mask: MayAttend | None, sink: Float[Tensor, " heads"] | None = None) -> Scores:
@@ -37,9 +178,16 @@ def attention_weights(scores: Scores, mask: MayAttend | None, sink: Float[Tensor
     if mask is None:
         return weights
     empty = ~mask.any(dim=-1, keepdim=True)
-    # Asking first saves a pass on a CPU; a compiled step would be cut in two by the question.
+    # Skip the fill if no row is empty. Not under torch.compile: the test would break the graph.
     is_needed = torch.compiler.is_compiling() or bool(empty.any())
     return weights.masked_fill(empty, 0.0) if is_needed else weights
+
+
+def weigh_by_step(step: nn.Module, scores: Scores, mask: MayAttend | None, context: Context) -> Scores:
+    """Return the weights that a custom module makes in place of the softmax; it sees no query without a visible key."""
+    if mask is None:
+        return step(scores, context)
+    return step(scores.masked_fill(~mask.any(-1, True), 0.0), context).masked_fill(~mask, 0.0)
 
 
 def repeat_heads(x: Keys, num_heads: int) -> Float[Tensor, "batch heads keys head_size"]:
@@ -47,158 +195,12 @@ def repeat_heads(x: Keys, num_heads: int) -> Float[Tensor, "batch heads keys hea
     return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
 
 
-@spec.builds(spec.Attention)
-class Attention(HookPoints):
-    """out(softmax(query key^T * scale + bias) value), for each head. Source: arXiv 1706.03762, section 3.2.
-
-    Keys and values are projected from vectors of the source width, which is that of the stream where it is None.
-    """
-
-    points: tuple[str, ...] = ("queries", "keys", "values", "scores", "weights", "mixed")
-    rotate: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(rotate)
-
-    def __init__(self, width: int, attention: spec.Attention, source_width: int | None = None) -> None:
-        super().__init__()
-        self.spec = attention
-        size, bias, source_width = attention.head_size, attention.bias, source_width or width
-        self.query: nn.Linear = nn.Linear(width, attention.num_heads * size, bias=bias.query)
-        self.key: nn.Linear = nn.Linear(source_width, attention.num_kv_heads * size, bias=bias.key)
-        self.value: nn.Linear = nn.Linear(source_width, attention.num_kv_heads * size, bias=bias.value)
-        self.out: nn.Linear = nn.Linear(attention.num_heads * size, width, bias=bias.out)
-        self.query_norm: nn.Module = _build_query_key_norm(attention, attention.num_heads)
-        self.key_norm: nn.Module = _build_query_key_norm(attention, attention.num_kv_heads)
-        self.sink: nn.Parameter | None = nn.Parameter(torch.zeros(attention.num_heads)) if attention.sink else None
-        self.score_step: nn.Module | None = spec.module_of(attention.score_step, attention.num_heads)
-        self.weight_step: nn.Module | None = spec.module_of(attention.weight_step, attention.num_heads)
-        self.dropout: Dropout = Dropout(attention.dropout)
-        self.scale: float = size**-0.5 if attention.scale is None else attention.scale
-        self.mask_key: str = attention.model_dump_json(include={"mask"})  # text: a compiled step cannot hash a spec
-        self.rotation_key: str = attention.model_dump_json(include={"position", "head_size"})
-
-    def forward(self, x_BTD: States, context: Context) -> States:
-        query, key, value = map(self.split, self.project(x_BTD, self.query, self.key, self.value))
-        query, key = self.prepare(query, key, context)
-        query, key, value = self.point("queries", query), self.point("keys", key), self.point("values", value)
-        if context.cache is not None:
-            key, value = context.cache.self_attention[self, context.depth].append(key, value)
-        return self.merge(self.mix(query, key, value, self.bias(query, key, context), context))
-
-    def project(self, x_BTD: States, *layers: nn.Module) -> tuple[Tensor, ...]:
-        return tuple(layer(x_BTD) for layer in layers)
-
-    def split(self, projected: Float[Tensor, "batch tokens inner"]) -> Heads:
-        if self.spec.clip is not None:
-            projected = projected.clamp(-self.spec.clip, self.spec.clip)
-        return projected.unflatten(-1, (-1, self.spec.head_size)).transpose(1, 2)
-
-    def merge(self, mixed: Queries) -> States:
-        return self.out(self.point("mixed", mixed).transpose(1, 2).flatten(2))
-
-    def prepare(self, query: Queries, key: Keys, context: Context) -> tuple[Tensor, Tensor]:
-        """Norm and rotate queries and keys, in the order of the spec."""
-        is_late = (norm := self.spec.query_key_norm) is not None and norm.after_rotation
-        if not is_late:
-            query, key = self.normed(self.query_norm, query), self.normed(self.key_norm, key)
-        if (rotary := self.spec.position) is not None:
-            cos, sin = context.once(self.rotation_key, lambda: self.angles(rotary, context))
-            query, key = self.rotate(query, cos, sin), self.rotate(key, cos, sin)
-        if is_late:
-            query, key = self.normed(self.query_norm, query), self.normed(self.key_norm, key)
-        return query, key
-
-    def normed(self, norm: nn.Module, x_BHTE: Heads) -> Heads:
-        choice, x_BTHE = self.spec.query_key_norm, x_BHTE.transpose(1, 2)
-        if choice is None or choice.over == "head":
-            return norm(x_BTHE).transpose(1, 2)
-        return norm(x_BTHE.flatten(2)).unflatten(2, x_BTHE.shape[2:]).transpose(1, 2)
-
-    def angles(self, rotary: spec.Rotary, context: Context) -> tuple[Tensor, Tensor]:
-        return rotary_angles(context.query_position, rotary, self.spec.head_size, total_lengths(rotary, context))
-
-    def bias(self, query: Queries, key: Keys, context: Context) -> Scores | None:
-        """Return the bias on the scores; None in this class."""
-
-    def mask(self, context: Context) -> MayAttend | None:
-        return context.once(self.mask_key, lambda: context.masking.build(self.spec.mask, context.query_position.device))
-
-    def mix(self, query: Queries, key: Keys, value: Keys, bias: Scores | None, context: Context) -> Queries:
-        """Mix the values by the eager or the fused kernel; both give the same result."""
-        if eager_is_better(query, key, bias) or self.kernel()[0] == "eager":
-            return self.weigh(self.weights(query, key, bias, context), value)
-        if bias is None and context.masking.is_only_causal(self.spec.mask):
-            return fused_attention(query, key, value, None, scale=self.scale, is_causal=True)
-        return fused_attention(query, key, value, self.mask(context), bias, scale=self.scale)
-
-    def scores(self, query: Queries, key: Keys, bias: Scores | None, context: Context) -> Scores:
-        """Return query key^T * scale, capped and biased as the spec says; -inf where the mask is False."""
-        mask = self.mask(context)
-        scores = query @ repeat_heads(key, query.shape[1]).transpose(-1, -2) * self.scale
-        if self.spec.soft_cap is not None:
-            scores = self.spec.soft_cap * torch.tanh(scores / self.spec.soft_cap)
-        scores = scores if bias is None else scores + bias
-        scores = scores if self.score_step is None else self.score_step(scores, context)
-        return scores if mask is None else scores.masked_fill(~mask, float("-inf"))
-
-    def weights(self, query: Queries, key: Keys, bias: Scores | None, context: Context) -> Scores:
-        """Return the weights of the eager kernel, before dropout."""
-        scores = self.point_by_row("scores", self.scores(query, key, bias, context), context)
-        return self.point_by_row("weights", self.normalize(scores, context), context)
-
-    def normalize(self, scores: Scores, context: Context) -> Scores:
-        """Turn scores into weights: by the softmax, or by a step that sees no query without a key."""
-        mask = self.mask(context)
-        if self.weight_step is None:
-            return attention_weights(scores, mask, self.sink)
-        if mask is None:
-            return self.weight_step(scores, context)
-        return self.weight_step(scores.masked_fill(~mask.any(-1, True), 0.0), context).masked_fill(~mask, 0.0)
-
-    def weigh(self, weights: Scores, value: Keys) -> Queries:
-        """Sum the values by their weights."""
-        return self.dropout(weights).to(value.dtype) @ repeat_heads(value, weights.shape[1])  # a bias is float32
-
-    def point_by_row(self, name: str, x: Scores, context: Context) -> Scores:
-        return self.point(name, x)
-
-    def kernel(self) -> Kernel:
-        """Return the kernel of the current mode for all but short sequences, and the reason."""
-        is_watched = self.is_watched("scores", "weights") or is_seen(self.dropout)
-        return choose_kernel(self.spec, self.dropout.p, self.training, is_watched)
-
-
-class MemoryAttention(Attention):
-    """Attention over the memory: its keys are made once per sentence, for whose rows (beams) they are never copied."""
-
-    def forward(self, x_BTD: States, context: Context) -> States:
-        query = self.point("queries", self.normed(self.query_norm, self.split(self.query(x_BTD))))
-        key, value = self.remembered(context)
-        mixed = self.mix(_fold(query, len(query) // len(key)), key, value, None, context)
-        return self.merge(_unfold(mixed, context.masking.num_queries))
-
-    def remembered(self, context: Context) -> tuple[Keys, Keys]:
-        place, kept = (self, context.depth), {} if context.cache is None else context.cache.memory_attention
-        if place not in kept:
-            assert context.memory is not None
-            key, value = map(self.split, self.project(context.memory, self.key, self.value))
-            kept[place] = self.point("keys", self.normed(self.key_norm, key)), self.point("values", value)
-        return kept[place]
-
-    def mask(self, context: Context) -> MayAttend | None:
-        return None if context.memory_mask is None else context.memory_mask[:, None, None, :]
-
-    def point_by_row(self, name: str, x: Scores, context: Context) -> Scores:
-        if not self.is_watched(name):
-            return x
-        seen = self.point(name, _unfold(x, context.masking.num_queries))
-        return _fold(seen, len(seen) // len(x))
-
-
-def _fold(x: Tensor, rows: int) -> Float[Tensor, "sentences heads queries_of_rows any_size"]:
-    return x.unflatten(0, (-1, rows)).transpose(1, 2).flatten(2, 3)
-
-
-def _unfold(x: Tensor, num_queries: int) -> Float[Tensor, "batch heads queries any_size"]:
-    return x.unflatten(2, (-1, num_queries)).transpose(1, 2).flatten(0, 1)
+def normed(norm: nn.Module, x_BHTE: Heads, choice: spec.QueryKeyNorm | None) -> Heads:
+    """Return queries or keys normed over each head, or over all heads of a token together."""
+    x_BTHE = x_BHTE.transpose(1, 2)
+    if choice is None or choice.over == "head":
+        return norm(x_BTHE).transpose(1, 2)
+    return norm(x_BTHE.flatten(2)).unflatten(2, x_BTHE.shape[2:]).transpose(1, 2)
 
 
 def _build_query_key_norm(attention: spec.Attention, num_heads: int) -> nn.Module:

@@ -6,7 +6,6 @@ A mask is boolean, True means "may attend", and masks are joined with "and"; Non
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.base.arguments import check_tensor, explained
@@ -35,7 +33,6 @@ class Sequence(Printed):
     positions: Ids | None = None  # in place of the count of real tokens
     documents: Ids | None = None  # their numbers; a token sees its own document only, and positions restart there
     embeddings: States | None = None  # in place of the rows that the ids name
-    prefix: Real | None = None  # True = attentions with a prefix mask let every token attend to it
     total_length: int | Int[Tensor, " batch"] | None = None  # in the end, for RoPE scaling that depends on the length
 
 
@@ -48,14 +45,12 @@ class Masking:
     key_mask: Bool[Tensor, "batch keys"] | None = None  # True = a real token
     documents: Int[Tensor, "batch keys"] | None = None  # the number of the document of each token
     allowed: MayAttend | None = None  # a mask of the caller, in addition
-    prefix: Bool[Tensor, "batch keys"] | None = None  # True = a token that a prefix mask lets all attend to
     rows: slice | None = None  # the queries that a mask is built for; None: all
 
     def is_only_causal(self, mask: spec.Mask) -> bool:
         """True where the causal triangle is the whole mask, so that a kernel can skip the hidden half."""
-        is_triangle = isinstance(mask, spec.Causal) or (isinstance(mask, spec.Prefix) and self.prefix is None)
         hides_nothing_else = self.key_mask is None and self.documents is None and self.allowed is None
-        return is_triangle and hides_nothing_else and self.num_queries == self.num_keys > 1
+        return isinstance(mask, spec.Causal) and hides_nothing_else and self.num_queries == self.num_keys > 1
 
     def build(self, mask: spec.Mask, device: torch.device) -> MayAttend | None:
         """Join structure, padding, documents and the caller's mask into one, or None where nothing is hidden."""
@@ -64,12 +59,11 @@ class Masking:
         if isinstance(mask, spec.Window) and self.key_mask is not None:
             index = self.key_mask.cumsum(dim=1)  # padding between two tokens is no distance
         query, key = index[:, first : first + self.num_queries][:, rows, None], index[:, None, : self.num_keys]
-        prefix = self.prefix if isinstance(mask, spec.Prefix) else None
         masks: list[Tensor] = []
         if isinstance(mask, spec.Window):
             masks.append((query - key <= mask.before) & (key - query <= mask.after))
-        elif not isinstance(mask, spec.Full) and self.num_queries > 1:  # the newest token attends to all that are there
-            masks.append(key <= query if prefix is None else (key <= query) | prefix[:, None, :])
+        elif isinstance(mask, spec.Causal) and self.num_queries > 1:  # the newest token attends to all that are there
+            masks.append(key <= query)
         if self.key_mask is not None:
             masks.append(self.key_mask[:, None, :])
         if self.documents is not None:
@@ -138,7 +132,8 @@ class Context:
     cache: Cache | None = None
     total_length: int | Int[Tensor, " rows"] | None = None
     depth: int = 0  # how many layers ran before
-    shared: dict[object, Any] = field(default_factory=dict)
+    masks: dict[int, MayAttend | None] = field(default_factory=dict)  # by the number that a stack gives to each
+    shared: dict[object, Any] = field(default_factory=dict)  # other values that several attentions need
 
     @classmethod
     def of(cls, sequence: Sequence, memory: Tensor | None, memory_mask: Tensor | None, cache: Cache | None) -> Context:
@@ -160,16 +155,9 @@ class Context:
         if positions is None:
             positions = token_positions(mask, documents, keys, ids.device)
         first = keys - ids.shape[1]  # the tokens of this call are the last ones
-        prefix = None if sequence.prefix is None else F.pad(sequence.prefix, (first, 0))
-        masking = Masking(ids.shape[1], keys, mask, documents, prefix=prefix)
+        masking = Masking(ids.shape[1], keys, mask, documents)
         return cls(masking, positions[:, first:], positions, memory, memory_mask, cache, total_length)
 
     def kept(self, module: nn.Module) -> dict[str, Tensor]:
         """Return the tensors [batch, ...] that a module keeps for the next call; it replaces them."""
         return {} if self.cache is None else self.cache.kept[module, self.depth]
-
-    def once(self, key: object, make: Callable[[], Any]) -> Any:
-        """Return a value that several attentions share, made when the first one needs it."""
-        if key not in self.shared:
-            self.shared[key] = make()
-        return self.shared[key]

@@ -5,6 +5,9 @@ Positions as rotations are in `attention`, those on the scores in `rare.score_bi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -13,10 +16,24 @@ from torch.nn import functional as F
 from clearhead import spec
 from clearhead.base.errors import InputError
 from clearhead.base.printing import PrintedModule
-from clearhead.core.kernels.dropout import Dropout
 from clearhead.core.kernels.positions import sinusoidal_table
 from clearhead.core.norm import build_norm
 from clearhead.core.shapes import Ids, States
+from clearhead.spec.registry import build_part
+
+TableT = TypeVar("TableT", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Tied(Generic[TableT]):
+    """A table of another module, in an object that PyTorch does not search: the table has one owner and one name."""
+
+    module: TableT
+
+
+def tie(module: nn.Module, table: nn.Module) -> None:
+    """Let a module, which has no table of its own, use one that another module owns."""
+    vars(module)["tied"] = Tied(table)
 
 
 class Table(PrintedModule, nn.Module):
@@ -31,7 +48,6 @@ class Table(PrintedModule, nn.Module):
         return F.embedding(ids_BT, self.weight)
 
 
-@spec.builds(spec.Sinusoidal)
 class SinusoidalPosition(PrintedModule, nn.Module):
     """A table of sinusoids, looked up by position; it grows to the longest sequence seen."""
 
@@ -48,7 +64,6 @@ class SinusoidalPosition(PrintedModule, nn.Module):
         return F.embedding(position_BT + self.position.offset, table)
 
 
-@spec.builds(spec.Learned)
 class LearnedPosition(PrintedModule, nn.Module):
     """A trained table, looked up by position."""
 
@@ -67,35 +82,47 @@ class LearnedPosition(PrintedModule, nn.Module):
         return F.embedding(position_BT + self.offset, self.weight)
 
 
+def build_position(width: int, position: spec.EmbeddingPosition | None) -> nn.Module | None:
+    """Build the positions that an embedding adds; None without them."""
+    match position:
+        case None:
+            return None
+        case spec.Sinusoidal():
+            return SinusoidalPosition(width, position)
+        case spec.Learned():
+            return LearnedPosition(width, position)
+    module: nn.Module = build_part(position, width)
+    return module
+
+
 class Embedding(PrintedModule, nn.Module):
     """dropout(norm(word_norm(table[ids] * scale) + segments[segment] + positions[position])).
 
-    A table of another width is projected: before the sum, before the norm or after it. Source: arXiv 1706.03762,
-    section 3.4; segments and norm: arXiv 1810.04805, section 3; projection: arXiv 1909.11942, section 3.1.
+    A table of another width is projected before the norm or after it. Source: arXiv 1706.03762, section 3.4;
+    segments and norm: arXiv 1810.04805, section 3; projection: arXiv 1909.11942, section 3.1.
     """
 
     def __init__(self, width: int, embedding: spec.Embedding) -> None:
         super().__init__()
         rows_width, projection, table = embedding.width or width, embedding.projection, embedding.table
         self.place = projection.place if projection else "after_norm"
-        summed_width, normed_width = {
-            "before_sum": (width, width), "before_norm": (rows_width, width), "after_norm": (rows_width, rows_width),
-        }[self.place]  # fmt: skip
         self.scale: float = embedding.scale
         self.is_scale_rounded: bool = embedding.scale_rounding == "weights"
         self.table: Table | None = Table(table.rows, rows_width) if isinstance(table, spec.Table) else None
-        self.borrowed: tuple[Table, ...] = ()  # in a tuple, so that the table is not registered twice
+        self.tied: Tied[Table] | None = None
         self.word_norm: nn.Module = build_norm(rows_width, embedding.word_norm)
-        self.segments: Table | None = Table(embedding.num_segments, summed_width) if embedding.num_segments else None
-        self.position: nn.Module | None = spec.module_of(embedding.position, summed_width)
-        self.norm: nn.Module = build_norm(normed_width, embedding.norm)
+        self.segments: Table | None = Table(embedding.num_segments, rows_width) if embedding.num_segments else None
+        self.position: nn.Module | None = build_position(rows_width, embedding.position)
+        self.norm: nn.Module = build_norm(width if self.place == "before_norm" else rows_width, embedding.norm)
         self.projection: nn.Module = nn.Linear(rows_width, width, bias=projection.bias) if projection else nn.Identity()
-        self.dropout: Dropout = Dropout(embedding.dropout)
+        self.dropout: nn.Dropout = nn.Dropout(embedding.dropout)
 
     @property
     def rows(self) -> Table:
         """The table in use: its own, or a tied one."""
-        return self.borrowed[0] if self.table is None else self.table
+        table = self.table if self.tied is None else self.tied.module
+        assert table is not None, "an embedding has a table or is tied to one"
+        return table
 
     def forward(
         self, ids_BT: Ids, position_BT: Int[Tensor, "#batch tokens"], limit: int, segments_BT: Ids | None = None,
@@ -107,8 +134,6 @@ class Embedding(PrintedModule, nn.Module):
             # A Python number is applied in float32; a tensor is rounded to the dtype of the weights first.
             x_BTD = x_BTD * (torch.tensor(self.scale, dtype=x_BTD.dtype) if self.is_scale_rounded else self.scale)
         x_BTD = self.word_norm(x_BTD)
-        if self.place == "before_sum":
-            x_BTD = self.projection(x_BTD)
         if self.segments is not None:
             x_BTD = x_BTD + self.segments(torch.zeros_like(ids_BT) if segments_BT is None else segments_BT)
         elif segments_BT is not None:

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.base.printing import PrintedModule
-from clearhead.core.kernels.dropout import Dropout
 from clearhead.core.shapes import States
 
 Inner = Float[Tensor, "*axes size"]
@@ -37,7 +36,6 @@ def activate(form: spec.ActivationName | spec.ClampedGate, up: Inner, gate: Inne
     return ACTIVATIONS[form](up) if gate is None else ACTIVATIONS[form](gate) * up
 
 
-@spec.builds(spec.FeedForward)
 class FeedForward(PrintedModule, nn.Module):
     """down(dropout(act(up(x)))), or down(dropout(act(gate(x)) * up(x))) where gated.
 
@@ -50,7 +48,7 @@ class FeedForward(PrintedModule, nn.Module):
         size, bias = feed_forward.size, feed_forward.bias_in
         self.up: nn.Linear = nn.Linear(width, size, bias=bias)
         self.gate: nn.Linear | None = nn.Linear(width, size, bias=bias) if feed_forward.gated else None
-        self.dropout: Dropout = Dropout(feed_forward.dropout)
+        self.dropout: nn.Dropout = nn.Dropout(feed_forward.dropout)
         self.down: nn.Linear = nn.Linear(size, width, bias=feed_forward.bias_out)
 
     def forward(self, x_BTD: States, context: object = None) -> States:

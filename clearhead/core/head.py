@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.base.printing import PrintedModule
-from clearhead.core.embedding import Table
+from clearhead.core.embedding import Table, Tied
 from clearhead.core.feedforward import ACTIVATIONS
-from clearhead.core.norm import Vectors
+from clearhead.core.norm import Vectors, build_norm
 from clearhead.core.shapes import Real, States
 
 
@@ -38,7 +38,6 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(x / cap)
 
 
-@spec.builds(spec.Linear)
 class Linear(PrintedModule, nn.Module):
     """A projection whose weight is its own or a table that it is tied to. Source: arXiv 1608.05859 (tying)."""
 
@@ -47,11 +46,13 @@ class Linear(PrintedModule, nn.Module):
         self.weight: nn.Parameter | None = None if linear.weight else nn.Parameter(torch.empty(linear.size, width))
         self.bias: nn.Parameter | None = nn.Parameter(torch.zeros(linear.size)) if linear.bias else None
         self.scale: float = linear.scale
-        self.borrowed: tuple[Table, ...] = ()  # in a tuple, so that the table is not registered twice
+        self.tied: Tied[Table] | None = None
 
     @property
     def projection(self) -> Projection:
-        return Projection(self.borrowed[0].weight if self.weight is None else self.weight, self.bias, self.scale)
+        weight = self.weight if self.tied is None else self.tied.module.weight
+        assert weight is not None, "a linear layer has a weight or is tied to a table"
+        return Projection(weight, self.bias, self.scale)
 
     def forward(self, x_D: Vectors) -> Float[Tensor, "*axes outputs"]:
         return self.projection.outputs(x_D)
@@ -100,8 +101,10 @@ class Head(nn.Module):
         self.layers: nn.ModuleList = nn.ModuleList()
         for index, layer in enumerate(head.layers):
             match layer:
-                case spec.Linear() | spec.LayerNorm() | spec.RMSNorm():
-                    self.layers.append(spec.module_of(layer, head.output_width(width, index)))
+                case spec.Linear():
+                    self.layers.append(Linear(head.output_width(width, index), layer))
+                case spec.LayerNorm() | spec.RMSNorm():
+                    self.layers.append(build_norm(head.output_width(width, index), layer))
                 case spec.Pool():
                     self.layers.append(Pool(layer))
                 case spec.Activation():

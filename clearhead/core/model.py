@@ -12,9 +12,9 @@ from clearhead import spec
 from clearhead.base.arguments import check_tensor, checked, explained
 from clearhead.base.errors import InputError
 from clearhead.base.hooks import HookPoints
-from clearhead.base.machine import choose_device
 from clearhead.base.printing import Printed
 from clearhead.core.context import Cache, Sequence
+from clearhead.core.embedding import tie
 from clearhead.core.head import Head
 from clearhead.core.initialize import initialize
 from clearhead.core.shapes import Ids, Memory, Real, RealMemory, States
@@ -41,15 +41,15 @@ class Transformer(HookPoints):
         super().__init__()
         self.spec: spec.Model = spec.validate(model)
         self.encoder: Stack | None = Stack(model.encoder) if model.encoder else None
-        memory_width = model.encoder.output_width if model.encoder else None
+        memory_width = model.encoder.width if model.encoder else None
         self.decoder: Stack | None = Stack(model.decoder, memory_width) if model.decoder else None
         top = model.decoder or model.encoder
         assert top is not None
-        self.head: Head | None = Head(top.output_width, model.head) if model.head else None
+        self.head: Head | None = Head(top.width, model.head) if model.head else None
         self.points: tuple[str, ...] = ("hidden", "logits") if model.head else ("hidden",)
         for path, node in spec.walk(model):
-            if isinstance(node, spec.Reference | spec.TableHeads):
-                vars(self.get_submodule(path.rpartition(".")[0]))["borrowed"] = (self.get_submodule(node.path),)
+            if isinstance(node, spec.Reference):
+                tie(self.get_submodule(path.rpartition(".")[0]), self.get_submodule(node.path))
         if next(self.parameters()).device.type != "meta":
             initialize(self, model.initialization)
 
@@ -175,7 +175,7 @@ def build(model: spec.Model, *, device: torch.device | str = "cpu") -> Transform
     """Build a model with weights from torch's global generator; on "meta" nothing is allocated and nothing drawn.
 
     Raises:
-        InputError: the spec is inconsistent, every fault is named; or the device is none of this machine.
+        InputError: the spec is inconsistent; every fault is named.
     """
-    with choose_device(str(device)):
+    with torch.device(device):
         return Transformer(model)

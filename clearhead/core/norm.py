@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.base.printing import PrintedModule
+from clearhead.spec.registry import build_part
 
 Vectors = Float[Tensor, "*axes width"]
 
@@ -42,7 +43,6 @@ class Norm(PrintedModule, nn.Module):
         raise NotImplementedError
 
 
-@spec.builds(spec.LayerNorm)
 class LayerNorm(Norm):
     """(x - mean) / sqrt(variance + eps) * weight + bias, with the biased variance. Source: arXiv 1607.06450, eq. 3."""
 
@@ -50,7 +50,6 @@ class LayerNorm(Norm):
         return F.layer_norm(x_D, x_D.shape[-1:], weight, bias, self.eps)
 
 
-@spec.builds(spec.RMSNorm)
 class RMSNorm(Norm):
     """x / sqrt(mean(x^2) + eps) * weight. Source: arXiv 1910.07467, eq. 4."""
 
@@ -60,4 +59,13 @@ class RMSNorm(Norm):
 
 def build_norm(width: int | tuple[int, int], norm: spec.LayerNorm | spec.RMSNorm | spec.Part | None) -> nn.Module:
     """Build the norm of a spec; an absent one is the identity. The width has an axis of heads if each has a weight."""
-    return nn.Identity() if norm is None else spec.module_of(norm, width)
+    match norm:
+        case None:
+            return nn.Identity()
+        case spec.LayerNorm():
+            return LayerNorm(width, norm)
+        case spec.RMSNorm():
+            return RMSNorm(width, norm)
+    assert isinstance(width, int), "only our norms have a weight for each head"
+    module: nn.Module = build_part(norm, width)
+    return module

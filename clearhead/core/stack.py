@@ -7,31 +7,49 @@ An absent norm is the identity. `out` alone is the original Transformer, `pre` o
 
 from __future__ import annotations
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from clearhead import spec
 from clearhead.base.hooks import HookPoints
-from clearhead.core.attention import MemoryAttention
+from clearhead.core.attention import Attention, MemoryAttention
 from clearhead.core.context import Cache, Context, Sequence
 from clearhead.core.embedding import Embedding
-from clearhead.core.kernels.dropout import Dropout
-from clearhead.core.norm import Vectors, build_norm
+from clearhead.core.feedforward import FeedForward
+from clearhead.core.norm import build_norm
 from clearhead.core.rare.disentangled import DisentangledAttention
+from clearhead.core.rare.mixture_of_experts import MixtureOfExperts
 from clearhead.core.rare.score_bias import BiasedAttention, build_score_table
 from clearhead.core.shapes import Memory, RealMemory, States
+from clearhead.spec.registry import build_part
 
 
 def build_function(width: int, function: spec.Function, memory_width: int | None = None) -> nn.Module:
-    """Build the function of a branch: of the class that its spec is registered with, or of a rare one."""
+    """Build the function f of a branch."""
     match function:
         case spec.Attention(source="memory"):
             return MemoryAttention(width, function, memory_width)
         case spec.Attention(score_bias=spec.Disentangled()):
             return DisentangledAttention(width, function)
-        case spec.Attention(score_bias=bias) if bias is not None:
+        case spec.Attention(score_bias=None):
+            return Attention(width, function)
+        case spec.Attention():
             return BiasedAttention(width, function)
-    return spec.module_of(function, width)
+        case spec.FeedForward():
+            return FeedForward(width, function)
+        case spec.MixtureOfExperts():
+            return MixtureOfExperts(width, function)
+    module: nn.Module = build_part(function, width)
+    return module
+
+
+def number_shared_values(stack: nn.Module) -> None:
+    """Give attentions with equal masks, or equal rotations, one number: a call builds each mask and rotation once."""
+    numbers: dict[object, int] = {}
+    for attention in stack.modules():
+        if isinstance(attention, Attention):
+            rotation = attention.spec.position, attention.spec.head_size
+            attention.mask_number = numbers.setdefault(attention.spec.mask, len(numbers))
+            attention.rotation_number = numbers.setdefault(rotation, len(numbers))
 
 
 class Branch(nn.Module):
@@ -42,7 +60,7 @@ class Branch(nn.Module):
         self.pre: nn.Module = build_norm(width, branch.pre)
         self.function: nn.Module = build_function(width, branch.function, memory_width)
         self.post: nn.Module = build_norm(width, branch.post)
-        self.dropout: Dropout = Dropout(branch.dropout)
+        self.dropout: nn.Dropout = nn.Dropout(branch.dropout)
         self.scale: float = branch.scale
 
     def forward(self, x_BTD: States, context: Context) -> States:
@@ -86,7 +104,7 @@ class Layer(HookPoints):
 
 
 class Stack(HookPoints):
-    """projection_out(final_norm(layers(embedding(ids)))).
+    """final_norm(layers(embedding(ids))).
 
     Layers that share their weights are there once and run at several depths. Source: arXiv 1909.11942, section 3.1.
     """
@@ -95,13 +113,13 @@ class Stack(HookPoints):
 
     def __init__(self, stack: spec.Stack, memory_width: int | None = None) -> None:
         super().__init__()
-        width, out = stack.width, stack.projection_out
+        width = stack.width
         self.embedding: Embedding = Embedding(width, stack.embedding)
         self.score_table: nn.Module | None = build_score_table(width, stack.score_table)
         self.order: tuple[int, ...] = stack.sharing or tuple(range(len(stack.layers)))
         self.layers: nn.ModuleList = nn.ModuleList(Layer(width, layer, memory_width) for layer in stack.layers)
         self.final_norm: nn.Module = build_norm(width, stack.final_norm)
-        self.projection_out: nn.Module = nn.Linear(width, out.size, bias=out.bias) if out else nn.Identity()
+        number_shared_values(self)
 
     def forward(
         self, sequence: Sequence, memory: Memory | None = None, memory_mask: RealMemory | None = None,
@@ -115,11 +133,8 @@ class Stack(HookPoints):
         x_BTD = self.embedding(sequence.ids, context.query_position, limit, sequence.segments, sequence.embeddings)
         return self.point("embedded", x_BTD)
 
-    def continue_from(self, depth: int, x_BTD: States, context: Context) -> Float[Tensor, "batch tokens out_width"]:
+    def continue_from(self, depth: int, x_BTD: States, context: Context) -> States:
         """Run the layers from a depth on, and what follows them."""
         for context.depth in range(depth, len(self.order)):
             x_BTD = self.layers[self.order[context.depth]](x_BTD, context)
-        return self.finish(x_BTD)
-
-    def finish(self, x_D: Vectors) -> Float[Tensor, "*axes out_width"]:
-        return self.projection_out(self.final_norm(x_D))
+        return self.final_norm(x_BTD)

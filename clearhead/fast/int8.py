@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from clearhead.base.errors import InputError
 from clearhead.base.printing import PrintedModule
 from clearhead.core import Transformer
-from clearhead.core.embedding import Table
+from clearhead.core.embedding import Table, tie
 from clearhead.core.head import Linear as HeadLinear
 from clearhead.core.shapes import Ids
 
@@ -103,7 +103,7 @@ class Int8HeadLinear(Int8Matrix, HeadLinear):
         assert linear.weight is not None
         self.bias: nn.Parameter | None = linear.bias
         self.scale: float = linear.scale
-        self.borrowed: tuple[()] = ()
+        self.tied: None = None
         self.hold(linear.weight)
 
     @property
@@ -131,8 +131,8 @@ def to_int8(module: Transformer) -> Transformer:
         elif isinstance(part, HeadLinear) and part.weight is not None:
             _replace(parent, name, Int8HeadLinear(part))
     for part in module.modules():
-        if getattr(part, "borrowed", ()):
-            vars(part)["borrowed"] = tuple(tables.get(table, table) for table in vars(part)["borrowed"])
+        if (tied := vars(part).get("tied")) is not None:
+            tie(part, tables.get(tied.module, tied.module))
     if not is_int8(module):
         raise InputError("precision int8 is for matrices, and this model has none; load it with fp32")
     for parameter in module.parameters():

@@ -114,8 +114,10 @@ KEY_KINDS: Final = [getattr(torch, name) for name in values("KeyKind")]
 
 def new_tokens(context: Context, batch: int) -> NewTokens:
     """Return the new tokens of a call, found once."""
-    found: NewTokens = context.once("new tokens", lambda: NewTokens.of(context.masking, batch))
-    return found
+    if "new tokens" not in context.shared:
+        context.shared["new tokens"] = NewTokens.of(context.masking, batch)
+    tokens: NewTokens = context.shared["new tokens"]
+    return tokens
 
 
 def set_groups(keys: Keys, piece: Piece, first_keys: Tensor | None) -> None:
@@ -184,7 +186,9 @@ def set_bias_by_place(keys: Keys, attention: Attention, context: Context) -> Non
     """Set the bias on the scores of texts, which depends on places in the own text alone: one for all texts."""
     if attention.spec.score_bias is not None:
         shape = 1, attention.spec.num_heads, keys.count, keys.count
-        by_place = context.once(("by place", keys.count), lambda: _by_place(context, keys.count))
+        if (name := ("by place", keys.count)) not in context.shared:
+            context.shared[name] = _by_place(context, keys.count)
+        by_place = context.shared[name]
         nothing = torch.empty(*shape[:3], 0)
         bias = attention.bias(nothing, nothing, by_place)
         assert bias is not None
@@ -195,7 +199,7 @@ def set_bias_by_place(keys: Keys, attention: Attention, context: Context) -> Non
 
 def _by_place(context: Context, count: int) -> Context:
     places = torch.arange(count)[None]
-    return replace(context, query_position=places, key_position=places, shared={})
+    return replace(context, query_position=places, key_position=places, masks={}, shared={})
 
 
 def set_buffers(keys: Keys, choice: spec.Attention, first: int, buffer: Tensor, scales: Tensor | None = None) -> None:
@@ -240,10 +244,9 @@ def set_angles(keys: Keys, attention: Attention, piece: Piece, batch: int, conte
     def of_rows(angle_B1TE: Tensor) -> Float[Tensor, "rows half"]:
         return angle_B1TE[:, 0].float().expand(batch, -1, -1).flatten(0, 1).contiguous()
 
-    key = attention.rotation_key
-    whole = context.once(key, lambda: attention.angles(rotary, context))
-    by_row = context.once((key, "by row"), lambda: [of_rows(angle) for angle in whole])
-    cos, sin = (angle_ME[piece.places] for angle_ME in by_row)
+    if (name := ("angles by row", attention.rotation_number)) not in context.shared:
+        context.shared[name] = [of_rows(angle) for angle in attention.angles(rotary, context)]
+    cos, sin = (angle_ME[piece.places] for angle_ME in context.shared[name])
     keys.held += [cos, sin]
     keys.cos, keys.sin = (address(one, torch.float32, *cos.shape) for one in (cos, sin))
     keys.half, keys.angle_stride = cos.shape[1], cos.stride(0)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import RunFailure
 from clearhead.base.hooks import active_hooks
+from clearhead.core.embedding import Tied
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 PartT = TypeVar("PartT", bound=nn.Module)
@@ -35,7 +36,9 @@ def replica(module: ModuleT, *, is_training: bool = False) -> ModuleT:
         state["_modules"] = {name: None if child is None else twins[child] for name, child in original._modules.items()}
         # A tuple holds modules that belong to another one, such as the table that an output layer is tied to.
         for name, value in vars(original).items():
-            if isinstance(value, tuple) and any(isinstance(item, nn.Module) for item in value):
+            if isinstance(value, Tied):
+                state[name] = Tied(twins.get(value.module, value.module))
+            elif isinstance(value, tuple) and any(isinstance(item, nn.Module) for item in value):
                 state[name] = tuple(twins.get(item, item) for item in value)
     replica_of_module = twins[module]
     assert isinstance(replica_of_module, type(module))

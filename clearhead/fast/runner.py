@@ -18,7 +18,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from clearhead import spec
 from clearhead.base.hooks import HookPoints, are_seen
 from clearhead.core import Transformer
 from clearhead.core.head import Linear as HeadLinear
@@ -134,11 +133,9 @@ class Runner:
     def is_batch_invariant(self) -> bool:
         """Whether what a request gets depends, to the last bit, on that request alone and not on those beside it.
 
-        It does where kernels serve the whole model with weights in 8 bits or in fp32, and no prefix is attended to from
-        both sides; for one number of threads. Products in bf16 are added in another order for few rows than for many.
+        It does where kernels serve the whole model with weights in 8 bits or in fp32, for one number of threads.
+        Products in bf16 are added in another order for few rows than for many.
         """
-        if any(isinstance(node, spec.Prefix) for _, node in spec.walk(self.module.spec)):
-            return False
         return all(one.by == "kernels" and one.why in ("int8", "float32") for one in self.report())
 
     def _served(self) -> _Tree:
@@ -260,7 +257,7 @@ def _kind(part: nn.Module, in_bf16: bool) -> str:
 
 def _holder(head: HeadLinear) -> nn.Module:
     """Return the module whose matrix a head multiplies with: its own, or an embedding that it is tied to."""
-    return head.borrowed[0] if head.borrowed else head
+    return head if head.tied is None else head.tied.module
 
 
 def _scaled(run: Run, scale: float) -> Run:

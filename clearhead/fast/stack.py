@@ -101,7 +101,7 @@ class StackPlan:
         where the distance to it counts. Which other rows share the call changes nothing of this.
         """
         masking, cache = context.masking, context.cache
-        hides_more = not masking.documents is masking.allowed is masking.prefix is None
+        hides_more = not masking.documents is masking.allowed is None
         if torch.is_grad_enabled() or hides_more:
             return False
         if cache is None:  # texts are read without their padding
@@ -208,7 +208,7 @@ class StackPlan:
             set_angles(one, attention, piece, batch, context)
             set_bias_by_place(one, attention, context)
         self._run(x_MD, keys)
-        out_MD: Tensor = stack.finish(x_MD.to(embedded_MD.dtype))
+        out_MD: Tensor = stack.final_norm(x_MD.to(embedded_MD.dtype))
         if mask_BT is None or places is None:
             return out_MD.view(batch, length, -1)
         padding = (~mask_BT).flatten().nonzero()[:, 0]
@@ -363,7 +363,8 @@ class PlannedStack(Stack):
         if not isinstance(cache, IndexedCache):
             return super().continue_from(depth, x_BTD, context)
         if depth == 0 and self.plan.serves(context, *x_BTD.shape[:2]):
-            return self.finish(self.plan.extend(x_BTD, context, cache))
+            extended_BTD: Tensor = self.final_norm(self.plan.extend(x_BTD, context, cache))
+            return extended_BTD
         cache.gather()
         cache.convert(x_BTD.dtype)
         return super().continue_from(depth, x_BTD, context)

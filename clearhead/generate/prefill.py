@@ -144,7 +144,7 @@ def can_share(module: Transformer) -> bool:
     nodes = [node for _, node in spec.walk(module.spec)]
     if module.encoder is not None or any(parameter.device.type != "cpu" for parameter in module.parameters()):
         return False
-    if any(isinstance(node, spec.Prefix | spec.Full | spec.DynamicScaling | spec.LongRopeScaling) for node in nodes):
+    if any(isinstance(node, spec.Full | spec.DynamicScaling | spec.LongRopeScaling) for node in nodes):
         return False
     return not any(isinstance(node, spec.Window) and node.after for node in nodes)
 
@@ -200,7 +200,7 @@ def prefill_prompts(
     pad_id: int,
     limits: Sequence[int] | None = None,
 ) -> Prefill:
-    """Run the model over prompts; a prefix mask covers the whole prompt.
+    """Run the model over prompts.
 
     Args:
         module: in evaluation mode; a decoder-only or encoder-decoder model.
@@ -225,8 +225,7 @@ def prefill_prompts(
         assert out.logits is not None, "a model that generates has a head"
         return Prefill(cache, prompt_RT, source_RS.masked_fill(~memory_mask, NO_ID), out.logits[:, -1].float())
     assert module.decoder is not None and module.head is not None, "check_model lets no other model through"
-    prefix = mask_RT if has_prefix_mask(module) else None
-    hidden_RTD = module.decoder(Read(ids_RT, mask, prefix=prefix), None, None, cache)
+    hidden_RTD = module.decoder(Read(ids_RT, mask), None, None, cache)
     # Of the last token only: all logits of a long prompt would take more memory than its hidden states.
     logits_RV = module.head(hidden_RTD[:, -1:])[:, -1].float()
     return Prefill(cache, prompt_RT, prompt_RT, logits_RV)
@@ -251,7 +250,7 @@ def prefill_pieces(
         limit: most tokens generated.
         prefixes: of the model, where it can share them: a beginning that is kept is not read, and the prompt's is kept.
     """
-    if source is not None or has_prefix_mask(module) or (prefixes is None and len(prompt) <= PIECE_TOKENS):
+    if source is not None or (prefixes is None and len(prompt) <= PIECE_TOKENS):
         sources = None if source is None else [source]
         yield prefill_prompts(module, [prompt], sources, pad_id=pad_id, limits=[limit])
         return
@@ -279,11 +278,6 @@ def pad_left(
     ids_BT = torch.tensor([[*[pad_id] * (longest - len(sequence)), *sequence] for sequence in sequences], device=device)
     padding_B1 = torch.tensor([[longest - len(sequence)] for sequence in sequences], device=device)
     return ids_BT, torch.arange(longest, device=device) >= padding_B1
-
-
-def has_prefix_mask(module: Transformer) -> bool:
-    """Return whether the decoder has prefix masks."""
-    return any(isinstance(node, spec.Prefix) for _, node in spec.walk(module.spec))
 
 
 def check_model(module: Transformer, *, with_sources: bool) -> None:

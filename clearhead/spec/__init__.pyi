@@ -27,10 +27,8 @@ from .nodes import Mask as Mask
 from .nodes import MixtureOfExperts as MixtureOfExperts
 from .nodes import Norm as Norm
 from .nodes import Normal as Normal
-from .nodes import OutProjection as OutProjection
 from .nodes import Pool as Pool
 from .nodes import PoolMode as PoolMode
-from .nodes import Prefix as Prefix
 from .nodes import Projection as Projection
 from .nodes import QueryKeyNorm as QueryKeyNorm
 from .nodes import Router as Router
@@ -55,11 +53,8 @@ from .positions import RotaryScaling as RotaryScaling
 from .positions import ScoreBias as ScoreBias
 from .positions import ScoreTable as ScoreTable
 from .positions import Sinusoidal as Sinusoidal
-from .positions import TableHeads as TableHeads
 from .positions import YarnScaling as YarnScaling
 from .registry import Part as Part
-from .registry import builds as builds
-from .registry import module_of as module_of
 from .registry import own_parts as own_parts
 from .traversal import map_nodes as map_nodes
 from .traversal import walk as walk

@@ -107,7 +107,7 @@ def _flops(model: Model, counts: TokenCounts, first_pairs: PairCount, second_pai
     first = _stack_flops(first_stack, counts.first_tokens, first_pairs)
     if first_stack is last_stack:
         return first, _head_flops(model, last_stack, counts, counts.first_tokens)
-    first += counts.first_tokens * 2 * first_stack.output_width * _cache_numbers(model, "memory")
+    first += counts.first_tokens * 2 * first_stack.width * _cache_numbers(model, "memory")
     second = _stack_flops(last_stack, counts.second_tokens, second_pairs, counts.memory_pairs)
     return first, second + _head_flops(model, last_stack, counts, counts.second_tokens)
 
@@ -117,8 +117,6 @@ def _stack_flops(stack: Stack, tokens: Number, pairs: PairCount, memory_pairs: N
     total: Number = 0
     if stack.embedding.projection is not None:
         total += tokens * 2 * stack.table_width * stack.width
-    if stack.projection_out is not None:
-        total += tokens * 2 * stack.width * stack.output_width
     for function in _functions(stack):
         match function:
             case FeedForward():
@@ -177,7 +175,7 @@ def _head_flops(model: Model, stack: Stack, counts: TokenCounts, tokens: Number)
     layers = model.head.layers if model.head is not None else ()
     rows = tokens if any(isinstance(layer, Pool) for layer in layers) else counts.outputs
     total: Number = 0
-    width = stack.output_width
+    width = stack.width
     for layer in layers:
         if isinstance(layer, Pool):
             rows, width = counts.sequences, width * len(layer.modes)

@@ -26,7 +26,7 @@ from clearhead.spec.nodes import (
     Table,
     Xavier,
 )
-from clearhead.spec.positions import Disentangled, DistanceTable, Learned, RelativeBuckets, Rotary, TableHeads
+from clearhead.spec.positions import Disentangled, DistanceTable, Learned, RelativeBuckets, Rotary
 from clearhead.spec.pydantic_errors import error_messages
 from clearhead.spec.registry import Need, needs, refuse_absent_parts
 from clearhead.spec.traversal import walk
@@ -199,7 +199,7 @@ def _reference_faults(model: Model) -> list[str]:
     tables = {path: node for path, node in nodes.items() if isinstance(node, Table | RelativeBuckets | DistanceTable)}
     faults = []
     for path, node in nodes.items():
-        if not isinstance(node, Reference | TableHeads):
+        if not isinstance(node, Reference):
             continue
         table, user = tables.get(node.path), nodes[path.rpartition(".")[0]]
         if table is None:
@@ -207,7 +207,8 @@ def _reference_faults(model: Model) -> list[str]:
         elif not isinstance(table, _kind_of_table(user)):
             faults.append(f"{path}: '{node.path}' is not the kind of table needed here")
         elif isinstance(table, RelativeBuckets):
-            faults += [f"{path}: '{node.path}' {fault}" for fault in _bucket_faults(table, node, user)]
+            if isinstance(user, Attention) and table.num_heads != user.num_heads:
+                faults.append(f"{path}: '{node.path}' has {table.num_heads} heads, the attention {user.num_heads}")
         else:
             faults += [f"{path}: '{node.path}' {fault}" for fault in _stack_faults(model, table, node.path, path)]
     for index, layer in enumerate(model.head.layers if model.head else ()):
@@ -230,15 +231,6 @@ def _kind_of_table(user: Node) -> type[Table | RelativeBuckets | DistanceTable]:
     return Table
 
 
-def _bucket_faults(table: RelativeBuckets, reference: Node, attention: Node) -> Iterator[str]:
-    if isinstance(reference, TableHeads):
-        last = max(reference.heads)
-        if last >= table.num_heads:
-            yield f"has {table.num_heads} heads, so there is no head {last}"
-    elif isinstance(attention, Attention) and table.num_heads != attention.num_heads:
-        yield f"has {table.num_heads} heads, the attention {attention.num_heads}"
-
-
 def _stack_faults(model: Model, table: Node, owner: str, user: str) -> Iterator[str]:
     """Yield what does not fit between the stack at whose path a table is, and the user at another path."""
     stacks = {"encoder": model.encoder, "decoder": model.decoder}
@@ -259,7 +251,7 @@ def _head_widths(model: Model) -> dict[str, int]:
     if model.head is not None and top is not None:
         for index, layer in enumerate(model.head.layers):
             if isinstance(layer, Linear):
-                widths[f"head.layers.{index}.weight"] = model.head.output_width(top.output_width, index)
+                widths[f"head.layers.{index}.weight"] = model.head.output_width(top.width, index)
     return widths
 
 

@@ -26,7 +26,6 @@ from clearhead.spec.positions import (
     RelativeBuckets,
     Rotary,
     Sinusoidal,
-    TableHeads,
     YarnScaling,
 )
 
@@ -68,8 +67,6 @@ def _attention_faults(node: Attention) -> Iterator[str]:
         yield from _rotary_faults(node.position, node.head_size)
     if isinstance(node.score_bias, RelativeBuckets) and node.score_bias.num_heads != node.num_heads:
         yield f"score_bias has {node.score_bias.num_heads} heads, the attention {node.num_heads}"
-    if isinstance(node.score_bias, TableHeads) and len(node.score_bias.heads) != node.num_heads:
-        yield f"score_bias names {len(node.score_bias.heads)} heads of its table, the attention has {node.num_heads}"
     if isinstance(node.score_bias, Alibi) and len(node.score_bias.slopes or range(node.num_heads)) != node.num_heads:
         yield f"score_bias has {len(node.score_bias.slopes or ())} slopes, the attention {node.num_heads} heads"
     if isinstance(node.score_bias, Disentangled):
@@ -153,12 +150,11 @@ def _expert_faults(node: MixtureOfExperts) -> Iterator[str]:
 def _stack_faults(node: Stack) -> Iterator[str]:
     embedding = node.embedding
     own = node.table_width
-    summed = node.width if embedding.projection and embedding.projection.place == "before_sum" else own
     position = embedding.position
-    if isinstance(position, Sinusoidal) and summed % 2:
-        yield f"sinusoidal positions need an even width; got {summed}"
-    if isinstance(position, Sinusoidal) and position.layout == "fairseq" and summed < 4:
-        yield f"the fairseq layout needs a width of at least 4; got {summed}"
+    if isinstance(position, Sinusoidal) and own % 2:
+        yield f"sinusoidal positions need an even width; got {own}"
+    if isinstance(position, Sinusoidal) and position.layout == "fairseq" and own < 4:
+        yield f"the fairseq layout needs a width of at least 4; got {own}"
     if isinstance(position, Learned) and position.rows <= position.offset:
         yield f"{position.rows} rows of positions leave no row after the offset {position.offset}"
     if own != node.width and embedding.projection is None:

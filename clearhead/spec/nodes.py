@@ -36,13 +36,7 @@ class Window(Node):
     after: Annotated[int, Field(ge=0)]
 
 
-class Prefix(Node):
-    """Causal, but every position may attend to the prefix of a call. Source: arXiv 1910.10683, section 3.2.1."""
-
-    kind: Literal["prefix"] = "prefix"
-
-
-Mask = Annotated[Full | Causal | Window | Prefix, Field(discriminator="kind")]
+Mask = Annotated[Full | Causal | Window, Field(discriminator="kind")]
 
 # --- the functions of a residual branch -----------------------------------------------------------------------
 
@@ -184,13 +178,9 @@ class Table(Node):
 
 
 class Projection(Node):
-    """The projection from the width of an embedding to that of its stack, and its place in the embedding.
+    """The projection from the width of an embedding to that of its stack, before or after the norm of the sum."""
 
-    "before_sum": on the rows of the table, before segments and positions; "before_norm": on the sum; "after_norm": at
-    the end.
-    """
-
-    place: Literal["before_sum", "before_norm", "after_norm"]
+    place: Literal["before_norm", "after_norm"]
     bias: bool
 
 
@@ -279,13 +269,6 @@ class Head(Node):
         return width
 
 
-class OutProjection(Node):
-    """The projection from the width of a stack to that of its outputs."""
-
-    size: Count
-    bias: bool = False
-
-
 class Stack(Node):
     """An embedding and the layers above it.
 
@@ -297,7 +280,6 @@ class Stack(Node):
     layers: Annotated[tuple[Layer, ...], Field(max_length=MOST_LAYERS)]
     sharing: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=MOST_LAYERS)] | None = None
     final_norm: Norm | None = None
-    projection_out: OutProjection | None = None
     score_table: ScoreTable | None = None
 
     @property
@@ -309,11 +291,6 @@ class Stack(Node):
     def table_width(self) -> int:
         """The width of the table that ids are looked up in."""
         return self.width if self.embedding.width is None else self.embedding.width
-
-    @property
-    def output_width(self) -> int:
-        """The width of the output states."""
-        return self.width if self.projection_out is None else self.projection_out.size
 
 
 class Xavier(Node):

@@ -154,14 +154,6 @@ class RelativeBuckets(Node):
     bidirectional: bool
 
 
-class TableHeads(Node):
-    """Some heads of a bucket table that another module owns, after the other heads were removed."""
-
-    kind: Literal["table_heads"] = "table_heads"
-    path: str
-    heads: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
-
-
 class DistanceTable(Node):
     """2 * span trained vectors for relative distances, owned by a stack, with an optional norm.
 
@@ -189,4 +181,4 @@ class Disentangled(Node):
 
 
 ScoreTable = Annotated[RelativeBuckets | DistanceTable, Field(discriminator="kind")]
-ScoreBias = Annotated[Alibi | RelativeBuckets | Disentangled | TableHeads | Reference, Field(discriminator="kind")]
+ScoreBias = Annotated[Alibi | RelativeBuckets | Disentangled | Reference, Field(discriminator="kind")]

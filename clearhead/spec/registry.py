@@ -1,4 +1,4 @@
-"""One registry of the kinds of nodes and the classes that are built from them: ours, and a user's own parts.
+"""The registry of extensions: custom modules of a user, and the nodes that describe them in a spec.
 
 The spec of an own part is a frozen dataclass of the user; its node has the same fields, and stands wherever a union is
 open to its role.
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, TypeAdapter, create_model, model_validator
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
@@ -33,8 +33,6 @@ that changes scores or turns them into weights."""
 ENTRY_POINTS: Final = "clearhead.parts"
 """The group of entry points by which a package has parts: KIND = "MODULE:CLASS"."""
 _WORD_BREAK: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-
-BuilderT = TypeVar("BuilderT", bound=Callable[..., Any])
 
 
 class Part(Node):
@@ -96,6 +94,7 @@ class Kind:
         node: the class of its nodes.
         source: the file that it is from.
         path: where that file is.
+        build: makes the module from a size and the user's dataclass.
         flops: for a node and the size that it is built for, the FLOPs of the forward pass for a token, and those for a
             pair of a query and a key.
         cache_numbers: for a node and that size, how many numbers are kept for each token while decoding.
@@ -106,6 +105,7 @@ class Kind:
     node: type[Part]
     source: Source
     path: str
+    build: Callable[[int, Any], Any]
     flops: Callable[[Any, int], tuple[int, int]]
     cache_numbers: Callable[[Any, int], int]
 
@@ -117,37 +117,19 @@ class Kind:
         )
 
 
-class _Registry:
-    def __init__(self) -> None:
-        self.kinds: dict[str, Kind] = {}
-        self.builders: dict[type[Node], Callable[..., Any]] = {}
-
-
 @cache
-def _registry() -> _Registry:
-    return _Registry()
+def _kinds() -> dict[str, Kind]:
+    return {}
 
 
-@checked
-def builds(node: type[Node]) -> Callable[[BuilderT], BuilderT]:
-    """Return a decorator for the class, or the function, that builds modules from nodes of a class: (size, node)."""
-
-    def register(builder: BuilderT) -> BuilderT:
-        _registry().builders[node] = builder
-        return builder
-
-    return register
-
-
-@checked
-def module_of(node: Node | None, *sizes: Any) -> Any:
-    """Return a new module of the class that is registered for a node; None for None.
+def build_part(node: Part | None, size: int) -> Any:
+    """Build the module of an extension; None for None.
 
     Args:
-        node: ours, or that of an own part.
-        sizes: what it is built for: the width of what it reads.
+        node: describes it.
+        size: the width of its input, or the number of heads.
     """
-    return None if node is None else _registry().builders[type(node)](*sizes, node)
+    return None if node is None else kind_of(node).build(size, node.as_dataclass())
 
 
 def add_kind(
@@ -171,14 +153,13 @@ def add_kind(
     """
     name = _WORD_BREAK.sub("_", described_by.__name__).lower()
     _refuse_taken(name, origin[1])
-    kind = Kind(name, role, _node_type(described_by, name), *origin, *cost)
-    _registry().kinds[name] = kind
-    builds(kind.node)(lambda size, node: build(size, node.as_dataclass()))
+    kind = Kind(name, role, _node_type(described_by, name), *origin, build, *cost)
+    _kinds()[name] = kind
     return kind
 
 
 def _refuse_taken(name: str, path: str) -> None:
-    kind = _registry().kinds.get(name)
+    kind = _kinds().get(name)
     if name in kinds_of_nodes(Node, without=Part):
         raise InputError(f"the name '{name}' of a part is taken by clearhead: give its dataclass another name")
     if kind is not None and kind.path != path:
@@ -214,7 +195,7 @@ def _node_type(described_by: type, name: str) -> type[Part]:
 
 def kind_of(node: Part) -> Kind:
     """Return the own part that a node is of."""
-    return _registry().kinds[node.kind]
+    return _kinds()[node.kind]
 
 
 @checked
@@ -233,7 +214,7 @@ def find_kind(name: str, role: Role | None = None) -> Kind | None:
     Raises:
         InputError: the package that has it cannot be imported.
     """
-    kinds = _registry().kinds
+    kinds = _kinds()
     if name not in kinds:
         for point in metadata.entry_points(group=ENTRY_POINTS):
             if point.name == name:
@@ -252,17 +233,18 @@ def _load(point: metadata.EntryPoint) -> None:
 
 def kinds_of_file(path: str) -> list[Kind]:
     """Return the own parts that the file at a path registered."""
-    return [kind for kind in _registry().kinds.values() if kind.path == path]
+    return [kind for kind in _kinds().values() if kind.path == path]
 
 
 @contextmanager
 def restored_on_failure() -> Iterator[None]:
     """Forget what was registered while this was open if it ends with an error."""
-    before = dict(_registry().kinds)
+    kinds, before = _kinds(), dict(_kinds())
     try:
         yield
     except BaseException:
-        _registry().kinds = before
+        kinds.clear()
+        kinds.update(before)
         raise
 
 
@@ -296,7 +278,7 @@ def _dump(node: Part, info: Any) -> dict[str, Any]:
 
 def _parse(role: Role, names: list[str], value: Any) -> Part:
     """Return the node of an own part from a table of values, a dataclass or a node."""
-    kinds = {kind.node.described_by: kind for kind in _registry().kinds.values()}
+    kinds = {kind.node.described_by: kind for kind in _kinds().values()}
     described = kinds.get(type(value))
     if described is not None:
         names_of_fields = described.node.model_fields.keys() - {"kind"}
@@ -304,7 +286,7 @@ def _parse(role: Role, names: list[str], value: Any) -> Part:
     name = str(value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", type(value).__name__))
     kind = find_kind(name, role)
     if kind is None:
-        others = (kind.name for kind in _registry().kinds.values() if kind.role == role)
+        others = (kind.name for kind in _kinds().values() if kind.role == role)
         expected = ", ".join(f"'{one}'" for one in (*names, *others)) or "the name of a part of this role"
         raise PydanticKnownError(
             "union_tag_invalid", {"discriminator": "'kind'", "tag": name, "expected_tags": expected}
@@ -348,7 +330,7 @@ def refuse_absent_parts(needed: list[Need]) -> None:
             how = f"install {need.package}" if need.package else f"name its file: parts={need.file}, or --parts"
             raise InputError(
                 f"this model needs the part '{need.kind}' of {source} (SHA-256 {need.sha256[:12]}), which is not "
-                f"here{nearest(need.kind, _registry().kinds)}; {how}"
+                f"here{nearest(need.kind, _kinds())}; {how}"
             )
         if kind.source.sha256 != need.sha256:
             raise InputError(

@@ -79,7 +79,6 @@ class TaskSetup:
         target_vocab: int | None = None,
         joint: bool = True,
         head: spec.Head | None = None,
-        prefix: bool = False,
     ) -> spec.Model:
         """Return the spec of the model: that of the initial model, or that of the [model] table.
 
@@ -88,7 +87,6 @@ class TaskSetup:
             target_vocab: vocabulary size of the decoder; None: the same.
             joint: whether both sides share one vocabulary.
             head: None: a vocabulary head.
-            prefix: whether a decoder-only model attends to the whole prefix of a text.
 
         Raises:
             InputError: the sizes are impossible, or the initial model does not suit the task.
@@ -101,7 +99,6 @@ class TaskSetup:
                 target_vocab=source_vocab if target_vocab is None else target_vocab,
                 joint=joint,
                 head=head,
-                prefix=prefix,
             )
         base, length = with_dropout(self.initial.spec, self.run_file.model), self.run_file.data.max_length
         if base.declared_length is not None and length > (base.position_limit or length):

@@ -143,11 +143,12 @@ print("loop = folded:", float((loop(q, k, v) - folded(q, k, v)).abs().max()))
 print("loop = fused: ", float((loop(q, k, v) - fused(q, k, v)).abs().max()))
 
 # %% [markdown]
-# These are the lines that compute it in every model here, of any family. What you have just written is `scores`, `normalize` and `weigh`; the rest is masks, biases and places where somebody may look:
+# These are the lines that compute it in every model here, of any family. What you have just written is `scores`, `weights` and the last two lines of `attend`; the rest is masks, biases, the fused kernel and hook points:
 
 # %%
+print(inspect.getsource(Attention.attend))
+print(inspect.getsource(Attention.weights))
 print(inspect.getsource(Attention.scores))
-print(inspect.getsource(Attention.weigh))
 
 # %% [markdown]
 # In `scores` the scale is a number of Python. The root as a tensor in single precision would turn half precision into single without a word, and it stays behind when the model moves to a GPU:

@@ -25,14 +25,13 @@ def embedding(**fields: object) -> Embedding:
     return module
 
 
-@pytest.mark.parametrize("place", ["before_sum", "before_norm", "after_norm"])
+@pytest.mark.parametrize("place", ["before_norm", "after_norm"])
 def test_a_projection_stands_where_it_is_said_to(place: str) -> None:
     module = embedding(
         width=OWN, projection=spec.Projection(place=place, bias=True), norm=spec.LayerNorm(), word_norm=spec.RMSNorm()
     )
     segments = torch.tensor([[0, 2, 1, 1]])
     words = module.word_norm(module.table.weight[IDS] * 1.7)
-    words = module.projection(words) if place == "before_sum" else words
     x = words + module.segments.weight[segments] + module.position.weight[POSITION]
     x = module.projection(x) if place == "before_norm" else x
     x = module.norm(x)

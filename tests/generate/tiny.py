@@ -73,7 +73,7 @@ def some_sources(count: int, longest: int, seed: int = 0) -> list[list[int]]:
 
 
 def tiny_decoder(
-    kind: str, seed: int, vocab: int = 13, *, positions: int = 64, end_bonus: float = 0.0, prefix: bool = False
+    kind: str, seed: int, vocab: int = 13, *, positions: int = 64, end_bonus: float = 0.0
 ) -> ch.Transformer:
     """A decoder alone: "original" has a table of positions, "modern" is rotary with shared key/value heads."""
     torch.manual_seed(seed)
@@ -83,8 +83,6 @@ def tiny_decoder(
     tree["encoder"] = None
     for layer in tree["decoder"]["layers"]:
         layer["steps"] = [s for s in layer["steps"] if s["branches"][0]["function"].get("source") != "memory"]
-        if prefix:
-            layer["steps"][0]["branches"][0]["function"]["mask"] = {"kind": "prefix"}
     module = ch.build(spec.Model.from_json(json.dumps(tree))).eval()
     bias = module.head.layers[-1].bias
     with torch.no_grad():
@@ -99,15 +97,12 @@ def some_prompts(count: int, longest: int, vocab: int = 13, seed: int = 0) -> li
     return [[BOS, *(draw.randrange(3, vocab) for _ in range(length))] for length in lengths]
 
 
-def next_logits(
-    module: ch.Transformer, ids: list[int], source: list[int] | None = None, prefix_length: int = 0
-) -> torch.Tensor:
+def next_logits(module: ch.Transformer, ids: list[int], source: list[int] | None = None) -> torch.Tensor:
     """The logits behind one unpadded sequence, from one pass without a cache."""
     with torch.no_grad():
         if source is not None:
             return module(torch.tensor([source]), torch.tensor([ids])).logits[0, -1]
-        prefix = torch.arange(len(ids))[None] < prefix_length if prefix_length else None
-        return module.run(ch.Sequence(torch.tensor([ids]), prefix=prefix)).logits[0, -1]
+        return module(torch.tensor([ids])).logits[0, -1]
 
 
 def run_search(module: ch.Transformer, start: Callable[[], Started]) -> list[list[Continuation]]:

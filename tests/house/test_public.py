@@ -28,9 +28,9 @@ NAMES = {
         Activation ActivationName Alibi Attention BandScaling Biases Branch Causal ClampedGate Disentangled
         DistanceTable DynamicScaling Embedding EmbeddingPosition FeedForward Full Function Head HeadLayer Layer
         LayerNorm Learned Linear LinearScaling LongRopeScaling Mask MixtureOfExperts Model Node Norm Normal
-        OutProjection Part PlainNorm Pool PoolMode Prefix Projection QueryKeyNorm RMSNorm Reference RelativeBuckets
-        Rotary RotaryScaling Router ScoreBias ScoreTable Sinusoidal SoftCap Stack Step Table TableHeads L2Normalize
-        Window Xavier YarnScaling builds consistency_faults map_nodes module_of own_parts presets validate walk
+        Part PlainNorm Pool PoolMode Projection QueryKeyNorm RMSNorm Reference RelativeBuckets
+        Rotary RotaryScaling Router ScoreBias ScoreTable Sinusoidal SoftCap Stack Step Table L2Normalize
+        Window Xavier YarnScaling consistency_faults map_nodes own_parts presets validate walk
     """,
     "clearhead.apps.surgery": """
         EditedModel SurgeryReport cut_vocabulary grow_vocabulary keep_layers remove_heads remove_neurons replace_head

@@ -145,3 +145,17 @@ def test_lines_of_code_are_neither_blank_nor_comment_nor_docstring() -> None:
     head = '"""Doc."""\n\n# comment\nx = (\n    1,  # why\n)\n\n'
     text = head + 'def f():\n    """Doc.\n\n    More.\n    """\n    return "a"\n'
     assert code_lines(text) == 5
+
+
+def test_attention_is_on_one_screen() -> None:
+    """`forward`, `attend` and `weights` stand one after the other and fit on a screen; the class has few methods."""
+    (source,) = [one for one in package_sources("core") if one.path == "clearhead/core/attention.py"]
+    (attention,) = [
+        node for node in source.tree.body if isinstance(node, ast.ClassDef) and node.name == "Attention"
+    ]  # fmt: skip
+    methods = {node.name: node for node in attention.body if isinstance(node, ast.FunctionDef)}
+    names = list(methods)
+    first = names.index("forward")
+    assert names[first : first + 3] == ["forward", "attend", "weights"]
+    assert (methods["weights"].end_lineno or 0) - methods["forward"].lineno < 50
+    assert len(methods) <= 12

@@ -139,13 +139,6 @@ def capped() -> spec.Model:
     return model.model_copy(update={"head": spec.Head(layers=(*model.head.layers, spec.SoftCap(value=0.7)))})
 
 
-def projected() -> spec.Model:
-    model = base(ROTARY, tie="none")
-    return model.model_copy(
-        update={"decoder": model.decoder.model_copy(update={"projection_out": spec.OutProjection(size=11)})}
-    )
-
-
 HF_PARTS: dict[str, Callable[[], spec.Model]] = {
     "layer norm without weight": lambda: _norm(base(ROTARY), spec.LayerNorm(weight=False, bias=False)),
     "layer norm with offset": lambda: _norm(base(ROTARY), spec.LayerNorm(unit_offset=True)),
@@ -162,10 +155,6 @@ HF_PARTS: dict[str, Callable[[], spec.Model]] = {
     "scaled alibi": lambda: attending("decoder/post/alibi", score_bias=spec.Alibi(scaled=True)),
     "rounded alibi": lambda: attending("decoder/post/alibi", score_bias=spec.Alibi(rounding="bfloat16")),
     "own slopes": lambda: attending("decoder/post/alibi", score_bias=spec.Alibi(slopes=SLOPES)),
-    "heads of a table": lambda: attending(
-        "decoder/post/buckets", num_heads=3, num_kv_heads=3,
-        score_bias=spec.TableHeads(path="decoder.score_table", heads=(5, 0, 2)),
-    ),
     "own buckets": lambda: attending(
         ROTARY, position=None, score_bias=spec.RelativeBuckets(num_heads=6, bidirectional=False)
     ),
@@ -183,10 +172,8 @@ HF_PARTS: dict[str, Callable[[], spec.Model]] = {
             router=spec.Router(bias=True, normalize=False),
         )
     ),
-    "projection before the sum": lambda: embedded("before_sum"),
     "projection before the norm": lambda: embedded("before_norm", word_norm=spec.LayerNorm()),
     "projection after the norm": lambda: embedded("after_norm", scale=2.3, scale_rounding="weights"),
-    "projection out": projected,
     "fairseq sinusoids": lambda: changed(
         base("decoder/post/sinusoidal"), lambda function: function,
         embedding=base("decoder/post/sinusoidal").decoder.embedding.model_copy(

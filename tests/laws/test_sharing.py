@@ -66,7 +66,7 @@ def test_a_copy_of_a_model_shares_within_itself_and_not_with_the_first() -> None
     assert isinstance(head, Linear) and isinstance(twin.decoder.embedding.table, Table)
     assert head.projection.weight_VD is twin.decoder.embedding.table.weight
     first = twin.encoder.layers[0].steps[0].branches[0].function
-    assert first.borrowed[0] is twin.encoder.score_table is not module.encoder.score_table
+    assert first.tied.module is twin.encoder.score_table is not module.encoder.score_table
     with torch.no_grad():
         for parameter in twin.parameters():
             parameter.zero_()

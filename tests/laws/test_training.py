@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from clearhead import spec
 from clearhead.core import build
-from clearhead.core.kernels.dropout import Dropout
 from clearhead.data.batches.base import Batch
 from clearhead.tasks.train import token_loss
 from tests.laws.tiny import MODELS, TARGET_VOCAB, VOCAB, Reader, difference, resolved, tiny
@@ -68,7 +67,7 @@ def expected_rate(path: str, model: nn.Module) -> float:
 @pytest.mark.parametrize("name", [name for name in MODELS if name.endswith(("sinusoidal", "buckets"))])
 def test_each_kind_of_dropout_drops_at_its_rate(name: str) -> None:
     module = tiny(name, **RATES).train()
-    places = {path: part for path, part in module.named_modules() if isinstance(part, Dropout)}
+    places = {path: part for path, part in module.named_modules() if isinstance(part, nn.Dropout)}
     seen: dict[str, float] = {}
 
     def watch(path: str, inputs: Tensor, outputs: Tensor) -> None:
@@ -102,7 +101,7 @@ def test_each_kind_of_dropout_drops_at_its_rate(name: str) -> None:
 @pytest.mark.parametrize("place", RATES)
 def test_a_dropout_rate_changes_only_its_own_kind(place: str) -> None:
     module = tiny("encoder-decoder/post/sinusoidal", **{place: 0.5})
-    rates = {path: part.p for path, part in module.named_modules() if isinstance(part, Dropout)}
+    rates = {path: part.p for path, part in module.named_modules() if isinstance(part, nn.Dropout)}
     for path, rate in rates.items():
         if path.endswith(".function.dropout"):
             attends = isinstance(module.get_submodule(path.rpartition(".")[0]).spec, spec.Attention)

@@ -13,7 +13,6 @@ from clearhead.spec import (
     Linear,
     MixtureOfExperts,
     Model,
-    OutProjection,
     Projection,
     Stack,
     Step,
@@ -76,10 +75,8 @@ def test_experts_cost_what_a_token_passes_through_and_shared_layers_count_at_eac
     assert cost_per_token(Model(decoder=attending), 1, 5).cache_numbers == 3 * 2 * 1 * 2
 
 
-def test_maps_to_and_from_another_width_count() -> None:
-    embedding = Embedding(table=Table(rows=VOCAB), width=5, projection=Projection(place="before_sum", bias=False))
-    one = stack(FeedForward(size=11)).model_copy(
-        update={"embedding": embedding, "projection_out": OutProjection(size=5)}
-    )
+def test_a_projection_from_another_width_counts() -> None:
+    embedding = Embedding(table=Table(rows=VOCAB), width=5, projection=Projection(place="before_norm", bias=False))
+    one = stack(FeedForward(size=11)).model_copy(update={"embedding": embedding})
     cost = cost_per_token(Model(decoder=one, head=HEAD), 1, 5)
-    assert cost.target_flops == 2 * 2 * WIDTH * 11 + 2 * 2 * 5 * WIDTH + 2 * 5 * VOCAB
+    assert cost.target_flops == 2 * 2 * WIDTH * 11 + 2 * 5 * WIDTH + 2 * WIDTH * VOCAB

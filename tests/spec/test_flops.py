@@ -54,11 +54,11 @@ def with_experts(model: spec.Model) -> spec.Model:
 
 
 def with_other_widths(model: spec.Model) -> spec.Model:
-    """The embedding is narrower than the stack, and so is what leaves it."""
+    """The embedding is narrower than the stack."""
     projection = spec.Projection(place="after_norm", bias=True)
     embedding = model.encoder.embedding.model_copy(update={"width": 14, "projection": projection})
-    stack = model.encoder.model_copy(update={"embedding": embedding, "projection_out": spec.OutProjection(size=14)})
-    return model.model_copy(update={"encoder": stack})
+    head = spec.Head(layers=(spec.Linear(size=14), *model.head.layers))
+    return model.model_copy(update={"encoder": model.encoder.model_copy(update={"embedding": embedding}), "head": head})
 
 
 def counted(model: spec.Model, *, backward: bool) -> tuple[int, TokenCounts]:

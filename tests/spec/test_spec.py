@@ -250,15 +250,6 @@ def changed(**parts: Any) -> spec.Model:
             "'encoder.score_table' has 3 heads, the attention 2",
         ),
         (
-            spec.Model(
-                encoder=one_layer(
-                    attention(score_bias=spec.TableHeads(path="encoder.score_table", heads=(0, 3))),
-                    score_table=spec.RelativeBuckets(num_heads=3, bidirectional=True),
-                )
-            ),
-            "'encoder.score_table' has 3 heads, so there is no head 3",
-        ),
-        (
             spec.Model(encoder=one_layer(attention(score_bias=spec.Alibi(slopes=(0.5, 0.25, 0.125))))),
             "score_bias has 3 slopes, the attention 2 heads",
         ),

@@ -28,7 +28,7 @@ def redirect_references(node: AnyNode, rename: Callable[[str], str], path: str =
     """Return a tree whose references have other paths."""
 
     def change(_: str, node: spec.Node) -> spec.Node:
-        if isinstance(node, spec.Reference | spec.TableHeads):
+        if isinstance(node, spec.Reference):
             return node.model_copy(update={"path": rename(node.path)})
         return node
 

@@ -80,9 +80,10 @@ def _plan_heads(module: Transformer, given: Mapping[str, Collection[int]]) -> Su
     biases, tables = _score_biases(module.spec, found, kept)
     for address, bias in biases.items():
         updates.setdefault(address, {})["score_bias"] = bias
-    for path, heads in tables.items():
-        updates[path] = {"num_heads": len(heads)}
-        origins[f"{path}.weight"] = select_rows(f"{path}.weight", _rows(heads), 1)
+    for path, (table, heads) in tables.items():
+        if path == table:
+            updates[path] = {"num_heads": len(heads)}
+        origins[f"{path}.weight"] = select_rows(f"{table}.weight", _rows(heads), 1)
     return SurgeryPlan(update_nodes(module.spec, updates), origins)
 
 
@@ -131,8 +132,11 @@ def _attention_origins(
 
 def _score_biases(
     model: spec.Model, found: Mapping[str, spec.Attention], kept: Mapping[str, _KeptHeads]
-) -> tuple[dict[str, spec.ScoreBias], dict[str, tuple[int, ...]]]:
-    """Return the score biases of attentions that change, and the heads that are left of each table."""
+) -> tuple[dict[str, spec.ScoreBias], dict[str, tuple[str, tuple[int, ...]]]]:
+    """Return the score biases of attentions that change, and for each new table the old one and its remaining heads.
+
+    Attentions that shared a table and keep different heads of it get their own tables.
+    """
     biases: dict[str, spec.ScoreBias] = {}
     readers: dict[str, dict[str, tuple[int, ...]]] = {}
     for address, attention in found.items():
@@ -146,11 +150,9 @@ def _score_biases(
                 readers.setdefault(f"{address}.score_bias", {})[address] = left
             case spec.Reference(path=path):
                 readers.setdefault(path, {})[address] = left
-            case spec.TableHeads(path=path, heads=heads):
-                readers.setdefault(path, {})[address] = tuple(heads[head] for head in left)
             case _:
                 continue
-    tables: dict[str, tuple[int, ...]] = {}
+    tables: dict[str, tuple[str, tuple[int, ...]]] = {}
     nodes = dict(spec.walk(model))
     for table, read in readers.items():
         node, owner = nodes[table], table.removesuffix(".score_bias")
@@ -159,16 +161,17 @@ def _score_biases(
         if not set(read) & set(kept):
             continue
         if len(set(read.values())) == 1:
-            every = tables[table] = next(iter(read.values()))
-        elif read.get(owner, every) != every:
+            tables[table] = table, next(iter(read.values()))
+            continue
+        if read.get(owner, every) != every:
             raise InputError(
                 f"{table} is a table of scores that {len(read)} attentions read: remove the same heads of all, or none "
                 "of its owner's"
             )
         for address, heads in read.items():
-            if address != owner:
-                whole = heads == every
-                biases[address] = spec.Reference(path=table) if whole else spec.TableHeads(path=table, heads=heads)
+            if heads != every:
+                biases[address] = node.model_copy(update={"num_heads": len(heads)})
+                tables[f"{address}.score_bias"] = table, heads
     return biases, tables
 
 

@@ -68,7 +68,7 @@ def _with_shared_tables(
 ) -> SurgeryPlan:
     """Give each score table that layers share, and one of them owns, to the first remaining layer that reads it."""
     prefix, old = f"{side}.layers.", dict(spec.walk(module.spec))
-    references = [node.path for node in old.values() if isinstance(node, spec.Reference | spec.TableHeads)]
+    references = [node.path for node in old.values() if isinstance(node, spec.Reference)]
     shared = {path for path in references if path.startswith(prefix)}
     owners: dict[str, str] = {}
 
@@ -77,20 +77,17 @@ def _with_shared_tables(
             return node
         number, _, rest = path.removeprefix(prefix).partition(".")
         own = f"{prefix}{kept[int(number)]}.{rest}"
-        table = node.path if isinstance(node, spec.Reference | spec.TableHeads) else own
+        table = node.path if isinstance(node, spec.Reference) else own
         if table not in shared:
             return node
         if table in owners:
-            reference = node if isinstance(node, spec.TableHeads) else spec.Reference(path=table)
-            return reference.model_copy(update={"path": owners[table]})
-        if isinstance(node, spec.TableHeads):
-            raise InputError(f"{path} reads some heads of the table {table}: keep the layer that owns it")
+            return spec.Reference(path=owners[table])
         owners[table] = path
         origins[f"{path}.weight"] = Origin(f"{table}.weight")
         return old[table]
 
     def follow(path: str, node: spec.Node) -> spec.Node:
-        if isinstance(node, spec.Reference | spec.TableHeads) and not path.startswith(prefix):
+        if isinstance(node, spec.Reference) and not path.startswith(prefix):
             return node.model_copy(update={"path": owners.get(node.path, node.path)})
         return node
 

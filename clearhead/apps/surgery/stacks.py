@@ -169,7 +169,7 @@ def _word_head(model: spec.Model, encoder: spec.Stack) -> spec.Head:
     output = token_output(model.head)
     if model.head is not None and output is not None and output[1].size == table.rows:
         return model.head
-    weight = spec.Reference(path=path) if encoder.table_width == encoder.output_width else None
+    weight = spec.Reference(path=path) if encoder.table_width == encoder.width else None
     return spec.Head(layers=(spec.Linear(size=table.rows, bias=False, weight=weight),))
 
 
@@ -227,7 +227,7 @@ def _bidirectional(stack: spec.Stack) -> spec.Stack:
     """Return a stack with bidirectional masks, as wide after a token as before it."""
 
     def change(_: str, node: spec.Node) -> spec.Node:
-        if isinstance(node, spec.Causal | spec.Prefix):
+        if isinstance(node, spec.Causal):
             return spec.Full()
         if isinstance(node, spec.Window):
             return spec.Window(before=node.before, after=max(node.before, node.after))

@@ -215,7 +215,6 @@ def _is_plain(stack: spec.Stack) -> bool:
         isinstance(position, spec.Sinusoidal)
         and position.layout == "interleaved"
         and stack.embedding.width is None
-        and stack.projection_out is None
         and all(
             isinstance(node, spec.FeedForward)
             or (isinstance(node, spec.Attention) and not isinstance(node.score_bias, spec.Disentangled))

@@ -132,7 +132,7 @@ def _pooled(loaded: LoadedModule, directory: Path, dtype: torch.dtype) -> Loaded
     if model.encoder is not None and model.decoder is not None:
         raise InputError(f"{directory}: pooling needs a model of one stack, and this checkpoint has two")
     positions = loaded.config.get("max_position_embeddings", loaded.config.get("n_positions"))
-    pooling = read_pooling(directory, width=top.output_width, positions=positions, dtype=dtype)
+    pooling = read_pooling(directory, width=top.width, positions=positions, dtype=dtype)
     task = TaskRecord(kind="embed", max_length=pooling.max_length, prompt=pooling.prompt)
     return replace(loaded, module=with_head(loaded.module, pooling.head, pooling.tensors), task=task, pooling=pooling)
 

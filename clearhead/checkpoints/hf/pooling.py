@@ -369,7 +369,7 @@ def _files(model: spec.Model, max_length: int | None) -> tuple[dict[str, Any], d
     """Return the settings by their paths, and the folder of each linear layer of the head."""
     top = model.decoder or model.encoder
     assert top is not None and model.head is not None, "a validated model has a stack"
-    width, layers = top.output_width, list(model.head.layers)
+    width, layers = top.width, list(model.head.layers)
     modules = [("", "Transformer")]
     files: dict[str, Any] = {}
     maps: dict[str, str] = {}

@@ -19,7 +19,6 @@ from torch.nn import functional as F
 
 from clearhead.base.errors import InputError
 from clearhead.base.printing import num_parameters
-from clearhead.core.kernels.dropout import Dropout
 from clearhead.spec.addresses import nearest_address, select_addresses
 
 DEFAULT_TARGETS = ("**.query", "**.key", "**.value", "**.function.out")
@@ -48,7 +47,7 @@ class AdaptedLinear(nn.Linear):
         self.lora_up: nn.Parameter = nn.Parameter(linear.weight.new_zeros(linear.out_features, rank))
         self.lora_scale: Tensor
         self.register_buffer(_SCALE, linear.weight.new_tensor(scale))
-        self.dropout: Dropout = Dropout(dropout)
+        self.dropout: nn.Dropout = nn.Dropout(dropout)
         nn.init.kaiming_uniform_(self.lora_down, a=math.sqrt(5))
 
     def forward(self, x_I: Float[Tensor, "*axes inputs"]) -> Float[Tensor, "*axes outputs"]:

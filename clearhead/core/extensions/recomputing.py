@@ -21,7 +21,9 @@ class Recomputed(nn.Module):
             return super().forward(x_BTD, context)
         kept, count = context.kept(self), x_BTD.shape[1]
         kept["inputs"] = torch.cat([kept["inputs"], x_BTD], dim=1) if "inputs" in kept else x_BTD
-        whole = context.once("all tokens", lambda: _with_all_tokens(context))
+        if "all tokens" not in context.shared:
+            context.shared["all tokens"] = _with_all_tokens(context)
+        whole = context.shared["all tokens"]
         whole.depth = context.depth
         return super().forward(kept["inputs"], whole)[:, -count:]
 
@@ -29,4 +31,4 @@ class Recomputed(nn.Module):
 def _with_all_tokens(context: Context) -> Context:
     """Return the context of a call that reads all tokens at once."""
     masking = replace(context.masking, num_queries=context.masking.num_keys)
-    return replace(context, masking=masking, query_position=context.key_position, cache=None, shared={})
+    return replace(context, masking=masking, query_position=context.key_position, cache=None, masks={}, shared={})

@@ -15,7 +15,7 @@ from clearhead import spec
 from clearhead.base.errors import InputError
 from clearhead.core import build
 from clearhead.core.extensions.cost import context_for, sample
-from clearhead.spec.registry import Kind, Role, kind_of
+from clearhead.spec.registry import Kind, Role, build_part, kind_of
 
 BATCH, TOKENS, MEMORY_TOKENS = 2, 5, 3
 _SEEDS = (1, 2)
@@ -35,7 +35,7 @@ def try_parts(model: spec.Model) -> None:
         with _explained("the model with it cannot be built", " and ".join({kind_of(node).name for _, node in nodes})):
             module = build(model, device="meta")
         sizes = {(node, int(module.get_submodule(path).built_size)): path for path, node in nodes}  # type: ignore[arg-type]
-        memory_width = model.encoder.output_width if model.encoder else None
+        memory_width = model.encoder.width if model.encoder else None
         for (node, size), path in sizes.items():
             memory = None
             if memory_width is not None and path.startswith("decoder"):
@@ -45,7 +45,7 @@ def try_parts(model: spec.Model) -> None:
 
 def _try(kind: Kind, node: spec.Part, size: int, memory: Tensor | None) -> None:
     with _explained("it cannot be built", kind.name, f" for the size {size}"):
-        module: nn.Module = spec.module_of(node, size)
+        module: nn.Module = build_part(node, size)
     x = sample(kind.role, size, TOKENS, batch=BATCH)
     arguments = f" of x {list(x.shape)}"
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from clearhead import spec
 from clearhead.core.attention import Attention
 from clearhead.core.context import Context
+from clearhead.core.embedding import Tied
 from clearhead.core.kernels.positions import distance_row
 from clearhead.core.norm import build_norm
 from clearhead.core.shapes import Keys, Queries, Scores
@@ -43,7 +44,7 @@ class PositionProjections(nn.Module):
         own = () if scores.shared_projections else scores.terms
         self.position_key: nn.Linear | None = nn.Linear(width, inner) if "content_to_position" in own else None
         self.position_query: nn.Linear | None = nn.Linear(width, inner) if "position_to_content" in own else None
-        self.borrowed: tuple[DistanceTable, ...] = ()  # in a tuple, so that the table is not registered twice
+        self.tied: Tied[DistanceTable] | None = None
 
 
 class DisentangledAttention(Attention):
@@ -59,8 +60,12 @@ class DisentangledAttention(Attention):
         self.score_bias: PositionProjections = PositionProjections(width, attention, attention.score_bias)
 
     def bias(self, query: Queries, key: Keys, context: Context) -> Scores | None:
-        (table,), maps = self.score_bias.borrowed, self.score_bias
-        row_BQS = context.once(table, lambda: table(context.query_position, context.key_position))
+        maps, tied = self.score_bias, self.score_bias.tied
+        assert tied is not None, "the stack owns the table"
+        table = tied.module
+        if table not in context.shared:
+            context.shared[table] = table(context.query_position, context.key_position)
+        row_BQS = context.shared[table]
         rows_RD = table.norm(table.weight)[None]
 
         def products(content: Tensor, project: nn.Module, row: Tensor) -> Tensor:

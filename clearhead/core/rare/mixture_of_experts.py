@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.core.feedforward import activate
-from clearhead.core.kernels.dropout import Dropout
 from clearhead.core.shapes import States
 
 Tokens = Float[Tensor, "tokens width"]
@@ -38,7 +37,7 @@ class Experts(nn.Module):
         self.spec = expert
         self.up: ExpertMaps = ExpertMaps(count, width, expert.size, expert.bias_in)
         self.gate: ExpertMaps | None = ExpertMaps(count, width, expert.size, expert.bias_in) if expert.gated else None
-        self.dropout: Dropout = Dropout(expert.dropout)
+        self.dropout: nn.Dropout = nn.Dropout(expert.dropout)
         self.down: ExpertMaps = ExpertMaps(count, expert.size, width, expert.bias_out)
 
     def split(self) -> list[tuple[Map, Map | None, Map]]:
@@ -51,7 +50,6 @@ class Experts(nn.Module):
         return F.linear(self.dropout(inner), *down)
 
 
-@spec.builds(spec.MixtureOfExperts)
 class MixtureOfExperts(nn.Module):
     """The sum over the top k experts of a token of weight * expert(x), the weights by softmax over all experts.
 

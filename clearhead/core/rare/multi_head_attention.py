@@ -10,8 +10,9 @@ from clearhead import spec
 from clearhead.base.arguments import check_tensor, explained
 from clearhead.base.errors import InputError
 from clearhead.base.printing import PrintedModule
-from clearhead.core.attention import Attention
+from clearhead.core.attention import Attention, repeat_heads
 from clearhead.core.context import Context, Masking
+from clearhead.core.embedding import Tied
 from clearhead.core.initialize import initialize
 from clearhead.core.kernels.positions import rotary_angles, rotate
 from clearhead.core.shapes import MayAttend, States
@@ -64,13 +65,13 @@ class MultiHeadAttention(PrintedModule, nn.Module):
         self.value: nn.Linear = inner.value
         self.out: nn.Linear = inner.out
         self.score_bias: nn.Module | None = getattr(inner, "score_bias", None)
-        self._attention = (inner,)  # in a tuple, so that its weights are registered once, under their own names
+        self._attention = Tied(inner)  # its weights are registered above, under shorter names
         initialize(self, spec.Xavier())
 
     @property
     def attention(self) -> Attention:
         """The attention as it is in a model, with its hook points."""
-        return self._attention[0]
+        return self._attention.module
 
     def train(self, mode: bool = True) -> MultiHeadAttention:
         self.attention.train(mode)
@@ -113,8 +114,7 @@ class MultiHeadAttention(PrintedModule, nn.Module):
             length = positions.new_full((1, 1), num_keys)
             heads = rotate(heads, *rotary_angles(context.query_position, rotary, self.spec.head_size, length))
             key = rotate(key, *rotary_angles(context.key_position, rotary, self.spec.head_size, length))
-        bias = inner.bias(heads, key, context)
         if not return_weights:
-            return inner.merge(inner.mix(heads, key, value, bias, context))
-        weights = inner.weights(heads, key, bias, context)
-        return inner.merge(inner.weigh(weights, value)), weights
+            return inner.merge(inner.attend(heads, key, value, context))
+        weights = inner.weights(heads, key, inner.bias(heads, key, context), context)
+        return inner.merge(inner.dropout(weights).to(value.dtype) @ repeat_heads(value, weights.shape[1])), weights

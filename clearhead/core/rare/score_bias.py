@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from clearhead import spec
 from clearhead.core.attention import Attention
 from clearhead.core.context import Context
+from clearhead.core.embedding import Tied
 from clearhead.core.kernels.positions import alibi_bias, relative_bucket
 from clearhead.core.rare.disentangled import DistanceTable
 from clearhead.core.shapes import Keys, Queries, Scores
@@ -30,27 +31,30 @@ class RelativeBuckets(nn.Module):
 
 
 class BiasedAttention(Attention):
-    """Attention with ALiBi, or with a table of buckets: its own, or one that it borrows, all heads of it or some."""
+    """Attention with ALiBi, or with a table of buckets: its own, or one that it is tied to."""
 
     def __init__(self, width: int, attention: spec.Attention) -> None:
         super().__init__(width, attention)
         kind = attention.score_bias
         self.score_bias: nn.Module | None = RelativeBuckets(kind) if isinstance(kind, spec.RelativeBuckets) else None
-        self.borrowed: tuple[RelativeBuckets, ...] = ()  # in a tuple, so that the table is not registered twice
+        self.tied: Tied[RelativeBuckets] | None = None
 
     def bias(self, query: Queries, key: Keys, context: Context) -> Scores | None:
-        kind, positions = self.spec.score_bias, (context.query_position, context.key_position)
+        kind, positions, shared = self.spec.score_bias, (context.query_position, context.key_position), context.shared
         if isinstance(kind, spec.Alibi):
-            key_of = ("alibi", self.spec.num_heads, kind.rounding, kind.slopes)
-            bias = context.once(key_of, lambda: alibi_bias(*positions, self.spec.num_heads, kind))
-            return bias * self.scale if kind.scaled else bias
-        table = self.score_bias or self.borrowed[0]
-        bias = context.once(table, lambda: table(*positions))
-        return bias[:, list(kind.heads)] if isinstance(kind, spec.TableHeads) else bias
+            name = ("alibi", self.spec.num_heads, kind.rounding, kind.slopes)
+            if name not in shared:
+                shared[name] = alibi_bias(*positions, self.spec.num_heads, kind)
+            return shared[name] * self.scale if kind.scaled else shared[name]
+        table = self.score_bias if self.tied is None else self.tied.module
+        assert table is not None, "an attention has a table or is tied to one"
+        if table not in shared:
+            shared[table] = table(*positions)
+        return shared[table]
 
 
 def build_score_table(width: int, table: spec.RelativeBuckets | spec.DistanceTable | None) -> nn.Module | None:
-    """Build the table that the attentions of a stack borrow, or None."""
+    """Build the table that the attentions of a stack share, or None."""
     if isinstance(table, spec.DistanceTable):
         return DistanceTable(width, table)
     return None if table is None else RelativeBuckets(table)

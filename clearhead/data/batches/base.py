@@ -77,7 +77,6 @@ class Batch(DeviceBatch):
         target_mask: where `target_ids` is real.
         documents: the document each of `ids` belongs to; None: each row is one.
         segments: the segment of each of `ids`.
-        prefix: where `ids` is part of the prefix that every token may attend to.
     """
 
     ids: Int64[Tensor, "batch source"]
@@ -90,7 +89,6 @@ class Batch(DeviceBatch):
     target_mask: Bool[Tensor, "batch target"] | None = None
     documents: Int64[Tensor, "batch source"] | None = None
     segments: Int64[Tensor, "batch source"] | None = None
-    prefix: Bool[Tensor, "batch source"] | None = None
 
     def part(self, rows: slice) -> Batch:
         """Return some rows of the batch, which keep its padding."""

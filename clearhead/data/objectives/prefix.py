@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from jaxtyping import Int64
 from numpy import ndarray
 
-from clearhead.core.kernels.linear_cross_entropy import NO_LABEL
-from clearhead.data.arrays import Ragged
-from clearhead.data.batches.base import Batch, pad_rows
+from clearhead.data.batches.base import Batch
 from clearhead.data.objectives.rows import Window, denoising_batch, without_special
 from clearhead.text.tokenizer import Tokenizer
 
@@ -43,45 +40,6 @@ class PrefixSplit:
         rows = without_special(windows, self._tokenizer)
         is_prefix_N = rows.positions < np.repeat(_cuts(rows.lengths, generator), rows.lengths)
         return denoising_batch(rows.keep(is_prefix_N), rows.keep(~is_prefix_N), self._tokenizer)
-
-
-class PrefixLM:
-    """Marks a prefix that every token of a window may attend to, for a model of one stack that continues it.
-
-    Only the rest has labels. The prefix is the start token and any number of tokens from none to all but one, equally
-    likely.
-
-    Args:
-        tokenizer: adds the special ids and the padding.
-
-    Source: arXiv 1910.10683, section 3.2.1.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def __call__(self, windows: Sequence[Window], generator: np.random.Generator) -> Batch:
-        """Return the windows without their end token, and at each position behind the prefix the next token.
-
-        Args:
-            windows: ids with special ids; at least one.
-            generator: draws the cuts.
-        """
-        rows = without_special(windows, self._tokenizer)
-        cuts_B = _cuts(rows.lengths, generator)
-        shown_N = rows.positions < np.repeat(cuts_B, rows.lengths)
-        special = self._tokenizer.special_tokens.for_target
-        read = pad_rows(rows, special.decoder_input, fill=self._tokenizer.pad_id)
-        predicted = Ragged.of(np.where(shown_N, NO_LABEL, rows.ids), rows.lengths)
-        return Batch(
-            ids=read.ids,
-            mask=read.padding_mask,
-            labels=pad_rows(predicted, special.labels, fill=NO_LABEL).ids,
-            num_labels=int((~shown_N).sum()) + len(special.labels) * len(windows),
-            num_tokens=read.num_tokens,
-            rows=np.arange(len(windows)),
-            prefix=torch.arange(read.ids.shape[1]) < torch.from_numpy(cuts_B)[:, None] + len(special.prefix),
-        )
 
 
 def _cuts(counts_B: Int64[ndarray, " rows"], generator: np.random.Generator) -> Int64[ndarray, " rows"]:

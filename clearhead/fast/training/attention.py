@@ -15,13 +15,14 @@ from torch import Tensor
 from clearhead.base.hooks import is_seen
 from clearhead.core.attention import Attention
 from clearhead.fast.native.abi import AttentionCall, Heads, RotationCall, address
+from clearhead.fast.replica import plain_type
 from clearhead.fast.training.linear import run
 
 Queries = Float[Tensor, "batch heads queries head_size"]
 Keys = Float[Tensor, "batch heads keys head_size"]
 Angles = Float[Tensor, "#batch 1 queries pairs"]
 
-_STEPS: Final = ("scores", "weights", "normalize", "weigh")
+_STEPS: Final = ("attend", "weights", "scores")
 
 
 def needs_weights(part: Attention) -> bool:
@@ -29,7 +30,7 @@ def needs_weights(part: Attention) -> bool:
 
     They are watched, dropped out, capped, have a sink, or are computed by a step or by a class of a user's own.
     """
-    is_own = any(getattr(type(part), name) is not getattr(Attention, name) for name in _STEPS)
+    is_own = any(getattr(plain_type(part), name) is not getattr(Attention, name) for name in _STEPS)
     has_step = part.score_step is not None or part.weight_step is not None
     is_watched = part.is_watched("scores", "weights") or is_seen(part.dropout)
     is_dropped = part.training and part.dropout.p > 0.0

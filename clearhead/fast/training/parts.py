@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -10,26 +10,25 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from clearhead.base.machine import keep_freed_memory
-from clearhead.core.attention import Attention
+from clearhead.core.attention import Attention, MemoryAttention, normed
 from clearhead.core.context import Context
 from clearhead.core.feedforward import FeedForward
-from clearhead.core.kernels.dropout import Dropout
 from clearhead.core.kernels.positions import rotate
 from clearhead.core.norm import Norm, RMSNorm, Vectors
-from clearhead.core.shapes import Keys, Queries, Scores, States
+from clearhead.core.shapes import Keys, Queries, States
 from clearhead.core.stack import Branch, Layer, Stack, Step
 from clearhead.fast.native.load import uses_kernels
 from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.replica import override, plain_type, replica
 from clearhead.fast.stack import is_altered
 from clearhead.fast.training.attention import attention, needs_weights, rotation
+from clearhead.fast.training.dropout import RandomBitDropout
 from clearhead.fast.training.float_linear import has_faster_products, linear, multiplies
 from clearhead.fast.training.linear import feed_forward, has_products, is_served, linears, serves_network
 from clearhead.fast.training.norm import normalize, normalizes
 from clearhead.fast.training.stream import FusedStream, dropout, stream_branches
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
-Angles = Float[Tensor, "#batch 1 tokens pairs"]
 
 
 def training_tree(module: ModuleT, precision: str, *, recomputes_layers: bool = False) -> ModuleT:
@@ -48,9 +47,13 @@ def training_tree(module: ModuleT, precision: str, *, recomputes_layers: bool = 
     """
     tree = replica(module, is_training=True)
     device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
-    if device.type == "cpu" and uses_kernels():
-        keep_freed_memory()
-        _fuse(tree, precision, recomputes_layers)
+    if device.type == "cpu":
+        for part in tree.modules():
+            if plain_type(part) is nn.Dropout:
+                override(part, RandomBitDropout)
+        if uses_kernels():
+            keep_freed_memory()
+            _fuse(tree, precision, recomputes_layers)
     for part in tree.modules():
         if recomputes_layers and isinstance(part, Layer):
             override(part, RecomputedLayer)
@@ -74,13 +77,16 @@ def _fuse(tree: nn.Module, precision: str, recomputes_layers: bool) -> None:
     encoder, decoder = stacks
     if has_products():
         for part in parts:
-            if isinstance(part, Attention):
-                override(part, FusedAttention)
+            if isinstance(part, MemoryAttention):
+                override(part, FusedMemoryAttention)
+            elif isinstance(part, Attention):
+                has_own_forward = plain_type(part).forward is not Attention.forward
+                override(part, FusedAttention if has_own_forward else FusedSelfAttention)
             elif plain_type(part) is nn.Linear:
                 override(part, FusedLinear)
             elif plain_type(part) is FeedForward:
                 override(part, FusedFeedForward)
-            elif plain_type(part) is Dropout:
+            elif plain_type(part) is nn.Dropout:
                 override(part, FusedDropout)
         for stack in stacks:
             branches = None if stack is None or recomputes_layers else stream_branches(stack)
@@ -135,7 +141,7 @@ class FusedLinear(nn.Linear):
         return linears(x, [self])[0] if _is_trained(x) and is_served(self) else super().forward(x)
 
 
-class FusedDropout(Dropout):
+class FusedDropout(RandomBitDropout):
     """Dropout in one pass, which keeps no mask."""
 
     def forward(self, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -153,28 +159,56 @@ class FusedFeedForward(FeedForward):
 
 
 class FusedAttention(Attention):
-    """An attention in bf16 by kernels: projections that read their rows once, rotations, and a head at a time."""
+    """An attention in bf16 by kernels, which rotate in one pass and attend a head at a time."""
 
-    def project(self, x_BTD: States, *layers: nn.Module) -> tuple[Tensor, ...]:
-        """Project queries, keys and values together, or keys and values of a memory."""
-        if not _is_trained(x_BTD) or not all(map(is_served, layers)):
-            return super().project(x_BTD, *layers)
-        return linears(x_BTD, cast("tuple[nn.Linear, ...]", layers))
+    def prepare(self, query: Queries, key: Keys, context: Context) -> tuple[Tensor, Tensor]:
+        """Norm and rotate queries and keys as the plain attention does."""
+        rotary, choice = self.spec.position, self.spec.query_key_norm
+        if rotary is None or not _is_trained(query):
+            return super().prepare(query, key, context)
+        is_late = choice is not None and choice.after_rotation
+        if not is_late:
+            query, key = normed(self.query_norm, query, choice), normed(self.key_norm, key, choice)
+        cos, sin = self.angles(rotary, context)
+        query, key = ((rotation if x.dtype == torch.bfloat16 else rotate)(x, cos, sin) for x in (query, key))
+        if is_late:
+            query, key = normed(self.query_norm, query, choice), normed(self.key_norm, key, choice)
+        return query, key
 
-    @staticmethod
-    def rotate(x: Queries, cos: Angles, sin: Angles) -> Queries:
-        """Rotate in one pass over the heads."""
-        is_fused = _is_trained(x) and x.dtype == torch.bfloat16
-        return rotation(x, cos, sin) if is_fused else rotate(x, cos, sin)
-
-    def mix(self, query: Queries, key: Keys, value: Keys, bias: Scores | None, context: Context) -> Queries:
-        """Mix values; attentions that need their weights, and those that share key/value heads, do so by themselves."""
+    def attend(self, query: Queries, key: Keys, value: Keys, context: Context) -> Queries:
+        """Attend by the kernel, except where weights are needed or query heads share their keys and values."""
         is_plain = query.shape[1] == key.shape[1] and value.dtype == torch.bfloat16 and not needs_weights(self)
         if not is_plain or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return super().mix(query, key, value, bias, context)
-        is_causal = context.masking.is_only_causal(self.spec.mask)
+            return super().attend(query, key, value, context)
+        bias, is_causal = self.bias(query, key, context), context.masking.is_only_causal(self.spec.mask)
         mask = None if is_causal else self.mask(context)
         return attention(query, key, value, mask, bias, scale=self.scale, is_causal=is_causal)
+
+
+class FusedSelfAttention(FusedAttention):
+    """A self-attention whose three projections read their rows once."""
+
+    def forward(self, x_BTD: States, context: Context) -> States:
+        """Attend as the plain attention does."""
+        layers = self.query, self.key, self.value
+        if context.cache is not None or not _is_trained(x_BTD) or not all(map(is_served, layers)):
+            return super().forward(x_BTD, context)
+        query, key, value = map(self.split, linears(x_BTD, layers))
+        query, key = self.prepare(query, key, context)
+        query, key, value = self.point("queries", query), self.point("keys", key), self.point("values", value)
+        return self.merge(self.attend(query, key, value, context))
+
+
+class FusedMemoryAttention(FusedAttention, MemoryAttention):
+    """A cross-attention whose keys and values are projected together."""
+
+    def remembered(self, context: Context) -> tuple[Keys, Keys]:
+        """Return the keys and values of the memory."""
+        layers, memory = (self.key, self.value), context.memory
+        if context.cache is not None or memory is None or not _is_trained(memory) or not all(map(is_served, layers)):
+            return super().remembered(context)
+        key, value = map(self.split, linears(memory, layers))
+        return self.point("keys", normed(self.key_norm, key, self.spec.query_key_norm)), self.point("values", value)
 
 
 class RecomputedLayer(Layer):

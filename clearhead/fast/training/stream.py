@@ -109,8 +109,7 @@ class FusedStream(Stack):
             (ended,) = _normed(x_BTD, added, self.final_norm, ("rounded" if self.is_memory else "normed",))
         else:
             ended = read if self.is_memory and _is_absent(self.final_norm) else self.final_norm(x_BTD)
-        output: Tensor = self.projection_out(ended)
-        return output
+        return ended
 
 
 def _added(branch: Branch, read_BTD: Tensor, context: Context) -> _Added:

@@ -48,7 +48,7 @@ def labelled_states(module: Transformer, batch: Batch) -> tuple[Float[Tensor, "l
     attention uses its causal kernel.
     """
     mask = None if module.encoder is None else batch.mask
-    source = Sequence(batch.ids, mask, batch.segments, documents=batch.documents, prefix=batch.prefix)
+    source = Sequence(batch.ids, mask, batch.segments, documents=batch.documents)
     out = module.states(source, None if batch.target_ids is None else Sequence(batch.target_ids))
     labels_N = batch.labels.flatten()
     rows = (labels_N != NO_LABEL).nonzero().squeeze(1)

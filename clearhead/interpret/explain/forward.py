@@ -153,8 +153,6 @@ def sections(forward: Forward) -> Iterator[Section]:
                 yield _step(forward, name, depth, f"{name}.layers.{index}.steps.{number}", step)
         last = f"{name}.layers.{stack.order[-1]}.after"
         behind = [*_norm(forward, f"{name}.final_norm", stack.final_norm, "final norm", last, len(stack.order) - 1)]
-        if isinstance(stack.projection_out, nn.Linear):
-            behind.append(_linear(forward, f"{name}.projection_out", stack.projection_out, "projection out", "x"))
         if behind:
             yield Section("behind the layers", name, rows, tuple(behind), stack=name)
     if forward.module.head is not None:
@@ -176,8 +174,6 @@ def _embedding(forward: Forward, stack: str, embedding: Embedding) -> Iterator[V
     projected = []
     if isinstance(projection, nn.Linear):
         projected = [_linear(forward, f"{address}.projection", projection, "projection", "the vector above")]
-    if embedding.place == "before_sum":
-        yield from projected
     terms = ["token"]
     if embedding.segments is not None:
         terms.append("segment")
@@ -251,7 +247,7 @@ def _attention(
         source = "memory" if is_memory and name != "query" else read
         projected_HTE = _by_head(heads_first(forward.at(f"{address}.{name}", depth), size), heads)
         formula = _linear_formula(source, name[0], linear) + f", {heads} heads of {size}"
-        code = code_of(type(attention).project)
+        code = code_of(type(attention).forward)
         yield Value(name, formula, projected_HTE, f"{address}.{name}", code, is_of_keys=name != "query")
         yield from _prepared(record, name)
     mask, bias = record.mask(), record.bias()
@@ -277,7 +273,7 @@ def _attention(
         formula, code = f"w = {type(attention.weight_step).__name__}(s)", code_of(type(attention.weight_step).forward)
     yield Value("weights", formula, weights_HTS, f"{address}.weights", code, keys)
     mixed_HTE = forward.at(f"{address}.mixed", depth)
-    yield Value("mixed", "m = sum over the keys of w * value", mixed_HTE, f"{address}.mixed", code_of(Attention.weigh))
+    yield Value("mixed", "m = sum over the keys of w * value", mixed_HTE, f"{address}.mixed", code_of(Attention.attend))
     formula = _linear_formula("all heads of m, side by side", "o", attention.out)
     yield Value("out", formula, forward.at(address, depth), address, code_of(Attention.merge))
 
@@ -443,8 +439,6 @@ def _mask_words(attention: Attention) -> str:
     match mask := attention.spec.mask:
         case spec.Causal():
             return "keys up to the query"
-        case spec.Prefix():
-            return "keys up to the query, and the prefix"
         case spec.Window():
             return f"at most {mask.before} tokens before the query and {mask.after} after it"
         case _:

@@ -16,6 +16,7 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 
 from clearhead.core.attention import Attention
+from clearhead.core.kernels.positions import rotate
 from clearhead.core.norm import LayerNorm, Norm
 from clearhead.core.stack import Branch, Layer, Stack, Step
 from clearhead.interpret.explain.forward import Forward
@@ -183,7 +184,6 @@ class _Stream:
         address = f"{self.name}.layers.{self.stack.order[-1]}.after"
         x_D = self._at(address, len(self.stack.order) - 1)
         self.norm(self.stack.final_norm, x_D)
-        self.linear(self.stack.projection_out)
 
     def norm(self, norm: nn.Module, x_D: Tensor) -> None:
         """Pass every term through a norm whose statistics are those of x."""
@@ -214,8 +214,6 @@ class _Stream:
         row_D = embedding.rows.weight[ids[self.position]].double() * embedding.scale
         self.terms[Writer("token", self.name)] = row_D
         self.norm(embedding.word_norm, row_D)
-        if embedding.place == "before_sum":
-            self.linear(embedding.projection)
         for part, module in (("segment", embedding.segments), ("position", embedding.position)):
             if module is not None:
                 x_TD = self.forward.at(f"{address}.{part}{'s' * (part == 'segment')}").expand(len(ids), -1)
@@ -322,7 +320,6 @@ class _Reader:
         if rotary is None:
             return parts
         cos, sin = (one[:, :, position : position + 1] for one in attention.angles(rotary, self.record.context))
-        rotate = attention.rotate
         return {writer: rotate(part[None, :, None], cos, sin)[0, :, 0] for writer, part in parts.items()}
 
     def _normed(self, norm: nn.Module, parts: dict[Writer, Tensor], whole: Writer) -> dict[Writer, Tensor]:

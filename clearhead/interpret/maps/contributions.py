@@ -114,7 +114,7 @@ class _Path:
         stack: Stack = getattr(streams.module, streams.top)
         projection, below = head.projection(), head.layers[: -1 if head.soft_cap is None else -2]
         x_TD = self.chosen(streams.before[streams.top][-1])
-        parts: list[nn.Module] = [stack.final_norm, stack.projection_out, *below]
+        parts: list[nn.Module] = [stack.final_norm, *below]
         inputs: list[Tensor] = []
         for part in parts:
             inputs.append(x_TD)

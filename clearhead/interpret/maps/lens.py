@@ -109,7 +109,7 @@ def _predictions(
     followed: list[Tensor] = []
     target_ids = labels
     for x_BTD in reversed(streams.before[streams.top]):
-        hidden_BTD = stack.projection_out(stack.final_norm(x_BTD[:, positions]))
+        hidden_BTD = stack.final_norm(x_BTD[:, positions])
         logits = (head(hidden_BTD, streams.last.mask) if head.is_pooled else head(hidden_BTD)[0]).float()
         if outcome is not None:
             followed.append(outcome.log_probability(logits).cpu())

@@ -16,7 +16,6 @@ from clearhead.generate.batching import device_of
 from clearhead.generate.continuation import generate_ids
 from clearhead.generate.decoder import Decoder
 from clearhead.generate.options import DecodingOptions, GenerateOptions, SearchOptions
-from clearhead.generate.prefill import has_prefix_mask
 from clearhead.generate.search.recorder import BeamRecorder, Considered
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.spec.tasks.registry import find
@@ -205,12 +204,11 @@ def read_prompt(decoder: Decoder, text: str, options: GenerateOptions | None) ->
     # The last token that the positions leave room for is generated, and not read.
     read = [*ids, *written][: module.max_positions]
     ids_1T = torch.tensor([read], device=device_of(module))
-    prefix = torch.arange(len(read), device=ids_1T.device)[None] < len(ids) if has_prefix_mask(module) else None
     own = tokenizers.target.special_tokens.for_text
     affixes = PrefixSuffix((tokenizers.target.bos_id,)) if decoder.config is None else own
     return Reading(
         # A rotation that depends on the length is that of the generation.
-        core.Sequence(ids_1T, prefix=prefix, total_length=len(ids) + options.max_new_tokens if options else None),
+        core.Sequence(ids_1T, total_length=len(ids) + options.max_new_tokens if options else None),
         None,
         labels=(*ids, *written)[1:],
         num_given=len(ids),

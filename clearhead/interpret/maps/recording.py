@@ -22,14 +22,14 @@ from torch import Tensor, nn
 from clearhead.base.errors import InputError
 from clearhead.core import Sequence as Read
 from clearhead.core import Transformer
-from clearhead.core.attention import Attention, attention_weights
+from clearhead.core.attention import Attention, attention_weights, weigh_by_step
 from clearhead.core.context import Context
 from clearhead.fast.replica import replica
 from clearhead.interpret.maps.hook_points import capture, edit
 from clearhead.interpret.view.explorer.data import StackName
 
 ALL = slice(None)
-_STEPS = ("scores", "normalize")
+_STEPS = ("scores", "weights")
 STACKS: tuple[StackName, ...] = ("encoder.self", "decoder.self", "decoder.memory")
 
 
@@ -81,7 +81,7 @@ class AttentionRecord:
         positions = {name: getattr(self.context, name)[:, :count] for name in ("query_position", "key_position")}
         return replace(
             self,
-            context=replace(self.context, masking=masking, **positions, shared={}),
+            context=replace(self.context, masking=masking, **positions, masks={}, shared={}),
             query_BHTE=self.query_BHTE[:, :, :count],
             key_BKSE=self.key_BKSE[:, :, :count],
             value_BKSE=self.value_BKSE[:, :, :count],
@@ -130,15 +130,17 @@ class AttentionRecord:
         self, heads: Sequence[int] | None = None, queries: slice = ALL
     ) -> tuple[Float[Tensor, "batch heads queries keys"], Bool[Tensor, "#batch #heads #queries keys"] | None]:
         """Return the weights of some queries and their mask, which is built once: see `weights` and `mask`."""
-        context = self._context(queries)
-        if self.needs_all_heads:
-            weights = self.attention.normalize(self._scores(None, queries, context), context).float()
-            return weights if heads is None else weights[:, list(heads)], self.attention.mask(context)
-        sink: Tensor | None = self.attention.sink
-        if sink is not None and heads is not None:
-            sink = sink[list(heads)]
-        mask = self.attention.mask(context)
-        return attention_weights(self._scores(heads, queries, context), mask, sink).float(), mask
+        attention, context = self.attention, self._context(queries)
+        mask, computed = attention.mask(context), None if self.needs_all_heads else heads
+        if type(attention).weights is not Attention.weights:
+            query, key = self.query_BHTE[:, :, queries], self.key_BKSE
+            weights = attention.weights(query, key, attention.bias(query, key, context), context)
+        elif attention.weight_step is not None:
+            weights = weigh_by_step(attention.weight_step, self._scores(None, queries, context), mask, context)
+        else:
+            sink = attention.sink if attention.sink is None or computed is None else attention.sink[list(computed)]
+            weights = attention_weights(self._scores(computed, queries, context), mask, sink)
+        return (weights if heads is None or computed is not None else weights[:, list(heads)]).float(), mask
 
     def _scores(self, heads: Sequence[int] | None, queries: slice, context: Context) -> Tensor:
         query, key = self.query_BHTE[:, :, queries], self.key_BKSE
@@ -161,7 +163,7 @@ class AttentionRecord:
         """Return the context of some queries; it shares nothing, so that no mask outlives its use."""
         context = self.context
         masking = replace(context.masking, rows=queries)
-        return replace(context, masking=masking, query_position=context.query_position[:, queries], shared={})
+        return replace(context, masking=masking, query_position=context.query_position[:, queries], masks={}, shared={})
 
 
 class _Enough(Exception):
@@ -228,7 +230,7 @@ def recording(module: nn.Module) -> Iterator[list[AttentionRecord]]:
 
     def keep(path: str, _: nn.Module, arguments: tuple[Any, ...]) -> None:
         # A copy, for the depth counts on while the stack runs.
-        contexts[path].append(replace(arguments[1], shared={}))
+        contexts[path].append(replace(arguments[1], masks={}, shared={}))
 
     points = [f"{path}.{point}" for path in attentions for point in ("queries", "keys", "values")]
     with ExitStack() as blocks:

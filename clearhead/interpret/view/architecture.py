@@ -75,7 +75,7 @@ def architecture_shapes(model: spec.Model) -> list[Shape]:
     encoder, decoder = _columns(model, {"encoder": -1, "decoder": 1})
     _, _, right, _ = bounds_of(encoder.shapes)
     left, _, _, _ = bounds_of(decoder.shapes)
-    size = f"source × {model.encoder.output_width:,}"
+    size = f"source × {model.encoder.width:,}"
     label = Text(8.0, encoder.y - 24, size, anchor="start", is_faint=True)
     channel = max(right, label.bounds[2]) + _CHANNEL / 2
     shift = channel + _CHANNEL / 2 - left
@@ -117,7 +117,7 @@ def _column(model: spec.Model, name: str, width: float, side: Side) -> Column:
     column.layers(stack, name)
     column.end(stack, name)
     if is_last:
-        column.head(model, stack.output_width, tokens)
+        column.head(model, stack.width, tokens)
     return column
 
 
@@ -230,10 +230,9 @@ class Column:
         embedding, address = stack.embedding, f"{name}.embedding"
         place = None if embedding.projection is None else embedding.projection.place
         projection = linear_block(stack.table_width, stack.width, f"{address}.projection")
-        summed = stack.width if place == "before_sum" else stack.table_width
+        summed = stack.table_width
         self.box(table_block(model, stack, address))
         self.box(_norm(embedding.word_norm, f"{address}.word_norm"))
-        self.box(projection if place == "before_sum" else None)
         if embedding.num_segments:
             sizes = f"{number(embedding.num_segments)} × {number(summed)}"
             self.side_input(Block("position", "Segments", (sizes,), f"{address}.segments"))
@@ -247,8 +246,6 @@ class Column:
     def end(self, stack: spec.Stack, name: str) -> None:
         """Draw what follows the layers of a stack."""
         self.box(_norm(stack.final_norm, f"{name}.final_norm"))
-        if stack.projection_out is not None:
-            self.box(linear_block(stack.width, stack.output_width, f"{name}.projection_out"))
 
     def head(self, model: spec.Model, width: int, tokens: str) -> None:
         """Draw a head, with the size of what leaves it, and the name of that."""

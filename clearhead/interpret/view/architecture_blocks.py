@@ -216,8 +216,6 @@ def _mask_facts(attention: spec.Attention) -> Iterator[str]:
             yield f"causal window, {number(before)} back"
         case spec.Window(before=before, after=after):
             yield f"window, {number(before)} back, {number(after)} ahead"
-        case spec.Prefix():
-            yield "causal mask after the prefix"
         case spec.Full() if attention.source == "self":
             yield "bidirectional"
 
@@ -238,8 +236,6 @@ def _position_facts(attention: spec.Attention) -> Iterator[str]:
             yield from (term.replace("_", " ") for term in own.terms)
         case spec.Reference():
             yield "position buckets of the stack"
-        case spec.TableHeads() as some:
-            yield f"position buckets, heads {', '.join(map(str, some.heads))}"
 
 
 def _feed_forward_facts(function: spec.FeedForward, width: int) -> Iterator[str]:

@@ -68,8 +68,6 @@ class Hyperparameters:
     activation_dropout: Rate = 0.0
     #: How many tokens back, and in an encoder ahead, self-attention sees; without it all that its mask allows.
     window: Count | None = None
-    #: Whether every token of a decoder may attend to the prefix that a call names.
-    prefix: bool = False
     #: Whether queries and keys are normed before their product.
     qk_norm: bool = False
     #: Whether linear maps and layer norms have a bias.
@@ -144,8 +142,6 @@ def _faults(hparams: Hyperparameters, source_vocab: int, target_vocab: int) -> l
         faults.append(f"heads {hparams.heads} is not a multiple of kv_heads {hparams.kv_heads}")
     if hparams.positions == "sinusoidal" and hparams.width % 2:
         faults.append(f"sinusoidal positions need an even width, got {hparams.width}")
-    if hparams.prefix and (hparams.window is not None or hparams.family != "decoder"):
-        faults.append("a prefix that all may attend to needs a model with only a decoder, and no window")
     if hparams.family == "encoder-decoder" and hparams.tie == "all" and source_vocab != target_vocab:
         faults.append(
             f"tie = 'all' needs one vocabulary, but the source has {source_vocab} entries and the target "
@@ -209,14 +205,10 @@ def _attention(
     )
 
 
-def _mask(
-    hparams: Hyperparameters, side: Literal["encoder", "decoder"]
-) -> spec.Full | spec.Causal | spec.Window | spec.Prefix:
+def _mask(hparams: Hyperparameters, side: Literal["encoder", "decoder"]) -> spec.Full | spec.Causal | spec.Window:
     if hparams.window is not None:
         return spec.Window(before=hparams.window, after=hparams.window if side == "encoder" else 0)
-    if side == "encoder":
-        return spec.Full()
-    return spec.Prefix() if hparams.prefix else spec.Causal()
+    return spec.Full() if side == "encoder" else spec.Causal()
 
 
 def _feed_forward(hparams: Hyperparameters) -> spec.FeedForward:

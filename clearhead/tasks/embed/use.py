@@ -135,7 +135,7 @@ def vector_width(module: Transformer) -> int:
         )
     top = module.spec.decoder or module.spec.encoder
     assert top is not None, "a validated model has a stack"
-    return head.output_width(top.output_width)
+    return head.output_width(top.width)
 
 
 def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> Float32[ndarray, "texts width"]:

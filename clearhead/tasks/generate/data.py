@@ -14,8 +14,8 @@ from clearhead.spec.tasks.base import Family
 class GenerateTask(TaskSection):
     """The [task] table: what is predicted of a text, each next token or the rest after a prefix."""
 
-    #: Whether each next token is predicted (causal), or the rest of a text after a prefix that is read in both
-    #: directions.
+    #: Whether each next token is predicted (causal), or the rest of a text after a prefix that an encoder reads
+    #: (prefix).
     objective: Literal["causal", "prefix"] | None = None
 
     def defaults(self, family: Family) -> dict[str, object]:
@@ -23,9 +23,11 @@ class GenerateTask(TaskSection):
         return {"objective": "prefix" if family == "encoder-decoder" else "causal"}
 
     def faults(self, family: Family) -> Iterator[tuple[str, str]]:
-        """Refuse an encoder for an objective that has no prefix."""
+        """Refuse an objective that does not fit the stacks."""
         if self.objective == "causal" and family == "encoder-decoder":
             yield "objective", "= 'causal' needs [model] family = 'decoder'; with an encoder it is 'prefix'"
+        if self.objective == "prefix" and family == "decoder":
+            yield "objective", "= 'prefix' needs [model] family = 'encoder-decoder': masks of a decoder are causal"
 
 
 class GenerateData(DataSection):

@@ -14,13 +14,13 @@ from clearhead.data.batches.base import Batch
 from clearhead.data.batches.plans import EpochBatches
 from clearhead.data.batches.text import View, causal_epoch, causal_view, window_epoch, window_view
 from clearhead.data.batches.text_stream import StreamedBatches, TextStream, sample
-from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
+from clearhead.data.objectives.prefix import PrefixSplit
 from clearhead.data.stores.corpus import Corpus, Documents
 from clearhead.data.tokenize.tokenizers import LazyTexts, excerpts
 from clearhead.generate.scoring.result import Validation
-from clearhead.spec import Model, Prefix, walk
+from clearhead.spec import Model
 from clearhead.spec.tasks.record import TaskRecord
-from clearhead.tasks.generate.data import GenerateData, GenerateTask
+from clearhead.tasks.generate.data import GenerateData
 from clearhead.tasks.train import TextTraining, mean_token_loss
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -50,8 +50,7 @@ class Training(TextTraining):
         """As of `TaskTraining`."""
         setup = self.setup
         tokenizer = setup.find_tokenizer(self._train_tokenizer)
-        is_prefix = self.task_table(GenerateTask).objective == "prefix"
-        spec = setup.build_spec(source_vocab=tokenizer.vocab_size, prefix=is_prefix)
+        spec = setup.build_spec(source_vocab=tokenizer.vocab_size)
         if spec.decoder is None:
             raise InputError("the task 'generate' needs a model with a decoder; this one has only an encoder")
         views = _Views(self.data_table(GenerateData), self.run_file.train, tokenizer, spec)
@@ -129,12 +128,7 @@ class _Views:
         self.budget = max(train.batch_tokens, data.max_length)
         self.seed = train.seed
         self.pack = data.pack
-        shows_prefix = any(isinstance(node, Prefix) for _, node in walk(spec))
-        self.split: PrefixSplit | PrefixLM | None = None
-        if spec.encoder is not None:
-            self.split = PrefixSplit(tokenizer)
-        elif shows_prefix:
-            self.split = PrefixLM(tokenizer)
+        self.split = None if spec.encoder is None else PrefixSplit(tokenizer)
 
     def of(self, documents: Documents) -> View:
         """Return documents as training batches."""

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from clearhead.base.errors import InputError
-from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
+from clearhead.data.objectives.prefix import PrefixSplit
 from clearhead.data.stores.corpus import Corpus
-from clearhead.generate.prefill import has_prefix_mask
 from clearhead.generate.scoring.result import Measures, aligned
 from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
 from clearhead.tasks.evaluate.text_loss import sequence_loss
@@ -61,8 +60,7 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measure
         InputError: the data cannot be used, or an option has no effect on the model.
     """
     corpus, tokenizer = corpus_of(model, data), model.tokenizers.source
-    has_encoder = model.module.spec.encoder is not None
-    if not has_encoder and not has_prefix_mask(model.module):
+    if model.module.spec.encoder is None:
         return _next_tokens(model, corpus, options)
     for option in ("window", "stride"):
         if getattr(options, option) is not None:
@@ -70,8 +68,7 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measure
                 f"{option} has no effect here: this model predicts the rest of a text from its beginning, not each "
                 "next token"
             )
-    objective = PrefixSplit(tokenizer) if has_encoder else PrefixLM(tokenizer)
-    return measure_hidden_tokens(model, corpus, objective, options.batch_size)
+    return measure_hidden_tokens(model, corpus, PrefixSplit(tokenizer), options.batch_size)
 
 
 def _next_tokens(model: Evaluated, corpus: Corpus, options: EvaluateOptions) -> TextMeasures:

@@ -10,7 +10,6 @@ from torch import nn
 
 from clearhead.base.progress import message
 from clearhead.checkpoints.runs.metrics import Metrics
-from clearhead.core.kernels.dropout import Dropout
 
 
 class Plotter:
@@ -69,7 +68,7 @@ def training_loss_note(module: nn.Module, label_smoothing: float) -> str:
         module: that is trained.
         label_smoothing: of the run.
     """
-    has_dropout = any(isinstance(layer, Dropout) and layer.p > 0 for layer in module.modules())
+    has_dropout = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in module.modules())
     parts = ["dropout"] if has_dropout else []
     parts += [f"label smoothing {label_smoothing:g}"] if label_smoothing else []
     return f"the training loss includes {' and '.join(parts)}; the validation loss does not" if parts else ""

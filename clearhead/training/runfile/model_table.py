@@ -42,7 +42,6 @@ def resolve_spec(
     target_vocab: int,
     joint: bool,
     head: Head | None = None,
-    prefix: bool = False,
 ) -> Model:
     """Return the spec of a [model] table for vocabularies of these sizes.
 
@@ -53,7 +52,6 @@ def resolve_spec(
         target_vocab: size of the target vocabulary.
         joint: whether both sides have one vocabulary, so that their tables can be shared.
         head: None: a vocabulary head.
-        prefix: whether a decoder-only model attends to the whole prefix of a text (prefix LM).
 
     Raises:
         InputError: sizes are impossible, or do not fit the vocabularies.
@@ -67,8 +65,6 @@ def resolve_spec(
             raise InputError(f"{path}: the task '{kind}' needs a spec with a head")
         return tried(model)
     hparams = _hparams(section, joint)
-    if prefix and hparams.family == "decoder":
-        hparams = replace(hparams, prefix=True)
     _refuse_too_large(hparams)
     model = build_spec(hparams, source_vocab=source_vocab, target_vocab=target_vocab, head=head)
     return tried(with_own_parts(model, section))

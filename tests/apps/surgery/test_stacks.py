@@ -17,7 +17,7 @@ from tests.laws.tiny import MODELS, difference, tiny, with_mask
 ENCODERS = [name for name in MODELS if name.startswith("encoder/")]
 ENCODERS += ["disentangled", "disentangled, own projections", "projection after the norm"]
 DECODERS = [name for name in MODELS if name.startswith("decoder/")]
-DECODERS += ["own buckets", "heads of a table", "disentangled, buckets", "own slopes", "sink", "shared layers"]
+DECODERS += ["own buckets", "disentangled, buckets", "own slopes", "sink", "shared layers"]
 
 
 def unattended(module: Transformer) -> Transformer:

@@ -52,6 +52,7 @@ def attention_of(model: spec.Model, layer: int) -> spec.Attention:
         ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "router input jitter"),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "each of 36 layers"),
         ({"model_type": "stablelm", "head_dim": 7}, "head_dim"),
+        ({"model_type": "opt", "hidden_size": 22, "word_embed_proj_dim": 14}, "OPT-350m alone"),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )

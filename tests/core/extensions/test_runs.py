@@ -15,7 +15,7 @@ from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError
 from clearhead.base.progress import Display, shown_by
 from clearhead.core.extensions.files import load_parts
-from clearhead.spec.registry import _registry
+from clearhead.spec import registry
 from clearhead.training.runfile.read import toml_text
 from tests.training import quick
 
@@ -87,7 +87,8 @@ def test_it_trains_resumes_exactly_loads_and_generates(tmp_path: Path, monkeypat
 
 def forget_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget all files of parts, as a new process has not imported any."""
-    monkeypatch.setattr(_registry(), "kinds", {})
+    kinds: dict[str, registry.Kind] = {}
+    monkeypatch.setattr(registry, "_kinds", lambda: kinds)
     for name in [name for name in sys.modules if name.startswith("clearhead_parts_")]:
         monkeypatch.delitem(sys.modules, name)
 

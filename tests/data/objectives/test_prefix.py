@@ -1,16 +1,15 @@
-"""Prefix language modelling: one cut, all of the text on its two sides, and labels behind it only."""
+"""Prefix language modelling: one cut, all of the text on its two sides."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import numpy as np
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.data.batches.base import NO_LABEL
-from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
+from clearhead.data.objectives.prefix import PrefixSplit
 from tests.data.objectives.noisy import drawn, framed, stream, tokenizer
 
 LENGTHS = st.lists(st.integers(0, 43), min_size=1, max_size=7)
@@ -33,35 +32,12 @@ def test_source_and_target_are_the_text(lengths: list[int], seed: int) -> None:
     assert batch.num_tokens == sum(lengths) + 2 * len(lengths)
 
 
-@settings(deadline=None, max_examples=40)
-@given(lengths=LENGTHS, seed=st.integers(0, 2**32))
-def test_labels_stand_behind_the_prefix_only(lengths: list[int], seed: int) -> None:
-    found = tokenizer("character")
-    given_pieces = [framed(drawn(found, length, seed), found) for length in lengths]
-    batch = PrefixLM(found)(given_pieces, stream(seed))
-    assert batch.prefix is not None and batch.target_ids is None
-    for row, piece in enumerate(given_pieces):
-        length = len(piece) - 1
-        assert batch.ids[row, :length].tolist() == piece[:-1].tolist()
-        assert (batch.ids[row, length:] == found.pad_id).all()
-        shown = int(batch.prefix[row].sum())
-        assert batch.prefix[row, :shown].all() and 1 <= shown <= max(1, length - 1)
-        asked = batch.labels[row] != NO_LABEL
-        # The last token of the prefix says the first one of the rest.
-        assert torch.equal(asked, (torch.arange(len(asked)) >= shown - 1) & (torch.arange(len(asked)) < length))
-        assert batch.labels[row][asked].tolist() == piece[shown:].tolist()
-    assert batch.num_labels == int((batch.labels != NO_LABEL).sum())
-    assert (batch.mask is None) == (len(set(lengths)) == 1)
-
-
 def test_every_cut_is_equally_likely() -> None:
     found = tokenizer("character")
     given_pieces = [framed([11, 12, 13, 14, 15], found)] * 5003
     split = PrefixSplit(found)(given_pieces, stream(1))
-    marked = PrefixLM(found)(given_pieces, stream(1))
-    assert split.mask is not None and marked.prefix is not None
+    assert split.mask is not None
     cuts = split.mask.sum(1) - 1
-    assert torch.equal(cuts, marked.prefix.sum(1) - 1)
     counts = Counter(cuts.tolist())
     assert sorted(counts) == [0, 1, 2, 3, 4]
     assert all(abs(count - 5003 / 5) < 5 * np.sqrt(5003 / 5) for count in counts.values())

@@ -84,9 +84,6 @@ class Recomputed:
             x = self.norm(x, f"{address}.word_norm", node.word_norm)
             yield "word norm", x
         place = node.projection.place if node.projection else None
-        if place == "before_sum":
-            x = self.affine(x, f"{address}.projection")
-            yield "projection", x
         if node.num_segments:
             row = self.weights[f"{address}.segments.weight"][[0] * len(ids)]
             yield "segment", row
@@ -171,7 +168,7 @@ class Recomputed:
             scores = scores + bias
         distance = np.arange(scores.shape[1])[:, None] - np.arange(scores.shape[2])
         mask = np.ones_like(distance, dtype=bool)
-        if not is_memory and isinstance(node.mask, spec.Causal | spec.Prefix):
+        if not is_memory and isinstance(node.mask, spec.Causal):
             mask = distance >= 0
         elif not is_memory and isinstance(node.mask, spec.Window):
             mask = (distance <= node.mask.before) & (-distance <= node.mask.after)
@@ -267,8 +264,7 @@ class Recomputed:
                 bucket = relative_bucket(
                     torch.from_numpy(-distance), buckets.count, buckets.max_distance, buckets.bidirectional
                 ).numpy()
-                found = self.weights[f"{path}.weight"][bucket].transpose(2, 0, 1)
-                return found[list(kind.heads)] if isinstance(kind, spec.TableHeads) else found
+                return self.weights[f"{path}.weight"][bucket].transpose(2, 0, 1)
 
     @staticmethod
     def _slopes(heads: int) -> list[float]:
@@ -322,9 +318,6 @@ class Recomputed:
         if node.final_norm:
             x = self.norm(x, f"{section.stack}.final_norm", node.final_norm)
             yield "final norm", x
-        if node.projection_out:
-            x = self.affine(x, f"{section.stack}.projection_out")
-            yield "projection out", x
         self.stream[section.stack] = x
 
     def _head(self, section: Section) -> Iterator[tuple[str, Numbers]]:

@@ -19,9 +19,9 @@ from tests.laws.hf_parts import HF_PARTS, ROTARY, attending
 
 RARE = [
     "query-key norm per head", "query-key norm over the width", "query-key norm after rotation", "soft cap",
-    "soft cap on the memory", "sink on the memory", "clip", "scaled alibi", "own slopes", "heads of a table",
+    "soft cap on the memory", "sink on the memory", "clip", "scaled alibi", "own slopes",
     "own buckets", "disentangled", "disentangled, own projections", "disentangled, buckets", "clamped gate", "experts",
-    "projection before the sum", "projection before the norm", "projection after the norm", "fairseq sinusoids",
+    "projection before the norm", "projection after the norm", "fairseq sinusoids",
 ]  # fmt: skip
 ALL = [*CASES, *NONLINEAR, *(name for name in HF_PARTS if name in RARE or "rope" in name or "yarn" in name)]
 

@@ -54,7 +54,7 @@ CASES: dict[str, Callable[[], spec.Model]] = {
     **{
         name: HF_PARTS[name]
         for name in (
-            "layer norm with offset", "rms norm with offset", "projection out", "capped outputs", "sink",
+            "layer norm with offset", "rms norm with offset", "capped outputs", "sink",
             "experts with biases", "shared layers", "shared layers with a memory",
         )
     },

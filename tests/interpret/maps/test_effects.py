@@ -22,7 +22,7 @@ from tests.interpret.maps.cases import CASES, SOURCE, Run, make, record, run, te
 from tests.laws.tiny import difference, hparams, resolved
 
 # Norms and heads of other forms are no matter of effects.
-NAMES = [name for name in CASES if "offset" not in name and name not in {"projection out", "capped outputs", "tagger"}]
+NAMES = [name for name in CASES if "offset" not in name and name not in {"capped outputs", "tagger"}]
 
 
 def outcome_of(found: Run) -> Outcome:

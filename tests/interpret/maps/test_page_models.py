@@ -29,7 +29,7 @@ WINDOWED = "decoder/pre-grouped/rotary"
 NAMES = (
     "encoder/post/buckets", "decoder/post/alibi", WINDOWED, "encoder-decoder/pre-grouped/buckets", "window",
     "window of an encoder", "soft cap on the memory", "sink on the memory", "sink", "scaled alibi", "disentangled",
-    "disentangled, own projections", "heads of a table", "shared layers with a memory",
+    "disentangled, own projections", "shared layers with a memory",
 )  # fmt: skip
 
 

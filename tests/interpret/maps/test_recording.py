@@ -9,14 +9,13 @@ from clearhead import spec
 from clearhead.core import Sequence, Transformer
 from clearhead.interpret.maps.hook_points import capture
 from clearhead.interpret.maps.recording import AttentionRecord, recording
-from tests.laws.hf_parts import HF_PARTS, attending, hf_part
+from tests.laws.hf_parts import HF_PARTS, hf_part
 from tests.laws.tiny import MODELS, difference, tiny, with_mask
 
 SOURCE, TARGET = 13, 11
 WINDOWED = {
     "window": lambda: with_mask(tiny("encoder/post/rotary").spec, spec.Window(before=3, after=2), "encoder"),
     "causal window": lambda: with_mask(tiny("decoder/post/alibi").spec, spec.Window(before=3, after=0), "decoder"),
-    "prefix": lambda: attending("decoder/post/rotary", mask=spec.Prefix()),
 }
 
 
@@ -29,10 +28,7 @@ def module_of(name: str) -> Transformer:
 def inputs(module: Transformer, rows: int = 1) -> tuple[Sequence, Sequence | None]:
     """What both stacks read; of several rows, the last ones are padded."""
     mask = None if rows == 1 else torch.arange(SOURCE) < SOURCE - 2 * torch.arange(rows)[:, None]
-    prefix = None
-    if any(isinstance(node, spec.Prefix) for _, node in spec.walk(module.spec)):
-        prefix = (torch.arange(SOURCE) < 5).expand(rows, -1)
-    source = Sequence(torch.randint(module.num_source_ids, (rows, SOURCE)), mask, prefix=prefix)
+    source = Sequence(torch.randint(module.num_source_ids, (rows, SOURCE)), mask)
     if module.encoder is None or module.decoder is None:
         return source, None
     return source, Sequence(torch.randint(module.num_target_ids, (rows, TARGET)))

@@ -26,10 +26,10 @@ NAMES = [
 # The parts that change a shape, or that ask about values, which a model without values cannot answer.
 PARTS = [
     "query-key norm per head", "query-key norm over the width", "sink on the memory", "rotation dynamic",
-    "rotation long-rope", "heads of a table", "disentangled", "disentangled, own projections", "experts",
-    "projection before the sum", "projection after the norm", "projection out", "shared layers with a memory",
+    "rotation long-rope", "disentangled", "disentangled, own projections", "experts",
+    "projection after the norm", "shared layers with a memory",
 ]  # fmt: skip
-FROM_CONFIGS = ["albert", "bart", "gpt_oss", "modernbert/mean", "opt/narrow", "t5gemma"]
+FROM_CONFIGS = ["albert", "bart", "gpt_oss", "modernbert/mean", "opt/after", "t5gemma"]
 
 
 def real_shapes(module: Transformer, has_two_stacks: bool) -> dict[str, list[tuple[int, ...]]]:

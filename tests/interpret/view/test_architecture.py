@@ -24,7 +24,7 @@ from tests.laws.hf_parts import HF_PARTS
 from tests.laws.tiny import FAMILIES, POSITIONS, STYLES, hparams, resolved
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
-CASES = ("albert/groups", "deberta/shared", "falcon/two", "gpt_oss/options", "opt/narrow", "modernbert/mean")
+CASES = ("albert/groups", "deberta/shared", "falcon/two", "gpt_oss/options", "opt/after", "modernbert/mean")
 TAGS = {"svg", "title", "style", "rect", "g", "text", "polyline", "polygon", "circle", "path"}
 
 

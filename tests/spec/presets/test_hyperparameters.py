@@ -38,9 +38,6 @@ def test_no_field_is_without_effect(name: str) -> None:
     if name == "max_positions":
         learned = replace(BASE, positions="learned")
         assert written(replace(learned, max_positions=31)) != written(learned)
-    elif name == "prefix":
-        one_stack = replace(BASE, family="decoder")
-        assert written(replace(one_stack, prefix=True)) != written(one_stack)
     else:
         assert written(replace(BASE, **{name: CHANGES[name]})) != written(BASE)
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
-from clearhead.core import Sequence, build
+from clearhead.core import build
 from clearhead.data.batches.base import NO_LABEL
 from clearhead.data.objectives.masking import MaskedLM
-from clearhead.data.objectives.prefix import PrefixLM, PrefixSplit
+from clearhead.data.objectives.prefix import PrefixSplit
 from clearhead.data.objectives.spans import SpanCorruption, TextInfilling
 from clearhead.generate.scoring.token_accuracy import score_tokens
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
@@ -23,22 +21,19 @@ CASES = [
     ("encoder-decoder", SpanCorruption(tokenizer("word"))),
     ("encoder-decoder", TextInfilling(tokenizer("word"))),
     ("encoder-decoder", PrefixSplit(tokenizer("word"))),
-    ("decoder", PrefixLM(tokenizer("word"))),
 ]
 
 
 @pytest.mark.parametrize(("family", "objective"), CASES, ids=lambda case: getattr(type(case), "__name__", case))
 def test_scores_are_those_of_all_the_logits(family: str, objective: MaskedLM | SpanCorruption | TextInfilling) -> None:
     size = tokenizer("word").vocab_size
-    sizes = Hyperparameters(family=family, layers=2, width=14, heads=2, feedforward=19, dropout=0.0, output_scale=1.7)
-    hparams = replace(sizes, prefix=family == "decoder")
+    hparams = Hyperparameters(family=family, layers=2, width=14, heads=2, feedforward=19, dropout=0.0, output_scale=1.7)
     module = build(build_spec(hparams, source_vocab=size, target_vocab=size)).eval()
     generator = stream(3)
     batches = [objective(pieces("word", count), generator) for count in (5, 7)]
     losses, hits = [], []
     for batch in batches:
-        target = None if batch.target_ids is None else Sequence(batch.target_ids, batch.target_mask)
-        logits = module.run(Sequence(batch.ids, batch.mask, prefix=batch.prefix), target).logits
+        logits = module(batch.ids, batch.target_ids, mask=batch.mask, target_mask=batch.target_mask).logits
         asked = batch.labels != NO_LABEL
         losses += F.cross_entropy(logits[asked], batch.labels[asked], reduction="none").tolist()
         hits += (logits[asked].argmax(1) == batch.labels[asked]).tolist()

@@ -18,7 +18,6 @@ from matplotlib.image import imread
 
 from clearhead.base.progress import shown_by
 from clearhead.checkpoints.runs.metrics import Metrics
-from clearhead.core.kernels.dropout import Dropout
 from clearhead.training.progress import pictures
 from clearhead.training.progress.pictures import smooth, write_plots
 from clearhead.training.progress.plots import Plotter, training_loss_note
@@ -197,7 +196,7 @@ def test_pictures_are_drawn_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_the_losses_say_what_is_in_them(dropout: float, smoothing: float, expected: str) -> None:
-    assert training_loss_note(torch.nn.Sequential(Dropout(dropout)), smoothing) == expected
+    assert training_loss_note(torch.nn.Sequential(torch.nn.Dropout(dropout)), smoothing) == expected
 
 
 def test_no_numbers_no_pictures(tmp_path: Path) -> None:

@@ -90,8 +90,6 @@ def _scenarios(reader: Reader, draw: Draw, prefix: str) -> Iterator[Scenario]:
     yield Scenario(f"{prefix}{kinds}", whole, every)
     yield Scenario(f"{prefix}padding", replace(whole, mask=torch.tensor([_REAL[:length]])), every)
     yield Scenario(f"{prefix}documents", replace(whole, documents=torch.tensor([_DOCUMENTS[:length]])), every)
-    if "prefix" in kinds:
-        yield Scenario(f"{prefix}prefix", replace(whole, prefix=torch.arange(length)[None] < 4), every)
     for size in sorted({mask.before + mask.after for mask in masks if isinstance(mask, spec.Window)}):
         long = size + 4
         if length < long <= min(most, LONGEST_WINDOW):
@@ -110,7 +108,7 @@ def allowed(mask: spec.Mask, sequence: Sequence) -> Tensor:
 
     Args:
         mask: of an attention.
-        sequence: one row, with its padding, documents and prefix.
+        sequence: one row, with its padding and documents.
     """
     length = sequence.ids.shape[1]
     query, key = torch.arange(length)[:, None], torch.arange(length)
@@ -122,8 +120,6 @@ def allowed(mask: spec.Mask, sequence: Sequence) -> Tensor:
         may = (apart <= mask.before) & (-apart <= mask.after)
     elif not isinstance(mask, spec.Full):
         may = key <= query
-        if isinstance(mask, spec.Prefix) and sequence.prefix is not None:
-            may = may | sequence.prefix[0]
     if sequence.documents is not None:
         may = may & (sequence.documents[0][:, None] == sequence.documents[0])
     return may & real
@@ -171,7 +167,7 @@ def measured_reach(reader: Reader, scenario: Scenario, rows_at_once: int) -> dic
 
 def _states(reader: Reader, sequence: Sequence, ids: Tensor) -> Trace:
     """Return the states [B, real tokens, features] at the end of every step, for rows in place of the one there is."""
-    beside = {"mask": sequence.mask, "documents": sequence.documents, "prefix": sequence.prefix}
+    beside = {"mask": sequence.mask, "documents": sequence.documents}
     batch = Sequence(ids, **{name: None if one is None else one.expand(ids.shape) for name, one in beside.items()})
     if reader.memory is not None and len(reader.memory) != len(ids):
         mask = None if reader.memory_mask is None else reader.memory_mask.expand(len(ids), -1)

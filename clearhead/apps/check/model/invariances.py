@@ -27,7 +27,7 @@ from clearhead.core import Attention, Sequence, Transformer
 from clearhead.core.kernels.attention import SHORT_ON_CPU
 from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
-from clearhead.generate.prefill import has_prefix_mask, prefill_prompts
+from clearhead.generate.prefill import prefill_prompts
 from clearhead.generate.processors import BannedIds
 from clearhead.generate.results import Sentence
 from clearhead.generate.running import RunningBatch, Started
@@ -302,8 +302,7 @@ def _greedily(exact: Transformer, prompt: Tensor, source: Tensor | None, new: in
     reader = Reader.of(exact, "decoder", None if source is None else Sequence(source[None]))
     ids, margins = prompt, []
     for _ in range(new):
-        prefix = (torch.arange(len(ids)) < len(prompt))[None] if has_prefix_mask(exact) else None
-        sequence = Sequence(ids[None], prefix=prefix, total_length=len(prompt) + new)
+        sequence = Sequence(ids[None], total_length=len(prompt) + new)
         logits = reader.outputs(reader.hidden(sequence), None)[0, -1].float()
         first, second = logits.topk(2).values.tolist()
         margins.append((first - second) / max(1e-30, float(logits.abs().max())))

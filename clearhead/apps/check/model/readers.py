@@ -173,8 +173,7 @@ def _cached(reader: Reader, sequence: Sequence, pieces: Many[int]) -> Tensor:
     for size in pieces:
         of_piece = slice(start, start + size)
         mask = None if sequence.mask is None else sequence.mask[:, of_piece]
-        prefix = None if sequence.prefix is None else sequence.prefix[:, of_piece]
-        parts.append(reader.hidden(Sequence(sequence.ids[:, of_piece], mask, prefix=prefix), cache))
+        parts.append(reader.hidden(Sequence(sequence.ids[:, of_piece], mask), cache))
         start += size
     return torch.cat(parts, 1)
 

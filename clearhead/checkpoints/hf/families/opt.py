@@ -1,4 +1,4 @@
-"""OPT: learned positions from the third row on, pre-norm or post-norm layers, a token embedding of another width.
+"""OPT: learned positions from the third row on, pre-norm or post-norm layers.
 
 Source: arXiv 2205.01068, section 2.1; tensor names are those of released checkpoints.
 """
@@ -6,6 +6,7 @@ Source: arXiv 2205.01068, section 2.1; tensor names are those of released checkp
 from __future__ import annotations
 
 from clearhead import spec
+from clearhead.base.errors import InputError
 from clearhead.checkpoints.hf.mapping import blocks
 from clearhead.checkpoints.hf.mapping.family import Family, Key, Values
 from clearhead.checkpoints.hf.mapping.tensor_rules import attention_rules, module_rule
@@ -29,20 +30,19 @@ def _model(c: Values) -> spec.Model:
     )
     step = blocks.pre if is_pre else blocks.after
     layer = spec.Layer(steps=(step(norm, attention, drop), step(norm, network, drop)))
-    own = c["word_embed_proj_dim"] or width
-    model = blocks.one_stack(
+    if c["word_embed_proj_dim"] not in (None, width):
+        raise InputError(
+            f"word_embed_proj_dim {c['word_embed_proj_dim']} differs from hidden_size {width}: OPT-350m alone projects "
+            "its embedding before the positions and its output after the layers, which clearhead does not"
+        )
+    return blocks.one_stack(
         "decoder",
         width,
         c["vocab_size"],
         [layer] * c["num_hidden_layers"],
         norm if is_pre and not c["_remove_final_layer_norm"] else None,
-        width=None if own == width else own,
-        projection=None if own == width else spec.Projection(place="before_sum", bias=False),
         position=spec.Learned(rows=c["max_position_embeddings"] + 2, offset=2),
     )
-    assert model.decoder is not None
-    out = None if own == width else spec.OutProjection(size=own)
-    return model.model_copy(update={"decoder": model.decoder.model_copy(update={"projection_out": out})})
 
 
 def _norm(model: spec.Model) -> spec.LayerNorm:
@@ -87,14 +87,12 @@ LAYER = "decoder.layers.{layer}"
 RULES = (
     module_rule("decoder.embed_tokens", "decoder.embedding.table"),
     module_rule("decoder.embed_positions", "decoder.embedding.position"),
-    module_rule("decoder.project_in", "decoder.embedding.projection"),
     *attention_rules(f"{LAYER}.self_attn", SELF, "q_proj k_proj v_proj out_proj"),
     *blocks.step_norm_rules(f"{LAYER}.self_attn_layer_norm", "decoder", 0),
     *blocks.step_norm_rules(f"{LAYER}.final_layer_norm", "decoder", 1),
     module_rule(f"{LAYER}.fc1", f"{FEED}.up"),
     module_rule(f"{LAYER}.fc2", f"{FEED}.down"),
     module_rule("decoder.final_layer_norm", "decoder.final_norm"),
-    module_rule("decoder.project_out", "decoder.projection_out"),
 )
 
 FAMILIES = (

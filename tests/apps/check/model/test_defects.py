@@ -109,10 +109,12 @@ def test_padding_of_the_source_that_is_read_is_named(monkeypatch: pytest.MonkeyP
 
 
 def test_rows_that_read_each_other_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def mixed(self: attention.Attention, weights: Tensor, value: Tensor) -> Tensor:
-        return weights @ attention.repeat_heads(value + 0.1 * value.roll(1, 0), weights.shape[1])
+    attend = attention.Attention.attend
 
-    monkeypatch.setattr(attention.Attention, "weigh", mixed)
+    def mixed(self: attention.Attention, query: Tensor, key: Tensor, value: Tensor, shared: context.Context) -> Tensor:
+        return attend(self, query, key, value + 0.1 * value.roll(1, 0), shared)
+
+    monkeypatch.setattr(attention.Attention, "attend", mixed)
     found = the_first(flows(tiny("decoder/post/learned")))
     assert found.where == FIRST and "batch mates" in found.says
 

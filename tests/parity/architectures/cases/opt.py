@@ -10,12 +10,12 @@ SIZES = {
 CASES = [
     Case("opt", "opt", SIZES, pad=1),
     Case(
-        "opt/narrow",
+        "opt/after",
         "opt",
         SIZES
         | {
-            "do_layer_norm_before": False, "word_embed_proj_dim": 14, "tie_word_embeddings": False, "dropout": 0.3,
-            "attention_dropout": 0.2, "activation_function": "gelu",
+            "do_layer_norm_before": False, "tie_word_embeddings": False, "dropout": 0.3, "attention_dropout": 0.2,
+            "activation_function": "gelu",
         },
         pad=1,
     ),

@@ -9,9 +9,6 @@ from jaxtyping import Float, Int8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clearhead.base.errors import InputError
-from clearhead.base.printing import PrintedModule
-
 # Each element gets 16 random bits, so a drop probability is a whole number of this many parts.
 _PARTS = 1 << 16
 
@@ -63,19 +60,9 @@ def dropout(values: Float[Tensor, "..."], p: float) -> Float[Tensor, "..."]:
     return _masked(values, _draw_mask(values.shape, dropped_parts), scale)
 
 
-class Dropout(PrintedModule, nn.Module):
-    """Dropout in training, the identity in evaluation.
-
-    Raises:
-        InputError: p lies outside 0 to 1.
-    """
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        if not 0.0 <= p <= 1.0:
-            raise InputError(f"dropout is a probability from 0 to 1, got {p}; give a number in that range")
-        self.p: float = float(p)
+class RandomBitDropout(nn.Dropout):
+    """Dropout of a training tree on a CPU: 16 random bits for each element in place of PyTorch's random floats."""
 
     def forward(self, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Apply dropout where the module is in training mode."""
+        """Drop elements in training; return the values in evaluation."""
         return dropout(values, self.p) if self.training else values
