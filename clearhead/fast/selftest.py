@@ -1,6 +1,6 @@
 """The test that kernels pass before they serve: each of them beside plain layers, in a process of its own.
 
-A wrong instruction, or a processor that computes wrong, ends or fails that process; see `native/verdict.py`.
+A wrong instruction, or a processor that computes wrong, ends or fails that process; see `native/build.py`.
 
 Legend: M rows, N outputs, K inputs, V vocabulary.
 """

@@ -60,10 +60,8 @@ ALLOWED = {
     "clearhead/base/machine.py": {".read_text": 3},
     "clearhead/training/memory.py": {".read_text": 1},
     "clearhead/fast/native/abi.py": {".read_text": 1},
-    "clearhead/fast/native/build.py": {".read_text": 1},
+    "clearhead/fast/native/build.py": {".read_text": 1, ".read_bytes": 3, "os.open": 1, "open": 1},
     "clearhead/fast/probe.py": {".read_text": 1},
-    "clearhead/fast/native/verdict.py": {".read_bytes": 2},
-    "clearhead/fast/native/cache.py": {"os.open": 1, "open": 1, ".read_bytes": 1},
     "clearhead/apps/cli/console.py": {"os.open": 1},
     "clearhead/apps/cli/doctor.py": {".read_text": 1},
 }

@@ -1,24 +1,32 @@
-"""Compilation of the kernels, once for a processor, a compiler and a source; what is compiled is kept in the cache."""
+"""Native libraries: compiled for this processor, kept in the cache, and tried in another process before they serve.
+
+Only what the user wrote and nobody damaged is loaded from the cache. The result of a trial is kept there too, by the
+digest of all that it depends on, so that a library is tried once.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import torch
+from filelock import FileLock
 
 from clearhead.base.errors import program_name
-from clearhead.fast.native.cache import fault_of, keep, kernel_folder, locked, workplace
+from clearhead.base.files import cache_root
 from clearhead.fast.native.options import INFERENCE, LEVELS, PACKAGED, TRAINING, command, library_name
 from clearhead.fast.probe import processor
 
@@ -27,6 +35,20 @@ _COMPILERS: Final = "g++", "clang++", "c++"
 _SECONDS: Final = 120
 # Of its own, so that a command shows these messages wherever its output goes.
 _LOGGER = logging.getLogger("clearhead.fast.native")
+NAME: Final = "native"
+LOCK: Final = "lock"
+LARGEST: Final = 2**28
+_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_EVERYTHING: Final = stat.S_IRWXG | stat.S_IRWXO
+KEPT_AS: Final = ".verdict"
+PASSED: Final = "passed"
+TEST_SECONDS: Final = 60
+"""A test takes two; one that takes so many hangs."""
+_TEST: Final = Path(__file__).parent.parent / "selftest.py"
+_TEST_CODE: Final = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from clearhead.fast import selftest; "
+_TICK: Final = 0.1
+_SIGNALS: Final = "SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT"
+_CRASHES: Final = {getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)}  # Windows has no SIGBUS
 
 
 def compiled(options: Sequence[str], kernels: str = INFERENCE) -> Path:
@@ -156,3 +178,172 @@ def _started(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
 def _first_error(output: str) -> str:
     lines = [line for line in output.splitlines() if "error" in line] or output.splitlines() or ["no message"]
     return lines[0].strip()
+
+
+def kernel_folder() -> Path:
+    """Return the folder of compiled kernels, made where it is missing, and closed to other users.
+
+    Raises:
+        OSError: it or the root of the cache belongs to another user, or others can write there; or it cannot be made.
+    """
+    root = cache_root()
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (root / NAME).mkdir(mode=0o700, exist_ok=True)
+    root, folder = root.resolve(), (root / NAME).resolve()
+    if not os.environ.get("CLEARHEAD_CACHE"):
+        # Nobody shares it on purpose: a umask of 002 opened it.
+        _close(root, _WRITE)
+    if _close(folder, _EVERYTHING) & _WRITE:
+        # Of another user, it could be held forever.
+        (folder / LOCK).unlink(missing_ok=True)
+    for one in (root, folder):
+        if (fault := _open_to_others(one.stat())) is not None:
+            raise OSError(f"{one} {fault}: mend that, or set CLEARHEAD_CACHE to a new folder")
+    return folder
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time compile: those that start together, as of a training, wait for the first."""
+    with FileLock(folder / LOCK):
+        yield
+
+
+@contextlib.contextmanager
+def workplace(folder: Path) -> Iterator[Path]:
+    """Give a temporary folder to work in, without those of killed processes; the cache must be locked."""
+    for left in folder.glob("tmp*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        yield Path(name)
+
+
+def keep(linked: Path, file: Path) -> None:
+    """Move a library into the cache, with its size and digest beside it; others see a whole file or none.
+
+    Args:
+        linked: the library, in a folder of the cache.
+        file: its place.
+    """
+    record = _record_of(linked)
+    record.write_text(_described(file, linked.read_bytes()), encoding="ascii")
+    for path in (record, linked):
+        path.chmod(0o700)  # whatever the umask is
+    os.replace(record, _record_of(file))
+    os.replace(linked, file)
+
+
+def fault_of(file: Path) -> str | None:
+    """Return why a library in the folder of kernels must not be loaded; None: it may be."""
+    if not os.path.lexists(_record_of(file)):
+        return "has no digest"
+    try:
+        is_whole = read_own(_record_of(file)) == _described(file, read_own(file)).encode("ascii")
+    except OSError as error:
+        return f"is not to be trusted ({error.strerror or error})"
+    return None if is_whole else "is damaged"
+
+
+def _close(folder: Path, modes: int) -> int:
+    """Take permissions away from others where the user can; return those that others had."""
+    status = folder.stat()
+    open_modes = status.st_mode & modes
+    if os.name == "posix" and open_modes and status.st_uid == os.geteuid():
+        with contextlib.suppress(OSError):  # a disk that cannot be written
+            folder.chmod(stat.S_IMODE(status.st_mode) & ~modes)
+    return open_modes
+
+
+def _open_to_others(status: os.stat_result) -> str | None:
+    """Return what lets others change a file or a folder, or None; root can change everything anyway."""
+    if os.name != "posix":
+        return None
+    if status.st_uid not in (0, os.geteuid()):
+        return "belongs to another user"
+    return "can be written by others" if status.st_mode & _WRITE else None
+
+
+def _record_of(library: Path) -> Path:
+    return library.with_suffix(".sha256")
+
+
+def _described(file: Path, content: bytes) -> str:
+    # With the name, which is the key: a library of other kernels does not pass for it.
+    return f"{hashlib.sha256(content).hexdigest()} {len(content)} {file.name}\n"
+
+
+def write_own(path: Path, content: bytes) -> None:
+    """Write a file into the folder of kernels, which others see whole or not at all; the cache must be locked."""
+    with workplace(path.parent) as folder:
+        (folder / path.name).write_bytes(content)
+        (folder / path.name).chmod(0o700)
+        os.replace(folder / path.name, path)
+
+
+def read_own(path: Path) -> bytes:
+    """Return the content of a file that nobody else can have written.
+
+    Raises:
+        OSError: it is something else.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    with open(descriptor, "rb") as opened:
+        status = os.fstat(opened.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
+            raise OSError("it is no library")
+        if (fault := _open_to_others(status)) is not None:
+            raise OSError(f"it {fault}")
+        return opened.read()
+
+
+def refuse_untried(file: Path, kernels: str) -> None:
+    """Refuse a library that crashes, hangs or computes wrong on this machine.
+
+    Args:
+        file: of the library.
+        kernels: the folder of its sources.
+
+    Raises:
+        OSError: it does, or it cannot be tried; a sentence says what happened.
+    """
+    facts = sorted(processor().isa), processor().description, torch.__version__, kernels
+    parts = file.read_bytes(), _TEST.read_bytes(), repr(facts).encode()
+    digest = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+    kept = kernel_folder() / f"{digest}{KEPT_AS}"
+    if not kept.exists():
+        with locked(kept.parent):
+            if not kept.exists():
+                write_own(kept, _tried(file, kernels).encode())
+    if (said := read_own(kept).decode()) != PASSED:
+        raise OSError(f"{said} (to try again, delete {kept})")
+
+
+def _tried(file: Path, kernels: str) -> str:
+    """Return what is wrong with a library, or that it passed."""
+    # With the modules that this process has, whatever lies in the working directory.
+    command = [sys.executable, "-I", "-c", f"{_TEST_CODE}selftest.main(*sys.argv[1:])", str(file), kernels]
+    # It may be one of many programs, and threads that wait busily would take its time.
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [*command, json.dumps(sys.path)], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=environment
+    ) as child:
+        try:
+            # Ticks: what stops both processes for a while, as a laptop's lid does, is no hang.
+            for _ in range(int(TEST_SECONDS / _TICK)):
+                try:
+                    said, errors = child.communicate(timeout=_TICK)
+                    break
+                except subprocess.TimeoutExpired:
+                    continue
+            else:
+                return f"a test of them on this machine did not end within {TEST_SECONDS} s"
+        finally:
+            child.kill()
+    if -child.returncode in _CRASHES:
+        return f"a test of them on this machine ended with {signal.Signals(-child.returncode).name}"
+    if child.returncode:
+        # Of what may be otherwise the next time, such as too little memory, no verdict is kept.
+        last = errors.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
+        raise OSError(f"a test of them on this machine failed: {last[0]}")
+    return said or PASSED

@@ -24,9 +24,8 @@ import torch
 from clearhead.base.errors import InputError
 from clearhead.fast import probe
 from clearhead.fast.native import abi
-from clearhead.fast.native.build import compiled, kept, packaged
+from clearhead.fast.native.build import compiled, kept, packaged, refuse_untried
 from clearhead.fast.native.options import INFERENCE
-from clearhead.fast.native.verdict import refuse_untried
 
 # Of its own, so that a command shows these messages wherever its output goes.
 _LOGGER = logging.getLogger("clearhead.fast.native")

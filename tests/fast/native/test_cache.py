@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.fast.native import build, cache
+from clearhead.fast.native import build
 from clearhead.fast.native.options import INFERENCE
 from tests.processors import loaded
 
@@ -98,7 +98,7 @@ def test_a_truncated_library_is_compiled_anew(size: int, library: Path, warnings
     os.truncate(library, size)
     assert loaded(build.compiled([])).one() == 1
     (message,) = warnings()
-    assert message.endswith("is damaged") and cache.fault_of(library) is None
+    assert message.endswith("is damaged") and build.fault_of(library) is None
 
 
 def test_a_library_that_others_can_write_is_compiled_anew(library: Path, warnings: Callable[[], list[str]]) -> None:
@@ -110,7 +110,7 @@ def test_a_library_that_others_can_write_is_compiled_anew(library: Path, warning
 
 def test_a_library_of_another_user_is_not_loaded(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     take_from_user(library, monkeypatch)
-    fault = cache.fault_of(library)
+    fault = build.fault_of(library)
     assert fault == "is not to be trusted (it belongs to another user)"
 
 
@@ -129,7 +129,7 @@ def test_what_is_not_the_library_that_was_kept_is_not_loaded(change: str, librar
         # Who can write in the folder could give an older library the name of a newer one.
         library.rename(library.with_name("other.so"))
         library, record = library.with_name("other.so"), record.rename(record.with_name("other.sha256"))
-    assert cache.fault_of(library) is not None
+    assert build.fault_of(library) is not None
 
 
 @pytest.mark.parametrize("place", ["cache", "cache/native"])
@@ -157,7 +157,7 @@ def test_kernels_are_kept_whatever_the_umask_is(
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "deep" / "cache"))
     assert loaded(build.compiled([])).one() == 1
     (library,) = (tmp_path / "deep" / "cache" / "native").glob("*.so")
-    assert cache.fault_of(library) is None and not warnings()
+    assert build.fault_of(library) is None and not warnings()
     assert mode_of(library.parent) == mode_of(library.parents[1]) == 0o700
 
 

@@ -15,7 +15,7 @@ import torch
 from clearhead import presets
 from clearhead.core import build as build_model
 from clearhead.fast import selftest
-from clearhead.fast.native import build, load, verdict
+from clearhead.fast.native import build, load
 from clearhead.fast.native.load import refuse_other_openmp
 from clearhead.fast.native.options import INFERENCE, TRAINING
 from clearhead.fast.runner import Runner
@@ -54,9 +54,9 @@ def kernels() -> Iterator[tuple[str, str]]:
 def test_a_right_library_passes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = own_file()
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path))
-    verdict.refuse_untried(file, INFERENCE)
-    monkeypatch.setattr(verdict, "_tried", None)
-    verdict.refuse_untried(file, INFERENCE)
+    build.refuse_untried(file, INFERENCE)
+    monkeypatch.setattr(build, "_tried", None)
+    build.refuse_untried(file, INFERENCE)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_plain_layers_serve_in_place_of_a_library_that_fails(
     monkeypatch.setattr(load, "compiled", lambda *_: file)
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
     if function == HANG:
-        monkeypatch.setattr(verdict, "SECONDS", 2)
+        monkeypatch.setattr(build, "TEST_SECONDS", 2)
     fast = Runner(build_model(presets.llama_tiny(20, layers=1)).eval())
     for _ in range(2):
         load._library.cache_clear()
@@ -86,7 +86,7 @@ def test_plain_layers_serve_in_place_of_a_library_that_fails(
                 assert {served.by for served in fast.report()} == {"plain"}
         finally:
             load._library.cache_clear()
-        monkeypatch.setattr(verdict, "_tried", None)  # it is tried once
+        monkeypatch.setattr(build, "_tried", None)  # it is tried once
     messages = {record.message for record in caplog.records}
     assert len(messages) == 1 and len(caplog.records) == 2
     assert why in messages.pop()
