@@ -430,7 +430,7 @@ def names(cell: Cell, data: Path, folder: Path) -> Parts:
 
 
 def sources(cell: Cell, data: Path, folder: Path) -> Parts:
-    from clearhead.apps.demo.library_sources import library_sources
+    from clearhead.apps.demo.common import library_sources
 
     found = library_sources(max_bytes=3_000_000, max_valid_bytes=200_000)
     files = {"train": found.train, "valid": found.valid[::2], "test": found.valid[1::2]}

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clearhead.apps.demo.library_sources import SourceFile, library_sources
+from clearhead.apps.demo.common import SourceFile, library_sources
 
 HELD_OUT = 0.2
 # Of a context, in functions and in characters.

@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from clearhead.apps.demo.library_sources import library_sources
+from clearhead.apps.demo.common import library_sources
 
 HELD_OUT = 0.1
 PUNCTUATION = frozenset("()[]{},:;") | {"->", "..."}

@@ -56,9 +56,9 @@ def broken_laws(module: Transformer) -> Iterator[tuple[str, bool]]:
 
 def check_laws(name: str, module: Transformer) -> None:
     """Assert that the check tries every law of a model, and that none is broken."""
-    found = list(broken_laws(module))
-    assert not [law for law, is_broken in found if is_broken]
-    assert {law for law, _ in found} == laws_of(name)
+    outcomes = list(broken_laws(module))
+    assert not [law for law, is_broken in outcomes if is_broken]
+    assert {law for law, _ in outcomes} == laws_of(name)
 
 
 @pytest.mark.parametrize("name", MODELS)

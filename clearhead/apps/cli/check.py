@@ -117,7 +117,6 @@ def check(
         _refuse(f"{ref} is compared on the CPU in fp32", {**machine, "--threads": None}, file_options, job)
         _check_checkpoint(ref, against, reference, tolerance, compute.threads, as_json=as_json)
     else:
-        _refuse(f"{ref} is checked in single and in double precision", {"--precision": machine["--precision"]})
         _refuse(f"{ref} is a checkpoint or a run", file_options, job)
         check_model(ref, compute, html=html, force=force, as_json=as_json)
 
@@ -298,6 +297,7 @@ def check_model(ref: str, compute: ComputeOptions, *, html: Path | None, force: 
     Raises:
         InputError: the model cannot be loaded or checked, or the file cannot be written.
     """
+    _refuse(f"{ref} is checked in single and in double precision", {"--precision": _given(compute)["--precision"]})
     if html is not None:
         refuse_unwritable(html, force=force)
     elif force:

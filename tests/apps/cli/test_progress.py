@@ -1,14 +1,16 @@
-"""A bar on a terminal, nothing elsewhere; a stopped command says what is done."""
+"""A bar on a terminal and nothing elsewhere; silence is counted; a stopped command says what is done."""
 
 from __future__ import annotations
 
 import io
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from clearhead.apps.cli.progress import counting
+from clearhead.apps.cli.progress import Waiting, at_rest, counting, signs_of_life
 from clearhead.apps.cli.stopping import Stopped
 from clearhead.base import progress
 
@@ -41,3 +43,100 @@ def test_what_is_done_is_said(total: int | None, done: str) -> None:
     with pytest.raises(Stopped, match=f"^clearhead: interrupted; {done}$"), counting("texts", total) as bar:
         bar.done = 320
         raise Stopped(signal.SIGINT)
+
+
+BEAT = "working, {} s\x1b[K\r"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """A terminal, for stdout and stderr, and no thread."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(Waiting, "watch", lambda self: None)
+    return Terminal()
+
+
+@contextmanager
+def shown_on(stdout: io.StringIO, stderr: io.StringIO) -> Iterator[None]:
+    """Pytest sets both streams anew before a test, so that a fixture cannot do this."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", stdout)
+        patch.setattr(sys, "stderr", stderr)
+        yield
+        assert sys.stdout is stdout and sys.stderr is stderr
+
+
+def test_silence_is_counted_until_something_is_written(terminal: Terminal, clock: Clock) -> None:
+    with shown_on(terminal, terminal), signs_of_life(clock) as waiting:
+        for clock.now in (1.0, 3.0, 4.0):
+            waiting.beat()
+        print("a result")
+        waiting.beat()
+        clock.now = 9.0
+        waiting.beat()
+        print("a message", file=sys.stderr)
+    expected = [BEAT.format(3), BEAT.format(4), "\x1b[K", "a result\n", BEAT.format(5), "\x1b[K", "a message\n"]
+    assert terminal.getvalue() == "".join(expected)
+
+
+def test_nothing_is_left_at_the_end(terminal: Terminal, clock: Clock) -> None:
+    with shown_on(terminal, terminal), signs_of_life(clock) as waiting:
+        clock.now = 7.0
+        waiting.beat()
+    assert terminal.getvalue() == BEAT.format(7) + "\x1b[K"
+    waiting.beat()
+    assert terminal.getvalue().endswith("\x1b[K")
+
+
+def test_the_middle_of_a_line_and_who_types_are_not_disturbed(terminal: Terminal, clock: Clock) -> None:
+    with shown_on(terminal, terminal), signs_of_life(clock) as waiting:
+        print("Once upon", end="")
+        clock.now = 10.0
+        waiting.beat()
+        print("╰──╯\x1b[?25h", end="")
+        clock.now = 20.0
+        waiting.beat()
+        assert "working" not in terminal.getvalue()
+        print()
+        with at_rest():
+            clock.now = 30.0
+            waiting.beat()
+        clock.now = 31.0
+        waiting.beat()
+        assert "working" not in terminal.getvalue()
+        clock.now = 33.0
+        waiting.beat()
+        assert "working, 3 s" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(("terminal_type", "rank"), [("dumb", "0"), ("xterm", "1")])
+def test_elsewhere_nothing_changes(
+    terminal_type: str, rank: str, terminal: Terminal, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", terminal_type)
+    monkeypatch.setenv("RANK", rank)
+    with shown_on(terminal, terminal), signs_of_life(clock) as waiting:
+        assert sys.stderr is terminal
+        clock.now = 10.0
+        waiting.beat()
+    assert not terminal.getvalue()
+
+
+def test_a_pipe_gets_results_only(terminal: Terminal, clock: Clock) -> None:
+    with shown_on(piped := io.StringIO(), terminal), signs_of_life(clock) as waiting:
+        clock.now = 10.0
+        waiting.beat()
+        print("a result")
+    assert piped.getvalue() == "a result\n" and "working, 10 s" in terminal.getvalue()

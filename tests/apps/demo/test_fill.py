@@ -12,7 +12,7 @@ from rich.console import Console
 
 from clearhead.apps.cli.main import main
 from clearhead.apps.demo import fill
-from clearhead.apps.demo.common import DemoPlan
+from clearhead.apps.demo.common import DemoPlan, library_sources
 from clearhead.apps.demo.fill import (
     LINES,
     RECIPE,
@@ -24,7 +24,6 @@ from clearhead.apps.demo.fill import (
     places_of_the_right_word,
     run_fill,
 )
-from clearhead.apps.demo.library_sources import library_sources
 from clearhead.base.errors import InputError
 from clearhead.core import build
 from clearhead.model.facade import Model

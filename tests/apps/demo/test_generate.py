@@ -12,9 +12,8 @@ import torch
 
 import clearhead
 from clearhead.apps.cli.main import main
-from clearhead.apps.demo.common import DemoPlan
+from clearhead.apps.demo.common import DemoPlan, library_sources
 from clearhead.apps.demo.generate import PROMPT, RECIPE, GenerateSizes, bits_per_byte, run_generate
-from clearhead.apps.demo.library_sources import library_sources
 from clearhead.base.errors import InputError
 from clearhead.training.runfile.read import parse_run_file
 from tests.apps.demo.demo_library import TINY, made_up_library

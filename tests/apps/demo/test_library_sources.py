@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.apps.demo.library_sources import SourceFile, library_sources, write_sources
+from clearhead.apps.demo.common import SourceFile, library_sources, write_sources
 from clearhead.base.errors import InputError
 
 MANY = 10**9

@@ -11,14 +11,7 @@ from torch import Tensor, nn
 
 from clearhead.apps.check.handwritten.layers import attentions_of, is_layer, layer, part_reports
 from clearhead.apps.check.handwritten.libraries import spares_libraries
-from clearhead.apps.check.handwritten.modules import (  # fmt: skip
-    Model,
-    drawn_ids,
-    expected_flow,
-    module,
-    read_model,
-    with_masks,
-)
+from clearhead.apps.check.handwritten.modules import Model, drawn_ids, expected_flow, module, read_model, with_masks
 from clearhead.apps.check.handwritten.polarity import TOUCHED
 from clearhead.apps.check.handwritten.report import CannotCompare, Finding, Report, judged
 from clearhead.apps.check.handwritten.running import Runner, output_error
