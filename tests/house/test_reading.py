@@ -27,7 +27,7 @@ ALLOWED = {
     # The libraries of tensors map files that were checked just before.
     "clearhead/checkpoints/weights/files.py": {"safe_open": 2},
     "clearhead/checkpoints/hf/files/tensor_files.py": {"safe_open": 1, ".open": 2},
-    "clearhead/interpret/view/saved_maps.py": {"np.load": 1},
+    "clearhead/interpret/view/arrays.py": {"np.load": 1},
     "clearhead/checkpoints/hf/files/from_bin.py": {"torch.load": 1},
     # Text of a run file that was read by the reader, or came from the command line; TOML as JSON, to be typed.
     "clearhead/model/saving.py": {"tomllib.loads": 4},

@@ -14,7 +14,7 @@ from clearhead.text import tokenizer_checks
 from clearhead.text.backend import DocumentBackend
 from clearhead.text.sentencepiece import _replacement_tables, check_tables, load_pieces
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.text.tokenizer_checks import charsmap_fault, check_document
+from clearhead.text.tokenizer_checks import charsmap_fault, check_document, pattern_fault
 from tests.checkpoints.hf.tokenizer_folders import pieces_model, write
 
 MODEL = {"type": "WordLevel", "vocab": {"a": 0, "</s>": 1}, "unk_token": "a"}
@@ -148,3 +148,41 @@ def test_a_panic_of_the_library_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -
     for use in (lambda: backend.encode_batch(["a"]), lambda: backend.decode([0]), backend.vocabulary):
         with pytest.raises(InputError, match=r"cannot run the tokenizer\.json: index out of bounds"):
             use()
+
+
+HONEST = [
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{M}]*[\p{Ll}\p{Lm}\p{M}]+(?i:'s|'t|'re)?|[\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+""",
+    r" ?[^(\s|[.,!?…。，、।۔،])]+",
+    r"\d{1,3}(?=(?:\d{3})*\b)",
+    r"(?<=\S)\s(?=\S)",
+    r" {2,}",
+]
+EXPLOSIVE = [
+    (r"(a+)+$", "varies in length"),
+    (r"(a|a)*b", "varies in length"),
+    (r"(?:a*)*", "varies in length"),
+    (r"((a{1,3})){5}", "varies in length"),
+    (r"(a)\1", "refers back"),
+    (r"\g<0>", "refers back"),
+    (r"(?R)", "unusual kind"),
+    (r"(*FAIL)", "unusual kind"),
+    (r"a{1000000}", "more than 1000 times"),
+    (r"a{100}{100}", "repeats a repetition"),
+    (r"a*b*a*b*a*c", "without a bound"),
+    ("x" * 3000, "characters"),
+    ("(a", "does not close"),
+    ("a)", "does not open"),
+]
+
+
+@pytest.mark.parametrize("pattern", HONEST)
+def test_honest_patterns_pass(pattern: str) -> None:
+    assert pattern_fault(pattern) is None
+
+
+@pytest.mark.parametrize(("pattern", "words"), EXPLOSIVE)
+def test_a_pattern_that_may_take_forever_is_named(pattern: str, words: str) -> None:
+    assert words in str(pattern_fault(pattern))

@@ -99,66 +99,71 @@ def _positions(maps: AttentionMaps, names: OutputNames) -> list[int]:
     return masks[:most] or list(range(max(0, len(ids) - most), len(ids)))
 
 
-def compared(maps: AttentionMaps, before: Outputs, after: Outputs | None, of: Chosen = None) -> dict[str, Any]:
-    """Return outputs as JSON, those of the unchanged model beside those of the changed one.
+@dataclass(frozen=True)
+class Comparison:
+    """Outputs of an unchanged run beside those of the changed one, at the same positions.
 
     Args:
-        maps: of the unchanged run.
-        before, after: of both runs, at the same positions; None: nothing is changed.
-        of: two outputs whose difference is told as well; None: none.
+        maps: the unchanged run.
+        before: the outputs of the unchanged run.
+        after: the outputs of the changed run; None means that nothing is changed.
     """
-    later = before if after is None else after
-    written = [before.written, None if after is None else after.written]
-    if before.probabilities is None or later.probabilities is None:
-        # An embedding: how far the change turns it.
-        turned = float(torch.cosine_similarity(before.state, later.state, dim=0))
+
+    maps: AttentionMaps
+    before: Outputs
+    after: Outputs | None
+
+    def to_json(self, of: Chosen) -> dict[str, Any]:
+        """Return both outputs as JSON.
+
+        Args:
+            of: two outputs whose difference is included; None means no difference.
+        """
+        before, after = self.before, self.after or self.before
+        written = [before.written, None if self.after is None else self.after.written]
+        if before.probabilities is None or after.probabilities is None:
+            # For an embedding: the angle between both vectors.
+            similarity = float(torch.cosine_similarity(before.state, after.state, dim=0))
+            states = [before.state.tolist(), after.state.tolist()]
+            return {"written": written, "rows": [], "similarity": similarity, "states": states}
+        pairs = zip(before.probabilities, after.probabilities, strict=True)
+        rows = [self._row(*row) for row in zip(before.positions, before.labels, pairs, strict=True)]
+        tokenizer = self.maps.output_names.tokenizer
+        end = None if tokenizer is None else tokenizer.eos_id
+        difference = None if of is None else self._difference(self.maps.outcome(of))
+        return {"written": written, "rows": rows, "end": end, "difference": difference}
+
+    def _difference(self, outcome: Outcome) -> dict[str, Any] | None:
+        """Return how much larger the log-probability of one output is than that of another, before and after."""
+        position = outcome.logits_position
+        if position not in self.before.positions:
+            return None
+        row = self.before.positions.index(position)
+        values = [
+            sum(
+                sign * math.log(max(float(run.probabilities[row, index]), LEAST))
+                for index, sign in outcome.signs.items()
+            )
+            for run in (self.before, self.after or self.before)
+            if run.probabilities is not None
+        ]
+        name = self.maps.output_names.difference(outcome, " rather than ")
+        return {"name": name, "position": position, "values": values}
+
+    def _row(self, position: int | None, label: int, pair: tuple[Tensor, Tensor]) -> dict[str, Any]:
+        """Return the outputs at a position: the token that is read, the next token, and the most probable outputs."""
+        likely = chain.from_iterable(one.topk(min(LISTED, len(one))).indices.tolist() for one in pair)
+        tokens = self.maps.target_tokens or self.maps.tokens
         return {
-            "written": written,
-            "rows": [],
-            "similarity": turned,
-            "states": [before.state.tolist(), later.state.tolist()],
+            "position": position,
+            "reads": "" if position is None else tokens[position],
+            "follows": None if label < 0 else self._candidate(label, pair),
+            "candidates": [self._candidate(index, pair) for index in dict.fromkeys(likely)],
         }
-    rows = [
-        _row(maps, position, label, (one, two))
-        for position, label, one, two in zip(
-            before.positions, before.labels, before.probabilities, later.probabilities, strict=True
-        )
-    ]
-    names = maps.output_names
-    end = None if names.tokenizer is None else names.tokenizer.eos_id
-    difference = None if of is None else _difference(maps, maps.outcome(of), (before, later))
-    return {"written": written, "rows": rows, "end": end, "difference": difference}
 
-
-def _difference(maps: AttentionMaps, outcome: Outcome, both: tuple[Outputs, Outputs]) -> dict[str, Any] | None:
-    """Return how much larger the log-probability of one output is than that of another, before and after."""
-    place = outcome.logits_position
-    if place not in both[0].positions:
-        return None
-    row = both[0].positions.index(place)
-    values = [
-        sum(sign * math.log(max(float(one.probabilities[row, index]), LEAST)) for index, sign in outcome.signs.items())
-        for one in both
-        if one.probabilities is not None
-    ]
-    return {"name": maps.output_names.difference(outcome, " rather than "), "position": place, "values": values}
-
-
-def _row(maps: AttentionMaps, position: int | None, label: int, both: tuple[Tensor, Tensor]) -> dict[str, Any]:
-    """Return the outputs at a position: the token that is read there, the one that follows, and the most probable."""
-    likely = chain.from_iterable(one.topk(min(LISTED, len(one))).indices.tolist() for one in both)
-    tokens = maps.target_tokens or maps.tokens
-    return {
-        "position": position,
-        "reads": "" if position is None else tokens[position],
-        "follows": None if label < 0 else _candidate(maps, label, both),
-        "candidates": [_candidate(maps, index, both) for index in dict.fromkeys(likely)],
-    }
-
-
-def _candidate(maps: AttentionMaps, index: int, both: tuple[Tensor, Tensor]) -> list[Any]:
-    """Return an output as it is written, its index, and its probability before and after."""
-    return [maps.output_names.written(index), index, *(float(one[index]) for one in both)]
+    def _candidate(self, index: int, pair: tuple[Tensor, Tensor]) -> list[Any]:
+        """Return an output as it is written, its index, and its probability before and after."""
+        return [self.maps.output_names.written(index), index, *(float(one[index]) for one in pair)]
 
 
 KeyT = TypeVar("KeyT")
@@ -235,7 +240,7 @@ class Shown:
         asked: what it depends on.
         runs: the unchanged run, and the changed one if anything is changed.
         page: JSON.
-        outputs: JSON: see `outputs.compared`.
+        outputs: JSON: see `Comparison.to_json`.
         python: the lines that do the same.
     """
 
@@ -456,7 +461,7 @@ class Computation:
                 runs.append(changed)
         encoder = Encoder()
         page = self.runs.page(encoder, samples)
-        outputs = compared(base, before, after, of)
+        outputs = Comparison(base, before, after).to_json(of)
         return Shown(asked, runs, page, outputs, self.runs.python_of_request(asked, of), encoder)
 
     def _sample(self, maps: AttentionMaps, label: str, of: Chosen) -> Sample:

@@ -27,8 +27,8 @@ from clearhead.interpret.maps.head_statistics import query_chunks
 from clearhead.interpret.maps.page import SampleOptions, explorer_page
 from clearhead.interpret.maps.reading import Reading, predicts_text
 from clearhead.interpret.maps.recording import AttentionRecord, record_first_layer, record_states
+from clearhead.interpret.view.arrays import MAPS
 from clearhead.interpret.view.explorer.write import frame_html, write_page
-from clearhead.interpret.view.saved_maps import MAPS
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 

@@ -16,7 +16,7 @@ from clearhead.base.errors import InputError, nearest
 from clearhead.base.printing import block, short
 from clearhead.base.progress import Notify
 from clearhead.core import Transformer
-from clearhead.interpret.maps.beams import beam_tree
+from clearhead.generate.search.recorder import Considered
 from clearhead.interpret.maps.contributions import Contribution, contributions
 from clearhead.interpret.maps.effects import (
     EffectMeter,
@@ -33,11 +33,12 @@ from clearhead.interpret.maps.outcome import Chosen, Outcome, OutputNames, choos
 from clearhead.interpret.maps.reading import Reading
 from clearhead.interpret.maps.recording import ALL, STACKS, AttentionRecord
 from clearhead.interpret.maps.streams import Streams
-from clearhead.interpret.maps.token_texts import label_tokens
+from clearhead.interpret.maps.token_texts import label_tokens, token_texts
 from clearhead.interpret.view.explorer.data import BeamNode
 from clearhead.spec.describe import number_of
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
+from clearhead.text.tokenizer import Tokenizer
 
 MOST_BYTES = 2**31
 """The largest array of weights that is made at once."""
@@ -424,3 +425,32 @@ def _numbers(numbers: Sequence[int]) -> str:
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(map(str, numbers))
+
+
+def beam_tree(considered: Sequence[Considered], tokenizer: Tokenizer, start: int) -> tuple[BeamNode, ...]:
+    """Return what a search considered as a tree, parents before children.
+
+    Args:
+        considered: step by step.
+        tokenizer: of what it wrote.
+        start: the id that the search started from, the root of the tree.
+    """
+    (first,) = token_texts(tokenizer, [start])
+    root = BeamNode(-1, first, log_probability=0.0, score=0.0, step=0, state="kept")
+    numbers = {one.ids: number for number, one in enumerate(considered, start=1)}
+    return (
+        root,
+        *(
+            BeamNode(
+                parent=numbers.get(one.ids[:-1], 0),
+                token=token_texts(tokenizer, one.ids)[-1],
+                log_probability=one.log_probability,
+                score=one.score,
+                step=len(one.ids),
+                state=one.state,
+                reason=one.reason,
+                rank=one.rank,
+            )
+            for one in considered
+        ),
+    )

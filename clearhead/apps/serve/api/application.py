@@ -1,38 +1,29 @@
-"""Application of the server: its routes, the status of each refusal, time limits, metrics and a log of requests."""
+"""Application of the server: its routes, and the status of each refusal."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, Final
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import PlainTextResponse, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from starlette.datastructures import Headers
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clearhead.apps.serve.api.bodies import in_thread
-from clearhead.apps.serve.api.engine import Engine
-from clearhead.apps.serve.api.generating import EVENT_STREAM, generating_router
+from clearhead.apps.serve.api.generating import generating_router
 from clearhead.apps.serve.api.inside import inside_router
 from clearhead.apps.serve.api.reading import reading_router
 from clearhead.apps.serve.api.refusals import Busy, Closing, Refusal, refused
 from clearhead.apps.serve.api.served import Models, UnknownModel
+from clearhead.apps.serve.api.server import Metrics, limit_time
 from clearhead.apps.serve.api.tasks import tasks_router
 from clearhead.apps.serve.gate import Access, Gate, Traffic
 from clearhead.apps.serve.work import Left, Workers
-from clearhead.base.errors import ContextTooLong, InputError, Reference, RunFailure, shortened
+from clearhead.base.errors import ContextTooLong, InputError, Reference, RunFailure
 
-SECONDS_TO_ANSWER: Final = 600.0
-"""Until an answer begins, and until a stream ends; clients of OpenAI wait as long."""
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {"default": {"model": Refusal, "description": "A refusal."}}
 
 
@@ -67,42 +58,13 @@ def make_application(models: Models, access: Access, *, openapi: bool = False) -
     app.add_exception_handler(Exception, _unexpected)
     app.add_exception_handler(RequestValidationError, _misread)
     app.add_exception_handler(HTTPException, _http)
-    app.add_middleware(_in_time)
+    app.add_middleware(limit_time)
     app.state.traffic = Traffic()
     app.add_middleware(Gate, access=access, traffic=app.state.traffic, refuse=refused)
     app.add_middleware(metrics.counting)
     if path is not None:
         app.openapi()  # kept: to make it takes longer than a callback of the event loop may
     return app
-
-
-def _in_time(app: ASGIApp) -> ASGIApp:
-    """Return an application that ends requests that are not answered in time, and streams, with an error."""
-
-    async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
-        limit, is_stream = asyncio.timeout(SECONDS_TO_ANSWER), False
-
-        async def begun(message: Message) -> None:
-            nonlocal is_stream
-            if message["type"] == "http.response.start":
-                is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith(EVENT_STREAM)
-                limit.reschedule(limit.when() if is_stream else None)
-            await send(message)
-
-        try:
-            async with limit:
-                await app(scope, receive, begun)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            missing = f"no {'end of this stream' if is_stream else 'answer'} within {SECONDS_TO_ANSWER:g} seconds"
-            answer = refused(503, f"{missing}: ask for less, or try again later")
-            if is_stream:
-                await send({"type": "http.response.body", "body": b"data: " + bytes(answer.body) + b"\n\n"})
-            else:
-                await answer(scope, receive, send)
-
-    return bounded
 
 
 _STATUS: Final[dict[type[Exception], int]] = {
@@ -169,68 +131,3 @@ def _name_fault(error: Exception) -> Response:
 def _shown(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, default=repr)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-_GAUGES: Final[tuple[tuple[str, str, Callable[[Engine], float]], ...]] = (
-    ("clearhead_running", "Sequences that are generated.", lambda engine: engine.num_running),
-    ("clearhead_waiting", "Requests that wait.", lambda engine: engine.num_waiting),
-    ("clearhead_generated_tokens", "Tokens generated since the start.", lambda engine: engine.num_tokens),
-    ("clearhead_read_tokens", "Tokens of prompts read since the start.", lambda engine: engine.num_read),
-    ("clearhead_shared_tokens", "Tokens of prompts taken from equal beginnings.", lambda engine: engine.num_shared),
-    ("clearhead_step_seconds", "Seconds in steps of the batch.", lambda engine: engine.step_seconds),
-)
-LOGGER: Final = logging.getLogger("clearhead.apps.serve")
-
-
-class Metrics:
-    """The metrics of one application.
-
-    Args:
-        models: that it serves.
-    """
-
-    def __init__(self, models: Models) -> None:
-        self._registry = CollectorRegistry()
-        own = self._registry
-        self._requests = Counter("clearhead_requests", "Requests by path and status.", ["path", "status"], registry=own)
-        self._seconds = Histogram("clearhead_request_seconds", "Seconds until an answer.", ["path"], registry=own)
-        for name, what, read in _GAUGES:
-            gauge = Gauge(name, what, ["model"], registry=own)
-            for served in models:
-                gauge.labels(served.name).set_function(partial(read, served.engine))
-
-    def router(self) -> APIRouter:
-        """Return the route /metrics."""
-        router = APIRouter()
-
-        @router.get("/metrics", response_class=PlainTextResponse)
-        async def metrics() -> Response:
-            return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
-
-        return router
-
-    def counting(self, app: ASGIApp) -> ASGIApp:
-        """Return an application that counts each request, and logs its path, status and seconds until the answer.
-
-        Args:
-            app: that answers them.
-        """
-
-        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
-            begun = time.perf_counter()
-
-            async def noted(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    self._count(scope, message["status"], time.perf_counter() - begun)
-                await send(message)
-
-            await app(scope, receive, noted)
-
-        return counted
-
-    def _count(self, scope: Scope, status: int, seconds: float) -> None:
-        # The path of a route, so that no text of a client becomes the name of a series.
-        path = getattr(scope.get("route"), "path", "unknown")
-        self._requests.labels(path, status).inc()
-        self._seconds.labels(path).observe(seconds)
-        LOGGER.info("%s %s %d %.3f s", shortened(scope["method"]), path, status, seconds)

@@ -23,6 +23,7 @@ from clearhead.apps.serve.api.bodies import BodyRoute, ChatRequest, CompletionRe
 from clearhead.apps.serve.api.engine import Job, Step, events
 from clearhead.apps.serve.api.refusals import Closing
 from clearhead.apps.serve.api.served import Models, Prompt, Scored, Served, given
+from clearhead.apps.serve.api.server import EVENT_STREAM
 from clearhead.apps.serve.gate import Traffic
 from clearhead.apps.serve.work import POLLED, ignore_failure
 from clearhead.base.errors import InputError
@@ -32,7 +33,6 @@ from clearhead.generate.results import Continuation
 from clearhead.interpret.maps.token_texts import TokenWriter, WrittenToken
 from clearhead.text.long_texts import refuse_enormous
 
-EVENT_STREAM = "text/event-stream"
 DEFAULT_TOKENS = 16
 """Tokens of a completion without max_tokens. The checkpoint's settings limit a chat."""
 BodyT = TypeVar("BodyT", bound=GenerationBody)

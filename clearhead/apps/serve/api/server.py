@@ -1,4 +1,7 @@
-"""HTTP server: connections by uvicorn and h11, with bounds on their number, request heads and silent clients."""
+"""HTTP server: connections by uvicorn and h11, with bounds in number, size and time, and the metrics of its requests.
+
+The bounds hold for connections, request heads, clients that send or read nothing, answers and streams.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,30 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any, Final
 
 import h11
 import psutil
 import uvicorn
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import PlainTextResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from clearhead.apps.serve.api.engine import Engine
 from clearhead.apps.serve.api.refusals import refused
+from clearhead.apps.serve.api.served import Models
 from clearhead.apps.serve.gate import Traffic
+from clearhead.base.errors import shortened
 from clearhead.base.machine import give_memory_back
 
+EVENT_STREAM: Final = "text/event-stream"
+SECONDS_TO_ANSWER: Final = 600.0
+"""Seconds until an answer begins, and until a stream ends; clients of OpenAI wait as long."""
 TICKS_BETWEEN: Final = 100
 """Server ticks, a tenth of a second each, before freed memory is returned to the system."""
 SECONDS_TO_FINISH: Final = 60
@@ -263,3 +277,96 @@ def hosts_of(host: str, port: int) -> tuple[str, ...] | None:
         return None
     names: Sequence[str] = (host, "127.0.0.1", "localhost", "[::1]")
     return tuple(dict.fromkeys(f"{name}:{port}" for name in names))
+
+
+def limit_time(app: ASGIApp) -> ASGIApp:
+    """Return an application that ends requests that are not answered in time, and streams, with an error."""
+
+    async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
+        limit, is_stream = asyncio.timeout(SECONDS_TO_ANSWER), False
+
+        async def begun(message: Message) -> None:
+            nonlocal is_stream
+            if message["type"] == "http.response.start":
+                is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith(EVENT_STREAM)
+                limit.reschedule(limit.when() if is_stream else None)
+            await send(message)
+
+        try:
+            async with limit:
+                await app(scope, receive, begun)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            missing = f"no {'end of this stream' if is_stream else 'answer'} within {SECONDS_TO_ANSWER:g} seconds"
+            answer = refused(503, f"{missing}: ask for less, or try again later")
+            if is_stream:
+                await send({"type": "http.response.body", "body": b"data: " + bytes(answer.body) + b"\n\n"})
+            else:
+                await answer(scope, receive, send)
+
+    return bounded
+
+
+_GAUGES: Final[tuple[tuple[str, str, Callable[[Engine], float]], ...]] = (
+    ("clearhead_running", "Sequences that are generated.", lambda engine: engine.num_running),
+    ("clearhead_waiting", "Requests that wait.", lambda engine: engine.num_waiting),
+    ("clearhead_generated_tokens", "Tokens generated since the start.", lambda engine: engine.num_tokens),
+    ("clearhead_read_tokens", "Tokens of prompts read since the start.", lambda engine: engine.num_read),
+    ("clearhead_shared_tokens", "Tokens of prompts taken from equal beginnings.", lambda engine: engine.num_shared),
+    ("clearhead_step_seconds", "Seconds in steps of the batch.", lambda engine: engine.step_seconds),
+)
+
+
+class Metrics:
+    """The metrics of one application.
+
+    Args:
+        models: that it serves.
+    """
+
+    def __init__(self, models: Models) -> None:
+        self._registry = CollectorRegistry()
+        own = self._registry
+        self._requests = Counter("clearhead_requests", "Requests by path and status.", ["path", "status"], registry=own)
+        self._seconds = Histogram("clearhead_request_seconds", "Seconds until an answer.", ["path"], registry=own)
+        for name, what, read in _GAUGES:
+            gauge = Gauge(name, what, ["model"], registry=own)
+            for served in models:
+                gauge.labels(served.name).set_function(partial(read, served.engine))
+
+    def router(self) -> APIRouter:
+        """Return the route /metrics."""
+        router = APIRouter()
+
+        @router.get("/metrics", response_class=PlainTextResponse)
+        async def metrics() -> Response:
+            return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
+
+        return router
+
+    def counting(self, app: ASGIApp) -> ASGIApp:
+        """Return an application that counts each request, and logs its path, status and seconds until the answer.
+
+        Args:
+            app: that answers them.
+        """
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            begun = time.perf_counter()
+
+            async def noted(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    self._count(scope, message["status"], time.perf_counter() - begun)
+                await send(message)
+
+            await app(scope, receive, noted)
+
+        return counted
+
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        # The path of a route, so that no text of a client becomes the name of a series.
+        path = getattr(scope.get("route"), "path", "unknown")
+        self._requests.labels(path, status).inc()
+        self._seconds.labels(path).observe(seconds)
+        _LOGGER.info("%s %s %d %.3f s", shortened(scope["method"]), path, status, seconds)

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from clearhead.apps.cli.main import main
 from clearhead.apps.serve import gate
-from clearhead.apps.serve.api import application
+from clearhead.apps.serve.api import server
 from clearhead.apps.serve.api.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest
 from clearhead.apps.serve.api.reading import _encoded
 from clearhead.apps.serve.api.served import Models
@@ -281,7 +281,7 @@ def test_what_is_not_answered_in_time_is_given_up(
 ) -> None:
     engine, body = models.named("lm").engine, {"model": "lm", "prompt": "a", "max_tokens": 50}
     with monkeypatch.context() as patch:
-        patch.setattr(application, "SECONDS_TO_ANSWER", 0.0)
+        patch.setattr(server, "SECONDS_TO_ANSWER", 0.0)
         late = httpx.post(f"{address}/v1/completions", json=body, timeout=60)
     assert late.status_code == 503 and late.headers["retry-after"] == "1"
     assert "no answer within 0 seconds" in late.json()["error"]["message"]

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from clearhead.apps.serve import work
-from clearhead.apps.serve.api import application, engine
+from clearhead.apps.serve.api import engine, server
 from clearhead.apps.serve.api.engine import Ended, Engine, Job, events
 from clearhead.apps.serve.api.served import Models, Served
 from clearhead.generate import running
@@ -182,7 +182,7 @@ def test_a_client_that_leaves_ends_what_runs_and_what_waits(
 def test_a_stream_ends_with_an_error_after_the_same_seconds(
     address: str, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(application, "SECONDS_TO_ANSWER", 2.0)
+    monkeypatch.setattr(server, "SECONDS_TO_ANSWER", 2.0)
     with httpx.stream("POST", f"{address}/v1/completions", json=ENDLESS, timeout=60) as stream:
         lines = [line for line in stream.iter_lines() if line]
     assert len(lines) > 1 and stream.status_code == 200
