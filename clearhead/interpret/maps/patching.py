@@ -161,7 +161,7 @@ class Patcher:
         """Return the change for each head."""
         points = [f"{record.address}.mixed" for record in self.records]
         with torch.no_grad(), capture(self.there.module, points) as seen:
-            self.there.module.states(self.there.source, self.there.target)
+            self.there.module(self.there.source, self.there.target, head=False)
         found: list[HeadEffect] = []
         for record in self.records:
             (mixed_HQE,) = (one.tensor[0] for one in seen[f"{record.address}.mixed"] if one.depth == record.layer)

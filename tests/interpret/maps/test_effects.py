@@ -34,7 +34,7 @@ def plain(found: Run, outcome: Outcome) -> float:
     """The log-probability of an outcome by a whole run."""
     streams = found.streams
     with torch.no_grad():
-        logits = found.module.run(streams.source, streams.target).logits[0]
+        logits = found.module(streams.source, streams.target).logits[0]
     row = logits if outcome.position is None else logits[outcome.position]
     return float(row.double().log_softmax(-1)[outcome.id])
 
