@@ -37,6 +37,7 @@ class Attention(HookPoints):
         super().__init__()
         self.spec = attention
         size, bias, source_width = attention.head_size, attention.bias, source_width or width
+        step, weigh = attention.score_step, attention.weight_step
         self.query: nn.Linear = nn.Linear(width, attention.num_heads * size, bias=bias.query)
         self.key: nn.Linear = nn.Linear(source_width, attention.num_kv_heads * size, bias=bias.key)
         self.value: nn.Linear = nn.Linear(source_width, attention.num_kv_heads * size, bias=bias.value)
@@ -44,12 +45,12 @@ class Attention(HookPoints):
         self.query_norm: nn.Module = _build_query_key_norm(attention, attention.num_heads)
         self.key_norm: nn.Module = _build_query_key_norm(attention, attention.num_kv_heads)
         self.sink: nn.Parameter | None = nn.Parameter(torch.zeros(attention.num_heads)) if attention.sink else None
-        self.score_step: nn.Module | None = build_part(attention.score_step, attention.num_heads)
-        self.weight_step: nn.Module | None = build_part(attention.weight_step, attention.num_heads)
+        self.score_step: nn.Module | None = None if step is None else build_part(step, attention.num_heads)
+        self.weight_step: nn.Module | None = None if weigh is None else build_part(weigh, attention.num_heads)
         self.dropout: nn.Dropout = nn.Dropout(attention.dropout)
         self.scale: float = size**-0.5 if attention.scale is None else attention.scale
-        self.mask_number: int = 0  # attentions of a stack with one number share their mask, as `Stack` sets it
-        self.rotation_number: int = 0  # and those with this number their angles
+        self.mask_number: int = hash(attention.mask)  # attentions with one number share a mask; numbers also compile
+        self.rotation_number: int = hash((attention.position, size))
 
     def forward(self, x_BTD: States, context: Context) -> States:
         query, key, value = (self.split(layer(x_BTD)) for layer in (self.query, self.key, self.value))

@@ -132,7 +132,7 @@ class Context:
     cache: Cache | None = None
     total_length: int | Int[Tensor, " rows"] | None = None
     depth: int = 0  # how many layers ran before
-    masks: dict[int, MayAttend | None] = field(default_factory=dict)  # by the number that a stack gives to each
+    masks: dict[int, MayAttend | None] = field(default_factory=dict)  # by the number of their spec
     shared: dict[object, Any] = field(default_factory=dict)  # other values that several attentions need
 
     @classmethod

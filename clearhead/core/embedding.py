@@ -5,9 +5,6 @@ Positions as rotations are in `attention`, those on the scores in `rare.score_bi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Generic, TypeVar
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -16,24 +13,11 @@ from torch.nn import functional as F
 from clearhead import spec
 from clearhead.base.errors import InputError
 from clearhead.base.printing import PrintedModule
+from clearhead.base.tied import Tied
 from clearhead.core.kernels.positions import sinusoidal_table
 from clearhead.core.norm import build_norm
 from clearhead.core.shapes import Ids, States
 from clearhead.spec.registry import build_part
-
-TableT = TypeVar("TableT", bound=nn.Module)
-
-
-@dataclass(frozen=True)
-class Tied(Generic[TableT]):
-    """A table of another module, in an object that PyTorch does not search: the table has one owner and one name."""
-
-    module: TableT
-
-
-def tie(module: nn.Module, table: nn.Module) -> None:
-    """Let a module, which has no table of its own, use one that another module owns."""
-    vars(module)["tied"] = Tied(table)
 
 
 class Table(PrintedModule, nn.Module):
@@ -82,17 +66,11 @@ class LearnedPosition(PrintedModule, nn.Module):
         return F.embedding(position_BT + self.offset, self.weight)
 
 
-def build_position(width: int, position: spec.EmbeddingPosition | None) -> nn.Module | None:
-    """Build the positions that an embedding adds; None without them."""
-    match position:
-        case None:
-            return None
-        case spec.Sinusoidal():
-            return SinusoidalPosition(width, position)
-        case spec.Learned():
-            return LearnedPosition(width, position)
-    module: nn.Module = build_part(position, width)
-    return module
+def build_position(width: int, position: spec.EmbeddingPosition) -> nn.Module:
+    """Build the positions that an embedding adds."""
+    if isinstance(position, spec.Sinusoidal):
+        return SinusoidalPosition(width, position)
+    return LearnedPosition(width, position) if isinstance(position, spec.Learned) else build_part(position, width)
 
 
 class Embedding(PrintedModule, nn.Module):
@@ -102,17 +80,19 @@ class Embedding(PrintedModule, nn.Module):
     segments and norm: arXiv 1810.04805, section 3; projection: arXiv 1909.11942, section 3.1.
     """
 
+    tied: Tied[Table]
+
     def __init__(self, width: int, embedding: spec.Embedding) -> None:
         super().__init__()
         rows_width, projection, table = embedding.width or width, embedding.projection, embedding.table
+        place = embedding.position
         self.place = projection.place if projection else "after_norm"
         self.scale: float = embedding.scale
         self.is_scale_rounded: bool = embedding.scale_rounding == "weights"
         self.table: Table | None = Table(table.rows, rows_width) if isinstance(table, spec.Table) else None
-        self.tied: Tied[Table] | None = None
         self.word_norm: nn.Module = build_norm(rows_width, embedding.word_norm)
         self.segments: Table | None = Table(embedding.num_segments, rows_width) if embedding.num_segments else None
-        self.position: nn.Module | None = build_position(rows_width, embedding.position)
+        self.position: nn.Module | None = None if place is None else build_position(rows_width, place)
         self.norm: nn.Module = build_norm(width if self.place == "before_norm" else rows_width, embedding.norm)
         self.projection: nn.Module = nn.Linear(rows_width, width, bias=projection.bias) if projection else nn.Identity()
         self.dropout: nn.Dropout = nn.Dropout(embedding.dropout)
@@ -120,9 +100,7 @@ class Embedding(PrintedModule, nn.Module):
     @property
     def rows(self) -> Table:
         """The table in use: its own, or a tied one."""
-        table = self.table if self.tied is None else self.tied.module
-        assert table is not None, "an embedding has a table or is tied to one"
-        return table
+        return self.tied.module if self.table is None else self.table
 
     def forward(
         self, ids_BT: Ids, position_BT: Int[Tensor, "#batch tokens"], limit: int, segments_BT: Ids | None = None,

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.base.printing import PrintedModule
-from clearhead.core.embedding import Table, Tied
+from clearhead.base.tied import Tied
+from clearhead.core.embedding import Table
 from clearhead.core.feedforward import ACTIVATIONS
 from clearhead.core.norm import Vectors, build_norm
 from clearhead.core.shapes import Real, States
@@ -41,18 +42,17 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
 class Linear(PrintedModule, nn.Module):
     """A projection whose weight is its own or a table that it is tied to. Source: arXiv 1608.05859 (tying)."""
 
+    tied: Tied[Table]
+
     def __init__(self, width: int, linear: spec.Linear) -> None:
         super().__init__()
         self.weight: nn.Parameter | None = None if linear.weight else nn.Parameter(torch.empty(linear.size, width))
         self.bias: nn.Parameter | None = nn.Parameter(torch.zeros(linear.size)) if linear.bias else None
         self.scale: float = linear.scale
-        self.tied: Tied[Table] | None = None
 
     @property
     def projection(self) -> Projection:
-        weight = self.weight if self.tied is None else self.tied.module.weight
-        assert weight is not None, "a linear layer has a weight or is tied to a table"
-        return Projection(weight, self.bias, self.scale)
+        return Projection(self.tied.module.weight if self.weight is None else self.weight, self.bias, self.scale)
 
     def forward(self, x_D: Vectors) -> Float[Tensor, "*axes outputs"]:
         return self.projection.outputs(x_D)

@@ -13,8 +13,8 @@ from clearhead.base.arguments import check_tensor, checked, explained
 from clearhead.base.errors import InputError
 from clearhead.base.hooks import HookPoints
 from clearhead.base.printing import Printed
+from clearhead.base.tied import Tied
 from clearhead.core.context import Cache, Sequence
-from clearhead.core.embedding import tie
 from clearhead.core.head import Head
 from clearhead.core.initialize import initialize
 from clearhead.core.shapes import Ids, Memory, Real, RealMemory, States
@@ -49,48 +49,43 @@ class Transformer(HookPoints):
         self.points: tuple[str, ...] = ("hidden", "logits") if model.head else ("hidden",)
         for path, node in spec.walk(model):
             if isinstance(node, spec.Reference):
-                tie(self.get_submodule(path.rpartition(".")[0]), self.get_submodule(node.path))
+                vars(self.get_submodule(path.rpartition(".")[0]))["tied"] = Tied(self.get_submodule(node.path))
         if next(self.parameters()).device.type != "meta":
             initialize(self, model.initialization)
 
     def forward(
-        self, ids: Ids, target_ids: TargetIds | None = None, *, mask: Real | None = None,
+        self, ids: Ids | Sequence, target_ids: TargetIds | Sequence | None = None, *, mask: Real | None = None,
         target_mask: RealTarget | None = None, segments: Ids | None = None, positions: Ids | None = None,
-        documents: Ids | None = None, cache: Cache | None = None, embeddings: States | None = None,
+        documents: Ids | None = None, cache: Cache | None = None, embeddings: States | None = None, head: bool = True,
     ) -> Output:  # fmt: skip
         """Run the whole model.
 
         Args:
-            ids: what the first stack reads, as are segments, positions, documents and embeddings; see `Sequence`.
-            target_ids: what the decoder of a two-stack model reads, already shifted.
+            ids: input of the first stack, with segments, positions, documents and embeddings; or a `Sequence` of all.
+            target_ids: input of the decoder of a two-stack model, already shifted; or a `Sequence`.
             mask, target_mask: True = a real token of ids, of target_ids.
             cache: of the decoder; it grows by the tokens of this call.
+            head: False leaves the logits out, for losses that never build all of them.
 
         Raises:
             InputError: target_ids are missing or not wanted, or a sequence is longer than the model's positions.
         """
         if target_ids is None and target_mask is not None:
             raise InputError("target_mask belongs to target_ids, and this call reads ids alone")
-        target = None if target_ids is None else Sequence(target_ids, target_mask)
-        return self.run(Sequence(ids, mask, segments, positions, documents, embeddings), target, cache)
-
-    def run(self, source: Sequence, target: Sequence | None = None, cache: Cache | None = None) -> Output:
-        """Run the whole model with all that a `Sequence` has; `forward` takes what is common."""
-        return self._with_logits(self.states(source, target, cache), (target or source).mask)
-
-    def states(self, source: Sequence, target: Sequence | None = None, cache: Cache | None = None) -> Output:
-        """Run the stacks without the head, for losses that never build all the logits."""
-        if target is not None and len(self._stacks) == 1:
+        if target_ids is not None and len(self._stacks) == 1:
             raise InputError("target_ids are for a model with both stacks; this one reads ids alone")
-        if target is None and len(self._stacks) == 2:
+        if target_ids is None and len(self._stacks) == 2:
             raise InputError("a model with encoder and decoder needs target_ids: what the decoder reads, shifted")
+        if not isinstance(ids, Sequence):
+            ids = Sequence(ids, mask, segments, positions, documents, embeddings)
         if self.encoder is None:
-            return self._decode(source, None, None, cache)
-        if target is not None:
-            return self._decode(target, self.encoder(source), source.mask, cache)
+            return self._decode(ids, None, None, cache, head)
+        if target_ids is not None:
+            target = target_ids if isinstance(target_ids, Sequence) else Sequence(target_ids, target_mask)
+            return self._decode(target, self.encoder(ids), ids.mask, cache, head)
         if cache is not None:
             raise InputError("a cache is for a decoder; this model has only an encoder")
-        return Output(self.point("hidden", self.encoder(source)))
+        return self._finish(Output(self.point("hidden", self.encoder(ids))), ids.mask, head)
 
     def encode(
         self, ids: Ids, *, mask: Real | None = None, segments: Ids | None = None, positions: Ids | None = None,
@@ -125,8 +120,7 @@ class Transformer(HookPoints):
             raise InputError("decode() needs a model with a decoder; this one has only an encoder")
         if memory is not None and self.encoder is None:
             raise InputError("this model has no encoder, so nothing in it attends to a memory")
-        output = self._decode(Sequence(target_ids, target_mask), memory, memory_mask, cache)
-        return self._with_logits(output, target_mask)
+        return self._decode(Sequence(target_ids, target_mask), memory, memory_mask, cache, head=True)
 
     @property
     def max_positions(self) -> int | None:
@@ -149,7 +143,7 @@ class Transformer(HookPoints):
         return [stack for stack in (self.encoder, self.decoder) if stack is not None]
 
     def _decode(
-        self, sequence: Sequence, memory: Tensor | None, memory_mask: Tensor | None, cache: Cache | None
+        self, sequence: Sequence, memory: Tensor | None, memory_mask: Tensor | None, cache: Cache | None, head: bool
     ) -> Output:
         assert self.decoder is not None
         check_tensor("memory_mask", memory_mask, "mask", ["sentences tokens"], {})
@@ -162,10 +156,10 @@ class Transformer(HookPoints):
         elif memory is None and self.encoder is not None:
             raise InputError("decode() needs the memory that encode() returned, unless its cache already holds it")
         hidden = self.decoder(sequence, memory, memory_mask, cache)
-        return Output(self.point("hidden", hidden), memory=memory)
+        return self._finish(Output(self.point("hidden", hidden), memory=memory), sequence.mask, head)
 
-    def _with_logits(self, output: Output, mask: Tensor | None) -> Output:
-        if self.head is None:
+    def _finish(self, output: Output, mask: Tensor | None, head: bool) -> Output:
+        if self.head is None or not head:
             return output
         return Output(output.hidden, self.point("logits", self.head(output.hidden, mask)), output.memory)
 

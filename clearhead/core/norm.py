@@ -59,13 +59,9 @@ class RMSNorm(Norm):
 
 def build_norm(width: int | tuple[int, int], norm: spec.LayerNorm | spec.RMSNorm | spec.Part | None) -> nn.Module:
     """Build the norm of a spec; an absent one is the identity. The width has an axis of heads if each has a weight."""
-    match norm:
-        case None:
-            return nn.Identity()
-        case spec.LayerNorm():
-            return LayerNorm(width, norm)
-        case spec.RMSNorm():
-            return RMSNorm(width, norm)
+    if norm is None:
+        return nn.Identity()
+    if isinstance(norm, spec.LayerNorm | spec.RMSNorm):
+        return (LayerNorm if isinstance(norm, spec.LayerNorm) else RMSNorm)(width, norm)
     assert isinstance(width, int), "only our norms have a weight for each head"
-    module: nn.Module = build_part(norm, width)
-    return module
+    return build_part(norm, width)

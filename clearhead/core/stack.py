@@ -38,18 +38,7 @@ def build_function(width: int, function: spec.Function, memory_width: int | None
             return FeedForward(width, function)
         case spec.MixtureOfExperts():
             return MixtureOfExperts(width, function)
-    module: nn.Module = build_part(function, width)
-    return module
-
-
-def number_shared_values(stack: nn.Module) -> None:
-    """Give attentions with equal masks, or equal rotations, one number: a call builds each mask and rotation once."""
-    numbers: dict[object, int] = {}
-    for attention in stack.modules():
-        if isinstance(attention, Attention):
-            rotation = attention.spec.position, attention.spec.head_size
-            attention.mask_number = numbers.setdefault(attention.spec.mask, len(numbers))
-            attention.rotation_number = numbers.setdefault(rotation, len(numbers))
+    return build_part(function, width)
 
 
 class Branch(nn.Module):
@@ -119,7 +108,6 @@ class Stack(HookPoints):
         self.order: tuple[int, ...] = stack.sharing or tuple(range(len(stack.layers)))
         self.layers: nn.ModuleList = nn.ModuleList(Layer(width, layer, memory_width) for layer in stack.layers)
         self.final_norm: nn.Module = build_norm(width, stack.final_norm)
-        number_shared_values(self)
 
     def forward(
         self, sequence: Sequence, memory: Memory | None = None, memory_mask: RealMemory | None = None,

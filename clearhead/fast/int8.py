@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 from clearhead.base.errors import InputError
 from clearhead.base.printing import PrintedModule
+from clearhead.base.tied import Tied
 from clearhead.core import Transformer
-from clearhead.core.embedding import Table, tie
+from clearhead.core.embedding import Table
 from clearhead.core.head import Linear as HeadLinear
 from clearhead.core.shapes import Ids
 
@@ -103,7 +104,6 @@ class Int8HeadLinear(Int8Matrix, HeadLinear):
         assert linear.weight is not None
         self.bias: nn.Parameter | None = linear.bias
         self.scale: float = linear.scale
-        self.tied: None = None
         self.hold(linear.weight)
 
     @property
@@ -132,7 +132,7 @@ def to_int8(module: Transformer) -> Transformer:
             _replace(parent, name, Int8HeadLinear(part))
     for part in module.modules():
         if (tied := vars(part).get("tied")) is not None:
-            tie(part, tables.get(tied.module, tied.module))
+            vars(part)["tied"] = Tied(tables.get(tied.module, tied.module))
     if not is_int8(module):
         raise InputError("precision int8 is for matrices, and this model has none; load it with fp32")
     for parameter in module.parameters():

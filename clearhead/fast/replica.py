@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import RunFailure
 from clearhead.base.hooks import active_hooks
-from clearhead.core.embedding import Tied
+from clearhead.base.tied import Tied
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 PartT = TypeVar("PartT", bound=nn.Module)

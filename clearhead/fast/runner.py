@@ -257,7 +257,7 @@ def _kind(part: nn.Module, in_bf16: bool) -> str:
 
 def _holder(head: HeadLinear) -> nn.Module:
     """Return the module whose matrix a head multiplies with: its own, or an embedding that it is tied to."""
-    return head if head.tied is None else head.tied.module
+    return head.tied.module if head.weight is None else head
 
 
 def _scaled(run: Run, scale: float) -> Run:

@@ -12,7 +12,6 @@ from pydantic import Field, ValidationError
 
 from clearhead.base.arguments import checked
 from clearhead.base.errors import InputError, nearest, within
-from clearhead.base.files import LARGEST_JSON, parse_json, read_model_text, typed
 from clearhead.spec.base import MOST_LAYERS, AnyNode, Count, Node, Reference
 from clearhead.spec.node_checks import node_faults
 from clearhead.spec.nodes import (
@@ -91,6 +90,8 @@ class Model(Node):
         Raises:
             InputError: every error of structure, type and consistency, in one report.
         """
+        from clearhead.base.files import LARGEST_JSON, parse_json, typed  # building a model from nodes reads no file
+
         if len(text) > LARGEST_JSON:
             raise InputError(f"the spec has {len(text):,} characters, more than any (at most {LARGEST_JSON:,})")
         try:
@@ -126,6 +127,8 @@ class Model(Node):
         Raises:
             InputError: as for `read_model_text`, or the spec is faulty.
         """
+        from clearhead.base.files import read_model_text
+
         text = read_model_text(path, what=what)
         with within(str(path)):
             return cls.from_json(text)

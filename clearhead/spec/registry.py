@@ -27,6 +27,9 @@ from clearhead.spec.base import Node
 from clearhead.spec.pydantic_errors import OWN_TAG, kinds_of_nodes
 from clearhead.spec.traversal import walk
 
+if TYPE_CHECKING:
+    from torch import nn
+
 Role = Literal["function", "norm", "position", "scores", "weights"]
 """Where an own part stands: as the function of a branch, a norm, the positions of an embedding, or a step of attention
 that changes scores or turns them into weights."""
@@ -105,7 +108,7 @@ class Kind:
     node: type[Part]
     source: Source
     path: str
-    build: Callable[[int, Any], Any]
+    build: Callable[[int, Any], nn.Module]
     flops: Callable[[Any, int], tuple[int, int]]
     cache_numbers: Callable[[Any, int], int]
 
@@ -122,21 +125,21 @@ def _kinds() -> dict[str, Kind]:
     return {}
 
 
-def build_part(node: Part | None, size: int) -> Any:
-    """Build the module of an extension; None for None.
+def build_part(node: Part, size: int) -> nn.Module:
+    """Build the module of an extension.
 
     Args:
         node: describes it.
         size: the width of its input, or the number of heads.
     """
-    return None if node is None else kind_of(node).build(size, node.as_dataclass())
+    return kind_of(node).build(size, node.as_dataclass())
 
 
 def add_kind(
     described_by: type,
     role: Role,
     origin: tuple[Source, str],
-    build: Callable[[int, Any], Any],
+    build: Callable[[int, Any], nn.Module],
     cost: tuple[Callable[[Any, int], tuple[int, int]], Callable[[Any, int], int]],
 ) -> Kind:
     """Register an own part by the frozen dataclass that is its spec.

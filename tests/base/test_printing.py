@@ -69,7 +69,7 @@ def things(model: ch.Model) -> dict[type, Any]:
     fairness = Fairness((text,), (text,), (text,), frozenset(), frozenset())
     ids = torch.ones(2, 5, dtype=torch.long)
     cache = ch.Cache()
-    output = model.module.run(ch.core.Sequence(ids), ch.core.Sequence(ids), cache)
+    output = model.module(ch.core.Sequence(ids), ch.core.Sequence(ids), cache=cache)
     edited = ch.surgery.keep_layers(model, [1], stack="encoder")
     finding = ch.check.Finding(text, text, mathematics=text, mend=text, alternatives=("no_scaling",))
     found = [

@@ -21,7 +21,7 @@ from clearhead.checkpoints.runs.checkpoint import read_state
 from clearhead.checkpoints.runs.directory import RUN_FORMAT, SAVED_FORMAT, open_run
 from clearhead.data.cache import FORMAT as STORE
 from clearhead.data.stores.store import Store, StoreKind, read_apart
-from clearhead.interpret.view.saved_maps import MAPS
+from clearhead.interpret.view.arrays import MAPS
 from clearhead.version import __version__
 from tests.formats.make_samples import make
 

@@ -56,7 +56,7 @@ METHODS = {
     "SweepResult": "record",
     "TrainResult": "load",
     "Transformer": """
-        decode encode extra_repr forward is_watched max_positions num_source_ids num_target_ids point run states
+        decode encode extra_repr forward is_watched max_positions num_source_ids num_target_ids point
     """,
 }
 

@@ -56,7 +56,7 @@ def test_a_cache_changes_nothing(name: str, side: str | None) -> None:
     # Rows on both sides of the length up to which such a rotation is plain.
     declared = torch.tensor([7, 13, 6, 5, 11]) if side else 13
     if name in DEPENDS_ON_LENGTH:
-        expected = module.run(Sequence(ids, mask if side else None, total_length=declared)).logits
+        expected = module(Sequence(ids, mask if side else None, total_length=declared)).logits
     else:
         expected = reader(ids, mask if side else None).logits
     cache, pieces = Cache(total_length=declared), []
@@ -146,20 +146,18 @@ def test_a_cache_past_the_original_length_must_know_the_length(name: str) -> Non
     with pytest.raises(ValueError, match="of 8 tokens is longer than its total length"):
         module(ids, cache=Cache(total_length=7))
     with pytest.raises(ValueError, match="of 8 tokens is longer than its total length"):
-        module.run(Sequence(ids, total_length=torch.tensor([9, 7])))
+        module(Sequence(ids, total_length=torch.tensor([9, 7])))
     with pytest.raises(ValueError, match="belongs to its cache"):
-        module.run(Sequence(ids, total_length=9), cache=Cache())
-    assert difference(module.run(Sequence(ids, total_length=8)).logits, module(ids).logits) <= 1e-6
-    assert difference(module.run(Sequence(ids, total_length=23)).logits, module(ids).logits) > 1e-3 or name.endswith(
-        "rope"
-    )
+        module(Sequence(ids, total_length=9), cache=Cache())
+    assert difference(module(Sequence(ids, total_length=8)).logits, module(ids).logits) <= 1e-6
+    assert difference(module(Sequence(ids, total_length=23)).logits, module(ids).logits) > 1e-3 or name.endswith("rope")
 
 
 @torch.no_grad()
 def test_selected_rows_keep_their_total_length() -> None:
     module = hf_part("rotation dynamic")
     ids, declared = torch.randint(module.num_source_ids, (3, 11)), torch.tensor([11, 17, 23])
-    expected = module.run(Sequence(ids, total_length=declared)).logits
+    expected = module(Sequence(ids, total_length=declared)).logits
     cache, rows = Cache(total_length=declared), torch.tensor([2, 0, 1, 2])
     module(ids[:, :6], cache=cache)
     cache.select(rows)

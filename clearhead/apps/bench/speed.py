@@ -263,7 +263,7 @@ def weights_of_a_step(model: Model) -> int:
     if module.head is not None:
         # A tied matrix belongs to the embedding, and the head reads all of it.
         linear = next(layer for layer in reversed(module.head.layers) if isinstance(layer, Linear))
-        holder = linear if linear.tied is None else linear.tied.module
+        holder = linear.tied.module if linear.weight is None else linear
         own.update(_tensors(holder))
     return sum(weight.nbytes for weight in own)
 

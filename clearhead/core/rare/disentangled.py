@@ -12,9 +12,9 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from clearhead import spec
+from clearhead.base.tied import Tied
 from clearhead.core.attention import Attention
 from clearhead.core.context import Context
-from clearhead.core.embedding import Tied
 from clearhead.core.kernels.positions import distance_row
 from clearhead.core.norm import build_norm
 from clearhead.core.shapes import Keys, Queries, Scores
@@ -38,13 +38,14 @@ class DistanceTable(nn.Module):
 class PositionProjections(nn.Module):
     """The projections of the distance table that are not those of keys and queries, and the table that they read."""
 
+    tied: Tied[DistanceTable]
+
     def __init__(self, width: int, attention: spec.Attention, scores: spec.Disentangled) -> None:
         super().__init__()
         inner = attention.num_heads * attention.head_size
         own = () if scores.shared_projections else scores.terms
         self.position_key: nn.Linear | None = nn.Linear(width, inner) if "content_to_position" in own else None
         self.position_query: nn.Linear | None = nn.Linear(width, inner) if "position_to_content" in own else None
-        self.tied: Tied[DistanceTable] | None = None
 
 
 class DisentangledAttention(Attention):
@@ -60,9 +61,7 @@ class DisentangledAttention(Attention):
         self.score_bias: PositionProjections = PositionProjections(width, attention, attention.score_bias)
 
     def bias(self, query: Queries, key: Keys, context: Context) -> Scores | None:
-        maps, tied = self.score_bias, self.score_bias.tied
-        assert tied is not None, "the stack owns the table"
-        table = tied.module
+        maps, table = self.score_bias, self.score_bias.tied.module
         if table not in context.shared:
             context.shared[table] = table(context.query_position, context.key_position)
         row_BQS = context.shared[table]

@@ -10,9 +10,9 @@ from clearhead import spec
 from clearhead.base.arguments import check_tensor, explained
 from clearhead.base.errors import InputError
 from clearhead.base.printing import PrintedModule
+from clearhead.base.tied import Tied
 from clearhead.core.attention import Attention, repeat_heads
 from clearhead.core.context import Context, Masking
-from clearhead.core.embedding import Tied
 from clearhead.core.initialize import initialize
 from clearhead.core.kernels.positions import rotary_angles, rotate
 from clearhead.core.shapes import MayAttend, States

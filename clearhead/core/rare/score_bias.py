@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead import spec
+from clearhead.base.tied import Tied
 from clearhead.core.attention import Attention
 from clearhead.core.context import Context
-from clearhead.core.embedding import Tied
 from clearhead.core.kernels.positions import alibi_bias, relative_bucket
 from clearhead.core.rare.disentangled import DistanceTable
 from clearhead.core.shapes import Keys, Queries, Scores
@@ -33,11 +33,12 @@ class RelativeBuckets(nn.Module):
 class BiasedAttention(Attention):
     """Attention with ALiBi, or with a table of buckets: its own, or one that it is tied to."""
 
+    tied: Tied[RelativeBuckets]
+
     def __init__(self, width: int, attention: spec.Attention) -> None:
         super().__init__(width, attention)
         kind = attention.score_bias
         self.score_bias: nn.Module | None = RelativeBuckets(kind) if isinstance(kind, spec.RelativeBuckets) else None
-        self.tied: Tied[RelativeBuckets] | None = None
 
     def bias(self, query: Queries, key: Keys, context: Context) -> Scores | None:
         kind, positions, shared = self.spec.score_bias, (context.query_position, context.key_position), context.shared
@@ -46,8 +47,7 @@ class BiasedAttention(Attention):
             if name not in shared:
                 shared[name] = alibi_bias(*positions, self.spec.num_heads, kind)
             return shared[name] * self.scale if kind.scaled else shared[name]
-        table = self.score_bias if self.tied is None else self.tied.module
-        assert table is not None, "an attention has a table or is tied to one"
+        table = self.score_bias or self.tied.module
         if table not in shared:
             shared[table] = table(*positions)
         return shared[table]

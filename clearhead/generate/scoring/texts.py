@@ -21,7 +21,6 @@ from jaxtyping import Bool, Float, Int, Integer
 from numpy import ndarray
 from torch import Tensor
 
-from clearhead import core
 from clearhead.base.errors import InputError, nth_text
 from clearhead.base.hooks import naming_texts
 from clearhead.base.printing import Printed
@@ -243,7 +242,7 @@ def _score(
     lengths_B1 = torch.tensor([[span.stop - span.start] for span in spans], device=device)
     mask_BT = torch.arange(longest, device=device) < lengths_B1
     mask = None if bool(mask_BT.all()) else mask_BT
-    hidden_BTD = module.states(core.Sequence(torch.from_numpy(ids_BT).to(device), mask)).hidden
+    hidden_BTD = module(torch.from_numpy(ids_BT).to(device), mask=mask, head=False).hidden
     positions_C = torch.from_numpy(np.concatenate(positions)).to(device)
     labels_C = torch.from_numpy(np.concatenate(labels)).to(device)
     log_probs_C = _label_log_probabilities(module, hidden_BTD.flatten(0, 1)[positions_C], labels_C, most_states)

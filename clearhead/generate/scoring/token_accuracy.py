@@ -49,7 +49,7 @@ def labelled_states(module: Transformer, batch: Batch) -> tuple[Float[Tensor, "l
     """
     mask = None if module.encoder is None else batch.mask
     source = Sequence(batch.ids, mask, batch.segments, documents=batch.documents)
-    out = module.states(source, None if batch.target_ids is None else Sequence(batch.target_ids))
+    out = module(source, batch.target_ids, head=False)
     labels_N = batch.labels.flatten()
     rows = (labels_N != NO_LABEL).nonzero().squeeze(1)
     assert module.head is not None, "tokens are scored by a head over a vocabulary"

@@ -96,7 +96,7 @@ class Forward:
         """
         module = replica(module)
         with torch.no_grad(), capture(module, "**") as seen, recording(module) as records:
-            module.run(source, target)
+            module(source, target)
         by_place = {(record.stack, record.layer): record for record in records}
         return cls(module, source, target, seen, by_place, tokens, names)
 

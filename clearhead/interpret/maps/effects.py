@@ -264,7 +264,7 @@ class Patcher:
         """Return the change for each head."""
         points = [f"{record.address}.mixed" for record in self.meter.records]
         with torch.no_grad(), capture(self.there.module, points) as seen:
-            self.there.module.states(self.there.source, self.there.target)
+            self.there.module(self.there.source, self.there.target, head=False)
         effects: list[HeadEffect] = []
         for record in self.meter.records:
             (mixed_HQE,) = (one.tensor[0] for one in seen[f"{record.address}.mixed"] if one.depth == record.layer)

@@ -184,7 +184,7 @@ def record_first_layer(module: Transformer, source: Read) -> list[AttentionRecor
         raise _Enough
 
     with torch.no_grad(), recording(module) as records, suppress(_Enough), edit(module, {f"{first}.values": stop}):
-        module.states(source, None)
+        module(source, head=False)
     return records
 
 
@@ -206,7 +206,7 @@ def record_states(
     # Without the head, whose logits for a long text would be larger than all the rest.
     module = replica(module)
     with torch.no_grad(), recording(module) as records:
-        hidden: Tensor = module.states(source, target).hidden
+        hidden: Tensor = module(source, target, head=False).hidden
     return records, hidden
 
 

@@ -64,7 +64,7 @@ class Streams:
                 after[name] = [f"{name}.layers.{index}.after" for index in stack.order]
         points = [point for name, addresses in after.items() for point in (f"{name}.embedded", *addresses)]
         with torch.no_grad(), capture(module, points) as seen:
-            output = module.states(source, target)
+            output = module(source, target, head=False)
         before = {}
         for name, addresses in after.items():
             before[name] = [seen.tensor(f"{name}.embedded")]

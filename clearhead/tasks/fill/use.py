@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead import core, spec
+from clearhead import spec
 from clearhead.base.errors import InputError, argument, at_text, nth_text
 from clearhead.base.hooks import naming_texts
 from clearhead.base.printing import Printed
@@ -234,7 +234,7 @@ def _best(
     """Return the probabilities and ids of the best candidates of all blanks, text by text."""
     device = device_of(module)
     ids_BT, mask_BT = pad_ids([masked.ids for masked in masked_texts], pad_id, device)
-    hidden_BTD = module.states(core.Sequence(ids_BT, mask_BT)).hidden
+    hidden_BTD = module(ids_BT, mask=mask_BT, head=False).hidden
     row_N = torch.tensor([row for row, masked in enumerate(masked_texts) for _ in masked.places], device=device)
     place_N = torch.tensor([position for masked in masked_texts for position in masked.places], device=device)
     assert module.head is not None, "a model that fills blanks has a head"

@@ -41,7 +41,7 @@ def test_json_has_the_numbers_of_a_capture(trained: Path, capfd: pytest.CaptureF
     model = ch.load(run, precision="fp32")
     maps = model.attention(TEXT, "u a")
     with ch.capture(maps.module, "encoder.layers.0.**") as seen:
-        maps.module.run(maps.reading.source, maps.reading.target)
+        maps.module(maps.reading.source, maps.reading.target)
     compared = 0
     for value in found["values"]:
         if value["address"] in seen:

@@ -37,7 +37,7 @@ def by_model_edit(model: Model, answer: Any, base: AttentionMaps) -> tuple[Atten
     assert call.startswith("    ") and lines[-1].startswith("with model.edit")
     reading = base.reading
     names["run"] = lambda: (
-        attend(base.module, base.tokenizers, base.task, reading), base.module.run(reading.source, reading.target),
+        attend(base.module, base.tokenizers, base.task, reading), base.module(reading.source, reading.target),
     )  # fmt: skip
     exec("\n".join([*lines, "    maps, output = run()"]), names)
     return names["maps"], names["output"]
@@ -87,7 +87,7 @@ def check_outputs(answer: Any, output: Any, base: AttentionMaps) -> None:
     """The probabilities of the page, before and after, are those of the logits."""
     rows = answer["outputs"]["rows"]
     assert rows, "every model here gives probabilities"
-    unchanged = base.module.run(base.reading.source, base.reading.target).logits
+    unchanged = base.module(base.reading.source, base.reading.target).logits
     count = len(base.output_names.names)
     for row in rows:
         place = slice(None) if row["position"] is None else row["position"]

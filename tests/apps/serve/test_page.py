@@ -122,7 +122,7 @@ def test_two_outputs_are_compared(running: Any) -> None:
         shown = live.answered().locator(".difference").inner_text()
         maps = runs.model.attention(text_of(runs.model))
         outcome = maps.outcome(("q", "z"))
-        logits = maps.module.run(maps.reading.source, None).logits[0, outcome.logits_position]
+        logits = maps.module(maps.reading.source, None).logits[0, outcome.logits_position]
         value = float(outcome.log_probability(logits.detach()))
         assert "'q' rather than 'z'" in shown
         assert float(shown.rpartition(" ")[2].replace("\u2212", "-")) == pytest.approx(value, abs=5e-3)

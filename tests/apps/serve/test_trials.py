@@ -54,7 +54,7 @@ def test_forced_tokens_are_followed_by_the_most_probable_ones(name: str) -> None
     for _ in range(4):
         sequence = Sequence(torch.tensor([ids]))
         given = (sequence, None) if name == "gpt2" else (maps.reading.source, sequence)
-        logits = model.module.run(*given).logits[0, -1]
+        logits = model.module(*given).logits[0, -1]
         logits[[index for index in range(len(logits)) if not model.tokenizer.decode([index])]] = -torch.inf
         ids.append(int(logits.argmax()))
         assert text.startswith(model.tokenizer.decode(ids).rstrip())
@@ -92,7 +92,7 @@ def test_two_outputs_are_compared_everywhere(name: str) -> None:
     followed = browser.blob(answer["name"], sample["lens"]["followed"], "<f4")
     np.testing.assert_allclose(followed, maps.lens(of=of).followed.flatten().numpy(), atol=1e-5)
     outcome, values = maps.outcome(of), answer["outputs"]["difference"]["values"]
-    logits = maps.module.run(maps.reading.source, maps.reading.target).logits[0, outcome.logits_position]
+    logits = maps.module(maps.reading.source, maps.reading.target).logits[0, outcome.logits_position]
     assert values[0] == pytest.approx(float(outcome.log_probability(logits)), abs=1e-4)
     assert abs(values[1] - values[0]) > 1e-4
     second = SECOND if name != "bert" else SECOND.replace("dog", "___")

@@ -61,7 +61,7 @@ def test_numbers_are_those_of_plain_arithmetic(name: str) -> None:
         assert [value.name for value in section.values] == [one for one, _ in expected], section.title
         for value, (_, numbers) in zip(section.values, expected, strict=True):
             np.testing.assert_allclose(value.numbers.numpy(), numbers, rtol=2e-5, atol=2e-6, err_msg=value.name)
-    output = module.run(forward.source, forward.target)
+    output = module(forward.source, forward.target)
     last = section.values[-1].numbers
     assert torch.equal(last, output.logits if last.shape == output.logits.shape else output.logits[0])
 
@@ -101,7 +101,7 @@ def test_a_writer_adds_what_is_missing_without_it() -> None:
         return x
 
     with torch.no_grad(), ch.edit(module, {address: without}), ch.capture(module, "decoder.layers.1.**.scores") as seen:
-        module.run(forward.source)
+        module(forward.source)
     (record,) = next(iter(seen.values()))
     missing = terms.score - float(record.tensor[0, 3, query, key])
     assert written == pytest.approx(missing, rel=1e-8)

@@ -88,7 +88,7 @@ def texts(module: Transformer) -> tuple[Sequence, Sequence | None]:
 
 def record(module: Transformer, source: Sequence, target: Sequence | None = None) -> Run:
     with torch.no_grad(), recording(module) as records:
-        module.states(source, target)
+        module(source, target, head=False)
     return Run(module, records, Streams.of(module, source, target))
 
 

@@ -31,7 +31,7 @@ def outputs(module: Transformer) -> Tensor:
     """The outputs of the last linear map of the head: the logits before a cap."""
     number = max(number for number, part in enumerate(module.head.layers) if isinstance(part, Linear))
     with capture(module, f"head.layers.{number}") as seen:
-        module.run(*texts(module))
+        module(*texts(module))
     return seen.tensor(f"head.layers.{number}")[0]
 
 

@@ -39,7 +39,7 @@ def plain(found: Run, outcome: Outcome) -> float:
     """The log-probability of an outcome by a whole run."""
     streams = found.streams
     with torch.no_grad():
-        logits = found.module.run(streams.source, streams.target).logits[0]
+        logits = found.module(streams.source, streams.target).logits[0]
     row = logits if outcome.position is None else logits[outcome.position]
     return float(row.double().log_softmax(-1)[outcome.id])
 
@@ -203,7 +203,7 @@ def looped(here: Run, there: Run, outcome: Outcome, pairs: Pairs) -> tuple[dict[
 
     def value(run: Run) -> float:
         with torch.no_grad():
-            row = module.run(run.streams.source, run.streams.target).logits[0]
+            row = module(run.streams.source, run.streams.target).logits[0]
         row = row if outcome.position is None else row[outcome.position]
         return float(row.log_softmax(-1)[outcome.id] - row.log_softmax(-1)[outcome.other_id])
 
@@ -216,7 +216,7 @@ def looped(here: Run, there: Run, outcome: Outcome, pairs: Pairs) -> tuple[dict[
 
     before, streams, heads = value(here), {}, []
     with torch.no_grad(), capture(module, ["**.before", "**.after", "**.mixed"]) as seen:
-        module.run(there.streams.source, there.streams.target)
+        module(there.streams.source, there.streams.target)
     for name, counterparts in pairs.items():
         order = getattr(module, name).order
         streams[name] = torch.full((len(order) + 1, here.streams.before[name][0].shape[1]), torch.nan)

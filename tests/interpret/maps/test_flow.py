@@ -15,7 +15,7 @@ from tests.interpret.maps.cases import CASES, Run, run
 def weights_of(found: Run) -> dict[tuple[str, int], np.ndarray]:
     """The weights [heads, queries, keys] of each stack and layer, by watching the eager kernel."""
     with torch.no_grad(), capture(found.module, "**.weights") as seen:
-        found.module.run(found.streams.source, found.streams.target)
+        found.module(found.streams.source, found.streams.target)
     weights = {}
     for address, entries in seen.items():
         source = found.module.get_submodule(address.removesuffix(".weights")).spec.source

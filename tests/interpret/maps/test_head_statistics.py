@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,8 +86,13 @@ def test_repeat_scores_are_loops_over_generated_sequences(family: str, monkeypat
     model = random_model(family)
     maps, module = maps_of(model), model.module
     read = []
-    states = type(module).states
-    monkeypatch.setattr(type(module), "states", lambda *given: read.append(given[1:]) or states(*given))
+    forward = type(module).forward
+
+    def record(self: Any, source: Any, target: Any = None, **options: Any) -> Any:
+        read.append((source, target))
+        return forward(self, source, target, **options)
+
+    monkeypatch.setattr(type(module), "forward", record)
     rows = maps.heads()
     (source, target) = read[0]
     tokenizer, n = model.tokenizer, head_statistics.LENGTH
@@ -100,7 +106,7 @@ def test_repeat_scores_are_loops_over_generated_sequences(family: str, monkeypat
         assert target.ids[:, 0].tolist() == [tokenizer.bos_id] * head_statistics.SEQUENCES
         assert torch.equal(target.ids[:, 1:], source.ids[:, :-1])
     with ch.capture(module, "**.weights") as seen, torch.no_grad():
-        states(module, source, target)
+        forward(module, source, target, head=False)
     for row in rows:
         record = maps.record(row.stack, row.layer)
         weights = seen.tensor(f"{record.address}.weights")[:, row.head].double()

@@ -31,11 +31,11 @@ def test_a_depth_is_the_prediction_of_the_model_cut_there(name: str) -> None:
     order = stack.order
     assert len(found.probabilities) == len(order) + 1
     with torch.no_grad():
-        logits = module.run(source, target).logits
+        logits = module(source, target).logits
     for depth in range(len(order) + 1):
         stack.order = order[:depth]
         with torch.no_grad():
-            expected = module.run(source, target).logits
+            expected = module(source, target).logits
         expected = (expected if expected.dim() == 2 else expected[0]).softmax(-1)
         everywhere = torch.zeros_like(expected).scatter(-1, found.ids[depth], found.probabilities[depth])
         assert difference(everywhere, expected) <= 1e-6

@@ -46,7 +46,7 @@ def chosen(of: Chosen, found: Streams, labels: tuple[str, ...] = ()) -> tuple[in
 
 def best(found: Streams, position: int | None, labels: tuple[str, ...] = ()) -> str:
     with torch.no_grad():
-        logits = found.module.run(found.source, found.target).logits[0]
+        logits = found.module(found.source, found.target).logits[0]
     row = (logits if position is None else logits[position])[: len(labels or tokenizer().entries())].tolist()
     if found.module.decoder is None and not labels:  # special tokens fill no blank
         row[:5] = [-math.inf] * 5

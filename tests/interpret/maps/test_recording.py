@@ -37,7 +37,7 @@ def inputs(module: Transformer, rows: int = 1) -> tuple[Sequence, Sequence | Non
 @torch.no_grad()
 def recorded(module: Transformer, source: Sequence, target: Sequence | None) -> list[AttentionRecord]:
     with recording(module) as records:
-        module.states(source, target)
+        module(source, target, head=False)
     return records
 
 
@@ -49,7 +49,7 @@ def test_weights_are_those_of_the_eager_kernel(name: str) -> None:
         source, target = inputs(module, rows)
         records = recorded(module, source, target)
         with capture(module, "**.weights") as seen:
-            module.states(source, target)
+            module(source, target, head=False)
         assert len(records) == sum(map(len, seen.values()))
         for record in records:
             (expected,) = [one.tensor for one in seen[f"{record.address}.weights"] if one.depth == record.layer]
@@ -70,7 +70,7 @@ def test_the_model_runs_with_the_fused_kernel(name: str, monkeypatch: pytest.Mon
     module = module_of(name)
     source, target = inputs(module)
     with capture(module, "**.weights") as seen:
-        module.states(source, target)
+        module(source, target, head=False)
     monkeypatch.setattr("clearhead.core.kernels.attention.SHORT_ON_CPU", 0)
     calls: list[int] = []
     kernel = torch.nn.functional.scaled_dot_product_attention

@@ -36,7 +36,7 @@ def test_two_outputs_are_the_difference_of_one_and_the_other(name: str, independ
     for first, second, pair in zip(*map(measured, (one, other, both)), strict=True):
         assert difference(pair, first - second) <= 1e-5
         assert pair.abs().max() > 1e-5
-    logits = module.run(*texts(module)).logits[0].detach()
+    logits = module(*texts(module)).logits[0].detach()
     row = logits if position is None else logits[position]
     total = sum(term.value for term in contributions(found.streams, both))
     assert total == pytest.approx(float(row[2] - row[1]), rel=1e-6)

@@ -34,7 +34,7 @@ def writing(tokenizer: Tokenizer) -> AttentionMaps:
 
 @torch.no_grad()
 def logits(maps: AttentionMaps) -> torch.Tensor:
-    return maps.module.run(maps.reading.source, maps.reading.target).logits[0]
+    return maps.module(maps.reading.source, maps.reading.target).logits[0]
 
 
 def test_the_outcome_is_the_last_token_of_the_target(translation: AttentionMaps, writing: AttentionMaps) -> None:

@@ -109,7 +109,7 @@ def _dead_heads(exact: Transformer, draw: Draw) -> Iterator[_Found]:
     if exact.encoder is not None and exact.decoder is not None:
         target = Sequence(torch.stack([draw(length, exact.num_target_ids) for _ in range(2)]))
     with torch.no_grad(), capture(exact, [f"{path}.mixed" for path in attentions]) as seen:
-        exact.states(Sequence(ids), target)
+        exact(ids, target, head=False)
     sizes = {}
     for path, attention in attentions.items():
         mixed_BHTE = seen[f"{path}.mixed"][0].tensor

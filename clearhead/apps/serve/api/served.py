@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from clearhead import core
 from clearhead.apps.serve.api.engine import Engine
 from clearhead.apps.serve.runs import Runs
 from clearhead.base.errors import ContextTooLong, InputError, nearest
@@ -198,7 +197,7 @@ class Served:
             for batch in batches_by_cost([*map(len, prompts)], budget=read_tokens(module), most_rows=None):
                 some = [prompts[number] for number in batch]
                 ids, mask = pad_ids(some, self.tokenizer.pad_id, torch.device("cpu"))
-                hidden = module.states(core.Sequence(ids, None if bool(mask.all()) else mask)).hidden
+                hidden = module(ids, mask=None if bool(mask.all()) else mask, head=False).hidden
                 for row, number in enumerate(batch):
                     found[number] = self._scored(prompts[number], hidden[row], alternatives)
         return [found[number] for number in range(len(prompts))]

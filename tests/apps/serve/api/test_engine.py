@@ -112,14 +112,14 @@ def test_many_texts_are_scored_in_bounded_batches(models: Models, monkeypatch: p
     prompts = [tuple(served.tokenizer.encode(prompt)) for prompt in PROMPTS]
     whole = served.score(prompts, 2)
     assert [one.ids for one in whole] == prompts
-    sizes, states = [], served.model.tree.states
+    sizes, states = [], served.model.tree.forward
 
-    def counted(sequence: Any, *rest: Any) -> Any:
-        sizes.append(sequence.ids.numel())
-        return states(sequence, *rest)
+    def counted(ids: Any, **options: Any) -> Any:
+        sizes.append(ids.numel())
+        return states(ids, **options)
 
     monkeypatch.setattr(served_module, "read_tokens", lambda module: 12)
-    monkeypatch.setattr(served.model.tree, "states", counted)
+    monkeypatch.setattr(served.model.tree, "forward", counted)
     again = served.score(prompts, 2)
     assert len(sizes) > 1 and max(sizes) <= 12
     for one, other in zip(again, whole, strict=True):

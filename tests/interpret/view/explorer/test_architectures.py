@@ -150,7 +150,7 @@ def peaked(case: Case) -> Transformer:
 
 def eager_weights(maps: AttentionMaps) -> dict[tuple[str, int], np.ndarray]:
     with torch.no_grad(), capture(maps.module, "**.weights") as seen:
-        maps.module.states(maps.reading.source, maps.reading.target)
+        maps.module(maps.reading.source, maps.reading.target, head=False)
     found = {}
     for (stack, layer), record in maps.records.items():
         (weights,) = [one.tensor for one in seen[f"{record.address}.weights"] if one.depth == layer]
