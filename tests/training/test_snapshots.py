@@ -60,7 +60,7 @@ def test_a_resumed_run_keeps_those_of_one_that_went_on(tmp_path: Path, stop: int
 def test_a_run_that_goes_back_and_stops_has_those_of_one_that_stopped_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "SPAN", 8)  # steps 1, 3, 8, 23, of which the last two are kept
+    monkeypatch.setattr(kept, "SNAPSHOT_SPAN", 8)  # steps 1, 3, 8, 23, of which the last two are kept
     whole, parts, calls = tmp_path / "whole", tmp_path / "parts", iter(range(9))
 
     def killed(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
