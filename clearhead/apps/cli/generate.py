@@ -60,9 +60,9 @@ def generate(
       clearhead generate runs/code --prompt-file begin.py --beam-size 4 --json
 
     Text is sampled as the settings of the checkpoint say; without any, with temperature 0.8 and, unless a filter is
-    given, top-p 0.95. A line on stderr says so and names the seed, which gives the same text again. --greedy,
-    --beam-size and --penalty-alpha do not sample. The output is the text after the prompt. Several sequences, and the
-    best of --beam-size, are printed once they are finished, with a line --- between them; the score is the sum of
+    given, top-p 0.95. A line on stderr says so and names the seed, which gives the same text again. --greedy and
+    --beam-size do not sample. The output is the text after the prompt. Several sequences, and the best of --beam-size,
+    are printed once they are finished, with a line --- between them; the score is the sum of
     log-probabilities / length ** A. --json writes {"index", "prompt", "text", "tokens", "score", "stop_reason", "seed"}
     for each. A prompt and its --max-new-tokens must fit into the positions of the model: into its table, or into the
     max_position_embeddings of a checkpoint that computes them; --beyond-positions lifts the second limit. Without

@@ -201,7 +201,7 @@ def test_a_model_with_an_encoder_goes_on_from_what_it_read(runs: Runs, capfd: py
         (["--beam-size", "2", "--num-return-sequences", "3"], ["raise --beam-size to at least 3"]),
         (["--top-p", "1.5", "--max-new-tokens", "0"], ["--top-p must be", "--max-new-tokens must be"]),
         (["--length-penalty", "0.5"], ["--length-penalty is 0.5, which has no effect here"]),
-        (["--penalty-alpha", "0.6"], ["--penalty-alpha needs --top-k of at least 2"]),
+        (["--penalty-alpha", "0.6"], ["no such option: --penalty-alpha: contrastive search is not supported"]),
         (["--temperature", "warm"], ["--temperature expects a number, received 'warm'"]),
         (["--prompt", "a", "--prompt-file", "f"], ["--prompt and --prompt-file are two ways"]),
         (["--prompt-file", "nowhere"], ["nowhere: there is no such file"]),

@@ -52,7 +52,6 @@ SURFACE = {
         "--num-return-sequences",
         "--beam-size",
         "--length-penalty",
-        "--penalty-alpha",
         "--stop",
         "--encoder-no-repeat-ngram-size",
         "--min-new-tokens",

@@ -585,11 +585,11 @@ def _step_of(row: Row, text: str) -> Step:
 
 def _of_sentence(sentence: Sentence) -> Iterator[Event]:
     try:
-        found = sentence.ranked()
+        continuations = sentence.ranked()
     except RunFailure as error:
         yield error
         return
-    for number, continuation in enumerate(found):
+    for number, continuation in enumerate(continuations):
         yield Ended(number, continuation)
 
 
