@@ -1,4 +1,4 @@
-"""Multi-head attention, the f of most branches: out(softmax(query key^T * scale + bias) value), for each head.
+"""Attention, an f_b of the equation in `stack`: out(softmax(query key^T * scale + bias) value), for each head.
 
 Read `Attention.forward`, `attend` and `weights` in this order; what they call stands below them. `MemoryAttention` is
 attention of a decoder to the output of the encoder. Legend: B batch, T queries, D width, H heads, E head size.
@@ -91,8 +91,7 @@ class Attention(HookPoints):
     def mask(self, context: Context) -> MayAttend | None:
         """Return the mask, built by the first attention of the call that needs it; None hides nothing."""
         if self.mask_number not in context.masks:
-            built = context.masking.build(self.spec.mask, context.query_position.device)
-            context.masks[self.mask_number] = built
+            context.masks[self.mask_number] = context.masking.build(self.spec.mask, context.query_position.device)
         return context.masks[self.mask_number]
 
     def bias(self, query: Queries, key: Keys, context: Context) -> Scores | None:

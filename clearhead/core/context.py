@@ -1,4 +1,4 @@
-"""What a call of a stack reads, hides and keeps: its input, its masks, its cache, and the context they make.
+"""Input, masks and KV cache of one pass through a stack, and the context that its branches share.
 
 A mask is boolean, True means "may attend", and masks are joined with "and"; None hides nothing and costs nothing.
 """

@@ -1,6 +1,6 @@
-"""Embeddings: ids to vectors, and the positions added to them. Legend: B batch, T tokens, D width.
+"""The first x of the equation in `stack`: rows of a table, and positions. Legend: B batch, T tokens, D width.
 
-Positions as rotations are in `attention`, those on the scores in `rare.score_bias`.
+Positions as rotations are in `attention`, positions on the scores in `rare.score_bias`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The position-wise network. Legend: B batch, T tokens, D width, F inner size."""
+"""The position-wise network: f_b of the equation in `stack`. Legend: B batch, T tokens, D width, F inner size."""
 
 from __future__ import annotations
 

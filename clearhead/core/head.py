@@ -1,4 +1,4 @@
-"""Heads: hidden states to outputs. Legend: B batch, T tokens, D width, V outputs."""
+"""From the last x of the equation in `stack` to outputs. Legend: B batch, T tokens, D width, V outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole Transformer: an encoder, a decoder, or both, and a head."""
+"""The whole Transformer: an encoder, a decoder, or both, and a head. Read `forward` first, then `stack`."""
 
 from __future__ import annotations
 
@@ -76,16 +76,15 @@ class Transformer(HookPoints):
             raise InputError("target_ids are for a model with both stacks; this one reads ids alone")
         if target_ids is None and len(self._stacks) == 2:
             raise InputError("a model with encoder and decoder needs target_ids: what the decoder reads, shifted")
-        if not isinstance(ids, Sequence):
-            ids = Sequence(ids, mask, segments, positions, documents, embeddings)
+        source = ids if isinstance(ids, Sequence) else Sequence(ids, mask, segments, positions, documents, embeddings)
         if self.encoder is None:
-            return self._decode(ids, None, None, cache, head)
+            return self._decode(source, None, None, cache, head)
         if target_ids is not None:
             target = target_ids if isinstance(target_ids, Sequence) else Sequence(target_ids, target_mask)
-            return self._decode(target, self.encoder(ids), ids.mask, cache, head)
+            return self._decode(target, self.encoder(source), source.mask, cache, head)
         if cache is not None:
             raise InputError("a cache is for a decoder; this model has only an encoder")
-        return self._finish(Output(self.point("hidden", self.encoder(ids))), ids.mask, head)
+        return self._finish(Output(self.point("hidden", self.encoder(source))), source.mask, head)
 
     def encode(
         self, ids: Ids, *, mask: Real | None = None, segments: Ids | None = None, positions: Ids | None = None,

@@ -1,4 +1,4 @@
-"""Normalization over the last axis. Legend: D width."""
+"""Normalization over the last axis: `pre`, `post_b` and `out` of the equation in `stack`. Legend: D width."""
 
 from __future__ import annotations
 

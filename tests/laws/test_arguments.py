@@ -199,7 +199,7 @@ def test_a_pair_that_is_none_is_named_before_a_model_runs() -> None:
 
 def test_a_call_of_a_module_is_explained_where_it_fails_and_else_left_alone() -> None:
     module = model("generate").module
-    with pytest.raises(InputError, match="ids: expected a Tensor, got 3"):
+    with pytest.raises(InputError, match="ids: expected a Tensor or a Sequence, got 3"):
         module(3)
     with pytest.raises(IndexError):
         module(torch.tensor([[10**6]]))
