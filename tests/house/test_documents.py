@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import typer
 
 import clearhead as ch
+from tests.house.code_lines import code_lines
 from tests.house.source import ROOT, package_sources, repository_files
 
 DOCUMENTS = [path for path in repository_files() if path.suffix == ".md"]
@@ -96,11 +98,28 @@ def test_every_line_of_the_guide_that_installs_is_proved() -> None:
     assert [line for line in guide.splitlines() if " pip install " in line and line not in proved] == []
 
 
-def test_the_architecture_page_names_every_part() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    parts = {source.package for source in package_sources()} - {"__init__", "__main__"}
-    missing = sorted(part for part in parts if not re.search(rf"\b{part}\b", text))
-    assert not missing, f"docs/architecture.md says nothing of {missing}"
+def test_the_architecture_page_draws_every_door_with_its_size() -> None:
+    drawing = (ROOT / "docs" / "architecture.md").read_text("utf-8").partition("```text")[2].partition("```")[0]
+    sizes = {name: int(number.replace(",", "")) for name, number in re.findall(r"^ *(\w+) .* ([\d,]+)$", drawing, re.M)}
+    counts: Counter[str] = Counter()
+    for source in package_sources():
+        counts[source.package] += code_lines(source.text)
+    doors = set(counts) - {"__init__", "__main__", "version"}
+    assert doors == set(sizes)
+    assert {
+        door: counts[door] for door in doors if abs(sizes[door] - counts[door]) > max(100, counts[door] // 10)
+    } == {}
+
+
+def test_the_architecture_is_one_page() -> None:
+    assert len((ROOT / "docs" / "architecture.md").read_text("utf-8").split()) <= 1200
+
+
+def test_a_decision_is_short() -> None:
+    sections = (ROOT / "docs" / "decisions.md").read_text("utf-8").split("\n## ")[1:]
+    words = {text.partition("\n")[0]: len(re.sub(r"^\|.*$", "", text, flags=re.M).split()) for text in sections}
+    assert len(words) > 30
+    assert {heading: number for heading, number in words.items() if number > 120} == {}
 
 
 def test_the_architecture_page_shows_the_one_equation() -> None:

@@ -16,8 +16,8 @@ from clearhead.training import dry_run
 from clearhead.training.dry_run import Workload, faster_precision
 from clearhead.training.runfile.sections import Train
 from clearhead.training.stages import model
+from tests.model.test_training import PAIRS, tables
 from tests.training.small import NextToken, ShuffledTokens, Tokens, summed_loss
-from tests.training.test_api import PAIRS, tables
 
 Precision = Literal["auto", "fp32", "bf16"]
 
