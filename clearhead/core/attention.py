@@ -1,7 +1,6 @@
 """Attention, an f_b of the equation in `stack`: out(softmax(query key^T * scale + bias) value), for each head.
 
-Read `Attention.forward`, `attend` and `weights` in this order; what they call stands below them. `MemoryAttention` is
-attention of a decoder to the output of the encoder. Legend: B batch, T queries, D width, H heads, E head size.
+Read `Attention.forward`, `attend` and `weights` first. Legend: B batch, T queries, D width, H heads, E head size.
 """
 
 from __future__ import annotations

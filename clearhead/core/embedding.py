@@ -66,8 +66,10 @@ class LearnedPosition(PrintedModule, nn.Module):
         return F.embedding(position_BT + self.offset, self.weight)
 
 
-def build_position(width: int, position: spec.EmbeddingPosition) -> nn.Module:
-    """Build the positions that an embedding adds."""
+def build_position(width: int, position: spec.EmbeddingPosition | None) -> nn.Module | None:
+    """Build the positions that an embedding adds; None without them."""
+    if position is None:
+        return None
     if isinstance(position, spec.Sinusoidal):
         return SinusoidalPosition(width, position)
     return LearnedPosition(width, position) if isinstance(position, spec.Learned) else build_part(position, width)
@@ -85,14 +87,13 @@ class Embedding(PrintedModule, nn.Module):
     def __init__(self, width: int, embedding: spec.Embedding) -> None:
         super().__init__()
         rows_width, projection, table = embedding.width or width, embedding.projection, embedding.table
-        place = embedding.position
         self.place = projection.place if projection else "after_norm"
         self.scale: float = embedding.scale
         self.is_scale_rounded: bool = embedding.scale_rounding == "weights"
         self.table: Table | None = Table(table.rows, rows_width) if isinstance(table, spec.Table) else None
         self.word_norm: nn.Module = build_norm(rows_width, embedding.word_norm)
         self.segments: Table | None = Table(embedding.num_segments, rows_width) if embedding.num_segments else None
-        self.position: nn.Module | None = None if place is None else build_position(rows_width, place)
+        self.position: nn.Module | None = build_position(rows_width, embedding.position)
         self.norm: nn.Module = build_norm(width if self.place == "before_norm" else rows_width, embedding.norm)
         self.projection: nn.Module = nn.Linear(rows_width, width, bias=projection.bias) if projection else nn.Identity()
         self.dropout: nn.Dropout = nn.Dropout(embedding.dropout)

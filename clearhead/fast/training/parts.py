@@ -107,12 +107,11 @@ def _is_trained(x: Tensor) -> bool:
 class FusedRMSNorm(RMSNorm):
     """An RMSNorm in fewer passes over its input."""
 
-    def normalize(self, x_D: Vectors, weight: Tensor | None, bias: Tensor | None) -> Vectors:
+    def forward(self, x_D: Vectors) -> Vectors:
         """Normalize as the plain norm does."""
-        if not normalizes(x_D, weight):
-            return super().normalize(x_D, weight, bias)
-        assert weight is not None
-        return normalize(x_D, weight, self.eps)
+        if self.is_by_head or self.weight is None or not normalizes(x_D, self.weight):
+            return super().forward(x_D)
+        return normalize(x_D, self.weight + 1.0 if self.has_unit_offset else self.weight, self.eps)
 
 
 class RoundedOutput(nn.Module):
