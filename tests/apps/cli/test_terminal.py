@@ -46,7 +46,7 @@ COMMANDS = {
     "compare": ["compare", "RUN", "COPY"],
     "average": ["average", "COPY", "--last", "2"],
     "convert": ["convert", "RUN", "OUT/int8", "--precision", "int8"],
-    "check": ["check", "GENERATE", "--precision", "fp32"],
+    "check": ["check", "GENERATE"],
     "bench": ["bench", "GENERATE", "--precision", "fp32"],
     "inspect": ["inspect", "RUN"],
     "heads": ["heads", "RUN", "TEXT"],
