@@ -105,6 +105,8 @@ class Model(Node):
         for name in ("encoder", "decoder"):
             if isinstance(tree.get(name), dict):
                 tree[name]["layers"] = _unfold(tree[name].get("layers"))
+                if tree[name].get("projection_out", True) is None:
+                    del tree[name]["projection_out"]  # earlier versions wrote this field, which OPT-350m alone used
         faults: list[str] = []
         model = None
         try:

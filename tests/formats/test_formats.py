@@ -91,6 +91,17 @@ def test_what_an_earlier_version_wrote_is_read(samples: Path, monkeypatch: pytes
     assert not record["ok"] and "has changed since" in lines[0]
 
 
+def test_runs_and_saved_models_of_the_first_format_are_the_same_models(samples: Path) -> None:
+    for name in ("run", "saved"):
+        now, before = (
+            ch.load(samples / name, device="cpu"),
+            ch.load(SAMPLES.parent / "earlier" / f"{name}-1", device="cpu"),
+        )
+        assert now.spec == before.spec
+        weights = zip(now.module.parameters(), before.module.parameters(), strict=True)
+        assert all((one == other).all() for one, other in weights)
+
+
 def test_maps_of_the_first_format_number_the_steps_of_the_decoder(samples: Path) -> None:
     """Their writer saved no written tokens, and those that are read stand one row too late."""
     page = ch.view_attention(SAMPLES.parent / "earlier" / "maps-1.npz")

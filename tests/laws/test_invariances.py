@@ -76,10 +76,12 @@ def test_every_invariance_holds_with_each_kernel(name: str, kernel: str) -> None
 
 
 def read_batch_mates(patch: pytest.MonkeyPatch) -> None:
-    def weigh(self: attention.Attention, weights: Tensor, value: Tensor) -> Tensor:
-        return weights @ attention.repeat_heads(value + 0.1 * value.roll(1, 0), weights.shape[1])
+    attend = attention.Attention.attend
 
-    patch.setattr(attention.Attention, "weigh", weigh)
+    def mixed(self: attention.Attention, query: Tensor, key: Tensor, value: Tensor, seen: context.Context) -> Tensor:
+        return attend(self, query, key, value + 0.1 * value.roll(1, 0), seen)
+
+    patch.setattr(attention.Attention, "attend", mixed)
 
 
 def replace_masking(patch: pytest.MonkeyPatch, **fields: None) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import clearhead as ch
-from clearhead.fast import runner
+from clearhead.core.stack import Stack
 from clearhead.fast.int8 import to_int8
 from clearhead.fast.native import load as native
 from clearhead.fast.native.options import TRAINING
@@ -201,14 +201,15 @@ def test_no_call_writes_into_the_plain_tree(
     """Before, during and after each public call that opens no block of the caller's."""
     model = load(folders, name, precision)
     before, during = snapshot(model.module), []
-    for method in ("forward", "continue_from", "finish"):
-        own = getattr(PlannedStack if method != "finish" else runner.Stack, method)
+    for method in ("forward", "embed", "continue_from"):
+        owner = Stack if method == "embed" else PlannedStack
+        own = getattr(owner, method)
 
         def called(*given: Any, own: Callable[..., Any] = own) -> Any:
             during.append(snapshot(model.module) == before)
             return own(*given)
 
-        monkeypatch.setattr(PlannedStack if method != "finish" else runner.Stack, method, called)
+        monkeypatch.setattr(owner, method, called)
     for job, run in jobs(model).items():
         if job != "watch":
             during.clear()

@@ -390,3 +390,11 @@ def test_an_unknown_key_is_compared_with_the_keys_of_its_own_node() -> None:
     assert "query_key_norm.kind: unknown key" in said
     assert "did you mean 'kind'" not in said, "a key of other nodes was recommended"
     assert "branches: expected" not in said, "what follows from a fault is none of its own"
+
+
+def test_a_field_of_earlier_versions_is_read_where_it_was_empty() -> None:
+    earlier = tree()
+    earlier["decoder"]["projection_out"] = None
+    assert spec.Model.from_json(json.dumps(earlier)) == model()
+    earlier["decoder"]["projection_out"] = {"bias": False}
+    assert "projection_out" in report(earlier)

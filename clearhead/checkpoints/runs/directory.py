@@ -50,8 +50,9 @@ RUN_FILE: Final = "run.toml"
 TASK_FILE: Final = "task.json"
 WEIGHTS_FILE: Final = "weights.safetensors"
 LOCK: Final = "lock"
-RUN_FORMAT: Final = Format("a run directory", 1, "train again")
-SAVED_FORMAT: Final = Format("a saved model", 1, "save the model again")
+# Specs of format 1 have `projection_out` in each stack.
+RUN_FORMAT: Final = Format("a run directory", 2, "train again", oldest=1)
+SAVED_FORMAT: Final = Format("a saved model", 2, "save the model again", oldest=1)
 _MOST_READS: Final = 20
 
 T = TypeVar("T")

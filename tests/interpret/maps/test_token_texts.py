@@ -47,7 +47,7 @@ def test_parts_of_a_character_are_their_entries_and_the_last_has_it_whole() -> N
 
 
 def test_the_page_has_the_same_signs() -> None:
-    script = (ROOT / "clearhead" / "view" / "explorer" / "page" / "labels.js").read_text("utf-8")
+    script = (ROOT / "clearhead" / "interpret" / "view" / "explorer" / "page" / "labels.js").read_text("utf-8")
     (table,) = re.findall(r"SIGNS = (\{.*?\});", script)
     assert json.loads(table) == SIGNS
     (blanks,) = re.findall(r"OTHER_BLANKS = /(.*?)/;", script)

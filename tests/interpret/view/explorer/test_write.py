@@ -206,7 +206,7 @@ def test_the_modules_are_typed(tmp_path: Path) -> None:
     if compiler is None:
         pytest.skip("no tsc on this machine: npm install --global typescript")
     # Those of the site's page that runs a model stand beside the explorer's in that page.
-    for folder in (ROOT / "clearhead" / "view" / "explorer" / "page", ROOT / "docs" / "browser"):
+    for folder in (ROOT / "clearhead" / "interpret" / "view" / "explorer" / "page", ROOT / "docs" / "browser"):
         shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     options = "--checkJs --allowJs --strict --noEmit --noUnusedLocals --target es2022 --module es2022".split()
     options += ["--lib", "es2022,dom,dom.iterable"]
