@@ -29,6 +29,7 @@ from clearhead.apps.serve.work import POLLED, ignore_failure
 from clearhead.base.errors import InputError
 from clearhead.generate.continuation import GenerateRequest, checked_limits
 from clearhead.generate.json_schema import MOST_AT_ONCE, with_schema
+from clearhead.generate.options import GenerateOptions
 from clearhead.generate.results import Continuation
 from clearhead.interpret.maps.token_texts import TokenWriter, WrittenToken
 from clearhead.text.long_texts import refuse_enormous
@@ -148,8 +149,10 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
     def __init__(self, served: Served, body: BodyT, limit: int | None, alternatives: int) -> None:
         if body.stream_options is not None and not body.stream:
             raise InputError("stream_options needs stream: true")
-        self.served, self.body, self.alternatives = served, body, alternatives
-        self.options = served.model.generate_options(**self._options(limit))
+        self.served: Served = served
+        self.body: BodyT = body
+        self.alternatives: int = alternatives
+        self.options: GenerateOptions = served.model.generate_options(**self._options(limit))
         self.prompts: list[AnsweredPrompt] = []
         self.head: dict[str, Any] = {
             "id": f"{self.ID_PREFIX}-{secrets.token_hex(12)}",
@@ -291,8 +294,9 @@ class CompletionAnswer(GeneratedAnswer[CompletionRequest]):
         InputError: max_tokens is 0 without echo.
     """
 
-    KIND = EVENT_KIND = "text_completion"
-    ID_PREFIX = "cmpl"
+    KIND: ClassVar[str] = "text_completion"
+    EVENT_KIND: ClassVar[str] = "text_completion"
+    ID_PREFIX: ClassVar[str] = "cmpl"
 
     def __init__(self, served: Served, body: CompletionRequest) -> None:
         self.limit: int = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
@@ -300,7 +304,7 @@ class CompletionAnswer(GeneratedAnswer[CompletionRequest]):
             raise InputError("max_tokens is 0, so that nothing is generated: raise it, or ask for the prompt with echo")
         super().__init__(served, body, max(self.limit, 1), body.logprobs or 0)
         # Without max_tokens an answer ends at the last position.
-        self.options = replace(self.options, must_fit=body.max_tokens is not None and self.generates)
+        self.options: GenerateOptions = replace(self.options, must_fit=body.max_tokens is not None and self.generates)
 
     @property
     def generates(self) -> bool:
@@ -382,7 +386,9 @@ class ChatAnswer(GeneratedAnswer[ChatRequest]):
         InputError: top_logprobs is set without logprobs.
     """
 
-    KIND, EVENT_KIND, ID_PREFIX = "chat.completion", "chat.completion.chunk", "chatcmpl"
+    KIND: ClassVar[str] = "chat.completion"
+    EVENT_KIND: ClassVar[str] = "chat.completion.chunk"
+    ID_PREFIX: ClassVar[str] = "chatcmpl"
 
     def __init__(self, served: Served, body: ChatRequest) -> None:
         if body.top_logprobs and not body.logprobs:
