@@ -17,7 +17,7 @@
 #
 # One equation describes every Transformer. A model is one or two stacks, a stack is a sequence of layers, a layer is a sequence of steps, and every step computes
 #
-# $$x \leftarrow \operatorname{out}\Big(x + \sum_b s_b \cdot \operatorname{dropout}\big(\operatorname{post}_b(f_b(\operatorname{pre}_b(\operatorname{pre}(x))))\big)\Big).$$
+# $$x \leftarrow \operatorname{out}\left(x + \sum_b s_b \cdot \operatorname{dropout}(\operatorname{post}_b(f_b(\operatorname{pre}_b(\operatorname{pre}(x)))))\right).$$
 #
 # An absent norm is the identity, an absent scale is 1. The code below is not copied: each cell prints it from the installed package. So you read what runs.
 
