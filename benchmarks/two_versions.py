@@ -40,6 +40,23 @@ RUN_FILE = {
     "model": {"family": "decoder", "layers": 4, "width": 128, "heads": 4, "feedforward": 512, "dropout": 0.1},
     "train": {"steps": 30, "batch_tokens": 1024, "precision": "fp32", "validate_every": 30},
 }
+TRANSLATE_FILE = {
+    "task": {"kind": "translate"},
+    "data": {"valid": 0.1, "max_length": 64},
+    "tokenizer": {"kind": "word"},
+    "model": {
+        "family": "encoder-decoder", "layers": 3, "width": 256, "heads": 8, "feedforward": 512, "dropout": 0.1,
+    },
+    "train": {"steps": 6, "batch_tokens": 4096, "precision": "fp32", "validate_every": 6},
+}  # fmt: skip
+LARGE_FILE = {
+    "task": {"kind": "generate"},
+    "data": {"valid": 0.1, "max_length": 256},
+    "tokenizer": {"kind": "character"},
+    "model": {"family": "decoder", "preset": "gpt2", "layers": 6, "width": 384, "heads": 6, "feedforward": 1536,
+              "dropout": 0.0, "attention_dropout": 0.0},
+    "train": {"steps": 4, "batch_tokens": 4096, "precision": "fp32", "validate_every": 4},
+}  # fmt: skip
 
 
 def prepare_load(folder: Path) -> Work:
@@ -67,12 +84,12 @@ def prepare_prompt(folder: Path) -> Work:
     return Work(lambda: model.generate(prompts, max_new_tokens=1, temperature=0))
 
 
-def prepare_translate(folder: Path) -> Work:
-    """Translate eight sentences with four beams."""
+def prepare_translate(folder: Path, rows: int) -> Work:
+    """Translate sentences with four beams."""
     import clearhead as ch
 
     model = ch.load(folder / "marian", precision="fp32")
-    texts = texts_of("translate-8x4", one_token_words(folder / "marian"), "")
+    texts = texts_of(f"translate-{rows}x4", one_token_words(folder / "marian"), "")
     return Work(lambda: model.translate(texts, beam_size=4))
 
 
@@ -85,18 +102,27 @@ def prepare_embed(folder: Path) -> Work:
     return Work(lambda: model.embed(texts))
 
 
-def prepare_train(folder: Path) -> Work:
-    """Train a decoder of 0.8M parameters for 30 steps, from the run file to the last checkpoint."""
+def prepare_train(file: Mapping[str, Mapping[str, Any]], texts: Sequence[Any]) -> Work:
+    """Train from a run file to its last checkpoint."""
     import clearhead as ch
-
-    texts = texts_of("embed", [], "")
 
     def train() -> None:
         with tempfile.TemporaryDirectory() as run:
-            tables: dict[str, Any] = {**RUN_FILE, "train": {**RUN_FILE["train"], "run": f"{run}/run"}}
+            tables: dict[str, Any] = {**file, "train": {**file["train"], "run": f"{run}/run"}}
             ch.train(tables, data={"train": texts})
 
     return Work(train)
+
+
+def long_texts() -> list[str]:
+    """Return texts of about 320 characters."""
+    sentences = texts_of("embed", [], "")
+    return [" ".join(sentences[start : start + 5]) for start in range(0, len(sentences), 5)]
+
+
+def sentence_pairs() -> list[tuple[str, str]]:
+    """Return sentences with their words in reverse order."""
+    return [(text, " ".join(reversed(text.split()))) for text in texts_of("embed", [], "")]
 
 
 WORK: Mapping[str, Callable[[Path], Work]] = {
@@ -105,9 +131,12 @@ WORK: Mapping[str, Callable[[Path], Work]] = {
     "generate-8": lambda folder: prepare_generate(folder, 8, "fp32"),
     "generate-1-int8": lambda folder: prepare_generate(folder, 1, "int8"),
     "prompt-512": prepare_prompt,
-    "translate": prepare_translate,
+    "translate": lambda folder: prepare_translate(folder, 8),
+    "translate-64": lambda folder: prepare_translate(folder, 64),
     "embed": prepare_embed,
-    "train": prepare_train,
+    "train": lambda _: prepare_train(RUN_FILE, texts_of("embed", [], "")),
+    "train-translate": lambda _: prepare_train(TRANSLATE_FILE, sentence_pairs()),
+    "train-10.7M": lambda _: prepare_train(LARGE_FILE, long_texts()),
 }
 """Rows whose process stays, and works once per turn."""
 
@@ -188,7 +217,7 @@ def main() -> None:
         folder = Path(name)
         if {"load", "prompt-512", *(row for row in WORK if row.startswith("generate"))} & {*chosen.rows}:
             gpt2(folder / "gpt2", chosen.tokenizer.resolve())
-        if "translate" in chosen.rows:
+        if {"translate", "translate-64"} & {*chosen.rows}:
             marian(folder / "marian")
         for row in chosen.rows:
             if row in COMMANDS:

@@ -4,6 +4,7 @@ The model is one graph: a step that is cut in pieces compiles for minutes and ru
 kernel, its target the eager one. Prints a JSON object:
 
 - difference: the largest one of outputs and gradients, in the sense of house rule 8.
+- by_family: the same for an encoder and for a decoder alone.
 - graphs: how many were compiled until the first step, until a step with captured activations, and until the end.
 - is_same: whether the graph is that of a module without hook points.
 - warnings: of both steps with watched activations.
@@ -17,7 +18,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx, nn
@@ -62,8 +63,22 @@ def gradients_of(module: nn.Module, logits: Tensor) -> list[Tensor]:
     module.zero_grad()
     logits.square().mean().backward()
     gradients = [p.grad for p in module.parameters() if p.dim() > 1 and p.grad is not None]
-    assert len(gradients) > 10
+    assert len(gradients) > 5
     return gradients
+
+
+def difference_of_stack(family: Literal["encoder", "decoder"]) -> float:
+    """Return the difference that compiling a model of one stack makes to its logits and gradients."""
+    sizes = Hyperparameters(family=family, layers=1, width=12, heads=3, feedforward=17, dropout=0.0)
+    module = build(build_spec(sizes, source_vocab=29, target_vocab=29)).train()
+    assert [module.encoder is not None, module.decoder is not None] == [family == "encoder", family == "decoder"]
+    mask = torch.arange(LENGTH) < torch.tensor([LENGTH, 5, 3])[:, None]
+    ids = torch.randint(29, (3, LENGTH))
+    found = []
+    for call in (module, torch.compile(module, fullgraph=True)):
+        logits = call(ids, mask=mask).logits[mask]
+        found.append([logits.detach(), *gradients_of(module, logits)])
+    return max(map(difference, *found))
 
 
 def difference(a: Tensor, b: Tensor) -> float:
@@ -110,12 +125,14 @@ def main() -> None:
             edited = logits_of(compiled)
     after = logits_of(compiled)
     graphs.append(count())
+    by_family = {"encoder": difference_of_stack("encoder"), "decoder": difference_of_stack("decoder")}
     with_points = traced(module)
     HookPoints.point = lambda self, name, x: x  # type: ignore[method-assign]
     print(
         json.dumps(
             {
                 "difference": max(map(difference, found, expected)),
+                "by_family": by_family,
                 "graphs": graphs,
                 "is_same": traced(make_module()) == with_points,
                 "warnings": [str(one.message) for one in told],

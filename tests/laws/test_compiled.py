@@ -36,6 +36,11 @@ def test_compiled_is_eager(found: dict[str, Any]) -> None:
     assert found["difference"] <= 1e-5
 
 
+@pytest.mark.parametrize("family", ["encoder", "decoder"])
+def test_compiled_is_eager_for_one_stack(found: dict[str, Any], family: str) -> None:
+    assert found["by_family"][family] <= 1e-5
+
+
 def test_hook_points_change_no_graph(found: dict[str, Any]) -> None:
     assert found["is_same"]
 
