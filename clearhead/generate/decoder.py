@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from clearhead.base.errors import InputError
+from clearhead.base.errors import InputError, argument
 from clearhead.base.hooks import naming_texts
 from clearhead.core import Transformer
 from clearhead.generate.batching import position_limit
@@ -219,8 +219,12 @@ class Decoder:
         """
         source, target, has_encoder = self.tokenizers.source, self.tokenizers.target, self.module.encoder is not None
         check_model(self.module, with_sources=has_encoder)
-        refuse_enormous(prompts, position_limit(self.module, options), "prompt")
-        contexts = self.prompt_ids(prompts)
+        limit = position_limit(self.module, options)
+        if options.truncate:
+            contexts = self.prompt_starts(prompts, limit)
+        else:
+            refuse_enormous(prompts, limit, "prompt")
+            contexts = self.prompt_ids(prompts)
         config, start, banned = GenerationConfig(), target.bos_id, [target.bos_id, target.pad_id]
         if self.config is not None:
             config, start, banned = self.config, self.config.decoder_start_id or 0, []
@@ -254,6 +258,33 @@ class Decoder:
             return [[tokenizer.bos_id, *ids] for ids in tokenizer.encode_batch(list(prompts))]
         empty = [] if self.config.bos_id is None else [self.config.bos_id]
         return [encode_prompt(tokenizer, prompt, self.chat) or empty for prompt in prompts]
+
+    def prompt_starts(self, prompts: Sequence[str], limit: int | None) -> list[list[int]]:
+        """Return the ids of `prompt_ids`, at most as many as an encoder reads; a warning counts the truncated texts.
+
+        Args:
+            prompts: one text each.
+            limit: the most tokens that the encoder reads, special ones included.
+
+        Raises:
+            InputError: the model has no encoder, its positions have no limit, or prompts are messages of a chat.
+        """
+        if self.module.encoder is None or limit is None or self.chat is not None:
+            reason = "a decoder continues the end of its prompt"
+            if self.module.encoder is not None:
+                reason = "a chat is read whole" if limit else "the positions of this model have no limit"
+            raise InputError(
+                argument("truncate") + f" cuts a text at the positions of an encoder, and {reason}: leave it out"
+            )
+        tokenizer, config = self.tokenizers.source, self.config
+        # A model that was trained here reads an end token in place of the start token, see `prompt_request`.
+        num_special = 1 if config is None else len(tokenizer.special_tokens.add_to([])[0])
+        starts, is_cut = encode_start(tokenizer, prompts, limit - num_special)
+        warn_of_long_texts(sum(is_cut), limit)
+        if config is None:
+            return [[tokenizer.bos_id, *ids] for ids in starts]
+        empty = [] if config.bos_id is None else [config.bos_id]
+        return [tokenizer.special_tokens.add_to(ids)[0] or empty for ids in starts]
 
     def _generation(self, sequence: Continuation, context: Sequence[int], seed: int | None) -> Generation:
         """Return a continuation in text."""

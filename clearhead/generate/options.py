@@ -286,6 +286,9 @@ class GenerateOptions(DecodingOptions):
     beyond_positions: bool = declare(
         False, Option("Go on beyond the max_position_embeddings of a checkpoint that computes its positions")
     )
+    truncate: bool = declare(
+        False, Option("Read only the start of a text that is longer than the encoder reads, with a warning")
+    )
     must_fit: bool = False
     """Refuse a prompt that leaves fewer positions than the `max_new_tokens` that the caller chose."""
 
@@ -474,6 +477,7 @@ class StreamKwargs(TypedDict, total=False):
     stop: str | Sequence[str]
     seed: int | None
     beyond_positions: bool | None
+    truncate: bool | None
 
 
 class SearchKwargs(TypedDict, total=False):

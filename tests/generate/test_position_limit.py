@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import torch
 import clearhead as ch
 from clearhead import spec
 from clearhead.apps.cli.main import main
-from clearhead.base.errors import ContextTooLong, InputError
-from tests.hf_models import language_model, rotary_model
+from clearhead.base.errors import ContextTooLong, InputError, LongTexts
+from clearhead.generate.continuation import generate_ids
+from clearhead.model.facade import make_writer
+from tests.hf_models import language_model, rotary_model, translator
 
 PROMPT = "a m u"
 
@@ -137,3 +140,25 @@ def test_a_saved_checkpoint_declares_what_was_loaded(tmp_path: Path) -> None:
             assert config["max_position_embeddings"] == 61
         model.save(tmp_path / f"own{number}")
         assert ch.load(tmp_path / f"own{number}", precision="fp32").spec.position_limit == limit
+
+
+def test_truncation_reads_the_start_of_a_long_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The answer is that of the longest start that the encoder reads, and a warning counts the texts."""
+    model = ch.load(translator(tmp_path / "mt"), precision="fp32")
+    long = "the cat sat on the mat " * 30
+    with pytest.raises(ContextTooLong, match="the model has 47 positions"):
+        model.generate(long, temperature=0)
+    with pytest.warns(LongTexts, match="1 text is longer than the 47 tokens"):
+        (cut,) = model.generate(long, temperature=0, truncate=True)
+    ids = model.tokenizers.source.encode(long)[:46]
+    writer = make_writer(model, model.module, ["max_new_tokens"])
+    request = writer.prompt_request([""], model.generate_options(temperature=0))
+    ((expected,),) = generate_ids(model.module, replace(request, sources=[[*ids, model.tokenizers.source.eos_id]]))
+    assert len(cut.tokens) == len(expected.ids) > 3 and cut.score == pytest.approx(expected.score, abs=1e-5)
+    assert main(["generate", str(tmp_path / "mt"), "--prompt", long, "--greedy", "--truncate"]) == 0
+    assert capfd.readouterr().out.strip() == cut.text.strip()
+
+
+def test_truncation_is_refused_where_nothing_is_truncated(models: dict[str, ch.Model]) -> None:
+    with pytest.raises(InputError, match=r"truncate .* a decoder continues the end of its prompt"):
+        models["table"].generate(PROMPT, truncate=True)

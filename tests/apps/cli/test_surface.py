@@ -56,6 +56,7 @@ SURFACE = {
         "--encoder-no-repeat-ngram-size",
         "--min-new-tokens",
         "--beyond-positions",
+        "--truncate",
         "--chat",
         "--schema",
         "--task",

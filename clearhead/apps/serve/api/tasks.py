@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
@@ -14,9 +16,12 @@ from clearhead.apps.serve.api.bodies import Body, BodyRoute, in_thread
 from clearhead.apps.serve.api.engine import Ended, Job, events
 from clearhead.apps.serve.api.served import Models, Served
 from clearhead.base.errors import InputError
-from clearhead.generate.results import Hypothesis
+from clearhead.generate.continuation import GenerateRequest
+from clearhead.generate.results import Continuation, Hypothesis, continuation_text
 from clearhead.spec.tasks.registry import find
-from clearhead.tasks.pipelines import PipelineParameters
+from clearhead.tasks import written_text
+from clearhead.tasks.pipelines import PipelineParameters, texts_of
+from clearhead.tasks.written_text import FIELDS
 
 ParametersT = TypeVar("ParametersT", bound=PipelineParameters)
 MOST_INPUTS = 2048
@@ -57,14 +62,17 @@ def tasks_router(models: Models) -> APIRouter:
 
 
 async def _answered(served: Served, asked: TaskRequest, schema: str | None) -> Response:
-    pipeline = pipeline_of(served)
-    if schema is not None and schema != pipeline.NAME:
-        raise InputError(f"the model '{served.name}' answers {pipeline.NAME}, not {schema}")
-    parameters = await in_thread(parameters_of, pipeline.Parameters, asked.parameters)
     is_many = isinstance(asked.inputs, list)
     inputs = asked.inputs if is_many else [asked.inputs]
     if not inputs or len(inputs) > MOST_INPUTS:
         raise InputError(f"inputs has {len(inputs)} texts; expected 1 to {MOST_INPUTS:,}")
+    if schema is not None and schema in FIELDS and served.writes and served.model.module.encoder is not None:
+        chosen = await in_thread(parameters_of, written_text.Parameters, asked.parameters)
+        return await in_thread(JSONResponse, await _written(served, inputs, chosen, FIELDS[schema]))
+    pipeline = pipeline_of(served)
+    if schema is not None and schema != pipeline.NAME:
+        raise InputError(f"the model '{served.name}' answers {pipeline.NAME}, not {schema}")
+    parameters = await in_thread(parameters_of, pipeline.Parameters, asked.parameters)
     if served.translates:
         return await in_thread(JSONResponse, await _translated(served, inputs, parameters))
     key = (pipeline.NAME, repr(parameters))
@@ -119,22 +127,59 @@ def translation_json(found: Hypothesis) -> dict[str, Any]:
     return {"translation_text": found.text, **aligned}
 
 
-async def _translated(served: Served, texts: list[Any], parameters: Any) -> list[dict[str, Any]]:
-    """Return the translations of texts, which are searched for in the running batch."""
-    translations: list[Hypothesis] = [Hypothesis("", [], 0.0, 0.0)] * len(texts)
-    jobs: dict[int, Job] = {}
-    for number, text in enumerate(texts):
-        # Read one text at a time: other requests take turns, and the loop ends when the client disconnects.
-        job = await in_thread(_translation_job, served, text, parameters)
-        jobs |= {} if job is None else {number: job}
-    numbers = [*jobs]
-    async with aclosing(events(served.engine, [*jobs.values()])) as running:
+async def _first_ends(
+    served: Served, texts: list[Any], make_request: Callable[[str], GenerateRequest]
+) -> dict[int, tuple[GenerateRequest, Continuation]]:
+    """Run a request for each text in the running batch; return requests and best sequences by number.
+
+    Args:
+        served: the model.
+        texts: as the client sent them; an empty text has no request.
+        make_request: returns the request for a text.
+
+    Raises:
+        InputError: an input is no text, or its request is refused.
+    """
+    requests: dict[int, GenerateRequest] = {}
+    jobs: list[Job] = []
+    for number, text in enumerate(texts_of(texts)):
+        if text.strip():
+            # Read one text at a time: other requests take turns, and the loop ends when the client disconnects.
+            requests[number] = await in_thread(make_request, text)
+            jobs.append(await in_thread(Job.of_request, served.engine, requests[number]))
+    numbers = [*requests]
+    ends: dict[int, tuple[GenerateRequest, Continuation]] = {}
+    async with aclosing(events(served.engine, jobs)) as running:
         async for number, event in running:
             if isinstance(event, Ended) and event.number == 0:
-                end, target = event.continuation, served.tokenizer
-                translations[numbers[number]] = Hypothesis(
-                    target.decode(end.ids), target.tokens(end.ids), end.score, end.log_probability, end.ids
-                )
+                ends[numbers[number]] = requests[numbers[number]], event.continuation
+    return ends
+
+
+async def _written(
+    served: Served, texts: list[Any], parameters: written_text.Parameters, field: str
+) -> list[dict[str, Any]]:
+    """Return the texts that the decoder writes for texts that the encoder reads."""
+    options = parameters.options(has_limit=served.position_limit is not None)
+    settled = await in_thread(partial(served.model.generate_options, **options))
+    ends = await _first_ends(served, texts, lambda text: served.request(text, settled))
+    written = [""] * len(texts)
+    for number, (request, end) in ends.items():
+        ids = end.ids[:-1] if end.stop_reason == "end" else end.ids
+        written[number] = continuation_text(served.tokenizer.decode, ids, request.context(0))
+    return [{field: text} for text in written]
+
+
+async def _translated(served: Served, texts: list[Any], parameters: Any) -> list[dict[str, Any]]:
+    """Return the translations of texts, which are searched for in the running batch."""
+    options, languages = parameters.generate_parameters.options, (parameters.src_lang, parameters.tgt_lang)
+    ends = await _first_ends(served, texts, lambda text: served.translation(text, options, *languages))
+    translations: list[Hypothesis] = [Hypothesis("", [], 0.0, 0.0)] * len(texts)
+    target = served.tokenizer
+    for number, (_, end) in ends.items():
+        translations[number] = Hypothesis(
+            target.decode(end.ids), target.tokens(end.ids), end.score, end.log_probability, end.ids
+        )
     if parameters.alignments:
         # One for each request: its heads are measured on these texts alone, whoever else asks.
         aligner = served.model.word_aligner(True, parameters.src_lang, parameters.tgt_lang)
@@ -144,17 +189,3 @@ async def _translated(served: Served, texts: list[Any], parameters: Any) -> list
 
         (translations,) = await asyncio.wrap_future(served.engine.call(aligner, align, [None]))
     return [translation_json(best) for best in translations]
-
-
-def _translation_job(served: Served, text: Any, parameters: Any) -> Job | None:
-    """Return the job of one translation, or None for an empty text.
-
-    Raises:
-        InputError: the input is no text, or an option or a language is wrong.
-    """
-    if not isinstance(text, str):
-        raise InputError(f"inputs must be a text or a list of texts, not {type(text).__name__}")
-    if not text.strip():
-        return None
-    options = parameters.generate_parameters.options
-    return Job.of_request(served.engine, served.translation(text, options, parameters.src_lang, parameters.tgt_lang))

@@ -115,7 +115,31 @@ def test_tasks_have_the_schema_of_hugging_face(address: str, models: Models, mon
     answer = at("spans").question_answering("the cat", text)
     assert answer.answer == models.named("spans").model.answer("the cat", text)[0].text
     translated = at("mt").translation("a m u")
-    assert translated.translation_text == models.named("mt").model.translate("a m u")
+    model = models.named("mt").model
+    assert translated.translation_text == model.translate("a m u")
+    options = {"num_beams": 2, "max_new_tokens": 7, "no_repeat_ngram_size": 2}
+    (expected,) = model.generate("a m u", beam_size=2, max_new_tokens=7, no_repeat_ngram_size=2)
+    summarizer = InferenceClient(model=f"{address}/models/mt/pipeline/summarization")
+    assert summarizer.summarization("a m u", generate_parameters=options).summary_text == expected.text != ""
+
+
+@pytest.mark.filterwarnings("ignore::clearhead.base.errors.LongTexts")
+def test_text_from_text_is_that_of_generate(address: str, models: Models) -> None:
+    """Several texts in one request, one of them empty and one longer than the model reads."""
+    path = f"{address}/models/mt/pipeline/text2text-generation"
+    texts = ["a m u", "", "the cat sat", "a m u " * 60]
+    parameters = {"generate_parameters": {"max_new_tokens": 9, "temperature": 0.0}}
+    body = {"inputs": texts, "parameters": parameters}
+    answers = [one["generated_text"] for one in httpx.post(path, json=body, timeout=60).json()]
+    model = models.named("mt").model
+    expected = model.generate(texts, max_new_tokens=9, temperature=0, truncate=True)
+    assert answers == ["" if not text else one.text for text, (one,) in zip(texts, expected, strict=True)]
+    parameters["truncation"] = "do_not_truncate"
+    refused = httpx.post(path, json=body, timeout=60)
+    assert refused.status_code == 400 and "positions" in refused.json()["error"]["message"]
+    parameters["generate_parameters"]["num_return_sequences"] = 2
+    message = httpx.post(path, json=body, timeout=60).json()["error"]["message"]
+    assert "parameters.generate_parameters.num_return_sequences is not supported" in message
 
 
 @pytest.mark.parametrize(
@@ -137,6 +161,8 @@ def test_tasks_have_the_schema_of_hugging_face(address: str, models: Models, mon
         ("/models/mlm", {"inputs": "a", "parameters": {"targets": ["a"]}}, 400, "parameters.targets is not supported"),
         ("/models/lm", {"inputs": "a"}, 400, "which has no task schema"),
         ("/models/mlm/pipeline/translation", {"inputs": "a"}, 400, "answers fill-mask, not translation"),
+        ("/models/mlm/pipeline/summarization", {"inputs": "a"}, 400, "answers fill-mask, not summarization"),
+        ("/models/mt/pipeline/summarization", {"inputs": 3}, 400, "inputs must be a text"),
         ("/nowhere", {}, 404, "nothing at this path"),
         ("/v1/completions", {"model": "lm", "prompt": "a", "mo" * 5000: 1}, 400, "momo..."),
         ("/v1/completions", '{"model": "lm", "prompt": "a", "seed": "\\ud800"}', 400, "seed: "),
