@@ -488,8 +488,6 @@ class _DryRun(Generic[BatchT]):
         spent = self.forward_backward(batch)
         self.peak, held = max(self.peak, peak_memory(self.device)), memory_in_use(self.device)
         limit.fit_run(trial.settings, spent, work.batches.batches_per_epoch)
-        if limit.is_alone and spent >= ONCE and work.num_sizes == 1:
-            return [spent], batch, self.peak
         first, sizes, taken = len(_sizes(batch)), _sizes(batch), list[float]()
         least, most = min(LEAST_SIZES, work.num_sizes) if needs_all else 1, MOST_BATCHES if limit.is_alone else 1
 
@@ -501,6 +499,8 @@ class _DryRun(Generic[BatchT]):
             fetched = time.perf_counter()
             batch = next(work.batches)
             fetching = time.perf_counter() - fetched
+            if limit.is_alone and spent >= ONCE and _sizes(batch) == sizes and not taken:
+                return [fetching + spent], batch, self.peak
             sizes |= _sizes(batch)
             if spent >= ONCE:
                 self.say(f"forward and backward passes of {batch.num_tokens:,} tokens")
