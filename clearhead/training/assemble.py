@@ -276,7 +276,7 @@ def _precision(data: PreparedData, module: Transformer, *, is_sharded: bool) -> 
         return remembered
     train = run.run_file.train
     is_tried = run.processes.is_first and not is_sharded
-    tried = faster_precision(module, data.parts, train) if is_tried else None
+    tried = faster_precision(module, data.parts, train, run.progress) if is_tried else None
     return run.processes.first_of(tried) or choose_precision(train.precision, run.device)
 
 
@@ -425,6 +425,7 @@ def forecast(assembled: AssembledRun) -> Preflight:
         faults=[fault for side in parts.sides for fault in side.faults(module, run.run_file.task.init)],
         memory_before=run.memory_before,
         process=run.processes.this,
+        display=run.progress,
     )
     for line in report.lines():
         run.progress.message(line)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Generic, Literal
+from typing import Final, Generic, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from clearhead.base.errors import InputError
 from clearhead.base.machine import choose_precision, free_memory, refuse_memory
 from clearhead.base.printing import human_bytes, num_parameters
+from clearhead.base.progress import SILENT, Display
 from clearhead.core import build
-from clearhead.data.batches.base import Batches, BatchT
+from clearhead.data.batches.base import Batch, Batches, BatchT
 from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.training.parts import training_tree
 from clearhead.generate.batching import device_of
@@ -40,6 +41,7 @@ from clearhead.training.progress.reports import duration
 from clearhead.training.random_state import deterministic_algorithms, preserved_random_state, restored_threads
 from clearhead.training.record import TrainSettings, num_snapshots, planned_steps, weight_bytes
 from clearhead.training.runfile.sections import Train
+from clearhead.training.slowdowns import NOTABLE, Slowdown, find_suspects
 
 ALONE: Final = Process()
 CHECKPOINT_SPEED: Final = 2e8
@@ -58,11 +60,13 @@ class StepCost:
         step_seconds: one step: an average batch, or as many as are accumulated, and the optimizer.
         validation_seconds: one validation.
         memory_bytes: the peak of memory, less the memory in use before: activations, gradients, optimizer states.
+        slowdowns: the settings that make a step slower.
     """
 
     step_seconds: float
     validation_seconds: float
     memory_bytes: int
+    slowdowns: Sequence[Slowdown] = ()
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,7 @@ class Preflight:
             *([fewer] if kept < asked else []),
             f"time        about {duration(self.cost.step_seconds)} a step, "
             f"{duration(self.cost.validation_seconds)} a validation{total}",
+            *(slowdown.line() for slowdown in self.cost.slowdowns),
         ]
 
 
@@ -199,14 +204,18 @@ def preflight(
     faults: Sequence[str] = (),
     memory_before: int | None = None,
     process: Process = ALONE,
+    display: Display = SILENT,
 ) -> Preflight:
     """Check a run before its first step and forecast its cost, without changing anything.
+
+    It takes at most a second, `MOST_STEPS` steps or `MOST_SHARE` of the run, whichever is most.
 
     Args:
         trial: the run.
         faults: messages about data that does not fit the module.
         memory_before: `memory_in_use` before the data was read, in bytes; None: the present use.
         process: this process; the others of its machine take as much memory.
+        display: shows a line before each measurement.
 
     Raises:
         InputError: every fault, in one report.
@@ -225,7 +234,7 @@ def preflight(
         raise InputError.from_faults(every_fault, subject="the run")
     held = 0 if memory_before is None else max(0, memory_in_use(device_of(module)) - memory_before)
     memory_free = free_for_each(device_of(module), process.local_size) + held
-    cost = step_cost(trial, is_alone=process.size == 1)
+    cost = step_cost(trial, is_alone=process.size == 1, display=display)
     # A checkpoint is copied once while it is written.
     memory = held + cost.memory_bytes + checkpoint_bytes + (PLOT_BYTES if settings.plots else 0)
     refuse_memory(memory, "Training", free=memory_free, advice=_SMALLER_BATCHES)
@@ -273,56 +282,75 @@ MOST_BATCHES: Final = 8
 """So many batches are tried at most: enough for an average."""
 LEAST_PRODUCTS: Final = 2**30
 """With fewer products of a weight and a token in a batch, no precision is worth a trial on a CPU."""
+TRIAL_PRODUCTS: Final = 2**34
+"""Products of a weight and a token that suffice to compare two precisions: they take about a second."""
 MOST_TIMES: Final = 3
-"""A thing is timed so often at most, and the least taken: what else runs on the machine only adds to a time."""
+"""Most timings of one measurement; the fastest counts, since other load only slows it down."""
+ONCE: Final = 1.0
+"""Seconds from which on a measurement is not repeated."""
+MOST_STEPS: Final = 3
+"""Steps whose time a pre-flight may take."""
+MOST_SHARE: Final = 0.05
+"""Share of the forecast run that a pre-flight may take where this is more."""
+REPEATED: Final = 0.5
+"""Share of that time after which nothing is repeated: the rest is for what is measured once."""
 WORTHWHILE: Final = 0.9
 """bf16 is chosen where its time is at most this share of that of fp32."""
 
 
-def step_cost(trial: Trial[BatchT], *, seconds: float = 0.8, is_alone: bool = True) -> StepCost:
+def step_cost(
+    trial: Trial[BatchT], *, seconds: float = 0.8, is_alone: bool = True, display: Display = SILENT
+) -> StepCost:
     """Measure the cost of training by steps without effect on module, optimizer and random states.
 
     Args:
         trial: the training.
-        seconds: no further batch is tried after this time; each thing is timed twice at least.
-        is_alone: whether no other process takes part in each step; several processes time each thing once.
+        seconds: no further batch is tried after this time.
+        is_alone: whether no other process takes part in each step; several processes measure everything once.
+        display: shows a line before each measurement.
 
     Raises:
         InputError: the largest batch does not fit into memory.
     """
     module, optimizer, work, settings = trial.module, trial.optimizer, trial.work, trial.settings
     assert not optimizer.state, "an optimizer with a state would lose it"
-    device, batches_state, began = device_of(module), work.batches.state(), time.perf_counter()
-    dry = _DryRun(module, work.loss, device, settings.precision, is_alone=is_alone)
+    device, batches_state = device_of(module), work.batches.state()
+    limit = TimeLimit(time.perf_counter(), max(seconds, ONCE), is_alone)
+    dry = _DryRun(module, work.loss, device, settings.precision, limit, display)
     with preserved_random_state(), restored_threads(), deterministic_algorithms(), _restored_module(module):
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         before = start_peak(device)
-        left = seconds - (time.perf_counter() - began) if is_alone else 0.0
-        passes, batch, peak = dry.passes(work, seconds=left, most=MOST_BATCHES if is_alone else 1)
+        passes, batch, peak = dry.passes(trial, seconds=seconds)
         one_batch = sum(passes) / len(passes) + work.reading_seconds
+        dry.say(f"a validation of {batch.num_tokens:,} tokens")
         validation = dry.least(partial(dry.forward, batch), seconds) * work.valid_share * work.batches.batches_per_epoch
         if work.score_seconds is not None:
+            dry.say("the score of a validation")
             validation += dry.score(work.score_seconds)
         peak = max(peak, peak_memory(device))
+        dry.say("an update by the optimizer")
         update = dry.update(optimizer, clip=settings.clip, seconds=seconds)
         memory = max(peak + dry.state_bytes, peak_memory(device)) - before
+        slowdowns = dry.find_slowdowns(batch, passes[-1])
     work.batches.load_state(batches_state)
     if settings.ema is not None:
         memory += sum(map(size_of, module.parameters()))
-    return StepCost(one_batch * settings.accumulate + update, validation, memory)
+    return StepCost(one_batch * settings.accumulate + update, validation, memory, slowdowns)
 
 
-def faster_precision(module: nn.Module, work: Workload[BatchT], train: Train) -> Literal["fp32", "bf16"]:
-    """Return the precision of a run: where "auto" is asked for on a CPU that multiplies bf16, what a trial shows.
+def faster_precision(
+    module: nn.Module, work: Workload[BatchT], train: Train, display: Display = SILENT
+) -> Literal["fp32", "bf16"]:
+    """Return the precision of a run; "auto" on a CPU that multiplies bf16 becomes the faster one in a trial.
 
-    The trial is two passes of one batch forward and backward in either precision, of which the faster one counts, after
-    one that chooses kernels. It has no effect.
+    The trial computes rows of one batch forward and backward in each precision. It has no effect.
 
     Args:
-        module: what will be trained.
-        work: what the run computes.
+        module: the module to train.
+        work: the workload of the run.
         train: the settings of the run.
+        display: shows a line before and after the trial.
 
     Raises:
         InputError: a batch does not fit into memory.
@@ -332,21 +360,59 @@ def faster_precision(module: nn.Module, work: Workload[BatchT], train: Train) ->
     if train.precision != "auto" or device.type != "cpu" or not has_fast_bf16(device):
         return chosen
     batch = next(work.batches)
-    if batch.num_tokens * num_parameters(module) >= LEAST_PRODUCTS:
+    count = num_parameters(module)
+    if batch.num_tokens * count >= LEAST_PRODUCTS:
+        rows = some_rows(batch, TRIAL_PRODUCTS // count)
+        display.message(f"measuring   {rows.num_tokens:,} tokens in fp32 and in bf16")
         with preserved_random_state(), restored_threads(), deterministic_algorithms(), _restored_module(module):
             if train.threads is not None:
                 torch.set_num_threads(train.threads)
             tries = {}
             for name in ("fp32", "bf16"):
                 tree = training_tree(module, name, recomputes_layers=train.activation_checkpointing)
-                tries[name] = _DryRun(tree, work.loss, device, name)
-            for dry in tries.values():
-                dry.forward_backward(batch)
-            spent = {name: dry.least(partial(dry.forward_backward, batch), 0.0) for name, dry in tries.items()}
+                tries[name] = _DryRun(tree, work.loss, device, name, TimeLimit(time.perf_counter(), ONCE))
+            spent = {
+                name: dry.least(partial(dry.forward_backward, rows), 0.0, warms_up=True) for name, dry in tries.items()
+            }
         return_memory(0, device, "bf16")  # which the kernels of the other precision took
         chosen = "bf16" if spent["bf16"] <= WORTHWHILE * spent["fp32"] else "fp32"
+        ratio = spent["fp32"] / max(spent["bf16"], 1e-9)
+        display.message(f"precision   {chosen}: bf16 has {ratio:.2g} times the speed of fp32")
     work.batches.load_state(batches_state)
     return chosen
+
+
+def some_rows(batch: BatchT, most_tokens: int) -> BatchT:
+    """Return as many rows of a batch as have about so many tokens, at least one row; batches of other types whole."""
+    if not isinstance(batch, Batch):
+        return batch
+    count = max(1, len(batch.ids) * most_tokens // max(1, batch.num_tokens))
+    return cast(BatchT, batch.part(slice(count)))
+
+
+@dataclass
+class TimeLimit:
+    """The time after which a pre-flight leaves out all measurements that it can do without.
+
+    Attributes:
+        began: start of the pre-flight, in seconds of the performance counter.
+        seconds: the limit; at first that of a run of short steps.
+        is_alone: whether one process trains. Several cannot decide by their clocks, and leave out the same.
+    """
+
+    began: float
+    seconds: float
+    is_alone: bool = True
+
+    def fit_run(self, settings: TrainSettings, batch_seconds: float, batches_per_epoch: int) -> None:
+        """Raise the limit to that of a run whose batches take so many seconds each."""
+        step, steps = batch_seconds * settings.accumulate, planned_steps(settings, batches_per_epoch)
+        ends = [end for end in (settings.seconds, None if steps is None else step * steps) if end is not None]
+        self.seconds = max(self.seconds, MOST_STEPS * step, MOST_SHARE * min(ends, default=0.0))
+
+    def allows(self, seconds: float, share: float = 1.0) -> bool:
+        """Return whether a measurement of so many seconds ends within a share of the limit."""
+        return self.is_alone and time.perf_counter() - self.began + seconds <= share * self.seconds
 
 
 @dataclass
@@ -354,6 +420,8 @@ class _DryRun(Generic[BatchT]):
     """Parts of a step, timed; the module's weights stay as they are.
 
     Attributes:
+        limit: decides what is measured again.
+        display: shows what is measured.
         peak: of memory, seen within a pass.
         state_bytes: size of the optimizer's state, which a real pass finds in memory.
     """
@@ -362,14 +430,29 @@ class _DryRun(Generic[BatchT]):
     loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]]
     device: torch.device
     precision: str
-    is_alone: bool = True
+    limit: TimeLimit
+    display: Display = SILENT
     peak: int = 0
     state_bytes: int = 0
 
-    def least(self, timed: Callable[[], float], seconds: float) -> float:
-        """Return the least of the times of one thing: two at least, more while not so many seconds are spent."""
-        times = [timed()]
-        while self.is_alone and (len(times) < 2 or (len(times) < MOST_TIMES and sum(times) < seconds)):
+    def say(self, measurement: str) -> None:
+        """Show the measurement that begins."""
+        self.display.message(f"measuring   {measurement}")
+
+    def least(self, timed: Callable[[], float], seconds: float, *, warms_up: bool = False) -> float:
+        """Return the least of some times of one measurement.
+
+        Args:
+            timed: measures once.
+            seconds: it is measured twice, and again while all together took less.
+            warms_up: whether the first measurement does more than later ones; it counts only if none follows.
+        """
+        times, repeats = [timed()], self.limit.is_alone
+        if warms_up and not (repeats and times[0] >= ONCE):
+            times = [timed()]
+        while len(times) < MOST_TIMES and times[0] < ONCE and self.limit.allows(times[0], REPEATED):
+            if len(times) >= 2 and sum(times) >= seconds:
+                break
             times.append(timed())
         return min(times)
 
@@ -392,23 +475,35 @@ class _DryRun(Generic[BatchT]):
                 "and raise train.accumulate instead."
             ) from error
 
-    def passes(self, work: Workload[BatchT], *, seconds: float, most: int) -> tuple[list[float], BatchT, int]:
+    def passes(self, trial: Trial[BatchT], *, seconds: float) -> tuple[list[float], BatchT, int]:
         """Try the largest batch, and others while there is time.
 
         Returns:
-            the seconds of each of the others, the last of them, and the peak of memory once all sizes were read.
+            the seconds of each average batch, the last of them, and the peak of memory once all sizes were read.
         """
-        began, needs_all = time.perf_counter(), needs_kernels(self.device, self.precision)
+        work, limit = trial.work, self.limit
+        needs_all = needs_kernels(self.device, self.precision)
         batch = next(work.batches) if work.largest is None else work.largest
-        self.forward_backward(batch)
+        self.say(f"forward and backward passes, first of the largest batch ({batch.num_tokens:,} tokens)")
+        spent = self.forward_backward(batch)
         self.peak, held = max(self.peak, peak_memory(self.device)), memory_in_use(self.device)
+        limit.fit_run(trial.settings, spent, work.batches.batches_per_epoch)
         first, sizes, taken = len(_sizes(batch)), _sizes(batch), list[float]()
-        least = min(LEAST_SIZES, work.num_sizes) if needs_all else 1
-        while len(taken) < most and (not taken or len(sizes) < least or time.perf_counter() - began < seconds):
+        least, most = min(LEAST_SIZES, work.num_sizes) if needs_all else 1, MOST_BATCHES if limit.is_alone else 1
+
+        def needs_another() -> bool:
+            is_early = time.perf_counter() < limit.began + seconds
+            return limit.allows(spent, REPEATED) and (len(sizes) < least or is_early)
+
+        while len(taken) < most and (not taken or needs_another()):
             fetched = time.perf_counter()
             batch = next(work.batches)
             fetching = time.perf_counter() - fetched
+            if limit.is_alone and spent >= ONCE and _sizes(batch) == sizes and not taken:
+                return [fetching + spent], batch, self.peak
             sizes |= _sizes(batch)
+            if spent >= ONCE:
+                self.say(f"forward and backward passes of {batch.num_tokens:,} tokens")
             # The first pass of a size chooses kernels as well.
             taken.append(fetching + self.least(partial(self.forward_backward, batch), 0.0))
         peak = max(self.peak, peak_memory(self.device))
@@ -416,6 +511,33 @@ class _DryRun(Generic[BatchT]):
             grown = max(0, memory_in_use(self.device) - held)  # as much for each size that was not tried
             peak = max(peak, self.peak + grown * max(1, work.num_sizes - first) // (len(sizes) - first))
         return taken, batch, peak
+
+    def find_slowdowns(self, batch: BatchT, seconds: float) -> list[Slowdown]:
+        """Return the settings that slow down steps, by passes of some rows of a batch with and without each.
+
+        Args:
+            batch: a batch.
+            seconds: those of a forward and backward pass of the whole batch.
+        """
+        self.module.train()
+        suspects = list(find_suspects(self)) if self.limit.is_alone else []
+        if not suspects:
+            return []
+        rows = some_rows(batch, TRIAL_PRODUCTS // num_parameters(self.module))
+        needed, timed = seconds * rows.num_tokens / batch.num_tokens, partial(self.forward_backward, rows)
+        usual: float | None = seconds if rows.num_tokens == batch.num_tokens else None
+        slowdowns = []
+        for suspect in suspects:
+            if not self.limit.allows(needed * (1 + (usual is None))):
+                slowdowns.append(Slowdown(suspect.setting, suspect.reason))
+                continue
+            self.say(f"{rows.num_tokens:,} tokens with and without {suspect.setting}")
+            usual = self.least(timed, 0.0, warms_up=True) if usual is None else usual
+            with suspect.turned_off():
+                factor = usual / max(self.least(timed, 0.0, warms_up=True), 1e-9)
+            if factor >= NOTABLE:
+                slowdowns.append(Slowdown(suspect.setting, suspect.reason, factor))
+        return slowdowns
 
     def forward(self, batch: BatchT) -> float:
         """Return the seconds of a forward pass as in a validation."""
@@ -441,9 +563,6 @@ class _DryRun(Generic[BatchT]):
             group["lr"] = 0.0
         gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
         torch._foreach_zero_(gradients)
-        optimizer.step()  # the first update makes the state
-        values = [value for state in optimizer.state.values() for value in state.values()]
-        self.state_bytes = sum(size_of(value) for value in values if isinstance(value, Tensor))
 
         def timed() -> float:
             began = time.perf_counter()
@@ -451,7 +570,9 @@ class _DryRun(Generic[BatchT]):
             optimizer.step()
             return self._since(began)
 
-        spent = self.least(timed, seconds)
+        spent = self.least(timed, seconds, warms_up=True)  # the first update makes the state
+        values = [value for state in optimizer.state.values() for value in state.values()]
+        self.state_bytes = sum(size_of(value) for value in values if isinstance(value, Tensor))
         optimizer.state.clear()
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate

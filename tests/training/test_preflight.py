@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import InputError
+from clearhead.base.progress import Display
 from clearhead.checkpoints.runs import checkpoint as files
 from clearhead.core import Transformer, build
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
@@ -214,7 +217,68 @@ def test_a_dry_step_measures_memory() -> None:
     assert 40e6 < cost_of(NextToken(), hungry).memory_bytes < 400e6
 
 
-@pytest.mark.parametrize("disturbance", [0.0, 1.0])
+class SlowMachine(Display):
+    """A clock on which forward, backward and update take set seconds, and the lines shown at their times."""
+
+    def __init__(self, **seconds: float) -> None:
+        self.seconds, self.clock, self.calls = seconds, 0.0, Counter[str]()
+        self.lines: list[tuple[float, str]] = []
+
+    def perf_counter(self) -> float:
+        return self.clock
+
+    def message(self, text: str) -> None:
+        self.lines.append((self.clock, text))
+
+    def spend(self, name: str) -> None:
+        self.clock += self.seconds[name]
+        self.calls[name] += 1
+
+    def loss(self, module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
+        self.spend("forward")
+        loss, labels = summed_loss(module, batch)
+        if loss.requires_grad:
+            loss.register_hook(lambda gradient: self.spend("backward"))
+        return loss, labels
+
+    def optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        optimizer = torch.optim.AdamW(module.parameters())
+        optimizer.register_step_pre_hook(lambda *_: self.spend("update"))
+        return optimizer
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("num_sizes", [1, 41])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 14.0])
+def test_a_slow_step_is_measured_once_and_in_the_open(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scale: float, num_sizes: int, accumulate: int
+) -> None:
+    """The whole takes a second, 3 steps or 5 % of the run at most, and every measurement has a line before it."""
+    machine, module = SlowMachine(forward=0.3 * scale, backward=0.6 * scale, update=0.1 * scale), NextToken()
+    monkeypatch.setattr(module_under_test, "time", machine)
+    monkeypatch.setattr(module_under_test, "needs_kernels", lambda device, precision: True)
+    batches, steps = ShuffledTokens(num_batches=1 if num_sizes == 1 else 5), 20
+    largest = next(batches) if num_sizes > 1 else None
+    work = Workload(machine.loss, batches, largest=largest, num_sizes=num_sizes, valid_share=0.2)
+    settings = TrainSettings(run=str(tmp_path), steps=steps, accumulate=accumulate)
+    report = preflight(Trial(module, machine.optimizer(module), work, settings), display=machine)
+    step = (0.9 * accumulate + 0.1) * scale
+    assert report.cost.step_seconds == pytest.approx(step)
+    assert machine.clock <= max(1.0, 3 * step, 0.05 * steps * step)
+    assert machine.lines[0][0] == 0.0 and "largest batch" in machine.lines[0][1]
+    times = [time for time, _ in machine.lines]
+    words = " ".join(text for _, text in machine.lines)
+    for measurement in ("passes", "a validation", "an update"):
+        assert measurement in words
+    if scale == 14.0:
+        most = max(later - time for time, later in itertools.pairwise([*times, machine.clock]))
+        assert most < 0.91 * scale  # no line stands for more than one pass
+        assert machine.calls["update"] == 1
+        if accumulate == 1:  # else there is time for more sizes
+            assert machine.calls["forward"] == 2 + (num_sizes > 1)
+
+
+@pytest.mark.parametrize("disturbance", [0.0, 0.5])
 def test_time_counts_batches_optimizer_and_validation(monkeypatch: pytest.MonkeyPatch, disturbance: float) -> None:
     """Passes of 20 ms forward and 10 ms backward, an optimizer of 30 ms, half an epoch and 0.4 s of validation.
 
@@ -251,7 +315,7 @@ def test_time_counts_batches_optimizer_and_validation(monkeypatch: pytest.Monkey
 
     module = NextToken()
     optimizer = SlowAdamW(module.parameters())
-    settings = TrainSettings(run="run", steps=1, accumulate=3)
+    settings = TrainSettings(run="run", steps=10**5, accumulate=3)
     work = Workload(slow, ShuffledTokens(), valid_share=0.5, score_seconds=lambda module: 0.4)
     cost = step_cost(Trial(module, optimizer, work, settings))
     assert cost.step_seconds == pytest.approx(3 * 0.03 + 0.03)

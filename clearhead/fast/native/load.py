@@ -151,18 +151,20 @@ def function(name: str, *, pointers: int, numbers: int = 0, kernels: str = INFER
         None where there are no kernels, or none of this name for this processor.
     """
     found = library(kernels)
-    return None if found is None else _kernel(found, name, pointers, numbers)
+    return None if found is None else _kernel(found, name, pointers, numbers, is_shared=kernels == INFERENCE)
 
 
 @cache
-def _kernel(found: ctypes.CDLL, name: str, pointers: int, numbers: int) -> Callable[..., None] | None:
+def _kernel(
+    found: ctypes.CDLL, name: str, pointers: int, numbers: int, *, is_shared: bool
+) -> Callable[..., None] | None:
     kernel = getattr(found, name, None)
     if kernel is None:
         return None
     kernel.restype = None
     kernel.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * (numbers + 1)
 
-    turn = _TURNS.shared if found is library(INFERENCE) else _TURNS.alone
+    turn = _TURNS.shared if is_shared else _TURNS.alone
 
     def run(*arguments: int | None) -> None:
         with turn(torch.get_num_threads()) as threads:

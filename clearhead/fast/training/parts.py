@@ -213,7 +213,11 @@ class FusedMemoryAttention(FusedAttention, MemoryAttention):
 class RecomputedLayer(Layer):
     """A layer whose activations are computed again when its gradient is."""
 
+    recomputes: bool = True
+
     def forward(self, x_BTD: States, context: Context) -> States:
         """Compute as the plain layer does."""
+        if not self.recomputes:
+            return super().forward(x_BTD, context)
         found: Tensor = checkpoint(super().forward, x_BTD, context, use_reentrant=False)
         return found

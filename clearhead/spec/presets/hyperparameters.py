@@ -62,9 +62,9 @@ class Hyperparameters:
     segments: int = 0
     #: Share of numbers that are set to 0 in training, at the end of every branch and of the embedding.
     dropout: Rate = 0.1
-    #: The same for attention weights.
+    #: The same for attention weights; without it, `dropout` replaces the attention dropout of a preset that has one.
     attention_dropout: Rate = 0.0
-    #: The same for the inner layer of feed-forward networks.
+    #: The same for the inner layer of feed-forward networks; `dropout` replaces it in the same cases.
     activation_dropout: Rate = 0.0
     #: How many tokens back, and in an encoder ahead, self-attention sees; without it all that its mask allows.
     window: Count | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from torch import nn
@@ -23,7 +24,11 @@ from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.evaluate.translations import bleu_chrf, join_segments
 from clearhead.tasks.train import PairTraining, evenly_spaced, mean_token_loss
 from clearhead.text.pair import TokenizerPair
+from clearhead.training.preflight import ONCE
 from clearhead.training.task_parts import TaskParts
+
+MEASURED_SECONDS: Final = 0.3
+"""Seconds that some sentences take whose time stands for that of all."""
 
 
 class Training(PairTraining):
@@ -105,21 +110,28 @@ class _Translator:
         return bleu_chrf(translations, [join_segments(text) for text in self.references], tokenize="none").bleu
 
     def seconds(self, module: nn.Module) -> float:
-        """Return the seconds of the translations: those of a few steps, times the steps.
+        """Return the seconds of the translations, extrapolated from a few steps of some sentences.
 
         An untrained model would decode to the limit, where a trained one ends its translations.
         """
         self.translations(module, self.sources[:1], max_length=1)  # the first call takes longer
+        sources = self.sources[:1]
 
         def timed(length: int) -> float:
             began = time.perf_counter()
-            self.translations(module, self.sources, max_length=length)
+            self.translations(module, sources, max_length=length)
             return time.perf_counter() - began
 
-        # In turn, and the least of each: what else runs on the machine only adds to a time.
-        pairs = [(timed(1), timed(5)) for _ in range(2)]
+        # Twice as many sentences, evenly spaced, until they take long enough to be measured.
+        while timed(1) < MEASURED_SECONDS and len(sources) < len(self.sources):
+            sources = self.sources[:: max(1, len(self.sources) // (2 * len(sources)))]
+        # In turn, and the least of each: other load only slows them down.
+        pairs = [(timed(1), timed(5))]
+        if sum(pairs[0]) < ONCE:
+            pairs.append((timed(1), timed(5)))
         first, fifth = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
-        return first + max(0.0, fifth - first) / 4 * (self.steps - 1)
+        seconds = first + max(0.0, fifth - first) / 4 * (self.steps - 1)
+        return seconds * len(self.sources) / len(sources)
 
     def translations(
         self, module: nn.Module, sources: Sequence[list[int]], *, max_length: int | None = None

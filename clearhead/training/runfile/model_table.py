@@ -27,7 +27,7 @@ from clearhead.spec.cost import TRAINING_BYTES
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.presets.named import PRESETS
 from clearhead.spec.presets.task_heads import with_head
-from clearhead.training.runfile.sections import ModelSection
+from clearhead.training.runfile.sections import INNER_DROPOUTS, ModelSection
 
 DEFAULT_PRESET = "transformer"
 OWN_PARTS: Final = ("mixer", "network", "own_norm", "own_position", "score_step", "weight_step")
@@ -109,6 +109,7 @@ def _hparams(section: ModelSection, joint: bool) -> Hyperparameters:
     given = section.model_dump(exclude={"preset", "spec", "parts", *OWN_PARTS}, exclude_none=True)
     if not joint:
         given = {"tie": "decoder", **given}
+    given |= _inner_dropout(section, hparams)
     hparams = replace(hparams, **given)
     if section.max_positions is not None and hparams.positions != "learned":
         raise InputError(
@@ -165,22 +166,36 @@ def _fields_of_parts(node: Node) -> Iterator[tuple[str, str]]:
         yield from (("score_step", "score_step"), ("weight_step", "weight_step"))
 
 
-def with_dropout(model: Model, section: ModelSection) -> Model:
-    """Return the spec of an initial model with the dropout that a [model] table gives.
+def _inner_dropout(section: ModelSection, preset: Hyperparameters) -> dict[str, float]:
+    """Return the dropout of attention weights and inner layers that follows the key `dropout` of a [model] table.
 
     Args:
-        model: of the initial model.
         section: the table.
+        preset: the values before the table changes them; a dropout that is 0 in them stays 0.
     """
-    given = {
-        Branch: section.dropout,
-        Embedding: section.dropout,
-        Attention: section.attention_dropout,
-        FeedForward: section.activation_dropout,
-    }
+    dropout: float | None = section.dropout
+    if dropout is None:
+        return {}
+    keys = [key for key in INNER_DROPOUTS if getattr(section, key) is None and getattr(preset, key) > 0.0]
+    return dict.fromkeys(keys, dropout)
+
+
+def with_dropout(model: Model, section: ModelSection) -> Model:
+    """Return the spec of an initial model with the dropout of a [model] table.
+
+    Args:
+        model: the spec of the initial model.
+        section: the table; `dropout` also replaces the dropout of attention weights and of inner layers where the model
+            has one and the table has no key for it.
+    """
+    keys = {Attention: section.attention_dropout, FeedForward: section.activation_dropout}
 
     def change(path: str, node: Node) -> Node:
-        dropout = given.get(type(node))
+        if not isinstance(node, Branch | Embedding | Attention | FeedForward):
+            return node
+        dropout = keys.get(type(node))
+        if dropout is None and (node.dropout > 0.0 or isinstance(node, Branch | Embedding)):
+            dropout = section.dropout
         return node if dropout is None else node.model_copy(update={"dropout": dropout})
 
     return map_nodes(model, change)

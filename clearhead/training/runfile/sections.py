@@ -290,7 +290,8 @@ def only_for(kind: str | None, homes: Iterable[str]) -> str:
 
 
 # The keys of [model] that are allowed with [task] init: they change the training, not the architecture.
-DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
+INNER_DROPOUTS: Final = ("attention_dropout", "activation_dropout")
+DROPOUTS: Final = ("dropout", *INNER_DROPOUTS)
 
 
 def check_rules(run: RunFile, faulty: Collection[Address] = ()) -> list[Fault]:

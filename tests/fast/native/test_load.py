@@ -20,6 +20,7 @@ from clearhead.fast.cache import IndexedCache
 from clearhead.fast.int8 import to_int8
 from clearhead.fast.native import load
 from clearhead.fast.native.load import RECENT, Turns
+from clearhead.fast.native.options import INFERENCE, TRAINING
 from clearhead.fast.runner import Runner
 
 FORKED = """
@@ -48,8 +49,11 @@ assert torch.get_num_threads() == 2 and torch.equal(logits(), before)
 """
 
 
-def test_a_call_in_a_new_thread_keeps_to_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kernels", [INFERENCE, TRAINING])
+def test_a_call_in_a_new_thread_keeps_to_the_number_of_threads(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs no library but that of its kernels, which may have to be compiled."""
     given: list[int] = []
+    folders: list[str] = []
 
     class Kernel:
         def __call__(self, *arguments: int) -> None:
@@ -62,7 +66,12 @@ def test_a_call_in_a_new_thread_keeps_to_the_number_of_threads(monkeypatch: pyte
             pass
 
     found = Library()
-    monkeypatch.setattr(load, "library", lambda _: found)
+
+    def library(folder: str) -> Library:
+        folders.append(folder)
+        return found
+
+    monkeypatch.setattr(load, "library", library)
     # Threads that other tests left may still call kernels, and would take their share.
     monkeypatch.setattr(load, "_TURNS", Turns())
     load._kernel.cache_clear()
@@ -70,7 +79,7 @@ def test_a_call_in_a_new_thread_keeps_to_the_number_of_threads(monkeypatch: pyte
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            kernel = load.function("one", pointers=0)
+            kernel = load.function("one", pointers=0, kernels=kernels)
             assert kernel is not None
             thread = threading.Thread(target=kernel)
             thread.start()
@@ -78,7 +87,7 @@ def test_a_call_in_a_new_thread_keeps_to_the_number_of_threads(monkeypatch: pyte
     finally:
         torch.set_num_threads(before)
         load._kernel.cache_clear()
-    assert given == [1, 2]
+    assert given == [1, 2] and set(folders) == {kernels}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="kernels are for Linux")

@@ -1,0 +1,96 @@
+"""Settings that make the steps of a run slower than they need to be, and how to run without them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, runtime_checkable
+
+from torch import nn
+
+from clearhead.core.attention import Attention
+from clearhead.fast.probe import has_fast_bf16
+from clearhead.fast.training.parts import RecomputedLayer
+from clearhead.generate.batching import device_of
+
+NOTABLE: Final = 1.1
+"""A setting is named where steps with it take at least so many times the time of steps without it."""
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """A setting that makes steps slower.
+
+    Attributes:
+        setting: the key of the run file and its value, such as "model.attention_dropout = 0.1".
+        reason: what takes the time.
+        factor: time of a step with the setting over that without it; None: there was no time to measure it.
+    """
+
+    setting: str
+    reason: str
+    factor: float | None = None
+
+    def line(self) -> str:
+        """Return the slowdown as a line of text."""
+        times = "not measured" if self.factor is None else f"{self.factor:.2g} times"
+        return f"slower      {times}, by {self.setting}: {self.reason}"
+
+
+@runtime_checkable
+class Passes(Protocol):
+    """Forward and backward passes that can be timed, of a module in training, in "fp32" or "bf16"."""
+
+    module: nn.Module
+    precision: str
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A setting that may make steps slower.
+
+    Attributes:
+        setting, reason: those of `Slowdown`.
+        owners: the objects that follow the setting.
+        attribute: the attribute of these objects that turns it off.
+        off: the value of the attribute without the setting.
+    """
+
+    setting: str
+    reason: str
+    owners: Sequence[object]
+    attribute: str
+    off: float | bool | str
+
+    @contextlib.contextmanager
+    def turned_off(self) -> Iterator[None]:
+        """Run the owners without the setting for the length of a with block."""
+        before = [getattr(owner, self.attribute) for owner in self.owners]
+        for owner in self.owners:
+            setattr(owner, self.attribute, self.off)
+        try:
+            yield
+        finally:
+            for owner, value in zip(self.owners, before, strict=True):
+                setattr(owner, self.attribute, value)
+
+
+def find_suspects(passes: Passes) -> Iterator[Suspect]:
+    """Yield the settings whose effect on the time of a step is worth a measurement."""
+    modules, device = list(passes.module.modules()), device_of(passes.module)
+    dropped = [part for part in modules if isinstance(part, Attention) and part.dropout.p > 0.0]
+    if dropped:
+        rates = " and ".join(f"{rate:g}" for rate in sorted({part.dropout.p for part in dropped}))
+        reason = "each attention weight needs a random number"
+        if any(part.kernel()[0] == "eager" for part in dropped):
+            reason = "it needs the eager attention kernel, which builds all attention weights"
+        dropouts = [part.dropout for part in dropped]
+        yield Suspect(f"model.attention_dropout = {rates}", f"{reason}; 0 avoids it", dropouts, "p", 0.0)
+    recomputed = [part for part in modules if isinstance(part, RecomputedLayer)]
+    if recomputed:
+        reason = "each layer is computed twice, to save memory"
+        yield Suspect("train.activation_checkpointing = true", reason, recomputed, "recomputes", False)
+    if passes.precision == "bf16" and device.type == "cpu" and not has_fast_bf16(device):
+        reason = 'this processor multiplies fp32 faster; "auto" or "fp32" avoids it'
+        yield Suspect('train.precision = "bf16"', reason, [passes], "precision", "fp32")
