@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from clearhead.base.printing import human_bytes
 
 SAFE_PATH: Final = {"PYTHONSAFEPATH": "1"}
 """Environment of a child process that finds no modules in the working directory, such as a user's random.py."""
+DEVICE_CHECK: Final = "CLEARHEAD_DEVICE_CHECK"
 MOST_THREADS: Final = 4
 """For each processor; so many threads only wait for each other."""
 
@@ -28,6 +30,7 @@ _LARGEST_KEPT: Final = 32 << 20
 
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _OWN_GROUPS: Final = Path("/proc/self/cgroup")
+_LOGGER: Final = logging.getLogger("clearhead.base.machine")
 
 
 def give_memory_back() -> None:
@@ -65,6 +68,20 @@ def choose_device(name: str) -> torch.device:
     if (device.index or 0) >= count:
         raise InputError(f"there is no device '{name}' on this machine: use auto or cpu")
     return device
+
+
+def needs_check(device: torch.device) -> bool:
+    """Return whether a device must pass the device check before it is used; one line says where the check is off.
+
+    Raises:
+        InputError: the environment variable has an unknown value.
+    """
+    choice, is_cpu = os.environ.get(DEVICE_CHECK, "auto"), device.type == "cpu"
+    if choice not in ("auto", "all", "off"):
+        raise InputError(f"the environment variable {DEVICE_CHECK} is '{choice}'; expected auto, all or off")
+    if choice == "off" and not is_cpu:
+        _LOGGER.warning("nothing checks that %s computes correctly: %s is off", device, DEVICE_CHECK)
+    return choice == "all" or (choice == "auto" and not is_cpu)
 
 
 def too_many_threads(threads: int) -> str | None:

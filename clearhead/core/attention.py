@@ -50,6 +50,7 @@ class Attention(HookPoints):
         self.scale: float = size**-0.5 if attention.scale is None else attention.scale
         self.mask_number: int = hash(attention.mask)  # attentions with one number share a mask; numbers also compile
         self.rotation_number: int = hash((attention.position, size))
+        self.eager_reason: str = ""  # why this device must not use the fused kernel; empty: it may
 
     def forward(self, x_BTD: States, context: Context) -> States:
         query, key, value = (self.split(layer(x_BTD)) for layer in (self.query, self.key, self.value))
@@ -127,6 +128,8 @@ class Attention(HookPoints):
 
     def kernel(self) -> Kernel:
         """Return the kernel of the current mode for all but short sequences, and the reason."""
+        if self.eager_reason:
+            return "eager", self.eager_reason
         is_watched = self.is_watched("scores", "weights") or is_seen(self.dropout)
         return choose_kernel(self.spec, self.dropout.p, self.training, is_watched)
 
@@ -159,6 +162,13 @@ class MemoryAttention(Attention):
 
     def mask(self, context: Context) -> MayAttend | None:
         return None if context.memory_mask is None else context.memory_mask[:, None, None, :]
+
+
+def use_eager(module: nn.Module, reason: str) -> None:
+    """Let every attention of a module use the eager kernel, for a reason; an empty one leaves the choice free."""
+    for attention in module.modules():
+        if isinstance(attention, Attention):
+            attention.eager_reason = reason
 
 
 def attention_weights(scores: Scores, mask: MayAttend | None, sink: Float[Tensor, " heads"] | None = None) -> Scores:

@@ -9,7 +9,7 @@ import torch
 
 from clearhead.base.arguments import check_precision, checked
 from clearhead.base.errors import InputError
-from clearhead.base.machine import choose_device, choose_precision
+from clearhead.base.machine import choose_device, choose_precision, needs_check
 from clearhead.base.progress import message
 from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
 from clearhead.checkpoints.hf.files.tensor_files import stored_dtype
@@ -21,6 +21,7 @@ from clearhead.checkpoints.runs.directory import (
     retry_while_checkpoints_change,
 )
 from clearhead.checkpoints.weights.files import filled, load_merged, refuse_nan
+from clearhead.core.attention import use_eager
 from clearhead.core.extensions.files import load_parts
 from clearhead.core.extensions.modules import recomputed_parts
 from clearhead.core.extensions.trial import try_parts
@@ -111,13 +112,21 @@ def _load(ref: str | Path, device: str, precision: str, *, check_rows: bool = Tr
     if in_int8 and torch_device.type != "cpu":
         raise InputError(f"precision int8 is for a CPU, and the device is {torch_device.type}; use bf16")
     chosen = "fp32" if in_int8 else choose_precision(precision, torch_device)
+    reason = ""
+    if needs_check(torch_device):
+        from clearhead.fast.device_check import find_eager_reason  # not needed on most machines
+
+        reason = find_eager_reason(torch_device, chosen)
     dtype = torch.bfloat16 if chosen == "bf16" else torch.float32
     reference = ModelReference.locate(str(ref))
     checkpoint = reference.checkpoint_folder()
     if checkpoint is not None:
-        return _load_checkpoint(checkpoint, dtype=dtype, device=torch_device, check_rows=check_rows)
-    keep_int8 = in_int8 or (precision == "auto" and torch_device.type == "cpu")
-    return load_saved(reference, dtype=dtype, device=torch_device, keep_int8=keep_int8, check_rows=check_rows)
+        model = _load_checkpoint(checkpoint, dtype=dtype, device=torch_device, check_rows=check_rows)
+    else:
+        keep_int8 = in_int8 or (precision == "auto" and torch_device.type == "cpu")
+        model = load_saved(reference, dtype=dtype, device=torch_device, keep_int8=keep_int8, check_rows=check_rows)
+    use_eager(model.module, reason)
+    return model
 
 
 def _load_checkpoint(folder: Path, *, dtype: torch.dtype, device: torch.device = CPU, check_rows: bool = True) -> Model:

@@ -15,12 +15,13 @@ from typing import Any, Final, Literal
 import torch
 
 from clearhead.base.errors import InputError
-from clearhead.base.machine import choose_precision
+from clearhead.base.machine import choose_precision, needs_check
 from clearhead.checkpoints.reference import SPEC_FILE
 from clearhead.checkpoints.runs.checkpoint import checkpoint_steps, saved_choices
 from clearhead.checkpoints.runs.directory import RUN_FILE, TASK_FILE, RunDirectory, open_run
 from clearhead.checkpoints.weights.lora import adapt, describe
 from clearhead.core import Transformer, build
+from clearhead.core.attention import use_eager
 from clearhead.data.batches.base import Batch, count_tokens
 from clearhead.fast.busy_waiting import adapt_waiting
 from clearhead.fast.replica import refuse_to_run
@@ -77,6 +78,7 @@ class OpenedRun:
         progress: receives the reports; only the first process shows them.
         device: the device of this process.
         memory_before: memory of this process before it read the data, in bytes.
+        eager_reason: why attention must use the eager kernel on the device; empty: it need not.
     """
 
     path: Path
@@ -88,6 +90,7 @@ class OpenedRun:
     progress: Progress
     device: torch.device
     memory_before: int
+    eager_reason: str
 
 
 @contextlib.contextmanager
@@ -126,6 +129,11 @@ def open_training(run_file: RunFile, *, resume: bool, progress: Progress) -> Ite
         else:
             progress = Progress()
         device = own_device(run_file.train.device, process)
+        eager_reason = ""
+        if needs_check(device):
+            from clearhead.fast.device_check import find_eager_reason  # not needed on most machines
+
+            eager_reason = find_eager_reason(device, choose_precision(run_file.train.precision, device))
         limit_kernel_cache()
         memory_before = memory_in_use(device)
         choices = processes.first_of(saved if resume else {})
@@ -133,7 +141,9 @@ def open_training(run_file: RunFile, *, resume: bool, progress: Progress) -> Ite
             check_run_is_seen(processes, run)
         for change in changed_files(choices, run_file, run):
             progress.message(change)
-        yield OpenedRun(run, run_file, resume, choices, processes, directory, progress, device, memory_before)
+        yield OpenedRun(
+            run, run_file, resume, choices, processes, directory, progress, device, memory_before, eager_reason
+        )
 
 
 def _tracked(run_file: RunFile) -> dict[str, object]:
@@ -251,6 +261,7 @@ def build_model(data: PreparedData) -> BuiltModel:
     # A shared model may not fit on one device: the first process has it in main memory, and sends the others theirs.
     before_sharing = "cpu" if run.processes.is_first else "meta"
     module = build(spec, device=before_sharing if is_sharded else run.device)
+    use_eager(module, run.eager_reason)
     new = _take_weights(data, module, is_sharded=is_sharded)
     if run_file.lora is not None:
         run.progress.message(describe(module, adapt(module, **run_file.lora.model_dump(), new=new)))

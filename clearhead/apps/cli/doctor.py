@@ -8,8 +8,9 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -23,8 +24,9 @@ from clearhead.base.printing import human_bytes
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _NAMES: Final = "model name", "Model", "Hardware"
 _SETTINGS: Final = """
-    CLEARHEAD_CACHE CLEARHEAD_KERNELS CLEARHEAD_HIDE_ISA CXX OMP_NUM_THREADS MKL_NUM_THREADS OMP_WAIT_POLICY
-    ONEDNN_MAX_CPU_ISA CUDA_VISIBLE_DEVICES HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE NO_COLOR PYTHONUTF8 PYTHONIOENCODING
+    CLEARHEAD_CACHE CLEARHEAD_KERNELS CLEARHEAD_HIDE_ISA CLEARHEAD_DEVICE_CHECK CXX OMP_NUM_THREADS MKL_NUM_THREADS
+    OMP_WAIT_POLICY ONEDNN_MAX_CPU_ISA CUDA_VISIBLE_DEVICES HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE NO_COLOR PYTHONUTF8
+    PYTHONIOENCODING
 """.split()
 """Environment variables that change what clearhead does; none of them is secret, but arguments in CXX may be."""
 _LONGEST: Final = 300
@@ -54,11 +56,12 @@ def doctor(as_json: Json = False) -> None:
       clearhead doctor --json > doctor.json
 
     Versions, processor, kernels and the instructions that they are compiled for, memory, GPU, cache folders with their
-    size and how to empty them, the console and the settings of the environment: paste it into a report. Nothing is
-    compiled, downloaded or measured (clearhead bench measures), and your home folder is written as ~. What cannot be
-    found out says why in its line, and the last lines say what to do. --json ends with {"clearhead", "python",
-    "packages", "torch", "processor", "kernels", "memory", "gpu", "cache", "hub", "console", "settings", "advice"}; of
-    these a part that failed is {"error"}.
+    size and how to empty them, the console and the settings of the environment: paste it into a report. Every device
+    computes attention, softmax, norms, products, lookups and samples; the table has the largest error of each against
+    double precision on the CPU. Nothing is compiled, downloaded or timed (clearhead bench times), and your home folder
+    is written as ~. What cannot be found out says why in its line, and the last lines say what to do. --json ends with
+    {"clearhead", "python", "packages", "torch", "processor", "kernels", "memory", "gpu", "devices", "cache", "hub",
+    "console", "settings", "advice"}; of these a part that failed is {"error"}.
     """
     record: dict[str, Any] = {}
     lines, advice = list[str](), list[str]()
@@ -253,6 +256,44 @@ def _gpu() -> _Found:
     return _Found({"devices": names}, lines or ["none that PyTorch can use"], advice)
 
 
+def _devices() -> _Found:
+    """Compare what every device computes with double precision on the CPU."""
+    import torch
+
+    from clearhead.base.machine import DEVICE_CHECK, needs_check
+    from clearhead.fast.device_check import BOUNDS, advise, check_device, device_name, find_faults, largest_errors
+
+    needs_check(torch.device("cpu"))  # refuses an unknown choice
+    if os.environ.get(DEVICE_CHECK) == "off":
+        return _Found({"checked": False}, [f"not checked: {DEVICE_CHECK} is off"])
+    names = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    names += ["mps"] * torch.backends.mps.is_available() + ["cpu"]
+    report = _Found({}, [])
+    for name in names:
+        began = time.monotonic()
+        results = check_device(torch.device(name), tuple(BOUNDS))
+        seconds, faults, errors = time.monotonic() - began, find_faults(results), largest_errors(results)
+        facts = {"name": device_name(torch.device(name)), "seconds": round(seconds, 2), "errors": errors}
+        report.facts[name] = facts | {"faults": [asdict(fault) for fault in faults]}
+        report.lines.append(_table_line(f"{name}, {seconds:.1f} s", BOUNDS))
+        wrong = {(fault.operation, fault.precision) for fault in faults}
+        report.lines += [_error_line(operation, row, wrong) for operation, row in errors.items()]
+        report.lines.append(_error_line("rounding, at most", BOUNDS, ()))
+        report.advice += [f"{name} computes wrong: {fault}; {advise(faults)}" for fault in faults]
+    return report
+
+
+def _error_line(operation: str, errors: Mapping[str, float | None], wrong: Collection[tuple[str, str]]) -> str:
+    """Return the errors of an operation by precision; those that are no rounding are marked."""
+    cells = ("none" if error is None else f"{error:.1e}" for error in errors.values())
+    marks = (" WRONG" if (operation, precision) in wrong else "" for precision in errors)
+    return _table_line(operation, map(str.__add__, cells, marks))
+
+
+def _table_line(name: str, cells: Iterable[str]) -> str:
+    return f"{name:<18}" + "".join(f"  {cell:<13}" for cell in cells).rstrip()
+
+
 def _cache() -> _Found:
     from clearhead.base.files import cache_root
 
@@ -315,6 +356,7 @@ _PARTS: Mapping[str, Callable[[], _Found]] = {
     "kernels": _kernels,
     "memory": _memory,
     "gpu": _gpu,
+    "devices": _devices,
     "cache": _cache,
     "hub": _hub,
     "console": _console,

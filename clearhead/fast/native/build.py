@@ -18,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -308,14 +309,41 @@ def refuse_untried(file: Path, kernels: str) -> None:
     """
     facts = sorted(processor().isa), processor().description, torch.__version__, kernels
     parts = file.read_bytes(), _TEST.read_bytes(), repr(facts).encode()
-    digest = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
-    kept = kernel_folder() / f"{digest}{KEPT_AS}"
-    if not kept.exists():
-        with locked(kept.parent):
-            if not kept.exists():
-                write_own(kept, _tried(file, kernels).encode())
-    if (said := read_own(kept).decode()) != PASSED:
-        raise OSError(f"{said} (to try again, delete {kept})")
+    verdict = recall_verdict(parts, lambda: _tried(file, kernels))
+    if verdict.text != PASSED:
+        raise OSError(f"{verdict.text} (to try again, delete {verdict.file})")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of a test on this machine.
+
+    Attributes:
+        text: the result, in words or as JSON.
+        file: the file that keeps it; None where the cache cannot be written.
+    """
+
+    text: str
+    file: Path | None
+
+
+def recall_verdict(facts: Sequence[bytes], judge: Callable[[], str]) -> Verdict:
+    """Return the verdict that the cache folder keeps for equal facts; without one, make the test and keep its result.
+
+    Args:
+        facts: all that the result depends on.
+        judge: makes the test and returns its result.
+
+    Raises:
+        OSError: the cache cannot be written or is open to other users, or the test could not be made.
+    """
+    digest = hashlib.sha256(b"".join(hashlib.sha256(fact).digest() for fact in facts)).hexdigest()
+    file = kernel_folder() / f"{digest}{KEPT_AS}"
+    if not file.exists():
+        with locked(file.parent):
+            if not file.exists():
+                write_own(file, judge().encode())
+    return Verdict(read_own(file).decode(), file)
 
 
 def _tried(file: Path, kernels: str) -> str:

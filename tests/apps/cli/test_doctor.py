@@ -12,9 +12,21 @@ import pytest
 
 from clearhead.apps.cli import doctor
 from clearhead.apps.cli.main import main
+from clearhead.base.machine import DEVICE_CHECK
+from clearhead.fast.device_check import BOUNDS
 from clearhead.fast.native import load
+from tests.fast import wrong_device
+from tests.fast.wrong_device import WrongDevice
 
-TOPICS = "clearhead python packages torch processor kernels memory gpu cache hub console settings advice".split()
+TOPICS = (
+    "clearhead python packages torch processor kernels memory gpu devices cache hub console settings advice".split()
+)
+
+
+@pytest.fixture(autouse=True)
+def _unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of the devices takes a second, and the tests of `fast.device_check` have it."""
+    monkeypatch.setenv(DEVICE_CHECK, "off")
 
 
 def said(capfd: pytest.CaptureFixture[str], *words: str) -> str:
@@ -80,6 +92,29 @@ def test_the_cache_is_counted_and_no_home_folder_is_told(
     out = said(capfd)
     assert "corpora 4.1 kB" in out and "rm -r ~/'a cache'" in out
     assert str(tmp_path) not in out and "hf_secret" not in out
+
+
+def test_a_device_that_computes_wrong_is_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert "not checked: CLEARHEAD_DEVICE_CHECK is off" in said(capfd)
+    monkeypatch.setenv(DEVICE_CHECK, "auto")
+    with WrongDevice("fused attention", wrong_device.mask_by_fours):
+        report = said(capfd)
+    (row,) = (line for line in report.splitlines() if line.startswith("devices     fused attention"))
+    assert row.count("WRONG") == 1 and report.count("WRONG") == 1
+    (advice,) = (line for line in report.splitlines() if line.startswith("advice"))
+    assert "cpu computes wrong: fused attention in bf16 (64 queries on 64 keys" in advice
+    assert "as in pytorch #195910; attention uses the eager kernel there" in advice
+
+    def no_number(right: wrong_device.Call, *args: object, **named: object) -> object:
+        return right(*args, **named) * float("nan")
+
+    with WrongDevice("softmax", no_number):
+        device = json.loads(said(capfd, "--json"))["devices"]["cpu"]
+    assert device["errors"]["softmax"]["bf16"] is None and 0.0 < device["errors"]["softmax"]["fp32"] <= BOUNDS["fp32"]
+    fault = next(fault for fault in device["faults"] if fault["operation"] == "softmax")
+    assert (fault["precision"], fault["symptom"], fault["error"]) == ("bf16", "is not a number", None)
 
 
 def test_what_is_too_old_or_missing_is_to_be_installed(
