@@ -173,6 +173,7 @@ def answer_lines(
                     if line.position > num_shown:
                         show(line, value)
                     bar.done += 1
+                sys.stdout.flush()
             bar.show(bar.done)
             if output is not None:
                 output.is_begun = True
