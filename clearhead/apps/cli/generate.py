@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.apps.cli.console import print_json, print_message, print_result, print_text
-from clearhead.apps.cli.lines import read_lines
+from clearhead.apps.cli.console import print_either, print_json, print_message, print_result, print_text
+from clearhead.apps.cli.lines import Input, Line, answer_lines, read_lines
 from clearhead.apps.cli.options import ComputeOptions, Ref, takes_compute_options
+from clearhead.apps.cli.outputs import OutputOptions, explain_rounding
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.generate.options import GenerateKwargs, GenerateOptions, StreamKwargs, resolved
 
@@ -28,6 +29,9 @@ PromptFile = Annotated[
     Path | None,
     typer.Option("--prompt-file", metavar="F|-", help="A file with the prompt, without its last line end."),
 ]
+LineFile = Annotated[
+    Path | None, typer.Option("--file", metavar="F|-", help="A file of prompts, one in a line, with one text for each.")
+]
 Greedy = Annotated[bool, typer.Option("--greedy", help="Take the most probable token each time.")]
 Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a message, formatted by the chat template.")]
 Task = Annotated[
@@ -42,6 +46,7 @@ def generate(
     ref: Ref,
     prompt: Prompt = None,
     prompt_file: PromptFile = None,
+    file: LineFile = None,
     greedy: Greedy = False,
     chat: Chat = False,
     task: Task = None,
@@ -49,6 +54,7 @@ def generate(
     as_json: JsonSequences = False,
     *,
     decoding: GenerateKwargs,
+    answers: OutputOptions,
     compute: ComputeOptions,
 ) -> None:
     """Continue a prompt, printed as it is generated; without a prompt, start a text.
@@ -58,6 +64,7 @@ def generate(
       clearhead generate runs/stories --prompt "Once upon a time"
       clearhead generate runs/stories --prompt "Once" --temperature 0.7 --seed 7
       clearhead generate runs/code --prompt-file begin.py --beam-size 4 --json
+      clearhead generate runs/stories --file prompts.txt -o stories.jsonl --json --seed 7
 
     Text is sampled as the settings of the checkpoint say; without any, with temperature 0.8 and, unless a filter is
     given, top-p 0.95. A line on stderr says so and names the seed, which gives the same text again. --greedy and
@@ -69,14 +76,25 @@ def generate(
     --max-new-tokens a text ends at the last position. --task puts the prefix of a task in front of
     each prompt and uses the settings that the checkpoint lists for it; `clearhead inspect` shows them. With --schema a
     text that ends is JSON under the schema, without white space between its parts. One that reaches --max-new-tokens is
-    the start of such a text: a line on stderr says so, and the command ends with 1.
+    the start of such a text: a line on stderr says so, and the command ends with 1. With --file the text for each
+    prompt is one line, in which spaces replace line ends; --json has the exact text. An empty line is answered by an
+    empty line.
     """
+    options: dict[str, Any] = {**decoding, **_temperature(greedy, decoding)}
+    reading = {"chat": chat, **({} if schema is None else {"schema": schema})}
+    if file is not None:
+        resolved(GenerateOptions, options, {})
+        if prompt or prompt_file is not None:
+            raise InputError("--file has the prompts: leave out --prompt and --prompt-file")
+        lines = Input.of(file, answers)
+        model, prefix = _for_task(compute.load_model(ref), task)
+        _answer_file(model, lines, prefix, options, reading, answers)
+        return
+    answers.refuse_unused("without --file")
     prompts = _prompts(prompt or [], prompt_file)
-    options = {**decoding, **_temperature(greedy, decoding)}
     streams = _check(options, prompts) and not as_json
-    model, prompts = _for_task(compute.load_model(ref), task, prompts)
-    held = {} if schema is None else {"schema": schema}
-    _run(model, prompts, options, {"chat": chat, **held}, streams=streams, as_json=as_json)
+    model, prefix = _for_task(compute.load_model(ref), task)
+    _run(model, [prefix + prompt for prompt in prompts], options, reading, streams=streams, as_json=as_json)
 
 
 def _run(
@@ -101,10 +119,43 @@ def _run(
         _say_how(settled)
         _show_all(prompts, found, as_json)
         sequences = [sequence for of_prompt in found for sequence in of_prompt]
-    num_cut = sum(sequence.stop_reason != "end" for sequence in sequences)
+    _refuse_cut([sequence.stop_reason for sequence in sequences], reading)
+
+
+def _answer_file(
+    model: Model, lines: Input, prefix: str, options: dict[str, Any], reading: dict[str, Any], answers: OutputOptions
+) -> None:
+    """Continue each line of a file with one text."""
+    settled = model.generate_options(**options)
+    if settled.num_return_sequences > 1:
+        raise InputError("--file has one text for each prompt: leave out --num-return-sequences")
+    if settled.seed is not None and "seed" not in options:
+        answers.refuse_parts(lines.output, "without --seed a seed is drawn", "--seed N")
+        options["seed"] = settled.seed
+    explain_rounding(model, lines.output)
+    _say_how(settled)
+    reasons: list[str] = []
+
+    def continue_each(prompts: list[str]) -> list[Generation]:
+        results = model.generate([prefix + prompt for prompt in prompts], **reading, **options)
+        reasons.extend(sequence.stop_reason for (sequence,) in results)
+        return [sequence for (sequence,) in results]
+
+    def show(line: Line, sequence: Generation | None) -> None:
+        record = {"text": ""} if sequence is None else asdict(sequence)
+        text = str(record["text"]).removesuffix("\n")
+        print_either(lines.as_json, {"index": line.number - 1, "prompt": line.text, **record}, text)
+
+    answer_lines(lines, continue_each, show, batch_size=settled.batch_size)
+    _refuse_cut(reasons, reading)
+
+
+def _refuse_cut(reasons: Sequence[str], reading: dict[str, Any]) -> None:
+    """Report texts that were to follow a schema and have no end."""
+    num_cut = sum(reason != "end" for reason in reasons)
     if num_cut and "schema" in reading:
         raise RunFailure(
-            f"{num_cut} of {len(sequences)} texts reached the length limit before the JSON was complete: raise "
+            f"{num_cut} of {len(reasons)} texts reached the length limit before the JSON was complete: raise "
             "--max-new-tokens"
         )
 
@@ -129,11 +180,8 @@ def _check(options: dict[str, Any], prompts: Sequence[str]) -> bool:
     return checked.method != "beam" and checked.num_return_sequences == 1 and len(prompts) == 1
 
 
-def _for_task(model: Model, task: str | None, prompts: list[str]) -> tuple[Model, list[str]]:
-    if task is None:
-        return model, prompts
-    chosen, prefix = model.for_task(task)
-    return chosen, [prefix + prompt for prompt in prompts]
+def _for_task(model: Model, task: str | None) -> tuple[Model, str]:
+    return (model, "") if task is None else model.for_task(task)
 
 
 def _say_how(options: GenerateOptions) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clearhead.apps.cli.console import print_json, print_message
-from clearhead.apps.cli.lines import line_of, name_of, named_by_line, read_lines
+from clearhead.apps.cli.lines import Input, Line, line_of, name_of, named_by_line, read_lines
 from clearhead.apps.cli.options import (
     ComputeOptions,
     FromLanguage,
@@ -68,11 +69,12 @@ def heads(
     if sort != "layer":
         _check_column(sort)
     place = located(ref)
-    numbers, texts, targets = _texts(file, target, pair)
+    lines, targets = _texts(file, target, pair)
+    texts: list[Any] = [line.text for line in lines]
     # The same numbers on every machine: fp32, unless something else is asked for.
     exact = replace(compute, precision="fp32") if compute.precision == "auto" else compute
     model = exact.load_model(place)
-    with counting("texts", counts="texts"), renaming(named_by_line(numbers, name_of(file))):
+    with counting("texts", counts="texts"), renaming(named_by_line(lines, name_of(file))):
         rows = model.heads(
             texts,
             targets,
@@ -98,10 +100,11 @@ def _check_column(sort: str) -> None:
         raise InputError(f"--sort takes a column, not '{sort}'{nearest(sort, columns)}: one of {', '.join(columns)}")
 
 
-def _texts(file: Path, target: Path | None, pair: bool) -> tuple[list[int], list[Any], list[str] | None]:
-    """Return the lines that are not empty, with their numbers and their targets."""
-    name = name_of(file)
-    lines = [line_of(number, text, name, paired=pair) for number, text in enumerate(read_lines(file), start=1)]
+def _texts(file: Path, target: Path | None, pair: bool) -> tuple[list[Line], list[str] | None]:
+    """Return the lines that are not empty, with their targets."""
+    name, source = name_of(file), Input.of(file)
+    numbered = enumerate(chain.from_iterable(source.blocks), start=1)
+    lines = [line_of(position, text, source, paired=pair) for position, text in numbered]
     kept = [line for line in lines if not line.is_empty]
     if not kept:
         raise InputError(f"{name}: there is no text; expected at least one line")
@@ -114,7 +117,7 @@ def _texts(file: Path, target: Path | None, pair: bool) -> tuple[list[int], list
                 "for each text"
             )
         targets = [written[line.number - 1] for line in kept]
-    return [line.number for line in kept], [line.text for line in kept], targets
+    return kept, targets
 
 
 def _print_table(rows: list[HeadStatistics]) -> None:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from clearhead.apps.cli.console import LINE_ENDS, MessageDisplay
+from clearhead.apps.cli.outputs import EXPLICIT, STANDARD_INPUT, AnswerFile, OutputOptions
 from clearhead.apps.cli.progress import Bar, at_rest, counting
 from clearhead.base.arguments import window_sizes
 from clearhead.base.errors import InputError, Reference, renaming
 from clearhead.base.files import binary
 from clearhead.base.progress import Counted, shown_by
 
-STANDARD_INPUT = Path("-")
 # Of standard input, at a time.
 BLOCK_BYTES = 1 << 16
+# So much of a file is read before its first line is answered: faults in a small file are reported first.
+HEAD_BYTES: Final = 1 << 24
 AnswerT = TypeVar("AnswerT")
 
 
@@ -27,12 +32,19 @@ class Line:
     """One line of input.
 
     Attributes:
-        number: counted from 1.
+        position: the line in the share that is read, counted from 1.
         text: its text, or both texts of a pair.
+        count_before: counts the lines of the file before the share, which takes a pass over them.
     """
 
-    number: int
+    position: int
     text: str | tuple[str, str]
+    count_before: Callable[[], int] = int
+
+    @property
+    def number(self) -> int:
+        """The line in the whole file, counted from 1."""
+        return self.count_before() + self.position
 
     @property
     def is_empty(self) -> bool:
@@ -54,34 +66,68 @@ class Input:
         name: for messages; None: there is one text, without a file.
         blocks: the lines, in the parts in which they arrive.
         total: the number of lines; None: not known.
+        is_estimate: whether `total` is a forecast from the first lines of a large file.
+        count_before: as for `Line`.
+        output: the file of the answers; None means standard output.
+        as_json: whether the report on `output` is a JSON object.
     """
 
     name: str | None
-    blocks: Iterable[Sequence[str]]
+    blocks: Iterable[Iterable[str]]
     total: int | None
+    is_estimate: bool = False
+    count_before: Callable[[], int] = int
+    output: AnswerFile | None = None
+    as_json: bool = False
 
     @classmethod
-    def of(cls, file: Path) -> Input:
-        """Return the lines of a file, which is read whole, or those of standard input, as they arrive.
+    def of(cls, file: Path, options: OutputOptions | None = None, kind: type[AnswerFile] = AnswerFile) -> Input:
+        """Return the lines of a file, or those of standard input, as they arrive.
+
+        A file is read as its lines are answered, in constant memory. Of a share, only its bytes are read.
+
+        Args:
+            file: the file, or "-".
+            options: where the answers go, and which share is read; None means all lines and no file.
+            kind: the form of the answers in a file.
 
         Raises:
-            InputError: the input is missing, empty or unreadable, or a line is not valid UTF-8.
+            InputError: the input is missing, empty or unreadable, a line near its start is not valid UTF-8, or as for
+                `OutputOptions.open`.
         """
-        from clearhead.data.sources.lines import read_lines as read_file
+        from clearhead.data.sources.lines import count_lines_before, empty_file, find_share, stream_lines
 
+        output = None if options is None else options.open(file, kind)
+        as_json = options is not None and options.as_json
         if is_standard_input(file):
-            return cls(name_of(file), _filled(_arriving(_from_standard_input)), None)
-        lines = read_file(file)
-        return cls(name_of(file), [lines], len(lines))
+            blocks = _filled(_arriving(_from_standard_input))
+            return cls(name_of(file), blocks, None, output=output, as_json=as_json)
+        share = output.share if output is not None and output.is_shared else None
+        span = None if share is None else find_share(file, share.number, share.count)
+        lines = stream_lines(file, span)
+        head, size = list[str](), 0
+        for line in lines:
+            head.append(line)
+            size += len(line.encode()) + 1
+            if size >= HEAD_BYTES:
+                break
+        if not head and span is None:
+            raise empty_file(file)
+        total: int | None = len(head)
+        if is_estimate := size >= HEAD_BYTES:
+            num_bytes = len(span or range(file.stat().st_size))
+            total = len(head) * num_bytes // size if file.is_file() and file.suffix != ".gz" else None
+        count_before = cache(partial(count_lines_before, file, span.start)) if span else int
+        return cls(name_of(file), [chain(head, lines)], total, is_estimate, count_before, output, as_json)
 
     def windows(self, batch_size: int | None) -> Iterator[list[tuple[int, str]]]:
         """Yield numbered lines that are answered together; those that have arrived do not wait for others."""
-        sizes, number = window_sizes(batch_size), 1
+        sizes, position = window_sizes(batch_size), 1
         for block in self.blocks:
             lines = iter(block)
-            while window := list(enumerate(islice(lines, next(sizes)), start=number)):
+            while window := list(enumerate(islice(lines, next(sizes)), start=position)):
                 yield window
-                number += len(window)
+                position += len(window)
 
 
 def answer_lines(
@@ -91,39 +137,61 @@ def answer_lines(
     *,
     batch_size: int | None,
     paired: bool = False,
-    output: Path | None = None,
 ) -> None:
     """Answer every line, and show each answer as soon as it and those before it are there.
 
+    Answers that a stopped command has written are not shown again. The window in which it was stopped is computed
+    again as a whole: its batches are those of a command that was not stopped.
+
     Args:
-        lines: the texts.
+        lines: the texts, and the file of the answers.
         answer: answers several texts, or pairs of texts; its errors name a text by its number.
-        show: called with every line and its answer, in order; an empty line has None.
+        show: prints an answer; called with every line and its answer, in order; an empty line has None.
         batch_size: most texts of a batch; None: a token budget decides.
         paired: whether a line holds two texts with a tab between them.
-        output: the file that is written when all is done; None: `show` writes to standard output.
 
     Raises:
         InputError: the input is unusable, or a text cannot be answered.
     """
-    # Lines that scroll by are progress enough.
-    is_shown = output is not None or not sys.stdout.isatty()
-    kept = ""
-    if output is not None:
-        kept = f"; {output} is not written"
-    with counting("lines", lines.total, is_shown=is_shown, kept=kept) as bar:
+    output = lines.output
+    with _counting(lines) as bar, nullcontext() if output is None else output.writing() as file:
+        num_shown = 0 if output is None else output.num_answers
+        shown_in = redirect_stdout(io.TextIOWrapper(file, encoding="utf-8", newline="\n")) if file else nullcontext()
         for window in lines.windows(batch_size):
-            read = [line_of(number, text, lines.name, paired=paired) for number, text in window]
+            if window[-1][0] <= num_shown:
+                bar.skip(window[-1][0])
+                continue
+            read = [line_of(position, text, lines, paired=paired) for position, text in window]
             filled = [line for line in read if not line.is_empty]
-            by_line = named_by_line([line.number for line in filled], lines.name)
             answers: Iterator[AnswerT] = iter(())
-            with shown_by(_Share(bar, bar.done, len(filled))), renaming(by_line):
+            with shown_by(_Share(bar, bar.done, len(filled))), renaming(named_by_line(filled, lines.name)):
                 if filled:
                     answers = iter(answer([line.text for line in filled]))
-            for line in read:
-                show(line, None if line.is_empty else next(answers))
-                bar.done += 1
+            with shown_in:
+                for line in read:
+                    value = None if line.is_empty else next(answers)
+                    if line.position > num_shown:
+                        show(line, value)
+                    bar.done += 1
+                sys.stdout.flush()
             bar.show(bar.done)
+            if output is not None:
+                output.is_begun = True
+    if output is not None:
+        output.report(bar.done, as_json=lines.as_json)
+
+
+def _counting(lines: Input) -> AbstractContextManager[Bar]:
+    """Return the progress of a command: a bar, or lines in a log where the answers go to a file."""
+    output = lines.output
+    if output is None:
+        # Lines that scroll by are progress enough.
+        return counting("lines", lines.total, is_shown=not sys.stdout.isatty())
+    # The bars of several processes on one terminal would overwrite each other.
+    is_alone = output.share is None or output.share.origin == EXPLICIT
+    return counting(
+        "lines", lines.total, is_shown=is_alone, kept=output.rest, log=f"{output.path}: ", is_estimate=lines.is_estimate
+    )
 
 
 @dataclass(frozen=True)
@@ -146,44 +214,35 @@ class _Share(MessageDisplay):
             self.bar.show(self.before + self.count * done // total)
 
 
-def line_of(number: int, text: str, name: str | None, *, paired: bool) -> Line:
+def line_of(position: int, text: str, lines: Input, *, paired: bool) -> Line:
     """Return a line of input.
 
     Args:
-        number: of the line, counted from 1.
+        position: of the line, counted from 1.
         text: the line.
-        name: of the input, for messages.
-        paired: whether it holds two texts with a tab between them.
-
-    Raises:
-        InputError: it is no pair.
-    """
-    return Line(number, split_pair(number, text, name) if paired else text)
-
-
-def split_pair(number: int, text: str, name: str | None) -> tuple[str, str]:
-    """Return the two texts of a line.
-
-    Args:
-        number: of the line, counted from 1.
-        text: the line; an empty one is a pair of empty texts.
-        name: of the input, for messages.
+        lines: the input.
+        paired: whether the line holds two texts with a tab between them; an empty one is a pair of empty texts.
 
     Raises:
         InputError: there is not exactly one tab between two texts.
     """
-    columns = text.split("\t") if text.strip() else ["", ""]
+    line = Line(position, text, lines.count_before)
+    if not paired:
+        return line
+    columns = ["", ""] if line.is_empty else text.split("\t")
     if len(columns) != 2:
         received = "one text" if len(columns) == 1 else f"{len(columns)} columns"
-        raise InputError(f"{name}:{number}: expected two texts with one tab between them, received {received}")
-    return columns[0], columns[1]
+        raise InputError(
+            f"{lines.name}:{line.number}: expected two texts with one tab between them, received {received}"
+        )
+    return replace(line, text=(columns[0], columns[1]))
 
 
 def read_lines(source: Path) -> Iterator[str]:
     """Yield the lines of a text file, or of standard input for "-", without their line ends.
 
-    Only a line feed ends a line. A file is read whole before its first line is yielded, so that an error in it is found
-    before anything is answered.
+    Only a line feed ends a line. The first `HEAD_BYTES` of a file are read before its first line is yielded, so that an
+    error in a small file is found before anything is answered.
 
     Raises:
         InputError: as for `Input.of`.
@@ -261,11 +320,11 @@ def name_of(file: Path) -> str:
     return "standard input" if is_standard_input(file) else str(file)
 
 
-def named_by_line(numbers: Sequence[int], name: str | None) -> Callable[[Reference], str | Reference]:
+def named_by_line(lines: Sequence[Line], name: str | None) -> Callable[[Reference], str | Reference]:
     """Return how to name one of several texts, counted from 1: by the line of the file that it came from.
 
     Args:
-        numbers: the line of each text, counted from 1.
+        lines: the line of each text.
         name: of the file; None: there is only one text, without a file.
     """
 
@@ -275,7 +334,7 @@ def named_by_line(numbers: Sequence[int], name: str | None) -> Callable[[Referen
         if name is None:
             return f"the {text.name}"
         # The second texts of pairs can be counted after all the first ones.
-        line = f"{name}:{numbers[(text.number - 1) % len(numbers)]}"
+        line = f"{name}:{lines[(text.number - 1) % len(lines)].number}"
         return line if text.kind == "place" else f"{line}: the {text.name}"
 
     return line_of

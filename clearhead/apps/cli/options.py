@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.apps.cli.outputs import OutputOptions
 from clearhead.base.arguments import check_device, check_precision
 from clearhead.base.errors import InputError
 from clearhead.generate.options import (
@@ -168,14 +169,19 @@ _DECODING: Mapping[type, type[DecodingOptions]] = MappingProxyType(
 
 
 def takes_compute_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `ComputeOptions` behind its own; it receives them as the parameter `compute`.
+    """Give a command the options of `ComputeOptions` after its other ones; it receives them as the parameter `compute`.
 
-    For a parameter `decoding`, keywords of generation or of search, it has these options too, and receives those given.
+    A parameter `answers` gives the command the options of `OutputOptions`. A parameter `decoding`, keywords of
+    generation or of search, gives it these options; it receives those that the user sets.
     """
     shared = inspect.signature(ComputeOptions, eval_str=True).parameters
     signature = inspect.signature(command, eval_str=True)
     own = dict(signature.parameters)
     del own["compute"]
+    files: dict[str, inspect.Parameter] = {}
+    if own.pop("answers", None) is not None:
+        files = dict(inspect.signature(OutputOptions, eval_str=True).parameters)
+        del files["settings"]
     keywords: Any = own.pop("decoding").annotation if "decoding" in own else None
     names = [] if keywords is None else list(keywords.__annotations__)
     options = [_decoding_parameter(_DECODING[keywords], name) for name in names if name not in shared]
@@ -185,9 +191,12 @@ def takes_compute_options(command: Callable[..., None]) -> Callable[..., None]:
         given = {name: values[name] for name in own}
         if keywords is not None:
             given["decoding"] = {name: values[name] for name in names if values[name] not in (None, [])}
+        if files:
+            settings = {name: value for name, value in values.items() if name not in files}
+            given["answers"] = OutputOptions(**{name: values[name] for name in files}, settings=settings)
         command(**given, compute=ComputeOptions(**{name: values[name] for name in shared}))
 
-    parameters = [*own.values(), *options, *shared.values()]
+    parameters = [*own.values(), *options, *files.values(), *shared.values()]
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
 

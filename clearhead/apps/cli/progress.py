@@ -1,4 +1,4 @@
-"""Signs of life of a command on a terminal: a bar for counts, and the seconds after two silent ones.
+"""Signs of life of a command: a bar for counts on a terminal, and the seconds after two silent ones; lines in a log.
 
 A command that is stopped says how much is done. rich's status line is not used for the seconds: while it is shown, rich
 ends a line wherever streamed text is flushed, and wraps results at the width of the terminal.
@@ -17,12 +17,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from clearhead.apps.cli.console import MessageDisplay
+from clearhead.apps.cli.console import MessageDisplay, print_message
 from clearhead.apps.cli.stopping import Stopped
 from clearhead.base.progress import QUIET_SECONDS, Counted, shown_by
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+# Of a command that writes to a file: the first line of progress in its log, and the longest time until the next.
+FIRST_LOG_SECONDS: Final = 5.0
+LOG_SECONDS: Final = 60.0
 
 
 @dataclass
@@ -33,12 +37,14 @@ class Bar(MessageDisplay):
         counts: which counts are shown.
         total: of all; None: not known.
         shown: on a terminal; None: elsewhere.
+        log: writes lines of progress; None: nothing is logged.
         done: so many are done.
     """
 
     counts: Counted
     total: int | None
     shown: Progress | None
+    log: ProgressLog | None = None
     done: int = 0
 
     def update(self, done: int, total: int, what: Counted) -> None:
@@ -51,11 +57,74 @@ class Bar(MessageDisplay):
         """Show how much is computed; what counts as done stays the same."""
         if self.shown is not None:
             self.shown.update(self.shown.task_ids[0], completed=completed, total=self.total)
+        if self.log is not None:
+            self.log.show(completed, self.total)
+
+    def skip(self, done: int) -> None:
+        """Count what an earlier command has done, which says nothing about the speed of this one."""
+        self.done = done
+        if self.shown is not None:
+            self.shown.reset(self.shown.task_ids[0], completed=done)
+        if self.log is not None:
+            self.log.num_skipped = done
+
+
+@dataclass
+class ProgressLog:
+    """Writes lines of progress to stderr, the first after some seconds and then each minute.
+
+    Attributes:
+        name: the start of each line.
+        unit: what is counted, in the plural.
+        is_estimate: whether the total is a forecast.
+        clock: gives the seconds.
+        num_skipped: done by an earlier command.
+    """
+
+    name: str
+    unit: str
+    is_estimate: bool
+    clock: Callable[[], float] = time.monotonic
+    num_skipped: int = 0
+
+    def __post_init__(self) -> None:
+        self._start = self.clock()
+        self._due = self._start + FIRST_LOG_SECONDS
+
+    def show(self, completed: int, total: int | None) -> None:
+        """Write how much is done, how fast, and how long the rest takes, if a line is due."""
+        now = self.clock()
+        if now < self._due:
+            return
+        elapsed = now - self._start
+        self._due = now + min(elapsed, LOG_SECONDS)
+        rate = (completed - self.num_skipped) / elapsed
+        line = f"{self.name}{completed:,}"
+        if total is not None:
+            line += f" of {'about ' if self.is_estimate else ''}{max(total, completed):,}"
+        line += f" {self.unit} are done, {rate:,.1f}/s"
+        if total is not None and rate:
+            line += f", {_duration(max(total - completed, 0) / rate)} left"
+        print_message(line)
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration in its two largest units, such as 3 h 20 min."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,} h {minutes} min" if hours else f"{minutes} min" if minutes >= 10 else f"{minutes} min {rest} s"
 
 
 @contextmanager
 def counting(
-    unit: str, total: int | None = None, *, counts: Counted = "examples", is_shown: bool = True, kept: str = ""
+    unit: str,
+    total: int | None = None,
+    *,
+    counts: Counted = "examples",
+    is_shown: bool = True,
+    kept: str = "",
+    log: str | None = None,
+    is_estimate: bool = False,
 ) -> Iterator[Bar]:
     """Show what is counted within a with block; a command that is stopped there says how much is done.
 
@@ -65,16 +134,19 @@ def counting(
         counts: which counts are shown.
         is_shown: whether there is a bar; there is one on a terminal only.
         kept: said of a stopped command, such as that no file was written.
+        log: the start of the lines that are written where there is no bar; None means no lines.
+        is_estimate: whether `total` is a forecast.
     """
     shown = _columns() if is_shown and sys.stderr.isatty() else None
-    bar = Bar(counts, total, shown)
+    lines = None if log is None or shown is not None else ProgressLog(log, unit, is_estimate)
+    bar = Bar(counts, total, shown, lines)
     if shown is not None:
         shown.add_task(unit, total=total)
     with shown_by(bar), shown or nullcontext():
         try:
             yield bar
         except Stopped as stopped:
-            of_all = "" if bar.total is None else f" of {bar.total:,}"
+            of_all = "" if bar.total is None else f" of {'about ' if is_estimate else ''}{bar.total:,}"
             stopped.done = f"{bar.done:,}{of_all} {unit} are done{kept}"
             raise
 

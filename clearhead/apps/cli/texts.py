@@ -7,30 +7,31 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.apps.cli.console import print_either, print_message
-from clearhead.apps.cli.lines import STANDARD_INPUT, Input, Line, answer_lines, is_standard_input, one_line
+from clearhead.apps.cli.console import print_either
+from clearhead.apps.cli.lines import Input, Line, answer_lines, is_standard_input, one_line
 from clearhead.apps.cli.options import (
     ComputeOptions,
-    Force,
-    Json,
     JsonLines,
     LineFile,
     Paired,
     Ref,
     takes_compute_options,
 )  # fmt: skip
+from clearhead.apps.cli.outputs import STANDARD_INPUT, OutputOptions, VectorFile, explain_rounding
 from clearhead.apps.cli.progress import at_rest, counting
-from clearhead.base.errors import InputError
+from clearhead.base.errors import InputError, nth_text
 
 if TYPE_CHECKING:
     from numpy import ndarray
 
     from clearhead import Model
+    from clearhead.tasks.answer.use import Answer
     from clearhead.tasks.classify.use import Classification
     from clearhead.tasks.fill.use import Filled
     from clearhead.tasks.tag.use import Entity
@@ -69,6 +70,7 @@ class LineCall:
             raise InputError(
                 "this model was trained on pairs: add --pair, and put a tab between the two texts of a line"
             )
+        explain_rounding(model, self.lines.output)
         return model
 
     def write_answers(self, answer: Callable[[list[Any]], Iterable[Any]], show: Callable[[Any], Shown]) -> None:
@@ -93,6 +95,7 @@ def classify(
     pair: Paired = False,
     as_json: JsonLines = False,
     *,
+    answers: OutputOptions,
     compute: ComputeOptions,
 ) -> None:
     """Classify texts, one line in, one line out.
@@ -108,7 +111,7 @@ def classify(
     that number. An empty line is answered by an empty line. --json writes {"index", "text", "label", "labels",
     "probability", "probabilities", "is_cut"}, or "value" instead of labels; is_cut: the text was truncated.
     """
-    call = LineCall(ref, Input.of(file), as_json, compute, pair)
+    call = LineCall(ref, Input.of(file, answers), as_json, compute, pair)
     model = call.load_model()
     call.write_answers(lambda texts: model.classify(texts, batch_size=compute.batch_size), _show_classification)
 
@@ -133,6 +136,7 @@ def tag(
     file: LineFile = STANDARD_INPUT,
     as_json: JsonLines = False,
     *,
+    answers: OutputOptions,
     compute: ComputeOptions,
 ) -> None:
     """Tag texts, one line in, one line out.
@@ -147,8 +151,8 @@ def tag(
     answered by an empty line. --json writes {"index", "text", "entities"}; an entity is {"label", "text", "start",
     "end", "probability"}.
     """
-    call = LineCall(ref, Input.of(file), as_json, compute)
-    model = compute.load_model(ref)
+    call = LineCall(ref, Input.of(file, answers), as_json, compute)
+    model = call.load_model()
     call.write_answers(lambda texts: model.tag(texts, batch_size=compute.batch_size), _show_entities)
 
 
@@ -171,6 +175,7 @@ def fill(
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="Candidates for each blank.")] = 5,
     as_json: JsonLines = False,
     *,
+    answers: OutputOptions,
     compute: ComputeOptions,
 ) -> None:
     """Fill the blanks of a text with the most probable words, one line in, one line out.
@@ -185,12 +190,11 @@ def fill(
     --json writes {"index", "text", "filled", "blanks"}; a blank is a list of {"text", "token", "probability", "start",
     "end", "filled"}, best first, and start and end count the characters of the given text.
     """
-    _check_source(text, file, compute.batch_size)
-    lines = Input.of(file or STANDARD_INPUT) if text == "-" else Input(None, [[text]], 1)
-    model = compute.load_model(ref)
-    LineCall(ref, lines, as_json, compute).write_answers(
-        lambda texts: model.fill(texts, top_k=top_k, batch_size=compute.batch_size), _show_blanks
-    )
+    _check_source(text, file, answers, compute.batch_size)
+    lines = Input.of(file or STANDARD_INPUT, answers) if text == "-" else Input(None, [[text]], 1)
+    call = LineCall(ref, lines, as_json, compute)
+    model = call.load_model()
+    call.write_answers(lambda texts: model.fill(texts, top_k=top_k, batch_size=compute.batch_size), _show_blanks)
 
 
 def _show_blanks(answer: list[list[Filled]] | None) -> Shown:
@@ -204,9 +208,10 @@ def _show_blanks(answer: list[list[Filled]] | None) -> Shown:
     return record, "\t".join([one_line(filled), *columns])
 
 
-def _check_source(text: str, file: Path | None, batch_size: int | None) -> None:
+def _check_source(text: str, file: Path | None, answers: OutputOptions, batch_size: int | None) -> None:
     if text == "-":
         return
+    answers.refuse_unused("on a single TEXT; give a file of texts with --file")
     if file is not None:
         raise InputError("TEXT and --file are two ways to give the text: give one of them")
     if batch_size is not None:
@@ -223,14 +228,11 @@ def embed(
     similarity: Annotated[
         bool, typer.Option("--similarity", help="The cosine of the two texts in a line, with a tab between them.")
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A .npy file for the vectors, float32, a row for each line.")
-    ] = None,
-    force: Force = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Write one JSON object for each line of input; with -o one in all.")
     ] = False,
     *,
+    answers: OutputOptions,
     compute: ComputeOptions,
 ) -> None:
     """Make a vector of each text, one line in, one line out.
@@ -241,21 +243,24 @@ def embed(
       clearhead embed runs/captions pairs.tsv --similarity
       echo "two dogs in the snow" | clearhead embed runs/captions --json
 
-    Vectors are pooled and normalized as the model says. Without -o a line of output is the vector as a JSON list. With
-    --pair the two texts of a line are read together and have one vector; with --similarity each has its own, and the
-    output is their cosine, from -1 to 1. An empty line has no vector: its line of output is empty, or null in JSON, and
-    -o refuses it, and writes its file when all is done. --json writes {"index", "text", "vector"}, for two texts "pair"
+    Vectors are pooled and normalized as the model says. Without -o a line of output is the vector as a JSON list; -o
+    writes a .npy file of float32 with a row for each line, and so is each share of it. With --pair the two texts of a
+    line are read together and have one vector. With --similarity each text has its own vector, and the output is their
+    cosine, from -1 to 1, also in the file of -o. An empty line has no vector: its line of output is empty, or null in
+    JSON, and a .npy file refuses it. --json writes {"index", "text", "vector"}, for two texts "pair"
     too, or "similarity"; with -o it ends with {"file", "texts", "width"}.
     """
-    _check_output(output, force, pair, similarity)
-    call = LineCall(ref, Input.of(file), as_json, compute, pair or similarity)
-    model = compute.load_model(ref)
+    _check_forms(answers.output, pair, similarity)
+    as_rows = answers.output is not None and not similarity
+    lines = Input.of(file, answers, VectorFile) if as_rows else Input.of(file, answers)
+    call = LineCall(ref, lines, as_json, compute, pair or similarity)
+    model = call.load_model()
     if similarity:
         call.write_answers(lambda pairs: _cosines(model, pairs, compute.batch_size), _show_similarity)
-    elif output is None:
-        call.write_answers(lambda texts: model.embed(texts, batch_size=compute.batch_size), _show_vector)
+    elif isinstance(lines.output, VectorFile):
+        _write_vectors(model, call, lines.output)
     else:
-        _save(output, _embed_all(model, call, output), call)
+        call.write_answers(lambda texts: model.embed(texts, batch_size=compute.batch_size), _show_vector)
 
 
 def _show_vector(vector: ndarray | None) -> Shown:
@@ -278,67 +283,39 @@ def _cosines(model: Model, pairs: list[tuple[str, str]], batch_size: int | None)
     return [float(cosine) for cosine in cosines]
 
 
-def _embed_all(model: Model, call: LineCall, output: Path) -> list[ndarray]:
-    """Return the vectors of all lines.
+def _write_vectors(model: Model, call: LineCall, output: VectorFile) -> None:
+    """Write the vectors of all lines as an array.
 
     Raises:
         InputError: a line is empty.
     """
-    rows: list[ndarray] = []
+    from clearhead.tasks.embed.use import vector_width
 
-    def keep(line: Line, vector: ndarray | None) -> None:
+    def add(line: Line, vector: ndarray | None) -> None:
         if vector is None:
             raise InputError(
-                f"{call.lines.name}:{line.number}: the line is empty, and every row of {output} is a vector"
+                f"{call.lines.name}:{line.number}: the line is empty, and every row of {output.path} is a vector"
             )
-        rows.append(vector)
+        output.add(vector)
 
-    size = call.compute.batch_size
-    answer_lines(
-        call.lines, lambda texts: model.embed(texts, batch_size=size), keep, batch_size=size, paired=call.pair,
-        output=output,
-    )  # fmt: skip
-    return rows
+    output.width, size = vector_width(model.tree), call.compute.batch_size
+    answer_lines(call.lines, lambda texts: model.embed(texts, batch_size=size), add, batch_size=size, paired=call.pair)
 
 
-def _check_output(output: Path | None, force: bool, pair: bool, similarity: bool) -> None:
-    from clearhead.base.files import absent, refuse_unwritable
-
-    if similarity and (pair or output is not None):
-        other = "--pair reads both texts as one" if pair else "-o keeps vectors"
-        raise InputError(f"{other}, and --similarity compares two vectors: leave out one of them")
-    if output is not None and output.suffix != ARRAY:
-        raise InputError(f"-o writes a {ARRAY} file, but names {output}: give a name that ends in {ARRAY}")
-    if force and output is None:
-        raise InputError("--force has no effect without -o")
-    if output is not None:
-        refuse_unwritable(output, force=force)
-        if not output.parent.is_dir():
-            raise InputError(f"{output} cannot be written: {absent(output.parent, 'folder')}")
-
-
-def _save(output: Path, rows: Sequence[ndarray], call: LineCall) -> None:
-    """Write the vectors of all lines; the file appears when it is complete."""
-    import numpy as np
-
-    from clearhead.base.files import replacing
-
-    if not rows:
-        raise InputError(f"{call.lines.name}: there is no text to embed; expected at least one line")
-    vectors = np.stack(rows)
-    try:
-        with replacing(output) as temporary, temporary.open("wb") as file:
-            np.save(file, vectors, allow_pickle=False)
-    except OSError as error:
-        raise InputError(f"{output} cannot be written: {error.strerror or error}") from None
-    print_message(f"{len(vectors)} vectors of width {vectors.shape[1]}")
-    print_either(call.as_json, {"file": str(output), "texts": len(vectors), "width": vectors.shape[1]}, str(output))
+def _check_forms(output: Path | None, pair: bool, similarity: bool) -> None:
+    if similarity and pair:
+        raise InputError("--pair reads both texts as one, and --similarity compares two vectors: leave out one of them")
+    if output is not None and (output.suffix == ARRAY) == similarity:
+        form = f"lines of text with --similarity, but names {output}: give a name that does not end"
+        if not similarity:
+            form = f"a {ARRAY} file, but names {output}: give a name that ends"
+        raise InputError(f"-o writes {form} in {ARRAY}")
 
 
 @takes_compute_options
 def answer(
     ref: Ref,
-    question: Annotated[str, typer.Option("--question", metavar="TEXT", help="The question.")],
+    question: Annotated[str | None, typer.Option("--question", metavar="TEXT", help="The question.")] = None,
     context: Annotated[
         str | None,
         typer.Option("--context", metavar="TEXT", help="The text with the answer; by default standard input."),
@@ -346,31 +323,73 @@ def answer(
     context_file: Annotated[
         Path | None, typer.Option("--context-file", metavar="FILE|-", help="A file with that text.")
     ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", metavar="FILE|-", help="Questions and contexts with a tab between them, one in a line."),
+    ] = None,
     top_k: Annotated[int, typer.Option("--top-k", min=1, help="How many answers.")] = 1,
     no_answer: Annotated[
         bool, typer.Option("--no-answer", help="The text may hold no answer; then the answer is empty.")
     ] = False,
-    as_json: Json = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Make the last line of stdout one JSON object; with --file each line is one."),
+    ] = False,
     *,
+    answers: OutputOptions,
     compute: ComputeOptions,
 ) -> None:
-    """Find the answer to a question in a text.
+    """Find the answer to a question in a text, or the answers to a file of questions.
 
     \b
     Example:
       clearhead answer ./model --question "Who slept?" --context "Ada slept."
       clearhead answer ./model --question "Who?" --context-file a.txt --top-k 3
+      clearhead answer ./model --file questions.tsv -o answers.tsv
 
     A line of output is an answer and, after a tab, its probability, best first. A long text is read in windows that
     overlap. --json writes {"question", "answers"}; an answer is {"text", "score", "start", "end"}, and start and end
-    count the characters of the text.
+    count the characters of the text. With --file all answers to a question stand in one line, with tabs between them,
+    and --json writes {"index", "text", "pair", "answers"} for each line, where "text" is the question.
     """
+
+    def find(question: str, text: str) -> list[Answer]:
+        return model.answer(question, text, top_k=top_k, allow_no_answer=no_answer, batch_size=compute.batch_size)
+
+    if file is not None:
+        if question is not None or context is not None or context_file is not None:
+            raise InputError("--file has questions and contexts: leave out --question, --context and --context-file")
+        call = LineCall(ref, Input.of(file, answers), as_json, compute, pair=True)
+        model = call.load_model()
+        call.write_answers(partial(_answer_each, find), _show_answers)
+        return
+    answers.refuse_unused("without --file")
+    if question is None:
+        raise InputError("there is no question: give --question and a context, or --file with both")
     text = _read_context(context, context_file)
     model = compute.load_model(ref)
     with counting("windows"):
-        answers = model.answer(question, text, top_k=top_k, allow_no_answer=no_answer, batch_size=compute.batch_size)
-    record = {"question": question, "answers": [asdict(answer) for answer in answers]}
-    print_either(as_json, record, *(f"{one_line(answer.text)}\t{answer.score:.4f}" for answer in answers))
+        spans = find(question, text)
+    lines = (_show_answers([span])[1] for span in spans)
+    print_either(as_json, {"question": question, **_show_answers(spans)[0]}, *lines)
+
+
+def _answer_each(find: Callable[[str, str], list[Answer]], pairs: list[tuple[str, str]]) -> list[list[Answer]]:
+    """Return the answers to each question.
+
+    Raises:
+        InputError: a question or a context is empty; the error names the pair.
+    """
+    for number, pair in enumerate(pairs, start=1):
+        for name, text in zip(("question", "context"), pair, strict=True):
+            if not text.strip():
+                raise InputError(nth_text(number, name) + " is empty")
+    return [find(*pair) for pair in pairs]
+
+
+def _show_answers(answers: list[Answer] | None) -> Shown:
+    columns = (f"{one_line(answer.text)}\t{answer.score:.4f}" for answer in answers or [])
+    return {"answers": [asdict(answer) for answer in answers or []]}, "\t".join(columns)
 
 
 def _read_context(context: str | None, file: Path | None) -> str:
@@ -394,6 +413,7 @@ def predict(
     pair: Paired = False,
     as_json: JsonLines = False,
     *,
+    answers: OutputOptions,
     compute: ComputeOptions,
 ) -> None:
     """Predict what a model was trained to predict, one line in, one line out.
@@ -408,7 +428,7 @@ def predict(
     the number; several have tabs between them. An empty line is answered by an empty line. --json writes {"index",
     "text", "prediction"}.
     """
-    call = LineCall(ref, Input.of(file), as_json, compute, pair)
+    call = LineCall(ref, Input.of(file, answers), as_json, compute, pair)
     model = call.load_model()
     call.write_answers(lambda texts: model.predict(texts, batch_size=compute.batch_size), _show_prediction)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.apps.cli.console import print_json, print_message, print_result
-from clearhead.apps.cli.lines import STANDARD_INPUT, Input, Line, answer_lines
+from clearhead.apps.cli.lines import Input, Line, answer_lines
 from clearhead.apps.cli.options import (
     ComputeOptions,
     FromLanguage,
@@ -20,6 +20,7 @@ from clearhead.apps.cli.options import (
     decoding_option,
     takes_compute_options,
 )
+from clearhead.apps.cli.outputs import STANDARD_INPUT, AnswerFile, OutputOptions, RankedLines, explain_rounding
 from clearhead.base.errors import InputError
 from clearhead.generate.options import SearchKwargs, SearchOptions
 
@@ -45,6 +46,7 @@ def translate(
     as_json: JsonLines = False,
     *,
     decoding: SearchKwargs,
+    answers: OutputOptions,
     compute: ComputeOptions,
 ) -> None:
     """Translate text, one line in, one line out.
@@ -55,6 +57,7 @@ def translate(
       echo "Zwei Hunde spielen im Schnee." | clearhead translate runs/de-en
       clearhead translate runs/de-en@averaged input.de --beam-size 8 --n-best 3
       clearhead translate checkpoints/m2m input.de --from de --to en
+      clearhead translate runs/de-en large.de -o large.en --share 2/8 --resume
 
     An empty line is answered by an empty line. The score of a hypothesis is the sum of its log-probabilities divided by
     length ** A, where the length counts the end token and A is the length penalty, by default 1.0. The search for a
@@ -67,8 +70,12 @@ def translate(
     """
     _check_options(decoding, n_best, as_json)
     heads = _heads(alignment_heads) or alignments
-    lines, size = Input.of(file), compute.batch_size
+    ranked = n_best > 1 and not as_json
+    lines = Input.of(file, answers, RankedLines if ranked else AnswerFile)
+    if heads is True:
+        answers.refuse_parts(lines.output, "--alignments chooses heads by the first lines", "--alignment-heads")
     model = compute.load_model(ref)
+    explain_rounding(model, lines.output)
     aligner = model.word_aligner(heads, from_language, to_language) if heads else None
 
     def search(texts: list[str]) -> list[list[Hypothesis]]:
@@ -80,7 +87,7 @@ def translate(
     def show(line: Line, hypotheses: list[Hypothesis] | None) -> None:
         _show(line, hypotheses or [], n_best, as_json)
 
-    answer_lines(lines, search, show, batch_size=size)
+    answer_lines(lines, search, show, batch_size=compute.batch_size)
 
 
 def _heads(named: str | None) -> list[tuple[int, int]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import codecs
 import gzip
 import hashlib
+import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from clearhead.base.errors import InputError
 from clearhead.base.files import absent, binary
@@ -36,16 +38,62 @@ def read_lines(path: Path) -> list[str]:
     return lines
 
 
-def stream_lines(path: Path) -> Iterator[str]:
+def stream_lines(path: Path, span: range | None = None) -> Iterator[str]:
     """Go through the lines that `read_lines` returns, one by one; an empty file has none.
 
     Args:
         path: a plain file, or a gzip file whose name ends in .gz.
+        span: bytes of a plain file, from the start of a line to the end of a line; None means the whole file.
 
     Raises:
         InputError: as for `read_lines`, but for an empty file.
     """
-    return split_lines(stream_text(path))
+    return split_lines(stream_text(path, span))
+
+
+def find_share(path: Path, number: int, count: int) -> range:
+    """Return the bytes of one of several contiguous shares of a file's lines, without reading the lines before it.
+
+    The bytes of the file are cut into equal spans. A line belongs to the share in whose span its first byte lies, so a
+    share can be empty.
+
+    Args:
+        path: a plain file.
+        number: the share, counted from 1.
+        count: the number of shares.
+
+    Raises:
+        InputError: the file is missing, empty or cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            if not size:
+                raise empty_file(path)
+            return range(*(_find_line_start(file, size * cut // count, size) for cut in (number - 1, number)))
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _find_line_start(file: BinaryIO, cut: int, size: int) -> int:
+    """Return the first byte at `cut` or later that begins a line, or the size of the file."""
+    if not cut:
+        return 0
+    # A line feed just before the cut means that a line begins at the cut.
+    file.seek(cut - 1)
+    while block := file.read(_END_BYTES):
+        if (feed := block.find(b"\n")) >= 0:
+            return file.tell() - len(block) + feed + 1
+    return size
+
+
+def count_lines_before(path: Path, byte: int) -> int:
+    """Return the number of lines that end before a byte of a plain file.
+
+    Raises:
+        InputError: the file is missing or cannot be read.
+    """
+    return sum(block.count(b"\n") for block in _blocks(path, range(byte)))
 
 
 def split_lines(chunks: Iterable[str]) -> Iterator[str]:
@@ -67,17 +115,18 @@ def split_lines(chunks: Iterable[str]) -> Iterator[str]:
         yield rest
 
 
-def stream_text(path: Path) -> Iterator[str]:
+def stream_text(path: Path, span: range | None = None) -> Iterator[str]:
     """Go through the text of a file in chunks of about a megabyte; every line ends in a single line feed.
 
     Args:
         path: a plain file, or a gzip file whose name ends in .gz.
+        span: as for `stream_lines`.
 
     Raises:
         InputError: the file is missing, unreadable, not UTF-8, or a gzip file that is cut off or damaged.
     """
     held = ""
-    for text in _decoded(path):
+    for text in _decoded(path, span):
         text = held + text
         # A carriage return at the end may be the first half of a line end.
         held = "\r" if text.endswith("\r") else ""
@@ -123,12 +172,13 @@ def empty_file(path: Path) -> InputError:
     return InputError(f"{path}: the file is empty; expected at least one line of text")
 
 
-def _decoded(path: Path) -> Iterator[str]:
+def _decoded(path: Path, span: range | None) -> Iterator[str]:
     """Decode a file block by block; an error names the line and the byte in that line."""
     mark = codecs.BOM_UTF8
-    line, column = 1, 0  # of the first byte of `content`; columns count from 0 here
-    content, is_first = b"", True
-    for block in _blocks(path):
+    start = 0 if span is None else span.start
+    line, column = 1, 0  # of the first byte of `content`; both count from `start`, and columns from 0
+    content, is_first = b"", start == 0
+    for block in _blocks(path, span):
         content += block
         if is_first and len(content) < len(mark) and block:
             continue  # whether a mark is there shows with the third byte
@@ -141,7 +191,7 @@ def _decoded(path: Path) -> Iterator[str]:
         except UnicodeDecodeError as error:
             if b"\0" in content and not guess:
                 raise binary(path) from None
-            line += content.count(b"\n", 0, error.start)
+            line += content.count(b"\n", 0, error.start) + count_lines_before(path, start)
             line_start = content.rfind(b"\n", 0, error.start) + 1
             column = error.start - line_start + 1 + (0 if line_start else column)
             raise InputError(
@@ -157,8 +207,9 @@ def _decoded(path: Path) -> Iterator[str]:
         yield text
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def _blocks(path: Path, span: range | None = None) -> Iterator[bytes]:
     """Read the bytes of a file, decompressed if its name ends in .gz, and an empty block at the end."""
+    left = sys.maxsize if span is None else len(span)
     try:
         with path.open("rb") as file:
             begin = file.peek(len(_GZIP_MAGIC))[: len(_GZIP_MAGIC)]
@@ -169,7 +220,10 @@ def _blocks(path: Path) -> Iterator[bytes]:
                     f"{path}: expected plain text, but this is a gzip file; give it a name that ends in .gz"
                 )
             else:
-                while block := file.read(_BLOCK_BYTES):
+                if span is not None:
+                    file.seek(span.start)
+                while block := file.read(min(_BLOCK_BYTES, left)):
+                    left -= len(block)
                     yield block
     except OSError as error:
         raise _unreadable(path, error) from None

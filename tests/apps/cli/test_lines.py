@@ -6,12 +6,14 @@ import io
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clearhead.apps.cli.lines import Input, Line, _arriving, answer_lines, named_by_line, one_line
+from clearhead.apps.cli.outputs import AnswerFile
 from clearhead.apps.cli.stopping import Stopped
 from clearhead.base.arguments import FIRST_WINDOW, LARGEST_WINDOW
 from clearhead.base.errors import InputError, argument, at_text, nth_text, renaming
@@ -83,17 +85,20 @@ def test_a_line_that_has_arrived_waits_for_no_other() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_command_says_how_much_is_done(number: signal.Signals, file: Path) -> None:
-    shown: list[int] = []
+    output, partial = file.with_name("output"), file.with_name("partial")
 
     def show(line: Line, answer: object) -> None:
-        shown.append(line.number)
         if line.number == 3:
             raise Stopped(number)
+        print(answer)
 
-    with pytest.raises(Stopped) as stopped:
-        answer_lines(Input.of(file), lengths, show, batch_size=None, output=Path("vectors.npy"))
     word = "interrupted" if number == signal.SIGINT else "terminated"
-    assert str(stopped.value) == f"clearhead: {word}; 2 of 5 lines are done; vectors.npy is not written"
+    for can_resume, rest in ((True, "--resume goes on from there"), (False, f"{output} is not written")):
+        answers = AnswerFile(output, partial, None, can_resume=can_resume)
+        with pytest.raises(Stopped) as stopped:
+            answer_lines(replace(Input.of(file), output=answers), lengths, show, batch_size=None)
+        assert str(stopped.value) == f"clearhead: {word}; 2 of 5 lines are done; {rest}"
+        assert partial.exists() == can_resume and not output.exists()
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,13 +152,13 @@ def test_a_mistake_is_named_by_its_line(size: int | None, file: Path) -> None:
     ],
 )
 def test_names(lines: list[str], expected: str) -> None:
-    with pytest.raises(InputError) as caught, renaming(named_by_line([3, 5], "f")):
+    with pytest.raises(InputError) as caught, renaming(named_by_line([Line(3, ""), Line(5, "")], "f")):
         raise InputError(*lines)
     assert str(caught.value) == expected
 
 
 def test_a_single_text_has_no_line() -> None:
-    with pytest.raises(InputError) as caught, renaming(named_by_line([1], None)):
+    with pytest.raises(InputError) as caught, renaming(named_by_line([Line(1, "")], None)):
         raise InputError(nth_text(1) + " has no blank", at_text(1) + ": it has none")
     assert str(caught.value) == "the text has no blank\nthe text: it has none"
 

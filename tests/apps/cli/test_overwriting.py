@@ -30,6 +30,8 @@ def test_no_file_is_replaced_without_force(
         "explain": [f"{trained}/run", "a m u"],
         "compare": [f"{trained}/run"] * 2,
     }
+    given |= {name: ["gpt2"] for name in ("translate", "classify", "tag", "fill", "predict")}
+    given |= {name: ["gpt2", "--file", "texts"] for name in ("generate", "answer")}
     given["check"] = [f"{trained}/run"]
     given |= {"evaluate --output": [f"{trained}/run", *pairs]}
     given |= {"evaluate --plot": [str(table), "--text", f"{table.parent}/valid.tsv"]}

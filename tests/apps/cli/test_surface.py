@@ -14,6 +14,7 @@ import clearhead
 from clearhead.apps.cli.main import main, make_app
 
 MACHINE = {"--device", "--precision", "--threads", "--batch-size", "--seed"}
+FILES = {"--output", "-o", "--share", "--resume", "--force"}
 DATA = {"--source", "--target", "--text", "--labels", "--text-column", "--pair", "--document", "--pattern"}
 PAIRS = {"--source", "--target", "--valid-source", "--valid-target"}
 NEW = {"--output", "-o", "--run", "--minutes", "--init", "--force", "--json"}
@@ -27,7 +28,8 @@ SURFACE = {
     | NEW,
     **dict.fromkeys(("new tag", "new answer"), {"--text", "--valid-text"} | NEW),
     "train": {"--resume", "--sweep", "--equal", "--json"} | MACHINE,
-    "translate": {
+    "translate": FILES
+    | {
         "--beam-size",
         "--n-best",
         "--length-penalty",
@@ -38,7 +40,9 @@ SURFACE = {
         "--json",
     }
     | MACHINE,
-    "generate": {
+    "generate": FILES
+    | {
+        "--file",
         "--prompt",
         "--prompt-file",
         "--max-new-tokens",
@@ -63,10 +67,10 @@ SURFACE = {
         "--json",
     }
     | MACHINE,
-    "fill": {"--file", "--top-k", "--json"} | MACHINE,
-    "classify": {"--pair", "--json"} | MACHINE,
-    "predict": {"--pair", "--json"} | MACHINE,
-    "tag": {"--json"} | MACHINE,
+    "fill": {"--file", "--top-k", "--json"} | FILES | MACHINE,
+    "classify": {"--pair", "--json"} | FILES | MACHINE,
+    "predict": {"--pair", "--json"} | FILES | MACHINE,
+    "tag": {"--json"} | FILES | MACHINE,
     "serve": {
         "--host",
         "--port",
@@ -79,8 +83,10 @@ SURFACE = {
         "--threads",
     },
     "heads": {"--target", "--pair", "--from", "--to", "--sort", "--json"} | MACHINE,
-    "embed": {"--pair", "--similarity", "--output", "-o", "--force", "--json"} | MACHINE,
-    "answer": {"--question", "--context", "--context-file", "--top-k", "--no-answer", "--json"} | MACHINE,
+    "embed": {"--pair", "--similarity", "--json"} | FILES | MACHINE,
+    "answer": {"--question", "--context", "--context-file", "--file", "--top-k", "--no-answer", "--json"}
+    | FILES
+    | MACHINE,
     "evaluate": {
         "--plot",
         "--window",

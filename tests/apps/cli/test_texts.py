@@ -203,7 +203,7 @@ def test_similarity_is_the_cosine(runs: Runs, tmp_path: Path, capfd: pytest.Capt
     ("arguments", "expected"),
     [
         (["-o", "vectors.txt"], "give a name that ends in .npy"),
-        (["-o", "vectors.npy", "--similarity"], "-o keeps vectors, and --similarity"),
+        (["-o", "vectors.npy", "--similarity"], "does not end in .npy"),
         (["--pair", "--similarity"], "--pair reads both texts as one"),
         (["-o", "no-such-folder/vectors.npy"], "there is no such folder: "),
         (["-o", "no-such-folder/vectors.npy"], " has no 'no-such-folder'"),

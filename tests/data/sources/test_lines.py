@@ -9,7 +9,13 @@ import pytest
 
 import clearhead.data.sources.lines as lines_module
 from clearhead.base.errors import InputError
-from clearhead.data.sources.lines import read_lines, stream_lines, stream_text
+from clearhead.data.sources.lines import (
+    count_lines_before,
+    find_share,
+    read_lines,
+    stream_lines,
+    stream_text,
+)
 
 
 def write(folder: Path, content: bytes, name: str = "a.txt") -> Path:
@@ -124,3 +130,35 @@ def test_a_mistake_has_one_place_whatever_the_blocks(
 
 def test_a_stream_of_an_empty_file_has_nothing(tmp_path: Path) -> None:
     assert list(stream_lines(write(tmp_path, b""))) == list(stream_text(write(tmp_path, b"\xef\xbb\xbf"))) == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 50])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"a\n",
+        b"a\nb",
+        b"\n\n\n",
+        b"\xef\xbb\xbfa\r\n\r\nb\r\n",
+        "äöü\n€uro\n\n日本語 𝄞\nend".encode(),
+        b"a\n" + b"long " * 50 + b"\nb\n",
+        "\n".join("é" * (number % 5) for number in range(40)).encode(),
+    ],
+)
+def test_shares_in_order_are_all_lines(content: bytes, count: int, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    spans = [find_share(path, number, count) for number in range(1, count + 1)]
+    assert [span.stop for span in spans[:-1]] == [span.start for span in spans[1:]] and spans[-1].stop == len(content)
+    assert [line for span in spans for line in stream_lines(path, span)] == read_lines(path)
+    for span in spans:
+        assert count_lines_before(path, span.start) == content[: span.start].count(b"\n")
+
+
+def test_a_fault_in_a_share_has_its_line_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"good\n" * 9 + b"b\xffd\n")
+    span = find_share(path, 2, 2)
+    assert span.start
+    with pytest.raises(InputError, match="file:10: invalid UTF-8, byte 0xff at byte 2"):
+        list(stream_lines(path, span))

@@ -1,0 +1,384 @@
+"""Files of answers: the share of a file of texts that a process answers, and the file that it writes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
+
+import typer
+
+from clearhead.apps.cli.console import print_either, print_message
+from clearhead.base.errors import InputError
+from clearhead.base.files import absent, names_in, refuse_unwritable, sync
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+
+    from clearhead import Model
+
+STANDARD_INPUT: Final = Path("-")
+EXPLICIT: Final = "--share"
+_WHOLE_FILE: Final = "--share 1/1 reads the whole file"
+
+
+@dataclass(frozen=True)
+class Share:
+    """One of several contiguous shares of the lines of a file.
+
+    Attributes:
+        number: the share, counted from 1.
+        count: the number of shares.
+        origin: what implies the share, such as "torchrun"; for --share it is "--share".
+    """
+
+    number: int
+    count: int
+    origin: str = EXPLICIT
+
+    @classmethod
+    def parse(cls, text: str) -> Share:
+        """Return the share that a user names, such as 2/8.
+
+        Raises:
+            InputError: the text is not I/N, or I is not between 1 and N.
+        """
+        match = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
+        number, count = (int(match[1]), int(match[2])) if match else (0, 0)
+        if not 1 <= number <= count:
+            raise InputError(f"--share expects I/N with I from 1 to N, such as 2/8; received {text!r}")
+        return cls(number, count)
+
+    @classmethod
+    def implied(cls) -> Share | None:
+        """Return the share of this process under torchrun, in a Slurm array, or in an array of both; else None.
+
+        Raises:
+            InputError: the environment variables contradict each other.
+        """
+        levels = {"a Slurm array": _array_task(), "torchrun": _rank()}
+        names = [name for name, level in levels.items() if level is not None]
+        number, count = 0, 1
+        for index, size in filter(None, levels.values()):
+            number, count = number * size + index, count * size
+        return cls(number + 1, count, " of ".join(reversed(names))) if names else None
+
+    def name(self, output: Path) -> Path:
+        """Return the name of the file for this share of an output."""
+        return output.with_name(f"{output.name}.{self.number}-of-{self.count}")
+
+
+def _rank() -> tuple[int, int] | None:
+    """Return the number of this process, counted from 0, and the number of processes that torchrun started."""
+    rank, size = _number("RANK"), _number("WORLD_SIZE")
+    if rank is None and size is None:
+        return None
+    if rank is None or size is None or rank >= size:
+        values = f"RANK is {os.environ.get('RANK')}, WORLD_SIZE is {os.environ.get('WORLD_SIZE')}"
+        raise InputError(
+            f"{values}: torchrun sets both, and RANK counts from 0 to WORLD_SIZE - 1; unset them or fix them"
+        )
+    return rank, size
+
+
+def _array_task() -> tuple[int, int] | None:
+    """Return the position of this task in its Slurm array, counted from 0, and the number of tasks."""
+    task, least, most, count = (_number(f"SLURM_ARRAY_TASK_{name}") for name in ("ID", "MIN", "MAX", "COUNT"))
+    if task is None or least is None or count is None:
+        return None
+    step = _number("SLURM_ARRAY_TASK_STEP") or 1
+    index, rest = divmod(task - least, step)
+    if rest or not 0 <= index < count or (most is not None and most - least != (count - 1) * step):
+        raise InputError(
+            f"the tasks of this Slurm array are not evenly spaced (task {task} of {count} from {least} to {most}), so "
+            f"they imply no shares: name each share, as --share I/N; {_WHOLE_FILE}"
+        )
+    return index, count
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    if text and not re.fullmatch("[0-9]{1,9}", text):
+        raise InputError(f"the environment variable {name} is {text!r}; expected a whole number from 0")
+    return int(text) if text else None
+
+
+class AnswerFile:
+    """A file of answers, one line each; it has another name until it is complete, so that a later command can go on.
+
+    Args:
+        path: the name of the complete file.
+        partial: the name of the file while it is written.
+        share: the share of the input whose answers it holds; None means the whole input.
+        can_resume: whether the partial file of a stopped command is of use to a later one.
+
+    Attributes:
+        path, share: as above.
+        num_answers: answers that a stopped command has written.
+        file: the partial file while it is open.
+        is_begun: whether a window of answers is complete.
+    """
+
+    def __init__(self, path: Path, partial: Path, share: Share | None, *, can_resume: bool) -> None:
+        self.path = path
+        self.share = share
+        self.num_answers = 0
+        self.file: BinaryIO | None = None
+        self.is_begun = False
+        self._partial = partial
+        self._can_resume = can_resume
+
+    @contextmanager
+    def writing(self) -> Iterator[BinaryIO]:
+        """Open the file behind its last whole answer; at the end of the with block it gets its name.
+
+        After a mistake in the first lines nothing is left. Any other end leaves the answers for --resume.
+        """
+        try:
+            with self._partial.open("r+b" if self._partial.exists() else "w+b") as file:
+                self.num_answers, end = self.find_end(file)
+                file.truncate(end)
+                file.seek(end)
+                self.file = file
+                yield file
+                self.finish(file)
+            sync(self._partial)
+            self._partial.replace(self.path)
+            sync(self.path.parent)
+        except BaseException as error:
+            is_mistake = isinstance(error, InputError) and not (self.is_begun or self.num_answers)
+            if is_mistake or not self._can_resume:
+                self._partial.unlink(missing_ok=True)
+            raise
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other files have the answers to the rest of the input."""
+        return self.share is not None and self.share.count > 1
+
+    @property
+    def rest(self) -> str:
+        """What a command that is stopped leaves, as the end of a sentence."""
+        return "; --resume goes on from there" if self._can_resume else f"; {self.path} is not written"
+
+    def find_end(self, file: BinaryIO) -> tuple[int, int]:
+        """Return the number of whole answers in a file, and the byte after the last of them."""
+        count = end = 0
+        for line in takewhile(lambda line: line.endswith(b"\n"), file):
+            count, end = count + 1, end + len(line)
+        return count, end
+
+    def finish(self, file: BinaryIO) -> None:
+        """Write what a complete file needs besides its answers."""
+
+    def report(self, num_lines: int, *, as_json: bool) -> None:
+        """Print the name of the complete file."""
+        print_message(f"{num_lines:,} lines are answered")
+        print_either(as_json, {"file": str(self.path), "lines": num_lines}, str(self.path))
+
+
+class RankedLines(AnswerFile):
+    """A file with several lines for each answer, each of which begins with the number of the text."""
+
+    def find_end(self, file: BinaryIO) -> tuple[int, int]:
+        """Return the number of whole answers; the last one may lack lines, and does not count."""
+        count = start = end = 0
+        last = b""
+        for line in takewhile(lambda line: line.endswith(b"\n"), file):
+            index = line.partition(b" ||| ")[0]
+            if index != last:
+                count, start, last = count + 1, end, index
+            end += len(line)
+        return max(count - 1, 0), start
+
+
+class VectorFile(AnswerFile):
+    """A .npy file of float32, with a row for each line of input. Its header is written again when it is complete.
+
+    Attributes:
+        width: numbers in a row; set before the file is written.
+    """
+
+    def __init__(self, path: Path, partial: Path, share: Share | None, *, can_resume: bool) -> None:
+        super().__init__(path, partial, share, can_resume=can_resume)
+        self.width = 0
+
+    def find_end(self, file: BinaryIO) -> tuple[int, int]:
+        """Return the number of whole rows and the byte after them; write the header into a new file."""
+        # The header leaves room for any number of rows: its length is the same for all of them.
+        self._write_header(file, 0)
+        start = file.tell()
+        num_rows = max(0, file.seek(0, os.SEEK_END) - start) // self._row_bytes
+        return num_rows, start + num_rows * self._row_bytes
+
+    def add(self, vector: ndarray) -> None:
+        """Append a row."""
+        assert self.file is not None
+        self.file.write(vector.astype("<f4").tobytes())
+
+    def finish(self, file: BinaryIO) -> None:
+        """Write the number of rows into the header."""
+        end = file.tell()
+        self._write_header(file, 0)
+        self._write_header(file, (end - file.tell()) // self._row_bytes)
+
+    def report(self, num_lines: int, *, as_json: bool) -> None:
+        """Print the name of the complete file."""
+        print_message(f"{num_lines} vectors of width {self.width}")
+        print_either(as_json, {"file": str(self.path), "texts": num_lines, "width": self.width}, str(self.path))
+
+    @property
+    def _row_bytes(self) -> int:
+        return 4 * self.width
+
+    def _write_header(self, file: BinaryIO, num_rows: int) -> None:
+        from numpy.lib.format import write_array_header_1_0
+
+        file.seek(0)
+        write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (num_rows, self.width)})
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where a command that answers lines writes, and which share of the lines it reads.
+
+    Attributes:
+        settings: all other parameters of the command by name; answers of other settings are not mixed in one file.
+    """
+
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the answers to this file.")
+    ] = None
+    share: Annotated[
+        str | None,
+        typer.Option(
+            "--share", metavar="I/N", help="Answer only share I of N contiguous shares of the lines; write FILE.I-of-N."
+        ),
+    ] = None
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on after the last whole answer of a command that was stopped.")
+    ] = False
+    force: Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")] = False
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def as_json(self) -> bool:
+        """Whether answers are written as JSON."""
+        return bool(self.settings["as_json"])
+
+    def refuse_parts(self, output: AnswerFile | None, choice: str, option: str) -> None:
+        """Refuse a choice that each share, or each command that goes on, would make otherwise.
+
+        Args:
+            output: the file of the answers.
+            choice: the choice, as the start of a sentence.
+            option: the option that makes the choice for all of them.
+
+        Raises:
+            InputError: the command answers a share, or goes on after another.
+        """
+        if output is not None and (output.is_shared or self.resume):
+            raise InputError(f"{choice}, which differs between shares and after --resume: add {option}")
+
+    def refuse_unused(self, reason: str) -> None:
+        """Refuse the options for files of texts where the command answers a text of the command line.
+
+        Args:
+            reason: the end of the sentence, such as "without --file".
+
+        Raises:
+            InputError: one of the options is given.
+        """
+        values = {"-o": self.output, "--share": self.share, "--resume": self.resume, "--force": self.force}
+        for option, value in values.items():
+            if value:
+                raise InputError(f"{option} has no effect {reason}")
+
+    def open(self, source: Path, kind: type[AnswerFile] = AnswerFile) -> AnswerFile | None:
+        """Return the file to write; None means standard output. A file that is complete ends the command.
+
+        Args:
+            source: the file of texts.
+            kind: the form of the answers.
+
+        Raises:
+            InputError: options contradict each other, the input has no shares, or the file cannot be written.
+        """
+        share = self._choose_share(source)
+        if self.output is None:
+            for option, value in (("--resume", self.resume), ("--force", self.force)):
+                if value:
+                    raise InputError(f"{option} has no effect without -o")
+            return None
+        if self.resume and (self.force or source == STANDARD_INPUT):
+            reason = "--force begins anew: leave out one" if self.force else "standard input cannot be read twice"
+            raise InputError(f"--resume goes on where a command was stopped, and {reason}")
+        path = self.output if share is None else share.name(self.output)
+        is_complete = path.is_file() and not self.force and (self.resume or share is not None)
+        refuse_unwritable(path, force=self.force or is_complete)
+        if not path.parent.is_dir():
+            raise InputError(f"{path} cannot be written: {absent(path.parent, 'folder')}")
+        if is_complete:
+            print_message(f"{path} is complete already, so nothing is computed; --force computes it again")
+            raise typer.Exit(0)
+        if share is not None:
+            hint = "" if share.origin == EXPLICIT else f", implied by {share.origin} ({_WHOLE_FILE})"
+            print_message(f"{path}: share {share.number}/{share.count} of {source}{hint}")
+        return kind(path, self._find_partial(path, source), share, can_resume=source != STANDARD_INPUT)
+
+    def _choose_share(self, source: Path) -> Share | None:
+        share = Share.implied() if self.share is None else Share.parse(self.share)
+        if share is None or share.count == 1:
+            return None if self.output is None else share
+        if self.output is None:
+            raise InputError(
+                f"{share.origin} splits the lines into {share.count} shares, each with its file: add -o FILE, or "
+                + _WHOLE_FILE
+            )
+        faults = {
+            "standard input has no shares, since it has no middle to start from: name a file": source == STANDARD_INPUT,
+            f"{source} has no shares, since it is compressed: decompress it": source.suffix == ".gz",
+            f"{source} has no shares, since it is not a plain file": source.exists() and not source.is_file(),
+        }
+        for fault, is_so in faults.items():
+            if is_so:
+                raise InputError(f"{fault}; {_WHOLE_FILE}")
+        return share
+
+    def _find_partial(self, path: Path, source: Path) -> Path:
+        """Return the name of the partial file for these settings and this input.
+
+        Raises:
+            InputError: there is one that is not to be continued, or cannot be.
+        """
+        status = source.stat() if source.is_file() else None
+        content = [sorted(self.settings.items()), status and (status.st_size, status.st_mtime_ns)]
+        prefix = f"{path.name}.partial-"
+        partial = path.with_name(prefix + hashlib.sha256(repr(content).encode()).hexdigest()[:8])
+        others = [path.with_name(name) for name in names_in(path.parent) if name.startswith(prefix)]
+        for other in others:
+            if self.force:
+                other.unlink(missing_ok=True)
+            elif not self.resume:
+                raise InputError(f"{other} is left of a stopped command: --resume goes on with it, --force begins anew")
+            elif other != partial:
+                raise InputError(
+                    f"{other} has answers with other options or of another input: --resume needs the same command and "
+                    "file; --force begins anew"
+                )
+        return partial
+
+
+def explain_rounding(model: Model, output: AnswerFile | None) -> None:
+    """Say that shares may differ from one process in their last digits, where the model's results depend on batches."""
+    if output is not None and output.is_shared and not model.is_batch_invariant:
+        print_message(
+            "results of this model depend on their batch in the last digits, so shares can differ from one process by "
+            "rounding; on a CPU, --precision fp32 gives equal bytes"
+        )
