@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -203,6 +204,17 @@ class ContextTooLong(InputError):
 
 class RunFailure(RuntimeError):
     """A failure while running; the command line exits with code 1."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out, on an accelerator or on the CPU."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    # By name: that of torch is known before torch is imported.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    signs = ("allocate memory", "not enough memory", "out of memory", "bad_alloc")
+    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in signs)
 
 
 class LongTexts(UserWarning):

@@ -22,10 +22,12 @@ from clearhead.base.errors import InputError, nearest
 from clearhead.base.printing import human_bytes, human_count
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from clearhead.checkpoints.reference import ModelReference
     from clearhead.core import Transformer
+    from clearhead.fast.memory import MemoryForecast
     from clearhead.fast.runner import Served
     from clearhead.interpret.maps.shapes import ActivationShape
     from clearhead.spec import Model
@@ -114,6 +116,7 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
     from clearhead.base.printing import num_parameters
     from clearhead.core import build
     from clearhead.core.extensions.modules import part_lines
+    from clearhead.fast.memory import forecast_memory
     from clearhead.spec.base import tree_lines
     from clearhead.spec.cost import FP32_BYTES, cost_per_token
     from clearhead.spec.describe import decoder_masks, head_summary
@@ -124,6 +127,7 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
     parameters = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     total = num_parameters(module)
     kernels = _attention_kernels(module)
+    forecasts = forecast_memory(spec, stored=found.stored)
     head = None if spec.head is None else head_summary(spec.head)
     masks = decoder_masks(spec)
     record = {
@@ -136,6 +140,7 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
         "target_flops": cost.target_flops,
         "cache_bytes_per_target_token": FP32_BYTES * cost.cache_numbers,
         "cache_bytes_per_source_token": FP32_BYTES * cost.memory_numbers,
+        "precisions": [asdict(forecast) for forecast in forecasts],
         "attention": kernels,
         "generation": found.notes,
         "spec": json.loads(spec.to_json()),
@@ -148,6 +153,7 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
         lines.append(f"mask        {' and '.join(masks)}, in the decoder")
     served, unknown = _served(found)
     record["served"] = [asdict(architecture) for architecture in served]
+    lines += _memory_lines(forecasts, spec)
     lines += [*found.notes, *_kernel_lines(kernels), *_served_lines(served), *unknown, "", *tree_lines(spec, "model")]
     return record, [*lines, "", "weights", *_weight_lines(parameters)]
 
@@ -199,13 +205,14 @@ def _ranges(numbers: Sequence[int]) -> str:
 class _Found:
     """The spec and the task of a model, and notes on a Hugging Face checkpoint, one for each line.
 
-    Where there are weights, `load` reads them.
+    Where there are weights, `load` reads them, and `stored` is the dtype of their files.
     """
 
     spec: Model
     task: TaskRecord | None
     notes: list[str]
     load: Callable[[], Transformer] | None = None
+    stored: torch.dtype | None = None
 
 
 def read_reference(ref: str) -> _Found:
@@ -326,6 +333,18 @@ def _cost_lines(total: int, spec: Model, cost: Cost, length: int) -> Iterator[st
     both = f"{source} FLOPs for a source token and {target} FLOPs for a target token" if has_source else ""
     lengths = f"{length} tokens on each side" if has_source else f"{length} tokens"
     yield f"cost        {both or f'{target} FLOPs for a token'}, at {lengths}; training costs three times as much"
+
+
+def _memory_lines(forecasts: Sequence[MemoryForecast], spec: Model) -> Iterator[str]:
+    """Yield a line for each precision: its weights, the peak of a load, and the KV cache per token."""
+    for one in forecasts:
+        line = f"{one.precision:<11} {human_bytes(one.weight_bytes)} of weights, peak of a load "
+        line += human_bytes(one.load_bytes)
+        if spec.decoder is not None:
+            line += f", KV cache {human_bytes(one.cache_bytes_per_target_token)} for each "
+            source = human_bytes(one.cache_bytes_per_source_token)
+            line += "token" if spec.encoder is None else f"target token and {source} for each source token"
+        yield line
 
 
 def _kernel_lines(kernels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
