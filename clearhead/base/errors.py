@@ -202,6 +202,10 @@ class ContextTooLong(InputError):
     """Error: a prompt, or a prompt and the requested new tokens, exceed the positions of the model."""
 
 
+class LackOfMemory(InputError):
+    """Error: the forecast of a load, a prompt or a training exceeds the free memory."""
+
+
 class RunFailure(RuntimeError):
     """A failure while running; the command line exits with code 1."""
 

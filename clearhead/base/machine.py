@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from clearhead.base.arguments import no_device
-from clearhead.base.errors import InputError
+from clearhead.base.errors import InputError, LackOfMemory
 from clearhead.base.printing import human_bytes
 
 SAFE_PATH: Final = {"PYTHONSAFEPATH": "1"}
@@ -161,11 +161,11 @@ def refuse_memory(needed: int, what: str, *, free: int | None = None, advice: st
         advice: how to need less.
 
     Raises:
-        InputError: it does not fit.
+        LackOfMemory: it does not fit.
     """
     free = free_memory() if free is None else free
     if needed > free:
-        raise InputError(
+        raise LackOfMemory(
             f"{what} needs about {human_bytes(needed)} of memory, but only {human_bytes(free)} is free"
             f"{advice and f': {advice}'}"
         )

@@ -13,8 +13,8 @@ from clearhead.base.errors import InputError
 from clearhead.base.machine import free_memory, refuse_memory
 from clearhead.base.printing import human_bytes
 from clearhead.core import Transformer, build
-from clearhead.fast.int8 import to_int8
 from clearhead.fast.stack import KEPT, PlannedStack
+from clearhead.fast.stored import INT8, store
 from clearhead.spec import Attention, Model
 from clearhead.spec.cost import cost_per_token
 
@@ -42,7 +42,7 @@ class WeightFormat:
 FORMATS: Final = (
     WeightFormat("fp32", lambda module: module.float(), torch.float32),
     WeightFormat("bf16", lambda module: module.bfloat16(), torch.bfloat16),
-    WeightFormat("int8", to_int8, torch.int8),
+    WeightFormat("int8", lambda module: store(module, INT8), torch.int8),
 )
 """Every precision, the most exact first."""
 
@@ -127,7 +127,7 @@ def refuse_load(
         device: device of the weights; None means the CPU.
 
     Raises:
-        InputError: the load needs more memory than this process can still take.
+        LackOfMemory: the load needs more memory than this process can still take.
     """
     free = free_memory(device)
     numbers, largest = (f(weight.numel() for weight in _weights(module)) for f in (sum, max))

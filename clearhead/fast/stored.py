@@ -155,7 +155,8 @@ class StoredRows(Stored):
         return widened
 
 
-_MIXINS: Final = {nn.Linear: Stored, HeadLinear: Stored, ExpertMaps: Stored, Table: StoredRows}
+MIXINS: Final = {nn.Linear: Stored, HeadLinear: Stored, ExpertMaps: Stored, Table: StoredRows}
+"""Class of the stored module for each class of a plain one."""
 
 
 def choose_formats(module: nn.Module, kind: Format) -> dict[str, Format]:
@@ -168,7 +169,7 @@ def choose_formats(module: nn.Module, kind: Format) -> dict[str, Format]:
     weights = {
         address: vars(part)["_parameters"].get("weight")
         for address, part in module.named_modules()
-        if isinstance(part, tuple(_MIXINS))
+        if isinstance(part, tuple(MIXINS))
     }
     return {address: kind for address, weight in weights.items() if weight is not None and kind.holds(weight.shape)}
 
@@ -189,7 +190,7 @@ def store(module: Transformer, formats: Mapping[str, Format] | Format) -> Transf
         if not formats:
             raise InputError(f"precision {name} is for matrices, and this model has none; load it with fp32")
     for address, part in list(module.named_modules()):
-        mixin = next((mixin for plain, mixin in _MIXINS.items() if isinstance(part, plain)), None)
+        mixin = next((mixin for plain, mixin in MIXINS.items() if isinstance(part, plain)), None)
         if mixin is None or address not in formats:
             continue
         weight = part.weight

@@ -12,9 +12,9 @@ from clearhead.apps.cli.main import main
 from clearhead.base import machine
 from clearhead.base.errors import InputError
 from clearhead.core import Transformer
-from clearhead.fast.int8 import to_int8
 from clearhead.fast.memory import FORMATS, cache_bytes, cache_dtype, forecast_memory, refuse_load
 from clearhead.fast.runner import Runner
+from clearhead.fast.stored import INT8, store
 from clearhead.generate.prefill import prefill_prompts
 from tests import hf_models as made
 from tests.laws.tiny import tiny
@@ -24,7 +24,7 @@ PRECISIONS = [choice.precision for choice in FORMATS]
 
 
 def converted(module: Transformer, precision: str) -> Transformer:
-    return {"fp32": module.float, "bf16": module.bfloat16, "int8": lambda: to_int8(module)}[precision]()
+    return {"fp32": module.float, "bf16": module.bfloat16, "int8": lambda: store(module, INT8)}[precision]()
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -20,7 +20,7 @@ from clearhead.base.files import refuse_unwritable, replacing
 from clearhead.base.progress import Notify
 from clearhead.core import Transformer
 from clearhead.core.head import Head
-from clearhead.fast.replica import converted
+from clearhead.fast.computing import computing_in
 from clearhead.generate.batching import check_lengths
 from clearhead.interpret.maps.attention_run import AttentionRun
 from clearhead.interpret.maps.head_statistics import query_chunks
@@ -253,7 +253,7 @@ def attend_first_layer(
 
 
 def in_precision(module: Transformer, precision: str) -> Transformer:
-    """Return a module whose weights have a dtype: itself, or a copy.
+    """Return a module that computes in a dtype: itself, or a replica.
 
     Args:
         module: the module.
@@ -269,7 +269,7 @@ def in_precision(module: Transformer, precision: str) -> Transformer:
     dtype = _DTYPES[precision]
     if all(parameter.dtype == dtype for parameter in module.parameters()):
         return module
-    return converted(module, dtype)
+    return computing_in(module, dtype)
 
 
 THUMBNAIL = 64
