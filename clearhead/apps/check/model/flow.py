@@ -266,7 +266,8 @@ def drawn_twin(module: Transformer) -> Transformer:
     """Return a replica of a model in double precision with drawn weights, so small that no softmax saturates."""
     twin = computing_in(module, torch.float64)
     for number, part in enumerate(twin.modules()):
-        state, lazy = vars(part)["_parameters"], ()
+        state: dict[str, nn.Parameter | None] = vars(part)["_parameters"]
+        lazy: tuple[str, ...] = ()
         if isinstance(part, StoredRows):
             # Rows are looked up one by one, so the whole table is drawn now.
             state["weight"], part.format = part.weight, plain_format(part.weight)
