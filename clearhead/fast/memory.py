@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import torch
-from torch import Tensor, nn
 
+from clearhead.base import machine
 from clearhead.base.errors import InputError
-from clearhead.base.machine import free_memory, refuse_memory
+from clearhead.base.machine import refuse_memory
 from clearhead.base.printing import human_bytes
 from clearhead.core import Transformer, build
 from clearhead.fast.stack import KEPT, PlannedStack
-from clearhead.fast.stored import INT8, store
+from clearhead.fast.stored import INT8, WeightForm, WeightPlan, require_formats
 from clearhead.spec import Attention, Model
 from clearhead.spec.cost import cost_per_token
 
 OVERHEAD: Final = 1.1
-"""Peak of a load without the tensors in transit, in sizes of the weights."""
+"""Peak of a load without the tensors in transit, in sizes of the weights that it copies."""
 IN_TRANSIT: Final = 2
 """Tensors of the file that a load holds at once beside the weights."""
 
@@ -30,19 +30,19 @@ class WeightFormat:
 
     Args:
         precision: the value of the option `precision`.
-        convert: puts the weights of a module into this form; they may be on the meta device.
+        form: the form of the weights.
         cache: dtype of the KV cache of the decoder.
     """
 
     precision: str
-    convert: Callable[[Transformer], Transformer]
+    form: WeightForm
     cache: torch.dtype
 
 
 FORMATS: Final = (
-    WeightFormat("fp32", lambda module: module.float(), torch.float32),
-    WeightFormat("bf16", lambda module: module.bfloat16(), torch.bfloat16),
-    WeightFormat("int8", lambda module: store(module, INT8), torch.int8),
+    WeightFormat("fp32", WeightForm(), torch.float32),
+    WeightFormat("bf16", WeightForm(torch.bfloat16), torch.bfloat16),
+    WeightFormat("int8", WeightForm(choose=lambda module, _: require_formats(module, INT8)), torch.int8),
 )
 """Every precision, the most exact first."""
 
@@ -66,34 +66,48 @@ class MemoryForecast:
     cache_bytes_per_source_token: int
 
 
-def forecast_memory(model: Model, *, stored: torch.dtype | None = None) -> list[MemoryForecast]:
+def forecast_memory(
+    model: Model, dtypes: Mapping[str, torch.dtype] | None = None, *, is_mapped: bool = True
+) -> list[MemoryForecast]:
     """Return the memory forecast of a model for each precision that it can have.
 
     Args:
         model: the spec of the model.
-        stored: dtype of the weights in the files; None means fp32.
+        dtypes: the dtypes of the files, by the addresses of weights; None means fp32.
+        is_mapped: whether weights that need no conversion stay in their mapped files.
     """
-    stored = stored or torch.float32
-    return [forecast for choice in FORMATS if (forecast := _forecast(choice, model, stored)) is not None]
+    module, forecasts = build(model, device="meta"), []
+    dtypes = dtypes or dict.fromkeys(module.state_dict(), torch.float32)
+    for choice in FORMATS:
+        try:
+            plan = choice.form.plan(module, dtypes)
+        except InputError:  # the model has no matrix for the format
+            continue
+        weights = sum(plan.num_bytes(address, slot) for address, slot in module.state_dict().items())
+        peak = load_peak(module, plan, dtypes, is_mapped=is_mapped)
+        forecasts.append(MemoryForecast(choice.precision, weights, peak, *cache_bytes(model, choice.cache)))
+    return forecasts
 
 
-def _forecast(choice: WeightFormat, model: Model, stored: torch.dtype) -> MemoryForecast | None:
-    """Return the forecast for one precision; None if the model cannot have it."""
-    plain = build(model, device="meta")
-    largest = max(weight.numel() for weight in _weights(plain)) * stored.itemsize
-    try:
-        weights = sum(weight.nbytes for weight in _weights(choice.convert(plain)))
-    except InputError:
-        return None
-    return MemoryForecast(choice.precision, weights, _peak(weights, largest), *cache_bytes(model, choice.cache))
+def load_peak(
+    module: Transformer, plan: WeightPlan, dtypes: Mapping[str, torch.dtype], *, is_mapped: bool = True
+) -> int:
+    """Return the bytes at the peak of a load, without those that the process has before.
 
-
-def _weights(module: nn.Module) -> list[Tensor]:
-    return [*module.parameters(), *module.buffers()]
-
-
-def _peak(weights: int, largest: int) -> int:
-    return int(OVERHEAD * weights) + IN_TRANSIT * largest
+    Args:
+        module: the model on the meta device.
+        plan: the form of its weights in memory.
+        dtypes, is_mapped: as for `forecast_memory`.
+    """
+    mapped = copied = largest = 0
+    for address, slot in module.state_dict().items():
+        size = plan.num_bytes(address, slot)
+        if is_mapped and plan.keeps(address, dtypes[address]):
+            mapped += size
+        else:
+            copied += size
+            largest = max(largest, slot.numel() * dtypes[address].itemsize)
+    return mapped + int(OVERHEAD * copied) + IN_TRANSIT * largest
 
 
 def cache_bytes(model: Model, dtype: torch.dtype) -> tuple[int, int]:
@@ -114,35 +128,37 @@ def cache_bytes(model: Model, dtype: torch.dtype) -> tuple[int, int]:
     return cost.cache_numbers + torch.float32.itemsize * vectors, cost.memory_numbers * torch.bfloat16.itemsize
 
 
+def cache_dtype(module: Transformer) -> torch.dtype:
+    """Return the dtype of the KV cache of a tree: that in which its decoder computes."""
+    if isinstance(module.decoder, PlannedStack):
+        return KEPT[module.decoder.plan.kind]
+    dtypes = {weight.dtype for weight in module.parameters() if weight.dim() == 1}
+    return torch.float32 if torch.float32 in dtypes else next(iter(dtypes), torch.float32)
+
+
 def refuse_load(
-    module: Transformer, precision: str, subject: str, *, stored: torch.dtype, device: torch.device | None = None
+    module: Transformer,
+    plan: WeightPlan,
+    dtypes: Mapping[str, torch.dtype],
+    subject: object,
+    *,
+    is_mapped: bool = True,
 ) -> None:
     """Refuse to load a model whose forecast exceeds the free memory; the message names the precisions that fit.
 
     Args:
         module: the model on the meta device.
-        precision: the precision of the weights in memory.
+        plan: the form of its weights in memory.
+        dtypes, is_mapped: as for `forecast_memory`.
         subject: the folder or file, for the message.
-        stored: dtype of the weights in the files.
-        device: device of the weights; None means the CPU.
 
     Raises:
         LackOfMemory: the load needs more memory than this process can still take.
     """
-    free = free_memory(device)
-    numbers, largest = (f(weight.numel() for weight in _weights(module)) for f in (sum, max))
-    # No precision needs more than fp32, and this sum is cheap.
-    if _peak(numbers * torch.float32.itemsize, largest * torch.float32.itemsize) <= free:
+    needed, free = load_peak(module, plan, dtypes, is_mapped=is_mapped), machine.free_memory()
+    if needed <= free:
         return
-    forecasts = forecast_memory(module.spec, stored=stored)
-    needed = next(forecast.load_bytes for forecast in forecasts if forecast.precision == precision)
+    forecasts = forecast_memory(module.spec, dtypes, is_mapped=is_mapped)
     fitting = [f"{one.precision} ({human_bytes(one.load_bytes)})" for one in forecasts if one.load_bytes <= free]
     advice = f"load it with the precision {' or '.join(fitting)}" if fitting else "no precision fits; free some memory"
-    refuse_memory(needed, f"{subject}: to load it in {precision}", free=free, advice=advice)
-
-
-def cache_dtype(module: Transformer) -> torch.dtype:
-    """Return the dtype of the KV cache of a tree: that in which its decoder computes."""
-    if isinstance(module.decoder, PlannedStack):
-        return KEPT[module.decoder.plan.kind]
-    return next((weight.dtype for weight in module.parameters() if weight.is_floating_point()), torch.float32)
+    refuse_memory(needed, f"{subject}: to load it", free=free, advice=advice)

@@ -281,9 +281,17 @@ class WeightPlan:
             tensor = torch.empty(tensor.shape, dtype=self.dtype, device=tensor.device).copy_(tensor)
         return {address: tensor}
 
+    def outline(self, address: str, slot: Tensor) -> dict[str, Tensor]:
+        """Return the entries of a weight as `hold` does, on the meta device; so is the slot of the weight."""
+        if self._format(address) is None:
+            return {address: slot.to(self.dtype)}
+        # One row is enough: in every entry, the first axis is that of the rows.
+        row = self.hold(address, slot[:1])
+        return {name: entry.new_empty(len(slot), *entry.shape[1:]) for name, entry in row.items()}
+
     def num_bytes(self, address: str, slot: Tensor) -> int:
         """Return the bytes that a weight takes; its slot is on the meta device."""
-        return sum(tensor.nbytes for tensor in self.hold(address, slot).values())
+        return sum(tensor.nbytes for tensor in self.outline(address, slot).values())
 
     def _format(self, address: str) -> Format | None:
         owner, _, name = address.rpartition(".")

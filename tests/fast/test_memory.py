@@ -10,8 +10,8 @@ import torch
 import clearhead as ch
 from clearhead.apps.cli.main import main
 from clearhead.base import machine
-from clearhead.base.errors import InputError
-from clearhead.core import Transformer
+from clearhead.base.errors import InputError, LackOfMemory
+from clearhead.core import Transformer, build
 from clearhead.fast.memory import FORMATS, cache_bytes, cache_dtype, forecast_memory, refuse_load
 from clearhead.fast.runner import Runner
 from clearhead.fast.stored import INT8, store
@@ -29,7 +29,9 @@ def converted(module: Transformer, precision: str) -> Transformer:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_take_the_bytes_of_the_forecast(name: str) -> None:
-    forecasts = forecast_memory(tiny(name).spec, stored=torch.bfloat16)
+    spec = tiny(name).spec
+    dtypes = dict.fromkeys(tiny(name).state_dict(), torch.float16)
+    forecasts = forecast_memory(spec, dtypes)
     assert [forecast.precision for forecast in forecasts] == PRECISIONS
     for forecast in forecasts:
         module = converted(tiny(name), forecast.precision)
@@ -57,22 +59,27 @@ def test_a_kv_cache_takes_the_bytes_of_the_forecast(name: str, precision: str) -
 
 
 def test_a_load_that_does_not_fit_names_the_precisions_that_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = tiny("decoder/post/learned")
-    peaks = {forecast.precision: forecast.load_bytes for forecast in forecast_memory(module.spec)}
+    module = build(tiny("decoder/post/learned").spec, device="meta")
+    dtypes = dict.fromkeys(module.state_dict(), torch.float32)
+    peaks = {one.precision: one.load_bytes for one in forecast_memory(module.spec, dtypes, is_mapped=False)}
+    assert sorted(peaks.values(), reverse=True) == list(peaks.values())
     free = 0
 
     def refuse(precision: str) -> None:
-        monkeypatch.setattr("clearhead.fast.memory.free_memory", lambda device: free)
-        refuse_load(module, precision, "model", stored=torch.float32)
+        monkeypatch.setattr(machine, "free_memory", lambda: free)
+        plan = next(choice.form for choice in FORMATS if choice.precision == precision).plan(module, dtypes)
+        refuse_load(module, plan, dtypes, "model", is_mapped=False)
 
     free = peaks["fp32"]
     refuse("fp32")
     free = peaks["bf16"]
     refuse("bf16")
-    with pytest.raises(InputError, match=r"load it in fp32 needs about .* free: .*precision bf16 \(.*\) or int8 \("):
+    with pytest.raises(
+        LackOfMemory, match=r"model: to load it needs about .* free: .*precision bf16 \(.*\) or int8 \("
+    ):
         refuse("fp32")
     free = peaks["int8"] - 1
-    with pytest.raises(InputError, match="no precision fits"):
+    with pytest.raises(LackOfMemory, match="no precision fits"):
         refuse("int8")
 
 

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ from clearhead.base.machine import refuse_memory
 from clearhead.checkpoints.weights.lora import LOW_RANK, merged
 from clearhead.checkpoints.weights.writer import TensorWriter
 from clearhead.core import Transformer, build
+from clearhead.fast.memory import refuse_load
 from clearhead.fast.stored import (
     QUANTIZED,
     WeightForm,
@@ -161,6 +162,39 @@ def map_tensors(path: Path) -> dict[str, Tensor]:
     return tensors | {name: tensors[first] for name, first in aliases.items()}
 
 
+class SavedTensors(Mapping[str, Tensor]):
+    """The tensors of a safetensors file, each in a mapping of its own, whose pages leave memory with the tensor.
+
+    Args:
+        path: the file.
+
+    Raises:
+        InputError: as for `map_tensors`, or tensors of a dtype that weights do not have.
+    """
+
+    def __init__(self, path: Path) -> None:
+        mapped = map_tensors(path)
+        refuse_dtypes(mapped, path)
+        self._path = path
+        self.outlines: dict[str, Tensor] = {name: tensor.to("meta") for name, tensor in mapped.items()}
+        with safe_open(path, framework="pt") as file:
+            names = {id(mapped[name]): name for name in file.keys()}  # noqa: SIM118
+        # A tensor with several names is stored under one of them.
+        self._names = {name: names[id(tensor)] for name, tensor in mapped.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        with safe_open(self._path, framework="pt") as file:
+            tensor: Tensor = file.get_tensor(self._names[name])
+        repair({name: tensor})
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 def load_weights(path: Path) -> dict[str, Tensor]:
     """Read the weights of a model, as `load_tensors` does.
 
@@ -271,8 +305,9 @@ def filled(
 def _hold(module: Transformer, tensors: Mapping[str, Tensor], form: WeightForm, source: str) -> dict[str, Tensor]:
     """Return mapped tensors in the form of a load, and prepare a module on the meta device for them."""
     slots = module.state_dict()
-    plan = form.plan(module, {name: tensors[name].dtype if name in tensors else torch.float32 for name in slots})
-    refuse_memory(sum(plan.num_bytes(name, slot) for name, slot in slots.items()), f"{source}: to load it")
+    dtypes = {name: tensors[name].dtype if name in tensors else torch.float32 for name in slots}
+    plan = form.plan(module, dtypes)
+    refuse_load(module, plan, dtypes, source, is_mapped=False)
     store(module, plan.formats)
     state: dict[str, Tensor] = {}
     copies: dict[int, Tensor] = {}
@@ -296,16 +331,30 @@ def refuse_nan(module: nn.Module, name: str) -> None:
         InputError: a weight holds NaN, or a matrix or its scales in 8 bits an infinite number.
     """
     for address, weight in itertools.chain(module.named_parameters(), module.named_buffers()):
-        # The sum of a tensor tells in one pass whether a closer look is needed.
-        if weight.is_floating_point() and not torch.isfinite(weight.detach().sum(dtype=torch.float32)):
-            is_matrix = weight.dim() > 1 or address.rpartition(".")[2] in _QUANTIZED_NAMES
-            count = int((~torch.isfinite(weight)).sum() if is_matrix else torch.isnan(weight).sum())
-            if count:
-                raise InputError(
-                    f"{name}: {count:,} of {weight.numel():,} numbers in {address} are NaN or infinite, so the "
-                    "training of this model diverged; take an earlier checkpoint, as in RUN@step-N, or train with a "
-                    "smaller learning_rate"
-                )
+        refuse_nan_in(address, weight, name)
+
+
+def refuse_nan_in(address: str, weight: Tensor, name: str) -> None:
+    """Refuse a weight that holds numbers with which no output would be a number.
+
+    Args:
+        address: the address of the weight.
+        weight: the weight, or a tensor that stores it.
+        name: of the model, for the message.
+
+    Raises:
+        InputError: as for `refuse_nan`.
+    """
+    # The sum of a tensor tells in one pass whether a closer look is needed.
+    if weight.is_floating_point() and not torch.isfinite(weight.detach().sum(dtype=torch.float32)):
+        is_matrix = weight.dim() > 1 or address.rpartition(".")[2] in _QUANTIZED_NAMES
+        count = int((~torch.isfinite(weight)).sum() if is_matrix else torch.isnan(weight).sum())
+        if count:
+            raise InputError(
+                f"{name}: {count:,} of {weight.numel():,} numbers in {address} are NaN or infinite, so the "
+                "training of this model diverged; take an earlier checkpoint, as in RUN@step-N, or train with a "
+                "smaller learning_rate"
+            )
 
 
 def built(model: Model, tensors: Mapping[str, Tensor], *, training: bool = False) -> Transformer:
