@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,10 @@ from torch import Tensor, nn
 
 from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
 from clearhead.checkpoints.reference import ModelReference
-from clearhead.checkpoints.weights.files import SavedTensors, load_merged, refuse_misfits
+from clearhead.checkpoints.weights.files import SavedTensors, Stream, load_merged, refuse_misfits, refuse_nan_in
 from clearhead.checkpoints.weights.lora import LOW_RANK
 from clearhead.core import Transformer, build
-from clearhead.fast.stored import BF16, Format, formats_of, keep_16_bits, store, widen_weights
+from clearhead.fast.stored import BF16, Format, WeightForm, formats_of, keep_16_bits, store, widen_weights
 from clearhead.model.facade import Model
 from clearhead.model.loading import read_saved
 from clearhead.spec import Model as ModelSpec
@@ -78,6 +79,39 @@ def _open_saved(reference: ModelReference) -> OpenModel:
     dtypes |= {f"{owner}.weight": kind.entries[0].dtype for owner, kind in kinds.items()}
     saved = tensors if kinds and isinstance(tensors, SavedTensors) else None
     return OpenModel(model, dtypes, lambda: widen_weights(tensors), saved, is_mapped=bool(kinds))
+
+
+def in_form(opened: OpenModel, form: WeightForm, name: str) -> tuple[Model, Callable[[], Stream]]:
+    """Return a model without weights in another form, and a function that starts to read its weights in that form.
+
+    Args:
+        opened: the model.
+        form: the form of the weights. A model that was saved quantized in this form keeps the entries of its file.
+        name: the name of the model, for messages about weights that are no numbers.
+
+    Raises:
+        InputError: the model has no matrix for the form.
+    """
+    model, saved = opened.model, opened.saved
+    plan = form.plan(model.module, opened.dtypes)
+    module = store(build(model.spec, device="meta"), plan.formats)
+    if not plan.formats:
+        module.to(plan.dtype)
+
+    def read() -> Iterator[tuple[str, Tensor]]:
+        is_kept = saved is not None and formats_of(saved) == plan.formats
+        for address, weight in saved.items() if saved is not None and is_kept else opened.read():
+            refuse_nan_in(address, weight, name)
+            yield from ((address, weight),) if is_kept else plan.hold(address, weight).items()
+
+    origin = model.hf_checkpoint
+    return Model(module.eval(), model.tokenizers, model.task, origin, weights_file=model.weights_file), read
+
+
+def stored_form(opened: OpenModel) -> WeightForm:
+    """Return the form with one dtype that represents all weights of the files; fp32 for a quantized model."""
+    dtypes = {torch.float32} if opened.saved is not None else set(opened.dtypes.values())
+    return WeightForm(functools.reduce(torch.promote_types, sorted(dtypes, key=str)))
 
 
 def outline_load(model: ModelSpec, dtypes: Mapping[str, torch.dtype], formats: Mapping[str, Format]) -> Transformer:

@@ -43,6 +43,7 @@ Stream = Iterable[tuple[str, Tensor]]
 MOST_TENSORS = 2**17
 # Faults in one report.
 MOST_SHOWN = 20
+_BLOCK = 2**20
 _QUANTIZED_NAMES = {name for kind in QUANTIZED for name in kind.names}
 
 
@@ -345,8 +346,10 @@ def refuse_nan_in(address: str, weight: Tensor, name: str) -> None:
     Raises:
         InputError: as for `refuse_nan`.
     """
-    # The sum of a tensor tells in one pass whether a closer look is needed.
-    if weight.is_floating_point() and not torch.isfinite(weight.detach().sum(dtype=torch.float32)):
+    # Sums tell in one pass whether a closer look is needed; that of a whole matrix in 16 bits would copy it to fp32.
+    rows = max(1, _BLOCK * len(weight) // max(1, weight.numel())) if weight.dim() else 1
+    blocks = weight.detach().split(rows) if weight.dim() else (weight.detach(),)
+    if weight.is_floating_point() and not all(torch.isfinite(block.sum(dtype=torch.float32)) for block in blocks):
         is_matrix = weight.dim() > 1 or address.rpartition(".")[2] in _QUANTIZED_NAMES
         count = int((~torch.isfinite(weight)).sum() if is_matrix else torch.isnan(weight).sum())
         if count:
