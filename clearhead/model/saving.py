@@ -32,7 +32,7 @@ from clearhead.checkpoints.runs.extra_weights import about_averaged
 from clearhead.checkpoints.runs.metrics import FILE_NAME, read_metrics
 from clearhead.checkpoints.weights.files import Stream, save_tensors
 from clearhead.core import Transformer
-from clearhead.fast.stored import is_quantized
+from clearhead.fast.stored import is_quantized, state_to_save
 from clearhead.spec.describe import model_summary
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.spec.tasks.registry import find
@@ -392,7 +392,7 @@ def _write_own(model: Saving, folder: Path, weights: Stream | None) -> None:
     (folder / SPEC_FILE).write_text(model.module.spec.to_json(), encoding="utf-8")
     (folder / TASK_FILE).write_text(model.task.to_json(), encoding="utf-8")
     model.tokenizers.save(folder)
-    save_tensors(folder / WEIGHTS_FILE, model.module.state_dict(), weights)
+    save_tensors(folder / WEIGHTS_FILE, state_to_save(model.module), weights)
     if model.hf_checkpoint is not None:
         model.hf_checkpoint.save_origin(folder)
 
