@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -201,8 +202,23 @@ class ContextTooLong(InputError):
     """Error: a prompt, or a prompt and the requested new tokens, exceed the positions of the model."""
 
 
+class LackOfMemory(InputError):
+    """Error: the forecast of a load, a prompt or a training exceeds the free memory."""
+
+
 class RunFailure(RuntimeError):
     """A failure while running; the command line exits with code 1."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out, on an accelerator or on the CPU."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    # By name: that of torch is known before torch is imported.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    signs = ("allocate memory", "not enough memory", "out of memory", "bad_alloc")
+    return isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in signs)
 
 
 class LongTexts(UserWarning):

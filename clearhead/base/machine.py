@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from clearhead.base.arguments import no_device
-from clearhead.base.errors import InputError
+from clearhead.base.errors import InputError, LackOfMemory
 from clearhead.base.printing import human_bytes
 
 SAFE_PATH: Final = {"PYTHONSAFEPATH": "1"}
@@ -116,14 +116,25 @@ def total_memory() -> int:
 
 
 def free_memory(device: torch.device | None = None) -> int:
-    """Return the bytes of memory that this process can still take, within the limit of its container.
+    """Return the bytes of memory that this process can still take, within the limits of its container and its own.
 
     Args:
         device: whose memory; None, and every device without memory of its own: main memory.
     """
     if device is not None and device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) + _reserved(device)
-    return min([int(psutil.virtual_memory().available), *(max(0, free) for _, free in _container_memory())])
+    free = [int(psutil.virtual_memory().available), *(free for _, free in _container_memory()), *_address_space()]
+    return max(0, min(free))
+
+
+def _address_space() -> Iterator[int]:
+    """Yield the bytes of address space that this process can still take, if its address space is limited."""
+    with contextlib.suppress(ImportError):
+        import resource  # Windows has none
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            yield limit - int(psutil.Process().memory_info().vms)
 
 
 def _reserved(device: torch.device) -> int:
@@ -167,11 +178,11 @@ def refuse_memory(needed: int, what: str, *, free: int | None = None, advice: st
         advice: how to need less.
 
     Raises:
-        InputError: it does not fit.
+        LackOfMemory: it does not fit.
     """
     free = free_memory() if free is None else free
     if needed > free:
-        raise InputError(
+        raise LackOfMemory(
             f"{what} needs about {human_bytes(needed)} of memory, but only {human_bytes(free)} is free"
             f"{advice and f': {advice}'}"
         )

@@ -9,8 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, TypeVar, cast
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from clearhead.base.errors import RunFailure
 from clearhead.base.hooks import active_hooks
@@ -56,26 +55,6 @@ def plain_type(part: nn.Module) -> type[nn.Module]:
     """Return the class that a part has in the plain tree."""
     found: type[nn.Module] = getattr(type(part), "plain", type(part))
     return found
-
-
-def converted(module: ModuleT, dtype: torch.dtype) -> ModuleT:
-    """Return a replica with weights of its own, in another dtype; matrices of integers stay as they are."""
-    made, known = replica(module), dict[int, Tensor]()
-
-    def convert(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None or not tensor.is_floating_point():
-            return tensor
-        if id(tensor) not in known:
-            copied = tensor.detach().to(dtype)
-            known[id(tensor)] = nn.Parameter(copied, False) if isinstance(tensor, nn.Parameter) else copied
-        return known[id(tensor)]
-
-    for part in made.modules():
-        if "weight" in part._parameters:
-            part.__class__ = plain_type(part)  # a matrix in 16 bits is widened by its class
-        for kind in ("_parameters", "_buffers"):
-            vars(part)[kind] = {name: convert(tensor) for name, tensor in vars(part)[kind].items()}
-    return made
 
 
 def in_evaluation(module: ModuleT) -> ModuleT:

@@ -164,7 +164,8 @@ class StoredRows(Stored):
         return widened
 
 
-_MIXINS: Final = {nn.Linear: Stored, HeadLinear: Stored, ExpertMaps: Stored, Table: StoredRows}
+MIXINS: Final = {nn.Linear: Stored, HeadLinear: Stored, ExpertMaps: Stored, Table: StoredRows}
+"""Class of the stored module for each class of a plain one."""
 
 
 def choose_formats(module: nn.Module, kind: Format) -> dict[str, Format]:
@@ -177,7 +178,7 @@ def choose_formats(module: nn.Module, kind: Format) -> dict[str, Format]:
     weights = {
         address: vars(part)["_parameters"].get("weight")
         for address, part in module.named_modules()
-        if isinstance(part, tuple(_MIXINS))
+        if isinstance(part, tuple(MIXINS))
     }
     return {address: kind for address, weight in weights.items() if weight is not None and kind.holds(weight.shape)}
 
@@ -207,7 +208,7 @@ def store(module: Transformer, formats: Mapping[str, Format] | Format) -> Transf
     """
     formats = require_formats(module, formats) if isinstance(formats, Format) else formats
     for address, part in list(module.named_modules()):
-        mixin = next((mixin for plain, mixin in _MIXINS.items() if isinstance(part, plain)), None)
+        mixin = next((mixin for plain, mixin in MIXINS.items() if isinstance(part, plain)), None)
         if mixin is None or address not in formats:
             continue
         weight = part.weight
@@ -280,9 +281,17 @@ class WeightPlan:
             tensor = torch.empty(tensor.shape, dtype=self.dtype, device=tensor.device).copy_(tensor)
         return {address: tensor}
 
+    def outline(self, address: str, slot: Tensor) -> dict[str, Tensor]:
+        """Return the entries of a weight as `hold` does, on the meta device; so is the slot of the weight."""
+        if self._format(address) is None:
+            return {address: slot.to(self.dtype)}
+        # One row is enough: in every entry, the first axis is that of the rows.
+        row = self.hold(address, slot[:1])
+        return {name: entry.new_empty(len(slot), *entry.shape[1:]) for name, entry in row.items()}
+
     def num_bytes(self, address: str, slot: Tensor) -> int:
         """Return the bytes that a weight takes; its slot is on the meta device."""
-        return sum(tensor.nbytes for tensor in self.hold(address, slot).values())
+        return sum(tensor.nbytes for tensor in self.outline(address, slot).values())
 
     def _format(self, address: str) -> Format | None:
         owner, _, name = address.rpartition(".")

@@ -17,9 +17,11 @@ from torch import Tensor
 
 from clearhead.base.errors import InputError, argument
 from clearhead.base.hooks import naming_texts
+from clearhead.base.machine import free_memory, refuse_memory
 from clearhead.core import Transformer
+from clearhead.fast.memory import cache_bytes, cache_dtype
 from clearhead.fast.replica import in_evaluation
-from clearhead.generate.batching import check_lengths, position_limit
+from clearhead.generate.batching import check_lengths, device_of, position_limit
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import (
@@ -42,6 +44,8 @@ from clearhead.generate.search.sampling import RandomStream, Sampling, TokenChoo
 BATCH_TOKENS = 8192
 LONG_PROMPT: Final = 2**13
 """Tokens from which on reading a prompt can take long: the time grows with their square."""
+LEAST_COUNTED: Final = 256
+"""Tokens of a prompt from which on the memory of its KV cache is compared with the free memory."""
 _LOGGER: Final = logging.getLogger("clearhead.generate")
 
 
@@ -160,6 +164,8 @@ def checked_limits(module: Transformer, request: GenerateRequest) -> list[int]:
     """
     options, sources = request.options, request.sources
     assert sources is None or len(sources) == len(request.prompts)
+    if request.prompts:
+        _refuse_large_cache(module, request)
     if isinstance(options, SearchOptions):
         assert sources is not None, "a translation has a source"
         check_lengths(sources, module.spec.position_limit, what="source")
@@ -173,6 +179,21 @@ def checked_limits(module: Transformer, request: GenerateRequest) -> list[int]:
     if longest >= LONG_PROMPT:
         _LOGGER.info("reading %s tokens at once, which takes the longer the more there are", f"{longest:,}")
     return limits
+
+
+def _refuse_large_cache(module: Transformer, request: GenerateRequest) -> None:
+    """Refuse a request whose longest prompt, with its source, has a KV cache that exceeds the free memory."""
+    sources = request.sources or [()] * len(request.prompts)
+    pairs = list(zip(request.prompts, sources, strict=True))
+    number, (prompt, source) = max(enumerate(pairs, start=1), key=lambda item: sum(map(len, item[1])))
+    count = len(prompt) + len(source)
+    if count < LEAST_COUNTED:
+        return
+    target_token, source_token = cache_bytes(module.spec, cache_dtype(module))
+    # Sequences of one prompt share the keys and values of its source.
+    needed = request.options.num_rows * len(prompt) * target_token + len(source) * source_token
+    what = f"the KV cache of prompt {number} ({count:,} tokens)"
+    refuse_memory(needed, what, free=free_memory(device_of(module)), advice="shorten it")
 
 
 @dataclass(frozen=True, eq=False)

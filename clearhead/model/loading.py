@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from clearhead.checkpoints.runs.directory import (
     retry_while_checkpoints_change,
 )
 from clearhead.checkpoints.weights.files import filled, load_merged, refuse_nan
+from clearhead.core import Transformer
 from clearhead.core.attention import use_eager
 from clearhead.core.extensions.files import load_parts
 from clearhead.core.extensions.modules import recomputed_parts
@@ -167,25 +168,46 @@ def load_saved(
         InputError: the folder holds no usable model; the message says what was expected.
     """
 
+    def fill(spec: ModelSpec, weights: Path) -> Transformer:
+        tensors = load_merged(weights)
+        module = filled(spec, tensors, source=str(weights), form=form, keep_quantized=keep_quantized)
+        if form is not None and form.dtype != torch.float32:
+            module.to(form.dtype)  # computed buffers of custom modules
+        return module.to(device)
+
+    return read_saved(reference, fill, check_rows=check_rows)
+
+
+def read_saved(
+    reference: ModelReference, fill: Callable[[ModelSpec, Path], Transformer], *, check_rows: bool = True
+) -> Model:
+    """Read the files of a model that a run or `save` wrote.
+
+    Args:
+        reference: same as in `load_saved`.
+        fill: returns the module of a spec with the weights of a file.
+        check_rows: same as in `load_saved`.
+
+    Raises:
+        InputError: the folder holds no usable model; the message says what was expected.
+    """
+
     def read() -> Model:
         files = find_files(reference)
         folder, weights = files.folder, files.weights
-        tensors = load_merged(weights)
         task = read_task(folder)
         if find(task.kind).learns_head and weights.parent.name == "step-0":
             raise InputError(f"{weights.parent} is the beginning of a run, whose head is untrained; train further")
         spec = ModelSpec.from_file(folder / SPEC_FILE)
         _refuse_other_task(spec, task, folder)
         try_parts(spec)
-        module = filled(spec, tensors, source=str(weights), form=form, keep_quantized=keep_quantized)
-        if form is not None and form.dtype != torch.float32:
-            module.to(form.dtype)  # computed buffers of custom modules
+        module = fill(spec, weights)
         tokenizers = TokenizerPair.load(folder)
         if check_rows:
             tokenizers.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
         origin = files.origin
         hf_checkpoint = None if origin is None else HFCheckpoint.from_origin(origin, module, task, tokenizers)
-        return Model(module.to(device).eval(), tokenizers, task, hf_checkpoint, weights_file=weights)
+        return Model(module.eval(), tokenizers, task, hf_checkpoint, weights_file=weights)
 
     # A run in training deletes old checkpoints, perhaps this one.
     return retry_while_checkpoints_change(reference.folder, read)

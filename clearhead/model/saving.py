@@ -30,7 +30,7 @@ from clearhead.checkpoints.runs.directory import (
 )
 from clearhead.checkpoints.runs.extra_weights import about_averaged
 from clearhead.checkpoints.runs.metrics import FILE_NAME, read_metrics
-from clearhead.checkpoints.weights.files import save_tensors
+from clearhead.checkpoints.weights.files import Stream, save_tensors
 from clearhead.core import Transformer
 from clearhead.fast.stored import is_quantized, state_to_save
 from clearhead.spec.describe import model_summary
@@ -307,7 +307,7 @@ class Saving:
         Raises:
             InputError: the folder exists, the format is not known, or no Hugging Face family can express the model.
         """
-        self._save(Path(path), Path(path).name, format, max_shard_size)
+        write_model(self, Path(path), Path(path).name, format, max_shard_size)
 
     @checked
     def push_to_hub(
@@ -329,40 +329,72 @@ class Saving:
             InputError: the name cannot be one, there is no token, the hub refuses or cannot be reached; or as for
                 `save`.
         """
-        refuse_no_repository(repo_id)
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary) / "model"
-            self._save(folder, repo_id, format, max_shard_size)
-            return upload(folder, repo_id, private=private)
+        return push_model(self, repo_id, format, max_shard_size, private=private)
 
-    def _save(self, folder: Path, name: str, format: str, max_shard_size: int) -> None:
-        """Write the model into a new folder; its card says how to load it by a name."""
-        if format not in ("clearhead", "hf"):
-            raise InputError(f"format '{format}' is not known; expected 'clearhead' or 'hf'")
-        if max_shard_size < 1:
-            raise InputError(argument("max_shard_size") + f" is {max_shard_size}; expected a number of bytes")
-        if folder.exists():
-            raise InputError(f"{folder} exists already; give a new folder")
-        parts = self.module, self.task, self.hf_checkpoint
-        with writing_folder(folder, unlisted=CARD_FILES) as temporary:
-            if format == "hf":
-                self._write_hf(temporary, max_shard_size)
-            else:
-                self._write_own(temporary)
-            write_card(temporary, name, *parts, what_is_known(self.weights_file), is_own=format == "clearhead")
 
-    def _write_hf(self, folder: Path, max_shard_size: int) -> None:
-        parts = self.tokenizers, self.task, self.hf_checkpoint
-        save_checkpoint(self.module, folder, *parts, max_shard_size=max_shard_size)
+def push_model(
+    model: Saving, name: str, format: str, max_shard_size: int, weights: Stream | None = None, *, private: bool = False
+) -> str:
+    """Upload a model with its card to the Hugging Face hub.
 
-    def _write_own(self, folder: Path) -> None:
-        (folder / FORMAT_FILE).write_text(SAVED_FORMAT.to_json(), encoding="utf-8")
-        (folder / SPEC_FILE).write_text(self.module.spec.to_json(), encoding="utf-8")
-        (folder / TASK_FILE).write_text(self.task.to_json(), encoding="utf-8")
-        self.tokenizers.save(folder)
-        save_tensors(folder / WEIGHTS_FILE, state_to_save(self.module))
-        if self.hf_checkpoint is not None:
-            self.hf_checkpoint.save_origin(folder)
+    Args:
+        model, weights: as for `write_model`.
+        name: of the repository, OWNER/NAME.
+        format, max_shard_size, private: as for `Saving.push_to_hub`.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        InputError: as for `Saving.push_to_hub`.
+    """
+    refuse_no_repository(name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "model"
+        write_model(model, folder, name, format, max_shard_size, weights)
+        return upload(folder, name, private=private)
+
+
+def write_model(
+    model: Saving, folder: Path, name: str, format: str, max_shard_size: int, weights: Stream | None = None
+) -> None:
+    """Write a model into a new folder; its card says how to load it by a name.
+
+    Args:
+        model: the model.
+        folder: the new folder.
+        name: by which the model will be loaded.
+        format, max_shard_size: as for `Saving.save`.
+        weights: the weights by address, one after the other; None means those of the module. With them, the module may
+            be on the meta device.
+
+    Raises:
+        InputError: as for `Saving.save`.
+    """
+    if format not in ("clearhead", "hf"):
+        raise InputError(f"format '{format}' is not known; expected 'clearhead' or 'hf'")
+    if max_shard_size < 1:
+        raise InputError(argument("max_shard_size") + f" is {max_shard_size}; expected a number of bytes")
+    if folder.exists():
+        raise InputError(f"{folder} exists already; give a new folder")
+    with writing_folder(folder, unlisted=CARD_FILES) as temporary:
+        if format == "hf":
+            parts = model.tokenizers, model.task, model.hf_checkpoint
+            save_checkpoint(model.module, temporary, *parts, max_shard_size=max_shard_size, weights=weights)
+        else:
+            _write_own(model, temporary, weights)
+        known, is_own = what_is_known(model.weights_file), format == "clearhead"
+        write_card(temporary, name, model.module, model.task, model.hf_checkpoint, known, is_own=is_own)
+
+
+def _write_own(model: Saving, folder: Path, weights: Stream | None) -> None:
+    (folder / FORMAT_FILE).write_text(SAVED_FORMAT.to_json(), encoding="utf-8")
+    (folder / SPEC_FILE).write_text(model.module.spec.to_json(), encoding="utf-8")
+    (folder / TASK_FILE).write_text(model.task.to_json(), encoding="utf-8")
+    model.tokenizers.save(folder)
+    save_tensors(folder / WEIGHTS_FILE, state_to_save(model.module), weights)
+    if model.hf_checkpoint is not None:
+        model.hf_checkpoint.save_origin(folder)
 
 
 def refuse_no_repository(name: str) -> None:

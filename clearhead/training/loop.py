@@ -20,7 +20,7 @@ from typing import Any, Final, Generic, NoReturn
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.errors import RunFailure
+from clearhead.base.errors import RunFailure, is_out_of_memory
 from clearhead.base.printing import num_parameters
 from clearhead.base.progress import message, shown_by
 from clearhead.base.signals import Interrupted, StopRequested, StopSignals
@@ -30,7 +30,7 @@ from clearhead.checkpoints.runs.extra_weights import about_averaged, is_snapshot
 from clearhead.checkpoints.runs.metrics import Metrics
 from clearhead.data.batches.base import Batches, BatchT, Loss
 from clearhead.generate.scoring.result import Validation
-from clearhead.training.memory import is_out_of_memory, return_memory
+from clearhead.training.memory import return_memory
 from clearhead.training.optim.optimizers import load_optimizer, scale_gradients
 from clearhead.training.optim.schedules import Schedule
 from clearhead.training.optim.weight_averages import ExponentialAverage, average_checkpoints, weights_in_place

@@ -54,11 +54,6 @@ def needs_kernels(device: torch.device, precision: str) -> bool:
     return device.type == "cpu" and (precision == "bf16" or has_faster_products())
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether torch ran out of memory, on an accelerator or on the CPU."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
 def memory_in_use(device: torch.device) -> int:
     """Return the bytes that this process holds: of the accelerator where there is one, else of main memory."""
     if device.type == "cuda":

@@ -14,7 +14,7 @@ from typing import Final, Generic, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.errors import InputError
+from clearhead.base.errors import InputError, is_out_of_memory
 from clearhead.base.machine import choose_precision, free_memory, refuse_memory
 from clearhead.base.printing import human_bytes, num_parameters
 from clearhead.base.progress import SILENT, Display
@@ -27,7 +27,6 @@ from clearhead.spec import Model
 from clearhead.spec.cost import FP32_BYTES, OPTIMIZER_SLOTS, TRAINING_BYTES
 from clearhead.spec.describe import number_of
 from clearhead.training.memory import (
-    is_out_of_memory,
     memory_in_use,
     needs_kernels,
     peak_memory,

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from clearhead.apps.bench.limits import Limits, Precision, seconds
 from clearhead.base.progress import message
 from clearhead.core.head import Linear
+from clearhead.fast.memory import cache_bytes, cache_dtype
 from clearhead.generate.batching import device_of
 from clearhead.generate.continuation import GenerateRequest, generate_ids, stream_ids
 from clearhead.generate.options import GenerateOptions
 from clearhead.model.facade import Model
-from clearhead.spec.cost import cost_per_token, forward_flops
+from clearhead.spec.cost import forward_flops
 from clearhead.spec.tasks.registry import find
 from clearhead.spec.token_counts import TokenCounts
 
@@ -247,9 +248,7 @@ class _Bench:
 
     def _read_limit(self, batch: int, context: int) -> float:
         """Return the tokens per second that reading weights and cache once for each step allows."""
-        cost = cost_per_token(self.model.spec, context, context)
-        number = next(self.model.module.parameters()).element_size()
-        cache = number * batch * context * (cost.cache_numbers + cost.memory_numbers)
+        cache = batch * context * sum(cache_bytes(self.model.spec, cache_dtype(self.model.tree)))
         return batch * self.limits.bytes_per_second / (weights_of_a_step(self.model) + cache)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from clearhead.apps.cli.console import print_either, print_message
 from clearhead.apps.cli.options import ComputeOptions, Json, Ref, located, takes_compute_options
+from clearhead.base.errors import LackOfMemory
 from clearhead.base.printing import human_bytes, human_count
 
 if TYPE_CHECKING:
@@ -48,20 +49,26 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     precisions = fast_precisions(device)
     if compute.precision != "auto":
         precisions = ("int8",) if compute.precision == "int8" else (choose_precision(compute.precision, device),)
-    models = ((precision, replace(compute, precision=precision).load_model(ref)) for precision in precisions)
-    precision, model = next(models)
-    print_message("measuring the machine")
-    limits = measure_limits(device, precisions)
     batch, share = compute.batch_size or Effort.batch, SECONDS / len(precisions)
     effort = Effort(batch=batch, seconds=share, seed=compute.seed or 0)
+    limits: Limits | None = None
     speeds: list[Speed] = []
-    while True:
+    for precision in precisions:
+        try:
+            model = replace(compute, precision=precision).load_model(ref)
+        except LackOfMemory as error:
+            if len(precisions) == 1:
+                raise
+            print_message(f"left out: {error}")
+            continue
+        if limits is None:
+            print_message("measuring the machine")
+            limits = measure_limits(device, precisions)
         print_message(f"measuring the model in {precision}")
         speeds += measure(model, precision, limits, effort)
-        following = next(models, None)
-        if following is None:
-            break
-        precision, model = following
+        del model  # before the next one is loaded
+    if limits is None:
+        raise LackOfMemory(f"{ref} fits into the free memory in none of {', '.join(precisions)}")
     default = choose_precision("auto", device)
     found = {
         "device": str(device),

@@ -1,9 +1,10 @@
-"""`clearhead convert`: save a model for other tools or in 8 bits, or pickled weights as safetensors."""
+"""`clearhead convert`: save a model for other tools or in fewer bits, or pickled weights as safetensors."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,13 +12,17 @@ from clearhead.apps.cli.console import print_either, print_message
 from clearhead.apps.cli.options import Json, located
 from clearhead.base.errors import InputError
 
+if TYPE_CHECKING:
+    from clearhead.checkpoints.weights.files import Stream
+    from clearhead.model.facade import Model
+
 Format = Annotated[str | None, typer.Option("--to", metavar="FORMAT", help="The layout to write: hf.")]
 FromBin = Annotated[
     bool, typer.Option("--from-bin", help="Turn pytorch_model.bin into safetensors, with PyTorch's restricted reader.")
 ]
-Int8 = Annotated[
+Precision = Annotated[
     str | None,
-    typer.Option("--precision", metavar="PRECISION", help="Write our own layout with weights in 8 bits: int8."),
+    typer.Option("--precision", metavar="PRECISION", help="Write our own layout in fewer bits: bf16 or int8."),
 ]
 ShardSize = Annotated[
     str | None,
@@ -26,6 +31,7 @@ ShardSize = Annotated[
 Push = Annotated[
     str | None, typer.Option("--push", metavar="OWNER/NAME", help="Also upload it to the Hugging Face hub.")
 ]
+_PRECISIONS = ("bf16", "int8")
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -34,7 +40,7 @@ def convert(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
     to: Format = None,
     from_bin: FromBin = False,
-    precision: Int8 = None,
+    precision: Precision = None,
     max_shard_size: ShardSize = None,
     push: Push = None,
     as_json: Json = False,
@@ -51,16 +57,18 @@ def convert(
     --to hf writes config.json, safetensors and the tokenizer as transformers reads them, in the first model type that
     can express the model; where none can, the report says why. Weights keep their dtype; above --max-shard-size they
     are split into shards with an index. --from-bin reads pickled weights, which no other command does, and writes the
-    same folder with safetensors. --precision int8 writes a folder for clearhead, a quarter as large, whose weights are
-    rounded to 8 bits once; it loads at once. README.md is the model's card. --push uploads the same, with the token of
-    HF_TOKEN or `hf auth login`. --json ends with {"path", "format"}, "model_type" for --to hf, "commit" with --push.
+    same folder with safetensors. --precision writes a folder for clearhead whose weights are rounded once, to 8 bits
+    with int8 (a quarter as large) or to bf16; it loads at once. A model that was loaded from a checkpoint is converted
+    one tensor at a time, so it need not fit into memory. README.md is the model's card. --push uploads the same, with
+    the token of HF_TOKEN or `hf auth login`. --json ends with {"path", "format"}, "model_type" for --to hf, "commit"
+    with --push.
     """
     from clearhead.base.files import refuse_unwritable_place
 
     if [from_bin, to is not None, precision is not None].count(True) != 1:
         raise InputError("give one of --to hf, --from-bin and --precision int8")
-    if precision not in (None, "int8"):
-        raise InputError(f"--precision {precision} is not known; expected int8")
+    if precision not in (None, *_PRECISIONS):
+        raise InputError(f"--precision {precision} is not known; expected {' or '.join(_PRECISIONS)}")
     if to not in (None, "hf"):
         raise InputError(f"--to {to} is not known; expected hf")
     if to is None and max_shard_size is not None:
@@ -75,32 +83,50 @@ def convert(
     if out.exists():
         raise InputError(f"{out} exists already; give a new folder")
     refuse_unwritable_place(out)
-    record = {"path": str(out), "format": "safetensors" if from_bin else to or "int8"}
+    record = {"path": str(out), "format": "safetensors" if from_bin else to or precision}
     if from_bin:
         _convert_bin(ref, out)
     else:
-        record |= _convert(ref, out, push, is_int8=precision is not None, max_shard_size=size)
+        record |= _convert(ref, out, push, precision=precision, max_shard_size=size)
     print_either(as_json, record, *filter(None, [str(out), record.get("commit")]))
 
 
-def _convert(ref: str, out: Path, push: str | None, *, is_int8: bool, max_shard_size: int | None) -> dict[str, str]:
+def _convert(
+    ref: str, out: Path, push: str | None, *, precision: str | None, max_shard_size: int | None
+) -> dict[str, str]:
     """Write a model, and upload it too; return its model type and the commit."""
     from clearhead.base.files import read_json_object
 
     place = located(ref)
     from clearhead.checkpoints.hf.saving import LARGEST_SHARD
-    from clearhead.model.loading import load, load_as_stored
+    from clearhead.model.saving import push_model, write_model
 
     size, record = max_shard_size or LARGEST_SHARD, dict[str, str]()
-    model = load(place, device="cpu", precision="int8") if is_int8 else load_as_stored(place)
-    layout = "clearhead" if is_int8 else "hf"
-    model.save(out, format=layout, max_shard_size=size)
-    if not is_int8:
+    layout = "hf" if precision is None else "clearhead"
+    model, weights = _open(place, precision)
+    write_model(model, out, out.name, layout, size, weights())
+    if precision is None:
         record["model_type"] = str(read_json_object(out / "config.json", what="a config.json")["model_type"])
         print_message(f"written as {record['model_type']}")
     if push is not None:
-        record["commit"] = model.push_to_hub(push, format=layout, max_shard_size=size)
+        record["commit"] = push_model(model, push, layout, size, weights())
     return record
+
+
+def _open(place: str, precision: str | None) -> tuple[Model, Callable[[], Stream | None]]:
+    """Return a model and a function that starts to read its weights, which returns None if the model has them."""
+    from clearhead.checkpoints.hf.saving import can_stream
+    from clearhead.checkpoints.reference import ModelReference
+    from clearhead.fast.memory import FORMATS
+    from clearhead.model.loading import load_as_stored
+    from clearhead.model.opening import in_form, open_model, stored_form
+
+    opened = open_model(ModelReference.locate(place))
+    if precision is not None:
+        return in_form(opened, next(choice.form for choice in FORMATS if choice.precision == precision), place)
+    if can_stream(opened.model.module, opened.model.task, opened.model.hf_checkpoint):
+        return in_form(opened, stored_form(opened), place)
+    return load_as_stored(place), lambda: None
 
 
 def _convert_bin(ref: str, out: Path) -> None:

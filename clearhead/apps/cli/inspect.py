@@ -22,11 +22,13 @@ from clearhead.base.errors import InputError, nearest
 from clearhead.base.printing import human_bytes, human_count
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from clearhead.checkpoints.reference import ModelReference
-    from clearhead.core import Transformer
+    from clearhead.fast.memory import MemoryForecast
     from clearhead.fast.runner import Served
+    from clearhead.fast.stored import Format
     from clearhead.interpret.maps.shapes import ActivationShape
     from clearhead.spec import Model
     from clearhead.spec.cost import Cost
@@ -114,6 +116,7 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
     from clearhead.base.printing import num_parameters
     from clearhead.core import build
     from clearhead.core.extensions.modules import part_lines
+    from clearhead.fast.memory import forecast_memory
     from clearhead.spec.base import tree_lines
     from clearhead.spec.cost import FP32_BYTES, cost_per_token
     from clearhead.spec.describe import decoder_masks, head_summary
@@ -124,6 +127,10 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
     parameters = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     total = num_parameters(module)
     kernels = _attention_kernels(module)
+    outline, fault = _read_outline(found)
+    forecasts = (
+        forecast_memory(spec) if outline is None else forecast_memory(spec, outline.dtypes, is_mapped=outline.is_mapped)
+    )
     head = None if spec.head is None else head_summary(spec.head)
     masks = decoder_masks(spec)
     record = {
@@ -136,6 +143,7 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
         "target_flops": cost.target_flops,
         "cache_bytes_per_target_token": FP32_BYTES * cost.cache_numbers,
         "cache_bytes_per_source_token": FP32_BYTES * cost.memory_numbers,
+        "precisions": [asdict(forecast) for forecast in forecasts],
         "attention": kernels,
         "generation": found.notes,
         "spec": json.loads(spec.to_json()),
@@ -146,8 +154,10 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
     lines += [f"part        {line}" for line in part_lines(module)]
     if masks:
         lines.append(f"mask        {' and '.join(masks)}, in the decoder")
-    served, unknown = _served(found)
+    served, unknown = ([], []) if outline is None else _served(spec, outline)
+    unknown += fault
     record["served"] = [asdict(architecture) for architecture in served]
+    lines += _memory_lines(forecasts, spec)
     lines += [*found.notes, *_kernel_lines(kernels), *_served_lines(served), *unknown, "", *tree_lines(spec, "model")]
     return record, [*lines, "", "weights", *_weight_lines(parameters)]
 
@@ -199,13 +209,28 @@ def _ranges(numbers: Sequence[int]) -> str:
 class _Found:
     """The spec and the task of a model, and notes on a Hugging Face checkpoint, one for each line.
 
-    Where there are weights, `load` reads them.
+    Where there are weights, `outline` reads the headers of their files.
     """
 
     spec: Model
     task: TaskRecord | None
     notes: list[str]
-    load: Callable[[], Transformer] | None = None
+    outline: Callable[[], _Outline] | None = None
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """The headers of the files of a model.
+
+    Args:
+        dtypes: the dtypes of the files, by the addresses of weights.
+        formats: the formats of quantized matrices, by the addresses of their modules.
+        is_mapped: whether a load leaves weights that need no conversion in their mapped files.
+    """
+
+    dtypes: Mapping[str, torch.dtype]
+    formats: Mapping[str, Format]
+    is_mapped: bool = True
 
 
 def read_reference(ref: str) -> _Found:
@@ -251,22 +276,33 @@ def read_reference(ref: str) -> _Found:
         refuse_altered(folder)
     spec = Model.from_file(file, what="a run directory or a spec file")
     task = read_task(folder) if (folder / TASK_FILE).is_file() else None
-    return _Found(spec, task, [], partial(_saved_module, reference) if path.is_dir() else None)
+    return _Found(spec, task, [], partial(_outline_saved, reference) if path.is_dir() else None)
 
 
-def _saved_module(reference: ModelReference) -> Transformer:
-    from clearhead.model.loading import load_saved
+def _read_outline(found: _Found) -> tuple[_Outline | None, list[str]]:
+    """Return the headers of the files of a model, or a line that says why they are not known."""
+    try:
+        return (None if found.outline is None else found.outline()), []
+    except InputError as error:
+        return None, [f"kernels     not known, for the weights cannot be loaded: {error}"]
 
-    return load_saved(reference, keep_quantized=True).module
+
+def _outline_saved(reference: ModelReference) -> _Outline:
+    from clearhead.fast.stored import formats_of
+    from clearhead.model.opening import open_model
+
+    opened = open_model(reference)
+    return _Outline(opened.dtypes, formats_of(opened.saved or {}), opened.is_mapped)
 
 
 def _read_checkpoint(folder: Path) -> _Found:
     from clearhead.checkpoints.hf.generation import read_generation_config
-    from clearhead.checkpoints.hf.loading import load_module
+    from clearhead.checkpoints.hf.loading import open_checkpoint
     from clearhead.checkpoints.hf.tokenizers import load_tokenizers
     from clearhead.text.tokenizer_files import has_tokenizer
 
-    loaded = load_module(folder)
+    opened = open_checkpoint(folder)
+    loaded = opened.loaded
     notes = [f"note        {note}" for note in loaded.notes]
     if loaded.module.decoder is not None:
         settings = read_generation_config(folder, loaded.config, loaded.module)
@@ -280,7 +316,7 @@ def _read_checkpoint(folder: Path) -> _Found:
         notes.append(f"tokenizer   {source.vocab_size} entries, {around}, {source.fingerprint[:12]}")
         notes += [f"languages   {', '.join(text.languages)}"] if text.languages else []
         notes += ["chat        has a template"] if text.chat is not None else []
-    return _Found(loaded.module.spec, loaded.task, notes, load=lambda: loaded.module)
+    return _Found(loaded.module.spec, loaded.task, notes, lambda: _Outline(opened.dtypes(), {}))
 
 
 def _task_lines(task: TaskRecord | None) -> Iterator[str]:
@@ -328,6 +364,18 @@ def _cost_lines(total: int, spec: Model, cost: Cost, length: int) -> Iterator[st
     yield f"cost        {both or f'{target} FLOPs for a token'}, at {lengths}; training costs three times as much"
 
 
+def _memory_lines(forecasts: Sequence[MemoryForecast], spec: Model) -> Iterator[str]:
+    """Yield a line for each precision: its weights, the peak of a load, and the KV cache per token."""
+    for one in forecasts:
+        line = f"{one.precision:<11} {human_bytes(one.weight_bytes)} of weights, peak of a load "
+        line += human_bytes(one.load_bytes)
+        if spec.decoder is not None:
+            line += f", KV cache {human_bytes(one.cache_bytes_per_target_token)} for each "
+            source = human_bytes(one.cache_bytes_per_source_token)
+            line += "token" if spec.encoder is None else f"target token and {source} for each source token"
+        yield line
+
+
 def _kernel_lines(kernels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a line for each kernel and reason; one that holds in both modes once."""
     modes: dict[str, list[str]] = {}
@@ -353,22 +401,20 @@ def _attention_kernels(module: nn.Module) -> list[dict[str, Any]]:
     return found
 
 
-def _served(found: _Found) -> tuple[list[Served], list[str]]:
-    """Return which parts of a model kernels run on this processor; or a line that says why that is not known."""
+def _served(spec: Model, outline: _Outline) -> tuple[list[Served], list[str]]:
+    """Return which parts of a model kernels run on this processor, and lines about batches and the precision auto."""
     from clearhead.fast.runner import Runner, multiplies_in_bf16
+    from clearhead.fast.stored import stored_matrices
+    from clearhead.model.opening import outline_load
 
-    if found.load is None:
-        return [], []
-    try:
-        module = found.load()
-        runner = Runner(module)
-        depend = "do not depend" if runner.is_batch_invariant else "depend, in their last digits,"
-        lines = [f"batches     results {depend} on what shares a batch, with the weights as they are"]
-        if multiplies_in_bf16(module):
-            lines.append("precision   auto multiplies in bf16 here: last digits depend on what shares a batch")
-        return runner.report(), lines
-    except InputError as error:
-        return [], [f"kernels     not known, for the weights cannot be loaded: {error}"]
+    module = outline_load(spec, outline.dtypes, outline.formats)
+    in_16_bits = any(kind.is_exact for kind in stored_matrices(module).values())
+    runner = Runner(module, in_bf16=in_16_bits)
+    depend = "do not depend" if runner.is_batch_invariant else "depend, in their last digits,"
+    lines = [f"batches     results {depend} on what shares a batch, with the weights as they are"]
+    if multiplies_in_bf16(module):
+        lines.append("precision   auto multiplies in bf16 here: last digits depend on what shares a batch")
+    return runner.report(), lines
 
 
 def _served_lines(served: Sequence[Served]) -> Iterator[str]:

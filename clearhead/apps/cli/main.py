@@ -47,7 +47,7 @@ from clearhead.apps.cli.train import train
 from clearhead.apps.cli.translate import translate
 from clearhead.apps.cli.view import view
 from clearhead.base.commands import EXTENSIONS, make_command
-from clearhead.base.errors import InputError, Reference, RunFailure, nearest_name, renaming
+from clearhead.base.errors import InputError, Reference, RunFailure, is_out_of_memory, nearest_name, renaming
 from clearhead.base.signals import Interrupted
 from clearhead.fast.busy_waiting import adapt_waiting
 from clearhead.spec.tasks.registry import every, kinds
@@ -59,6 +59,10 @@ DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 _COMPLETING: Final = "_CLEARHEAD_COMPLETE"
 # Keys and arguments for which an option of another name stands.
+_OUT_OF_MEMORY: Final = (
+    "out of memory: use a precision of fewer bits (bf16 or int8), smaller batches or shorter texts, or free some "
+    "memory; clearhead inspect REF shows the memory of a model in each precision"
+)
 _NAMES = {"task.labels": "label_kind", "task.init": "init", "field": "text_column", "layer": "layers", "head": "heads"}
 
 
@@ -228,7 +232,10 @@ def _run(words: Sequence[str], parts: Sequence[str], debug: bool, signals: StopO
         if signals.received is not None:
             # A library that is interrupted while it is imported can raise an error of its own.
             raise Stopped(signals.received) from None
-        code = _unwritten(error, debug) if isinstance(error, OSError) else _unexpected(error, debug)
+        if is_out_of_memory(error):
+            code = _failed(_OUT_OF_MEMORY, FAILED, debug)
+        else:
+            code = _unwritten(error, debug) if isinstance(error, OSError) else _unexpected(error, debug)
     if code == INTERRUPTED:
         print_message("clearhead: interrupted")
     return code if isinstance(code, int) else DONE

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from clearhead.apps.recipes.run_file import VALIDATIONS, Choice, DataPlan, run_file_text
 from clearhead.apps.recipes.survey import TextSurvey
-from clearhead.base.errors import InputError
+from clearhead.base.errors import InputError, is_out_of_memory
 from clearhead.base.machine import choose_device
 from clearhead.base.progress import message
 from clearhead.checkpoints.weights.lora import adapt
@@ -19,7 +19,6 @@ from clearhead.spec.tasks.base import Recipe, Size
 from clearhead.spec.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.init_from import InitialModel, take_weights
-from clearhead.training.memory import is_out_of_memory
 from clearhead.training.optim.optimizers import build_optimizer
 from clearhead.training.preflight import Trial, faster_precision, step_cost
 from clearhead.training.progress.reports import Progress, duration

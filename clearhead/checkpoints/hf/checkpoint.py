@@ -6,7 +6,7 @@ A model that is trained further, or saved in our layout, keeps the other files o
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from clearhead.base.printing import Printed
 from clearhead.checkpoints.hf import registry
 from clearhead.checkpoints.hf.files.tensor_files import TensorFiles, read_config
 from clearhead.checkpoints.hf.generation import GENERATION_CONFIG, read_generation_config
-from clearhead.checkpoints.hf.loading import LoadedModule, load_module
+from clearhead.checkpoints.hf.loading import LoadedModule, OpenCheckpoint, load_module, open_checkpoint
 from clearhead.checkpoints.hf.mapping import config as configs
 from clearhead.checkpoints.hf.mapping.family import Family, Variant
 from clearhead.checkpoints.hf.pooling import makes_vectors, with_head
@@ -81,6 +81,31 @@ class HFCheckpoint(Printed):
         Raises:
             InputError: anything that is not supported, or a tokenizer that does not fit the model.
         """
+        return cls._read(folder, lambda config: load_module(folder, config=config, form=form))
+
+    @classmethod
+    def open(cls, folder: Path) -> tuple[HFCheckpoint, OpenCheckpoint]:
+        """Read a checkpoint without its weights; its module is on the meta device.
+
+        Args:
+            folder: as for `load`.
+
+        Returns:
+            The checkpoint, and its files, from which tensors are read one at a time.
+
+        Raises:
+            InputError: as for `load`.
+        """
+        opened: list[OpenCheckpoint] = []
+
+        def read(config: Mapping[str, Any]) -> LoadedModule:
+            opened.append(open_checkpoint(folder, config=config))
+            return opened[0].loaded
+
+        return cls._read(folder, read), opened[0]
+
+    @classmethod
+    def _read(cls, folder: Path, read: Callable[[Mapping[str, Any]], LoadedModule]) -> HFCheckpoint:
         # Before its tokenizer, which a model of another kind may have in files of its own.
         config = read_config(folder)
         registry.find(config)
@@ -90,7 +115,7 @@ class HFCheckpoint(Printed):
                 "SentencePiece model"
             )
         tokenizers = load_tokenizers(folder)
-        loaded = load_module(folder, config=config, form=form)
+        loaded = read(config)
         generation_config = read_generation_config(folder, config, loaded.module)
         tokenizers = with_decoder_tokens(tokenizers, generation_config, loaded.module)
         return cls(folder, tokenizers, generation_config, loaded.config, loaded)

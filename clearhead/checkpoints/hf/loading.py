@@ -14,7 +14,6 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.base.errors import LONGEST_LINE, MOST_FAULTS, InputError, nearest, shortened
-from clearhead.base.machine import refuse_memory
 from clearhead.checkpoints.hf import registry
 from clearhead.checkpoints.hf.files.quantization import PackedFiles, is_packed, quantization_of
 from clearhead.checkpoints.hf.files.tensor_files import FLOATS, TensorFiles, read_config
@@ -23,7 +22,8 @@ from clearhead.checkpoints.hf.mapping.family import Family, Values, Variant
 from clearhead.checkpoints.hf.mapping.tensor_rules import BoundRule, bind
 from clearhead.checkpoints.hf.pooling import Pooling, has_pooling, read_pooling, with_head
 from clearhead.core import Transformer, build
-from clearhead.fast.stored import WeightForm, WeightPlan, store
+from clearhead.fast.memory import refuse_load
+from clearhead.fast.stored import WeightForm, store
 from clearhead.spec.tasks.record import LabelKind, TaskRecord
 from clearhead.spec.tasks.registry import find
 
@@ -158,7 +158,8 @@ def load_module(
     checkpoint = open_checkpoint(directory, config=config)
     module = checkpoint.loaded.module
     plan = (form or WeightForm()).plan(module, checkpoint.dtypes())
-    _refuse_memory(checkpoint, plan, directory)
+    is_mapped = not isinstance(checkpoint.found.files, PackedFiles)
+    refuse_load(module, plan, checkpoint.dtypes(), directory, is_mapped=is_mapped)
     store(module, plan.formats)
     state: dict[str, Tensor] = {}
     for address, tensor in checkpoint.tensors(plan.keeps):
@@ -174,16 +175,6 @@ def _refuse_quantized(directory: Path, config: Mapping[str, Any], files: TensorF
             f"{directory}: the weights are quantized as {kind}, which is not supported; "
             "use the checkpoint from before quantization"
         )
-
-
-def _refuse_memory(checkpoint: OpenCheckpoint, plan: WeightPlan, directory: Path) -> None:
-    """Refuse weights that do not fit into memory; those that need no conversion stay in their mapped files."""
-    dtypes, slots = checkpoint.dtypes(), checkpoint.loaded.module.state_dict()
-    is_packed = isinstance(checkpoint.found.files, PackedFiles)
-    if is_packed or not all(plan.keeps(address, dtypes[address]) for address in slots):
-        needed = sum(plan.num_bytes(address, slot) for address, slot in slots.items())
-        advice = "load it with the precision bf16" if plan.dtype == torch.float32 and not plan.formats else ""
-        refuse_memory(needed, f"{directory}: to load it", advice=advice)
 
 
 def _pooled(loaded: LoadedModule, directory: Path) -> LoadedModule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,10 +21,11 @@ from clearhead.checkpoints.hf.loading import LoadedModule, bind_rules, hf_tensor
 from clearhead.checkpoints.hf.mapping import config as configs
 from clearhead.checkpoints.hf.mapping.config import label_names
 from clearhead.checkpoints.hf.mapping.family import Family, Variant
+from clearhead.checkpoints.hf.mapping.tensor_rules import BoundRule
 from clearhead.checkpoints.hf.pooling import makes_vectors, with_head, write_pooling
 from clearhead.checkpoints.hf.tokenizers import load_tokenizers
 from clearhead.checkpoints.reference import CONFIG
-from clearhead.checkpoints.weights.files import built, save_shards
+from clearhead.checkpoints.weights.files import Stream, built, save_shards
 from clearhead.core import Transformer
 from clearhead.fast.stored import plain_state, refuse_quantized, state_to_save
 from clearhead.spec.tasks.record import TaskRecord
@@ -45,6 +46,7 @@ def save_checkpoint(
     hf_checkpoint: HFCheckpoint | None,
     *,
     max_shard_size: int = LARGEST_SHARD,
+    weights: Stream | None = None,
 ) -> str:
     """Write a model as a Hugging Face checkpoint.
 
@@ -55,6 +57,8 @@ def save_checkpoint(
         task: what its outputs are for.
         hf_checkpoint: the checkpoint that it came from; None: a model that was trained here.
         max_shard_size: bytes of tensors in a file.
+        weights: the weights by address, one after the other, for a model that `can_stream`; None means those of the
+            module.
 
     Returns:
         The model type of the family that was written.
@@ -65,7 +69,7 @@ def save_checkpoint(
     refuse_quantized(module, "the layout of the hub")
     module = _in_units(module, task)
     if hf_checkpoint is not None:
-        return _save_again(module, folder, tokenizers, task, hf_checkpoint, max_shard_size)
+        return _save_again(module, folder, tokenizers, task, hf_checkpoint, max_shard_size, weights)
     if not tokenizers.joint:
         raise InputError("a Hugging Face checkpoint has one tokenizer, and this model two: train with joint = true")
     roles = tokenizers.target.roles
@@ -83,6 +87,22 @@ def save_checkpoint(
     return family.model_type
 
 
+def can_stream(module: Transformer, task: TaskRecord, hf_checkpoint: HFCheckpoint | None) -> bool:
+    """Return whether the weights of a model can be written one after the other, each as its family has it.
+
+    They can if the model is still one of the family of its checkpoint. Otherwise an equivalent model is searched, which
+    may change any of the weights.
+
+    Args:
+        module: the model; on any device.
+        task, hf_checkpoint: as for `save_checkpoint`.
+    """
+    is_of_family = hf_checkpoint is not None and hf_checkpoint.loaded is not None
+    is_in_units = (task.number_mean, task.number_scale) == (0.0, 1.0)
+    has_pooling = find(task.kind).outputs == "vector" and makes_vectors(module.spec)
+    return is_of_family and is_in_units and not has_pooling
+
+
 def _save_again(
     module: Transformer,
     folder: Path,
@@ -90,11 +110,20 @@ def _save_again(
     task: TaskRecord,
     hf_checkpoint: HFCheckpoint,
     max_shard_size: int,
+    weights: Stream | None,
 ) -> str:
     """Write a model in the family of its checkpoint, with the files of its tokenizer if that is unchanged."""
     model_type, loaded = str(hf_checkpoint.config.get("model_type")), hf_checkpoint.loaded
     module = _with_expressible_dropout(module, loaded)
-    save_module(module, folder, loaded=loaded, task=task, model_type=model_type, max_shard_size=max_shard_size)
+    save_module(
+        module,
+        folder,
+        loaded=loaded,
+        task=task,
+        model_type=model_type,
+        max_shard_size=max_shard_size,
+        weights=weights,
+    )
     copy_files(hf_checkpoint.folder, folder)
     if _fingerprints(tokenizers) != _fingerprints(load_tokenizers(hf_checkpoint.folder).pair):
         if not tokenizers.joint:
@@ -195,6 +224,7 @@ def save_module(
     model_type: str | None = None,
     token_ids: Mapping[str, int] = MappingProxyType({}),
     max_shard_size: int = LARGEST_SHARD,
+    weights: Stream | None = None,
 ) -> Family:
     """Write config.json and model.safetensors, or several files and an index of them.
 
@@ -206,6 +236,7 @@ def save_module(
         model_type: the family to save as, for a module that was not loaded; None: the first that can express the spec.
         token_ids: of padding, start and end by their keys of a config, for a module that was not loaded.
         max_shard_size: bytes of tensors in a file.
+        weights: the weights by address, one after the other; None means those of the module.
 
     Returns:
         The family that was written.
@@ -239,7 +270,8 @@ def save_module(
             if constant.is_written or variant.is_bare:
                 tensors[prefix + constant.name] = constant.compute(module.spec, rows)
     directory.mkdir(parents=True, exist_ok=True)
-    save_shards(directory, tensors, name=SINGLE, max_size=max_shard_size)
+    stream = None if weights is None else _with_their_names(weights, module, family, variant, prefix, tensors)
+    save_shards(directory, tensors, name=SINGLE, max_size=max_shard_size, stream=stream)
     write_json(directory / CONFIG, config, is_indented=True)
     return family
 
@@ -274,17 +306,56 @@ def module_to_hf_tensors(
     Raises:
         InputError: the family has no name for some of them.
     """
-    bounds, without_rule = bind_rules(family, variant, prefix, module)
-    if without_rule:
-        faults = [f"{family.model_type} has no tensor for '{address}'" for address in without_rule]
-        raise InputError.from_faults(faults[:12], subject=f"saving as {family.model_type}")
-    is_tied = variant.output is None or variant.output not in {n for b in bounds for g in b.theirs for n in g}
     named: dict[str, Tensor] = {}
+    bounds, is_tied = _bind_all(module, family, variant, prefix)
     for names, tensor in hf_tensors(bounds, tensors):
         # Where the output is not tied, the classes have a separate tensor for each name.
         for name in names[:1] if is_tied else names:
             named[name] = tensor.clone() if name != names[0] else tensor
     return named
+
+
+def _bind_all(module: Transformer, family: Family, variant: Variant, prefix: str) -> tuple[list[BoundRule], bool]:
+    """Return the rules of all weights of a module, and whether the output is tied.
+
+    Raises:
+        InputError: the family has no name for some of the weights.
+    """
+    bounds, without_rule = bind_rules(family, variant, prefix, module)
+    if without_rule:
+        faults = [f"{family.model_type} has no tensor for '{address}'" for address in without_rule]
+        raise InputError.from_faults(faults[:12], subject=f"saving as {family.model_type}")
+    return bounds, variant.output is None or variant.output not in {n for b in bounds for g in b.theirs for n in g}
+
+
+def _with_their_names(
+    weights: Stream,
+    module: Transformer,
+    family: Family,
+    variant: Variant,
+    prefix: str,
+    tensors: Mapping[str, Tensor],
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a checkpoint for weights that come one after the other.
+
+    Args:
+        weights: the weights by address. Those of one rule wait for each other, so they should be neighbours.
+        module, family, variant, prefix: as for `module_to_hf_tensors`.
+        tensors: all tensors by their names; those that come from no weight are yielded at the end.
+    """
+    bounds, is_tied = _bind_all(module, family, variant, prefix)
+    rules = {address: bound for bound in bounds for address in bound.ours}
+    waiting, written = dict[str, Tensor](), set[str]()
+    for address, weight in weights:
+        waiting[address] = weight
+        bound = rules[address]
+        if all(other in waiting for other in bound.ours):
+            ours = [waiting.pop(other) for other in bound.ours]
+            for names, tensor in zip(bound.theirs, bound.save(ours), strict=True):
+                for name in names[:1] if is_tied else names:
+                    written.add(name)
+                    yield name, tensor
+    yield from ((name, tensor) for name, tensor in tensors.items() if name not in written)
 
 
 def _config_as_loaded(module: Transformer, loaded: LoadedModule) -> dict[str, Any]:

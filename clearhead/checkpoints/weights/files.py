@@ -6,23 +6,24 @@ faults.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
-import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from clearhead.base.errors import InputError, nearest
 from clearhead.base.files import open_model_file, parse_json
 from clearhead.base.machine import refuse_memory
 from clearhead.checkpoints.weights.lora import LOW_RANK, merged
+from clearhead.checkpoints.weights.writer import TensorWriter
 from clearhead.core import Transformer, build
+from clearhead.fast.memory import refuse_load
 from clearhead.fast.stored import (
     QUANTIZED,
     WeightForm,
@@ -36,78 +37,92 @@ from clearhead.fast.stored import (
 )
 from clearhead.spec import Model
 
+Stream = Iterable[tuple[str, Tensor]]
+"""Names and tensors, one after the other, so that a model is written without being in memory."""
 # More than any model has, all its files together.
 MOST_TENSORS = 2**17
 # Faults in one report.
 MOST_SHOWN = 20
+_BLOCK = 2**20
 _QUANTIZED_NAMES = {name for kind in QUANTIZED for name in kind.names}
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write named tensors to one safetensors file; a tensor that has several names is stored once."""
-    stored: dict[str, Tensor] = {}
-    aliases: dict[str, str] = {}
-    first_names: dict[tuple[object, ...], str] = {}
-    storages: set[int] = set()
-    for name, tensor in tensors.items():
-        value = tensor.detach()
-        storage = value.untyped_storage().data_ptr()
-        identity = (value.data_ptr(), value.dtype, tuple(value.shape), value.stride(), value.device)
-        if value.numel() and identity in first_names:
-            aliases[name] = first_names[identity]
-            continue
-        first_names[identity] = name
-        # safetensors refuses two views of one storage, so a partial view is copied out
-        value = value.clone() if storage in storages and value.numel() else value
-        storages.add(storage)
-        stored[name] = value.cpu().contiguous()
-    metadata = {"format": "pt"}
-    if aliases:
-        metadata["aliases"] = json.dumps(aliases)
-    # The library leaves a file that its owner alone may read; it should have the rights of any other file here
-    path.touch()
-    rights = stat.S_IMODE(path.stat().st_mode)
-    save_file(stored, path, metadata=metadata)
-    path.chmod(rights)
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], stream: Stream | None = None) -> None:
+    """Write named tensors to one safetensors file; a tensor that has several names is stored once.
+
+    Args:
+        path: the file.
+        tensors: the tensors, or tensors on the meta device with their dtypes and shapes.
+        stream: the names and tensors, one after the other in any order; None means those of `tensors`.
+    """
+    _save_files([path], [tensors], stream)
 
 
-def save_shards(directory: Path, tensors: Mapping[str, Tensor], *, name: str, max_size: int) -> list[str]:
+def save_shards(
+    directory: Path, tensors: Mapping[str, Tensor], *, name: str, max_size: int, stream: Stream | None = None
+) -> list[str]:
     """Write named tensors to one file, or where they do not fit, to several and an index of them.
 
     Args:
         directory: where.
-        tensors: in the order in which they are written.
+        tensors: in the order in which they are written; as for `save_tensors`.
         name: of the single file, such as `model.safetensors`.
         max_size: bytes of tensors in a file; one that is larger has a file of its own.
+        stream: as for `save_tensors`.
 
     Returns:
         The names of the files.
     """
     shards: list[dict[str, Tensor]] = [{}]
-    filled = 0
+    size = 0
     for key, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
-        if shards[-1] and filled + size > max_size:
+        if shards[-1] and size + tensor.nbytes > max_size:
             shards.append({})
-            filled = 0
+            size = 0
         shards[-1][key] = tensor
-        filled += size
+        size += tensor.nbytes
     if len(shards) == 1:
-        save_tensors(directory / name, tensors)
+        save_tensors(directory / name, tensors, stream)
         return [name]
     stem, _, suffix = name.rpartition(".")
     files = [f"{stem}-{number:05}-of-{len(shards):05}.{suffix}" for number in range(1, len(shards) + 1)]
-    placed: dict[str, str] = {}
-    total = 0
-    for file, shard in zip(files, shards, strict=True):
-        save_tensors(directory / file, shard)
-        # A tensor with two names is in the file under one of them.
-        with safe_open(directory / file, framework="pt") as written:
-            placed |= dict.fromkeys(written.keys(), file)
-        total += sum(shard[key].numel() * shard[key].element_size() for key in shard if key in placed)
+    stored = _save_files([directory / file for file in files], shards, stream)
+    placed = {key: file for file, shard in zip(files, stored, strict=True) for key in shard}
+    total = sum(tensor.nbytes for shard in stored for tensor in shard.values())
     index = {"metadata": {"total_size": total}, "weight_map": placed}
     (directory / f"{name}.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
     return files
+
+
+def _save_files(
+    paths: Sequence[Path], shards: Sequence[Mapping[str, Tensor]], stream: Stream | None
+) -> list[dict[str, Tensor]]:
+    """Write tensors to several files, and return the tensors that each file holds under one of their names."""
+    stored, writers = [], dict[str, TensorWriter]()
+    with contextlib.ExitStack() as stack:
+        for path, shard in zip(paths, shards, strict=True):
+            own, aliases = _split_aliases(shard)
+            metadata = {"format": "pt"} | ({"aliases": json.dumps(aliases)} if aliases else {})
+            writers |= dict.fromkeys(own, stack.enter_context(TensorWriter(path, own, metadata)))
+            stored.append(own)
+        for name, tensor in itertools.chain.from_iterable(map(dict.items, stored)) if stream is None else stream:
+            writers[name].write(name, tensor)
+    return stored
+
+
+def _split_aliases(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return each tensor under its first name, and the first name by every other name."""
+    stored: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    first_names: dict[tuple[object, ...], str] = {}
+    for name, tensor in tensors.items():
+        identity = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
+        if tensor.numel() and not tensor.is_meta and identity in first_names:
+            aliases[name] = first_names[identity]
+            continue
+        first_names[identity] = name
+        stored[name] = tensor
+    return stored, aliases
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -146,6 +161,39 @@ def map_tensors(path: Path) -> dict[str, Tensor]:
     ):
         raise InputError(f"{path}: its aliases must be an object of names of tensors")
     return tensors | {name: tensors[first] for name, first in aliases.items()}
+
+
+class SavedTensors(Mapping[str, Tensor]):
+    """The tensors of a safetensors file, each in a mapping of its own, whose pages leave memory with the tensor.
+
+    Args:
+        path: the file.
+
+    Raises:
+        InputError: as for `map_tensors`, or tensors of a dtype that weights do not have.
+    """
+
+    def __init__(self, path: Path) -> None:
+        mapped = map_tensors(path)
+        refuse_dtypes(mapped, path)
+        self._path = path
+        self.outlines: dict[str, Tensor] = {name: tensor.to("meta") for name, tensor in mapped.items()}
+        with safe_open(path, framework="pt") as file:
+            names = {id(mapped[name]): name for name in file.keys()}  # noqa: SIM118
+        # A tensor with several names is stored under one of them.
+        self._names = {name: names[id(tensor)] for name, tensor in mapped.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        with safe_open(self._path, framework="pt") as file:
+            tensor: Tensor = file.get_tensor(self._names[name])
+        repair({name: tensor})
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
@@ -258,8 +306,9 @@ def filled(
 def _hold(module: Transformer, tensors: Mapping[str, Tensor], form: WeightForm, source: str) -> dict[str, Tensor]:
     """Return mapped tensors in the form of a load, and prepare a module on the meta device for them."""
     slots = module.state_dict()
-    plan = form.plan(module, {name: tensors[name].dtype if name in tensors else torch.float32 for name in slots})
-    refuse_memory(sum(plan.num_bytes(name, slot) for name, slot in slots.items()), f"{source}: to load it")
+    dtypes = {name: tensors[name].dtype if name in tensors else torch.float32 for name in slots}
+    plan = form.plan(module, dtypes)
+    refuse_load(module, plan, dtypes, source, is_mapped=False)
     store(module, plan.formats)
     state: dict[str, Tensor] = {}
     copies: dict[int, Tensor] = {}
@@ -283,16 +332,32 @@ def refuse_nan(module: nn.Module, name: str) -> None:
         InputError: a weight holds NaN, or a matrix or its scales in 8 bits an infinite number.
     """
     for address, weight in itertools.chain(module.named_parameters(), module.named_buffers()):
-        # The sum of a tensor tells in one pass whether a closer look is needed.
-        if weight.is_floating_point() and not torch.isfinite(weight.detach().sum(dtype=torch.float32)):
-            is_matrix = weight.dim() > 1 or address.rpartition(".")[2] in _QUANTIZED_NAMES
-            count = int((~torch.isfinite(weight)).sum() if is_matrix else torch.isnan(weight).sum())
-            if count:
-                raise InputError(
-                    f"{name}: {count:,} of {weight.numel():,} numbers in {address} are NaN or infinite, so the "
-                    "training of this model diverged; take an earlier checkpoint, as in RUN@step-N, or train with a "
-                    "smaller learning_rate"
-                )
+        refuse_nan_in(address, weight, name)
+
+
+def refuse_nan_in(address: str, weight: Tensor, name: str) -> None:
+    """Refuse a weight that holds numbers with which no output would be a number.
+
+    Args:
+        address: the address of the weight.
+        weight: the weight, or a tensor that stores it.
+        name: of the model, for the message.
+
+    Raises:
+        InputError: as for `refuse_nan`.
+    """
+    # Sums tell in one pass whether a closer look is needed; that of a whole matrix in 16 bits would copy it to fp32.
+    rows = max(1, _BLOCK * len(weight) // max(1, weight.numel())) if weight.dim() else 1
+    blocks = weight.detach().split(rows) if weight.dim() else (weight.detach(),)
+    if weight.is_floating_point() and not all(torch.isfinite(block.sum(dtype=torch.float32)) for block in blocks):
+        is_matrix = weight.dim() > 1 or address.rpartition(".")[2] in _QUANTIZED_NAMES
+        count = int((~torch.isfinite(weight)).sum() if is_matrix else torch.isnan(weight).sum())
+        if count:
+            raise InputError(
+                f"{name}: {count:,} of {weight.numel():,} numbers in {address} are NaN or infinite, so the "
+                "training of this model diverged; take an earlier checkpoint, as in RUN@step-N, or train with a "
+                "smaller learning_rate"
+            )
 
 
 def built(model: Model, tensors: Mapping[str, Tensor], *, training: bool = False) -> Transformer:

@@ -20,7 +20,7 @@ from clearhead.base.files import refuse_unwritable, replacing
 from clearhead.base.progress import Notify
 from clearhead.core import Transformer
 from clearhead.core.head import Head
-from clearhead.fast.replica import converted
+from clearhead.fast.computing import computing_in
 from clearhead.fast.stored import stored_matrices
 from clearhead.generate.batching import check_lengths
 from clearhead.interpret.maps.attention_run import AttentionRun
@@ -254,7 +254,7 @@ def attend_first_layer(
 
 
 def in_precision(module: Transformer, precision: str) -> Transformer:
-    """Return a module whose weights have a dtype: itself, or a copy.
+    """Return a module that computes in a dtype: itself, or a replica.
 
     Args:
         module: the module.
@@ -272,7 +272,7 @@ def in_precision(module: Transformer, precision: str) -> Transformer:
     dtypes = {parameter.dtype for address, parameter in module.named_parameters() if address[:-7] not in stored}
     if dtypes <= {dtype}:
         return module
-    return converted(module, dtype)
+    return computing_in(module, dtype)
 
 
 THUMBNAIL = 64

@@ -158,7 +158,7 @@ class _Path:
 
     def _run(self, part: nn.Module, x: Tensor) -> Tensor:
         """Run a part above the layers on the chosen positions; in float64 where it has no weights."""
-        dtypes = [torch.float32] if isinstance(part, Stored) else [weight.dtype for weight in part.parameters()]
+        dtypes = [part.weight.dtype] if isinstance(part, Stored) else [weight.dtype for weight in part.parameters()]
         y: Tensor
         if isinstance(part, Pool):
             y = part(x[None], self.streams.last.mask)[0]

@@ -13,11 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from clearhead.base import machine
-from clearhead.base.errors import InputError
+from clearhead.base.errors import LackOfMemory
 from clearhead.checkpoints.hf.files.tensor_files import BLOCK, TensorFiles
-from clearhead.checkpoints.hf.loading import load_module
+from clearhead.checkpoints.hf.loading import load_module, open_checkpoint
 from clearhead.checkpoints.hf.saving import save_module
 from clearhead.core import build
+from clearhead.fast.memory import forecast_memory
 from clearhead.fast.stored import WeightForm
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from tests.conftest import ROOT
@@ -66,11 +67,17 @@ def test_what_is_converted_leaves_nothing_of_the_file_in_memory(tmp_path: Path) 
 
 def test_what_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved(tmp_path / "model", torch.bfloat16)
-    monkeypatch.setattr(machine, "free_memory", lambda: 1000)
-    with pytest.raises(InputError, match=r"needs about .* but only 1\.0 kB is free: .* the precision bf16"):
+    opened = open_checkpoint(folder)
+    peaks = {one.precision: one.load_bytes for one in forecast_memory(opened.loaded.module.spec, opened.dtypes())}
+    weights = sum(tensor.nbytes for tensor in load_file(folder / TENSORS).values())
+    assert peaks["bf16"] == weights, "nothing is copied out of the mapped file"
+    monkeypatch.setattr(machine, "free_memory", lambda: peaks["bf16"])
+    with pytest.raises(LackOfMemory, match=r"needs about .* but only .* is free: .* the precision bf16 \("):
         load_module(folder)
-    # Nothing is copied out of the mapped file.
     load_module(folder, form=WeightForm(torch.bfloat16))
+    monkeypatch.setattr(machine, "free_memory", lambda: 1000)
+    with pytest.raises(LackOfMemory, match=r"only 1\.0 kB is free: no precision fits"):
+        load_module(folder, form=WeightForm(torch.bfloat16))
 
 
 def test_a_tensor_larger_than_a_block_is_read_whole(tmp_path: Path) -> None:

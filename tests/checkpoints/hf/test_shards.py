@@ -15,8 +15,8 @@ import clearhead as ch
 from clearhead.checkpoints.hf.files.tensor_files import TensorFiles
 from clearhead.checkpoints.hf.loading import load_module
 from clearhead.checkpoints.hf.saving import save_module
-from clearhead.checkpoints.weights import files
 from clearhead.checkpoints.weights.files import save_shards
+from clearhead.checkpoints.weights.writer import TensorWriter
 from clearhead.core import build
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from tests import hf_models as made
@@ -69,13 +69,13 @@ def test_a_tensor_with_two_names_is_counted_once(tmp_path: Path) -> None:
 def test_what_is_interrupted_leaves_nothing(format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = ch.load(made.language_model(tmp_path / "model"), device="cpu", precision="fp32")
     before = sorted(tmp_path.iterdir())
-    write = files.save_file
+    write = TensorWriter.write
 
-    def interrupted(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-        write(tensors, path, metadata=metadata)
+    def interrupted(self: TensorWriter, name: str, tensor: Tensor) -> None:
+        write(self, name, tensor)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "save_file", interrupted)
+    monkeypatch.setattr(TensorWriter, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         model.save(tmp_path / "out", format=format)
     assert sorted(tmp_path.iterdir()) == before

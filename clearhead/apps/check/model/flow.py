@@ -9,17 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead import spec
 from clearhead.apps.check.handwritten.report import Finding
 from clearhead.apps.check.model.readers import Place, Reader, Side, Trace, run
 from clearhead.apps.check.model.report import Drawing, Outcome
 from clearhead.core import Sequence, Transformer
-from clearhead.fast.replica import converted
+from clearhead.fast.computing import computing_in, plain_format
+from clearhead.fast.stored import Stored, StoredRows
 
 LENGTH = 11
 LONGEST_WINDOW = 600
@@ -262,11 +264,29 @@ def _check(reader: Reader, scenario: Scenario, rows_at_once: int) -> Iterator[Ou
 
 def drawn_twin(module: Transformer) -> Transformer:
     """Return a replica of a model in double precision with drawn weights, so small that no softmax saturates."""
-    made, generator = converted(module, torch.float64), torch.Generator().manual_seed(11)
-    for weight in made.parameters():
-        values = torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight.device)
-        weight.data = 1.0 + 0.3 * values if weight.dim() < 2 else 0.5 * values / math.sqrt(weight.shape[-1])
-    return made
+    twin = computing_in(module, torch.float64)
+    for number, part in enumerate(twin.modules()):
+        state: dict[str, nn.Parameter | None] = vars(part)["_parameters"]
+        lazy: tuple[str, ...] = ()
+        if isinstance(part, StoredRows):
+            # Rows are looked up one by one, so the whole table is drawn now.
+            state["weight"], part.format = part.weight, plain_format(part.weight)
+        elif isinstance(part, Stored):
+            # A second copy of all matrices may not fit into memory: each is drawn whenever it is read.
+            part.format = replace(part.format, widen=partial(_draw_weight, 8 * number, part.weight.shape))
+            lazy = part.format.names
+        for index, (name, weight) in enumerate(state.items()):
+            if weight is not None and name not in lazy:
+                drawn = _draw_weight(8 * number + index, weight.shape, weight)
+                state[name] = nn.Parameter(drawn, requires_grad=False)
+    return twin
+
+
+def _draw_weight(seed: int, shape: torch.Size, like: Tensor, *_: Tensor) -> Tensor:
+    """Return a drawn weight in double precision, on the device of a tensor."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(like.device)
+    return 1.0 + 0.3 * values if len(shape) < 2 else 0.5 * values / math.sqrt(shape[-1])
 
 
 def _address(reader: Reader, place: Place) -> str:

@@ -21,7 +21,8 @@ from clearhead.base.errors import InputError
 from clearhead.base.printing import num_parameters
 from clearhead.base.progress import message
 from clearhead.core import Transformer
-from clearhead.fast.replica import converted, in_evaluation
+from clearhead.fast.computing import computing_in
+from clearhead.fast.replica import in_evaluation
 from clearhead.fast.stored import is_quantized
 from clearhead.text.pair import TokenizerPair
 from clearhead.version import __version__
@@ -97,7 +98,7 @@ def _experiments(
         yield from check_tokenizers(module, tokenizers)
     if any(isinstance(one, Finding) and one.severity == "wrong" for one in numbers):
         return  # every output would be one more that is not a number
-    single, exact = converted(module, torch.float32), converted(module, torch.float64)
+    single, exact = computing_in(module, torch.float32), computing_in(module, torch.float64)
     message("what reads what")
     yield from check_flow(exact, draw, rows_at_once)
     message("what must not change the results")

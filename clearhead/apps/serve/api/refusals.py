@@ -8,9 +8,8 @@ from typing import Final
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from clearhead.base.errors import InputError, RunFailure
+from clearhead.base.errors import InputError, RunFailure, is_out_of_memory
 
-OUT_OF_MEMORY: Final = ("not enough memory", "can't allocate memory", "out of memory")
 _LOGGER: Final = logging.getLogger("clearhead.apps.serve")
 
 
@@ -24,8 +23,7 @@ class Closing(Exception):
 
 def named_failure(error: Exception) -> Exception:
     """Return an error for a client: all but wrong input is a failure while running; the log has what happened."""
-    text = f"{error}"
-    if isinstance(error, MemoryError) or any(sign in text.lower() for sign in OUT_OF_MEMORY):
+    if is_out_of_memory(error):
         return RunFailure("there is not enough memory for this request: send a shorter one, or fewer at once")
     if isinstance(error, InputError | RunFailure):
         return error

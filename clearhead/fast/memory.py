@@ -1,0 +1,164 @@
+"""Memory forecasts for each precision: bytes of weights, of the peak of a load, and of the KV cache per token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from clearhead.base import machine
+from clearhead.base.errors import InputError
+from clearhead.base.machine import refuse_memory
+from clearhead.base.printing import human_bytes
+from clearhead.core import Transformer, build
+from clearhead.fast.stack import KEPT, PlannedStack
+from clearhead.fast.stored import INT8, WeightForm, WeightPlan, require_formats
+from clearhead.spec import Attention, Model
+from clearhead.spec.cost import cost_per_token
+
+OVERHEAD: Final = 1.1
+"""Peak of a load without the tensors in transit, in sizes of the weights that it copies."""
+IN_TRANSIT: Final = 2
+"""Tensors of the file that a load holds at once beside the weights."""
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """A precision that weights can have in memory.
+
+    Args:
+        precision: the value of the option `precision`.
+        form: the form of the weights.
+        cache: dtype of the KV cache of the decoder.
+    """
+
+    precision: str
+    form: WeightForm
+    cache: torch.dtype
+
+
+FORMATS: Final = (
+    WeightFormat("fp32", WeightForm(), torch.float32),
+    WeightFormat("bf16", WeightForm(torch.bfloat16), torch.bfloat16),
+    WeightFormat("int8", WeightForm(choose=lambda module, _: require_formats(module, INT8)), torch.int8),
+)
+"""Every precision, the most exact first."""
+
+
+@dataclass(frozen=True)
+class MemoryForecast:
+    """Memory of a model in one precision, in bytes.
+
+    Args:
+        precision: the precision of the weights.
+        weight_bytes: bytes of the weights; shared tensors count once.
+        load_bytes: bytes at the peak of a load, without those that the process has before.
+        cache_bytes_per_target_token: bytes of the KV cache for a token of the decoder.
+        cache_bytes_per_source_token: bytes of the KV cache for a token of the encoder.
+    """
+
+    precision: str
+    weight_bytes: int
+    load_bytes: int
+    cache_bytes_per_target_token: int
+    cache_bytes_per_source_token: int
+
+
+def forecast_memory(
+    model: Model, dtypes: Mapping[str, torch.dtype] | None = None, *, is_mapped: bool = True
+) -> list[MemoryForecast]:
+    """Return the memory forecast of a model for each precision that it can have.
+
+    Args:
+        model: the spec of the model.
+        dtypes: the dtypes of the files, by the addresses of weights; None means fp32.
+        is_mapped: whether weights that need no conversion stay in their mapped files.
+    """
+    module, forecasts = build(model, device="meta"), []
+    dtypes = dtypes or dict.fromkeys(module.state_dict(), torch.float32)
+    for choice in FORMATS:
+        try:
+            plan = choice.form.plan(module, dtypes)
+        except InputError:  # the model has no matrix for the format
+            continue
+        weights = sum(plan.num_bytes(address, slot) for address, slot in module.state_dict().items())
+        peak = load_peak(module, plan, dtypes, is_mapped=is_mapped)
+        forecasts.append(MemoryForecast(choice.precision, weights, peak, *cache_bytes(model, choice.cache)))
+    return forecasts
+
+
+def load_peak(
+    module: Transformer, plan: WeightPlan, dtypes: Mapping[str, torch.dtype], *, is_mapped: bool = True
+) -> int:
+    """Return the bytes at the peak of a load, without those that the process has before.
+
+    Args:
+        module: the model on the meta device.
+        plan: the form of its weights in memory.
+        dtypes, is_mapped: as for `forecast_memory`.
+    """
+    mapped = copied = largest = 0
+    for address, slot in module.state_dict().items():
+        size = plan.num_bytes(address, slot)
+        if is_mapped and plan.keeps(address, dtypes[address]):
+            mapped += size
+        else:
+            copied += size
+            largest = max(largest, slot.numel() * dtypes[address].itemsize)
+    return mapped + int(OVERHEAD * copied) + IN_TRANSIT * largest
+
+
+def cache_bytes(model: Model, dtype: torch.dtype) -> tuple[int, int]:
+    """Return the bytes of the KV cache for a token of the decoder and for a token of the encoder.
+
+    Args:
+        model: the spec of the model.
+        dtype: dtype of the keys and values. In int8 each vector of a head has a scale in fp32, and the keys and values
+            of the encoder's tokens are bf16.
+    """
+    cost = cost_per_token(model, 1, 1)
+    if dtype != torch.int8:
+        return cost.cache_numbers * dtype.itemsize, cost.memory_numbers * dtype.itemsize
+    stack = model.decoder
+    layers = () if stack is None else stack.depths
+    functions = [branch.function for layer in layers for step in layer.steps for branch in step.branches]
+    vectors = sum(2 * node.num_kv_heads for node in functions if isinstance(node, Attention) and node.source == "self")
+    return cost.cache_numbers + torch.float32.itemsize * vectors, cost.memory_numbers * torch.bfloat16.itemsize
+
+
+def cache_dtype(module: Transformer) -> torch.dtype:
+    """Return the dtype of the KV cache of a tree: that in which its decoder computes."""
+    if isinstance(module.decoder, PlannedStack):
+        return KEPT[module.decoder.plan.kind]
+    dtypes = {weight.dtype for weight in module.parameters() if weight.dim() == 1}
+    return torch.float32 if torch.float32 in dtypes else next(iter(dtypes), torch.float32)
+
+
+def refuse_load(
+    module: Transformer,
+    plan: WeightPlan,
+    dtypes: Mapping[str, torch.dtype],
+    subject: object,
+    *,
+    is_mapped: bool = True,
+) -> None:
+    """Refuse to load a model whose forecast exceeds the free memory; the message names the precisions that fit.
+
+    Args:
+        module: the model on the meta device.
+        plan: the form of its weights in memory.
+        dtypes, is_mapped: as for `forecast_memory`.
+        subject: the folder or file, for the message.
+
+    Raises:
+        LackOfMemory: the load needs more memory than this process can still take.
+    """
+    needed, free = load_peak(module, plan, dtypes, is_mapped=is_mapped), machine.free_memory()
+    if needed <= free:
+        return
+    forecasts = forecast_memory(module.spec, dtypes, is_mapped=is_mapped)
+    fitting = [f"{one.precision} ({human_bytes(one.load_bytes)})" for one in forecasts if one.load_bytes <= free]
+    advice = f"load it with the precision {' or '.join(fitting)}" if fitting else "no precision fits; free some memory"
+    refuse_memory(needed, f"{subject}: to load it", free=free, advice=advice)

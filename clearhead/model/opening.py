@@ -1,0 +1,141 @@
+"""Models of which only the headers are read: for inspection, and for conversion tensor by tensor."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
+from clearhead.checkpoints.reference import ModelReference
+from clearhead.checkpoints.weights.files import SavedTensors, Stream, load_merged, refuse_misfits, refuse_nan_in
+from clearhead.checkpoints.weights.lora import LOW_RANK
+from clearhead.core import Transformer, build
+from clearhead.fast.stored import BF16, Format, WeightForm, formats_of, keep_16_bits, store, widen_weights
+from clearhead.model.facade import Model
+from clearhead.model.loading import read_saved
+from clearhead.spec import Model as ModelSpec
+
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model without its weights, and its files, from which they are read one at a time.
+
+    Args:
+        model: the model; its module is on the meta device.
+        dtypes: the dtypes of the files, by the addresses of weights.
+        read: yields the weights by address, each in a mapping of its own; quantized ones are widened to fp32.
+        saved: the tensors of a model that was saved quantized, as its file has them; None if it was not.
+        is_mapped: whether a load leaves weights that need no conversion in their mapped files.
+    """
+
+    model: Model
+    dtypes: Mapping[str, torch.dtype]
+    read: Callable[[], Iterator[tuple[str, Tensor]]]
+    saved: SavedTensors | None = None
+    is_mapped: bool = True
+
+
+def open_model(reference: ModelReference) -> OpenModel:
+    """Read the headers of a model, without its weights.
+
+    Args:
+        reference: a run, a saved model, or a Hugging Face checkpoint.
+
+    Raises:
+        InputError: as for `load`.
+    """
+    folder = reference.checkpoint_folder()
+    if folder is None:
+        return _open_saved(reference)
+    hf_checkpoint, opened = HFCheckpoint.open(folder)
+    tokenizers, loaded = hf_checkpoint.tokenizers.pair, opened.loaded
+    tokenizers.check_rows(loaded.module.num_source_ids, loaded.module.num_target_ids, str(folder))
+    return OpenModel(Model(loaded.module, tokenizers, loaded.task, hf_checkpoint), opened.dtypes(), opened.tensors)
+
+
+def _open_saved(reference: ModelReference) -> OpenModel:
+    files: list[Weights] = []
+
+    def fill(spec: ModelSpec, path: Path) -> Transformer:
+        tensors: Weights = SavedTensors(path)
+        if any(name.rpartition(".")[2] in LOW_RANK for name in tensors):
+            tensors = load_merged(path)
+        files.append(tensors)
+        outlines = tensors.outlines if isinstance(tensors, SavedTensors) else tensors
+        refuse_misfits(store(build(spec, device="meta"), formats_of(tensors)), outlines, source=str(path))
+        return build(spec, device="meta")
+
+    model, tensors = read_saved(reference, fill), files[-1]
+    kinds = formats_of(tensors)
+    outlines = tensors.outlines if isinstance(tensors, SavedTensors) else tensors
+    dtypes = {address: tensor.dtype for address, tensor in outlines.items()}
+    dtypes |= {f"{owner}.weight": kind.entries[0].dtype for owner, kind in kinds.items()}
+    saved = tensors if kinds and isinstance(tensors, SavedTensors) else None
+    return OpenModel(model, dtypes, lambda: widen_weights(tensors), saved, is_mapped=bool(kinds))
+
+
+def in_form(opened: OpenModel, form: WeightForm, name: str) -> tuple[Model, Callable[[], Stream]]:
+    """Return a model without weights in another form, and a function that starts to read its weights in that form.
+
+    Args:
+        opened: the model.
+        form: the form of the weights. A model that was saved quantized in this form keeps the entries of its file.
+        name: the name of the model, for messages about weights that are no numbers.
+
+    Raises:
+        InputError: the model has no matrix for the form.
+    """
+    model, saved = opened.model, opened.saved
+    plan = form.plan(model.module, opened.dtypes)
+    module = store(build(model.spec, device="meta"), plan.formats)
+    if not plan.formats:
+        module.to(plan.dtype)
+
+    def read() -> Iterator[tuple[str, Tensor]]:
+        is_kept = saved is not None and formats_of(saved) == plan.formats
+        for address, weight in saved.items() if saved is not None and is_kept else opened.read():
+            refuse_nan_in(address, weight, name)
+            yield from ((address, weight),) if is_kept else plan.hold(address, weight).items()
+
+    origin = model.hf_checkpoint
+    return Model(module.eval(), model.tokenizers, model.task, origin, weights_file=model.weights_file), read
+
+
+def stored_form(opened: OpenModel) -> WeightForm:
+    """Return the form with one dtype that represents all weights of the files; fp32 for a quantized model."""
+    dtypes = {torch.float32} if opened.saved is not None else set(opened.dtypes.values())
+    return WeightForm(functools.reduce(torch.promote_types, sorted(dtypes, key=str)))
+
+
+def outline_load(model: ModelSpec, dtypes: Mapping[str, torch.dtype], formats: Mapping[str, Format]) -> Transformer:
+    """Return the module that a load on the CPU makes, with weights in memory that is never touched.
+
+    The module shows how its parts would run; it cannot compute.
+
+    Args:
+        model: the spec of the model.
+        dtypes: the dtypes of the files, by the addresses of weights.
+        formats: the formats of matrices that are quantized in the files, by the addresses of their modules.
+    """
+    module = build(model, device="meta")
+    # Kernels read both kinds of 16 bits alike.
+    store(module, formats or dict.fromkeys(keep_16_bits(module, dtypes), BF16))
+    memory = torch.empty(max(weight.nbytes for weight in (*module.parameters(), *module.buffers())), dtype=torch.uint8)
+
+    def place(weight: Tensor | None) -> Tensor | None:
+        if weight is None or not weight.is_meta:
+            return weight
+        view = memory[: weight.nbytes].view(weight.dtype).view(weight.shape)
+        return nn.Parameter(view, requires_grad=False) if isinstance(weight, nn.Parameter) else view
+
+    for part in module.modules():
+        for kind in ("_parameters", "_buffers"):
+            vars(part)[kind] |= {name: place(weight) for name, weight in vars(part)[kind].items()}
+    return module.eval()
