@@ -25,8 +25,8 @@ from clearhead.core.extensions.files import load_parts
 from clearhead.core.extensions.modules import recomputed_parts
 from clearhead.core.extensions.trial import try_parts
 from clearhead.fast.busy_waiting import adapt_waiting
-from clearhead.fast.int8 import is_int8, to_int8
 from clearhead.fast.runner import Runner, multiplies_in_bf16, warn_of_fp32
+from clearhead.fast.stored import INT8, is_quantized, store
 from clearhead.model.facade import Model
 from clearhead.spec import Model as ModelSpec
 from clearhead.spec.tasks.record import TaskRecord
@@ -67,11 +67,11 @@ def load(
         message(line)
     refuse_nan(model.module, str(ref))
     in_int8 = precision == "int8"
-    if in_int8 and not is_int8(model.module):
-        to_int8(model.module)
+    if in_int8 and not is_quantized(model.module):
+        store(model.module, INT8)
     elif precision == "auto":
         model.runner = Runner(model.module, in_bf16=multiplies_in_bf16(model.module))
-    if is_int8(model.module):
+    if is_quantized(model.module):
         warn_of_fp32()
     return model
 
@@ -116,8 +116,8 @@ def _load(ref: str | Path, device: str, precision: str, *, check_rows: bool = Tr
     checkpoint = reference.checkpoint_folder()
     if checkpoint is not None:
         return _load_checkpoint(checkpoint, dtype=dtype, device=torch_device, check_rows=check_rows)
-    keep_int8 = in_int8 or (precision == "auto" and torch_device.type == "cpu")
-    return load_saved(reference, dtype=dtype, device=torch_device, keep_int8=keep_int8, check_rows=check_rows)
+    keep_quantized = in_int8 or (precision == "auto" and torch_device.type == "cpu")
+    return load_saved(reference, dtype=dtype, device=torch_device, keep_quantized=keep_quantized, check_rows=check_rows)
 
 
 def _load_checkpoint(folder: Path, *, dtype: torch.dtype, device: torch.device = CPU, check_rows: bool = True) -> Model:
@@ -135,7 +135,7 @@ def load_saved(
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device = CPU,
-    keep_int8: bool = False,
+    keep_quantized: bool = False,
     check_rows: bool = True,
 ) -> Model:
     """Load a model that a run or `save` wrote.
@@ -144,7 +144,7 @@ def load_saved(
         reference: a run directory, optionally with the label of a checkpoint, or the folder of a saved model.
         dtype: dtype of the weights.
         device: device of the module.
-        keep_int8: whether weights that were saved in int8 stay int8.
+        keep_quantized: whether weights that were saved in int8 stay so.
         check_rows: whether a tokenizer with more entries than the model has rows is refused.
 
     Raises:
@@ -154,15 +154,15 @@ def load_saved(
     def read() -> Model:
         files = find_files(reference)
         folder, weights = files.folder, files.weights
-        tensors = load_merged(weights, keep_int8=True)
+        tensors = load_merged(weights)
         task = read_task(folder)
         if find(task.kind).learns_head and weights.parent.name == "step-0":
             raise InputError(f"{weights.parent} is the beginning of a run, whose head is untrained; train further")
         spec = ModelSpec.from_file(folder / SPEC_FILE)
         _refuse_other_task(spec, task, folder)
         try_parts(spec)
-        module = filled(spec, tensors, source=str(weights), keep_int8=keep_int8)
-        if not is_int8(module):
+        module = filled(spec, tensors, source=str(weights), keep_quantized=keep_quantized)
+        if not is_quantized(module):
             module.to(dtype)
         tokenizers = TokenizerPair.load(folder)
         if check_rows:

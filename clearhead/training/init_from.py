@@ -187,7 +187,7 @@ def _of_run(files: ModelFiles) -> InitialModel:
 
 def _load_tensors(files: ModelFiles) -> Mapping[str, Tensor]:
     model = Model.from_file(files.folder / SPEC_FILE)
-    return filled(model, load_merged(files.weights, keep_int8=True), source=str(files.weights)).state_dict()
+    return filled(model, load_merged(files.weights), source=str(files.weights)).state_dict()
 
 
 def _of_folder(name: str, folder: Path, tensors: Callable[[], Mapping[str, Tensor]]) -> InitialModel:

@@ -23,13 +23,23 @@ from clearhead.base.files import open_model_file, parse_json
 from clearhead.base.machine import refuse_memory
 from clearhead.checkpoints.weights.lora import LOW_RANK, merged
 from clearhead.core import Transformer, build
-from clearhead.fast.int8 import SCALE, clamp, dequantized, holds_int8, is_int8, to_int8, weight_faults
+from clearhead.fast.stored import (
+    QUANTIZED,
+    formats_of,
+    matching_formats,
+    repair,
+    store,
+    stored_matrices,
+    weight_faults,
+    widened,
+)
 from clearhead.spec import Model
 
 # More than any model has, all its files together.
 MOST_TENSORS = 2**17
 # Faults in one report.
 MOST_SHOWN = 20
+_QUANTIZED_NAMES = {name for kind in QUANTIZED for name in kind.names}
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -132,7 +142,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     """
     tensors = load_tensors(path)
     refuse_dtypes(tensors, path)
-    clamp(tensors)
+    repair(tensors)
     return tensors
 
 
@@ -151,19 +161,13 @@ def refuse_dtypes(weights: Mapping[str, Tensor], path: Path) -> None:
         raise InputError.from_faults(faults, subject=str(path))
 
 
-def load_merged(path: Path, *, keep_int8: bool = False) -> dict[str, Tensor]:
+def load_merged(path: Path) -> dict[str, Tensor]:
     """Read the weights of a run or of a saved model, with low-rank matrices merged.
-
-    Args:
-        path: the safetensors file.
-        keep_int8: whether weights in 8 bits stay so; otherwise they are fp32.
 
     Raises:
         InputError: the file cannot be read, or its tensors have other dtypes or do not fit each other.
     """
     tensors = load_weights(path)
-    if not keep_int8 and holds_int8(tensors):
-        return dequantized(tensors)
     return merged(tensors) if any(name.rpartition(".")[2] in LOW_RANK for name in tensors) else tensors
 
 
@@ -194,22 +198,22 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> No
     module.load_state_dict(dict(tensors), strict=True, assign=True)
 
 
-def filled(model: Model, tensors: Mapping[str, Tensor], *, source: str, keep_int8: bool = False) -> Transformer:
+def filled(model: Model, tensors: Mapping[str, Tensor], *, source: str, keep_quantized: bool = False) -> Transformer:
     """Return a module of tensors from a file, which must fit as they are there.
 
     Args:
         model: its spec.
         tensors: of dtypes that weights have, one for each entry of its state.
         source: where they come from, for the report.
-        keep_int8: whether weights in 8 bits stay so; otherwise they are fp32.
+        keep_quantized: whether quantized matrices stay so; otherwise they are widened to fp32.
 
     Raises:
         InputError: as for `fill`.
     """
     module = build(model, device="meta")
-    in_int8 = holds_int8(tensors)
-    fill(to_int8(module) if in_int8 else module, tensors, source=source)
-    return built(model, dequantized(module.state_dict())) if in_int8 and not keep_int8 else module
+    formats = formats_of(tensors)
+    fill(store(module, formats) if formats else module, tensors, source=source)
+    return built(model, widened(module.state_dict())) if formats and not keep_quantized else module
 
 
 def refuse_nan(module: nn.Module, name: str) -> None:
@@ -225,7 +229,7 @@ def refuse_nan(module: nn.Module, name: str) -> None:
     for address, weight in itertools.chain(module.named_parameters(), module.named_buffers()):
         # The sum of a tensor tells in one pass whether a closer look is needed.
         if weight.is_floating_point() and not torch.isfinite(weight.detach().sum(dtype=torch.float32)):
-            is_matrix = weight.dim() > 1 or address.endswith(SCALE)
+            is_matrix = weight.dim() > 1 or address.rpartition(".")[2] in _QUANTIZED_NAMES
             count = int((~torch.isfinite(weight)).sum() if is_matrix else torch.isnan(weight).sum())
             if count:
                 raise InputError(
@@ -244,8 +248,8 @@ def built(model: Model, tensors: Mapping[str, Tensor], *, training: bool = False
         training: whether it is in training mode.
     """
     made = build(model, device="meta")
-    if holds_int8(tensors):
-        to_int8(made)
+    if formats := matching_formats(made, tensors):
+        store(made, formats)
     made.load_state_dict(dict(tensors), strict=True, assign=True)
     return made.train(training)
 
@@ -263,5 +267,6 @@ def with_weights(module: Transformer, weights: Path) -> Transformer:
     like = next(module.parameters())
     copy = filled(module.spec, load_merged(weights), source=str(weights))
     refuse_nan(copy, str(weights))
-    copy = copy.to(like.device, like.dtype).eval()
-    return to_int8(copy) if is_int8(module) else copy
+    formats = stored_matrices(module)
+    copy = copy.to(like.device, torch.float32 if formats else like.dtype).eval()
+    return store(copy, formats) if formats else copy
