@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -32,6 +32,7 @@ POSITIONS = 128
 """Positions whose logits are computed at once."""
 
 
+@runtime_checkable
 class TrainedModel(Protocol):
     """A module with its tokenizers and its task."""
 

@@ -169,9 +169,10 @@ def _sort_changes(changes: Sequence[Change]) -> list[Change]:
             for address in (f"{change.address}{name}" for name in names):
                 most[address] = max(change.score, most.get(address, 0.0))
 
-    def order(change: Change) -> tuple[float, bool]:
+    def order(change: Change) -> tuple[float, bool, float, str]:
         is_tensor = change.kind == "tensor"
-        return -min(change.score, most.get(change.address, math.inf) if is_tensor else math.inf), is_tensor
+        least = min(change.score, most.get(change.address, math.inf)) if is_tensor else change.score
+        return -least, is_tensor, -change.score, change.address
 
     return sorted(changes, key=order)
 
