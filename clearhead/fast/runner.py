@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import is_
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +28,8 @@ from clearhead.fast.native.load import KERNELS, library, uses_kernels
 from clearhead.fast.probe import has_exact_int_mm, has_fast_bf16
 from clearhead.fast.replica import override, replica
 from clearhead.fast.stack import NotServed, PlannedStack, StackPlan, is_altered
-from clearhead.fast.stored import INT8, Stored
+from clearhead.fast.stored import INT8, LEAST_WEIGHTS, Stored, stored_matrices
 
-LEAST_WEIGHTS: Final = 2**20
-"""A model with fewer numbers in its matrices is fast enough in fp32, where no result depends on its batch."""
 _LOGGER = logging.getLogger("clearhead.fast.native")
 
 
@@ -156,22 +154,30 @@ def _runner(module: Transformer, in_bf16: bool) -> Runner:
 
 
 def multiplies_in_bf16(module: nn.Module) -> bool:
-    """Return whether products in bf16 are faster for an fp32 model on this processor."""
+    """Return whether products in bf16 are faster for an fp32 model on this processor, or its matrices have 16 bits."""
+    formats = set(stored_matrices(module).values())
+    if formats:
+        return any(kind.is_exact for kind in formats)
     parts = list(module.modules())
-    weights = [part.weight for part in parts if isinstance(part, nn.Linear) and not isinstance(part, Stored)]
-    heads = [part for part in parts if isinstance(part, HeadLinear) and not isinstance(_holder(part), Stored)]
-    weights += [head.projection.weight_VD for head in heads]
+    weights = [part.weight for part in parts if isinstance(part, nn.Linear)]
+    weights += [part.projection.weight_VD for part in parts if isinstance(part, HeadLinear)]
     is_large = sum(weight.numel() for weight in weights) >= LEAST_WEIGHTS
     is_fit = is_large and all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
     return is_fit and has_fast_bf16(torch.device("cpu"))
 
 
-def warn_of_fp32() -> None:
-    """Say in one sentence where weights in 8 bits are used as fp32, which is no slower than fp32, and no faster."""
-    if not has_exact_int_mm() and uses_kernels() and library() is None:
+def warn_of_slow_products(module: nn.Module) -> None:
+    """Say in one sentence that stored matrices are multiplied slowly on this processor, and what is faster."""
+    kinds = set(stored_matrices(module).values())
+    if INT8 in kinds and not has_exact_int_mm() and uses_kernels() and library() is None:
         _LOGGER.warning(
             "weights in 8 bits are turned into fp32 when they are first used, whose memory and time they then take: "
             "there are no compiled kernels, and this processor has no AVX-512 VNNI for PyTorch"
+        )
+    if any(kind.is_exact for kind in kinds) and not has_fast_bf16(torch.device("cpu")):
+        _LOGGER.warning(
+            "the weights stay in the 16 bits of the checkpoint, and this processor multiplies bf16 slowly: the "
+            "precision int8 is faster; so is fp32, which takes twice the memory"
         )
 
 

@@ -28,6 +28,9 @@ from clearhead.core.shapes import Ids
 from clearhead.fast.replica import override
 
 LARGEST = 127
+LEAST_WEIGHTS: Final = 2**20
+"""A model with fewer numbers in its matrices is fast enough in fp32, where no result depends on its batch."""
+_BLOCK: Final = 2**20
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -75,12 +78,18 @@ def quantize(
     weight_NK: Float[Tensor, "rows columns"],
 ) -> tuple[Int8[Tensor, "rows columns"], Float[Tensor, " rows"]]:
     """Return a matrix in 8 bits, and the fp32 scale of each row."""
-    weight_NK = weight_NK.detach().float()
-    scale_N = weight_NK.abs().amax(1) / LARGEST
-    # A row of zeros has no scale; its integers are zeros.
-    divisor_N1 = scale_N.masked_fill(scale_N == 0.0, 1.0)[:, None]
-    # Kernels read a matrix row by row, and the weights of some checkpoints are transposed views.
-    return (weight_NK / divisor_N1).round_().to(torch.int8).contiguous(), scale_N.contiguous()
+    matrix_NK = torch.empty(weight_NK.shape, dtype=torch.int8, device=weight_NK.device)
+    scale_N = torch.empty(len(weight_NK), device=weight_NK.device)
+    rows = max(1, _BLOCK // max(1, weight_NK.shape[1]))
+    # A few rows at a time: whole matrices in fp32 would be several times as large as the result.
+    blocks = zip(weight_NK.detach().split(rows), matrix_NK.split(rows), scale_N.split(rows), strict=True)
+    for block_RK, integers_RK, block_scale_R in blocks:
+        block_RK = block_RK.float()
+        torch.div(block_RK.abs().amax(1), LARGEST, out=block_scale_R)
+        # A row of zeros has no scale; its integers are zeros.
+        divisor_R1 = block_scale_R.masked_fill(block_scale_R == 0.0, 1.0)[:, None]
+        integers_RK.copy_((block_RK / divisor_R1).round_())
+    return matrix_NK, scale_N
 
 
 def _times_scale(matrix: Tensor, scale: Tensor) -> Tensor:
@@ -173,6 +182,18 @@ def choose_formats(module: nn.Module, kind: Format) -> dict[str, Format]:
     return {address: kind for address, weight in weights.items() if weight is not None and kind.holds(weight.shape)}
 
 
+def require_formats(module: nn.Module, kind: Format) -> dict[str, Format]:
+    """Return a format for every module whose matrix it can hold, by address; the arguments are of `choose_formats`.
+
+    Raises:
+        InputError: the model has no such matrix.
+    """
+    formats = choose_formats(module, kind)
+    if not formats:
+        raise InputError(f"precision {kind.name} is for matrices, and this model has none; load it with fp32")
+    return formats
+
+
 def store(module: Transformer, formats: Mapping[str, Format] | Format) -> Transformer:
     """Store matrices of a model in other formats, and all other weights in fp32; in place.
 
@@ -182,12 +203,9 @@ def store(module: Transformer, formats: Mapping[str, Format] | Format) -> Transf
             format for every matrix that it can hold.
 
     Raises:
-        InputError: the model has no linear layer or table whose weights are matrices.
+        InputError: one format is requested, and the model has no matrix that it can hold.
     """
-    if isinstance(formats, Format):
-        name, formats = formats.name, choose_formats(module, formats)
-        if not formats:
-            raise InputError(f"precision {name} is for matrices, and this model has none; load it with fp32")
+    formats = require_formats(module, formats) if isinstance(formats, Format) else formats
     for address, part in list(module.named_modules()):
         mixin = next((mixin for plain, mixin in _MIXINS.items() if isinstance(part, plain)), None)
         if mixin is None or address not in formats:
@@ -197,12 +215,28 @@ def store(module: Transformer, formats: Mapping[str, Format] | Format) -> Transf
         stored = part if isinstance(part, Stored) else override(part, mixin)
         stored.format = formats[address]
         stored.put(weight)
-    for part in module.modules():
+    for part in module.modules() if formats else ():
         for name, parameter in part.named_parameters(recurse=False):
             if not isinstance(part, Stored) or name != "weight":
                 parameter.data = parameter.data.float()
             parameter.requires_grad_(False)
     return module
+
+
+def keep_16_bits(module: nn.Module, dtypes: Mapping[str, torch.dtype]) -> dict[str, Format]:
+    """Return the format of each matrix that a file has in 16 bits; none for a small model, which is fast in fp32.
+
+    Args:
+        module: on any device.
+        dtypes: the dtypes of the file, by the addresses of weights.
+    """
+    formats = {
+        address: IN_16_BITS[dtype]
+        for address in choose_formats(module, BF16)
+        if (dtype := dtypes[f"{address}.weight"]) in IN_16_BITS
+    }
+    count = sum(module.get_parameter(f"{address}.weight").numel() for address in formats)
+    return formats if count >= LEAST_WEIGHTS else {}
 
 
 def matching_formats(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Format]:
@@ -220,9 +254,78 @@ def matching_formats(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[s
     return formats
 
 
+@dataclass(frozen=True)
+class WeightPlan:
+    """The dtype or the format that every weight of one model is held in.
+
+    Args:
+        dtype: the dtype of all weights that are not stored.
+        formats: the formats of stored matrices, by the address of their modules.
+    """
+
+    dtype: torch.dtype
+    formats: Mapping[str, Format]
+
+    def keeps(self, address: str, dtype: torch.dtype) -> bool:
+        """Return whether a weight of a dtype is held as it is, and may stay in its mapped file."""
+        kind = self._format(address)
+        return dtype == (self.dtype if kind is None else kind.entries[0].dtype)
+
+    def hold(self, address: str, tensor: Tensor) -> dict[str, Tensor]:
+        """Return a weight in the form in which it is held, by the addresses of its entries."""
+        owner, kind = address.rpartition(".")[0], self._format(address)
+        if kind is not None:
+            return {f"{owner}.{name}": entry for name, entry in zip(kind.names, kind.encode(tensor), strict=True)}
+        if tensor.dtype != self.dtype:
+            tensor = torch.empty(tensor.shape, dtype=self.dtype, device=tensor.device).copy_(tensor)
+        return {address: tensor}
+
+    def num_bytes(self, address: str, slot: Tensor) -> int:
+        """Return the bytes that a weight takes; its slot is on the meta device."""
+        return sum(tensor.nbytes for tensor in self.hold(address, slot).values())
+
+    def _format(self, address: str) -> Format | None:
+        owner, _, name = address.rpartition(".")
+        return self.formats.get(owner) if name == "weight" else None
+
+
+@dataclass(frozen=True)
+class WeightForm:
+    """The form in which a load holds weights, for any model.
+
+    Args:
+        dtype: the dtype of all weights that are not stored.
+        choose: returns the formats of the matrices to store, by the address of their modules. It gets a module on the
+            meta device, and the dtypes of the file by the addresses of weights. None means that none is stored.
+    """
+
+    dtype: torch.dtype = torch.float32
+    choose: Callable[[nn.Module, Mapping[str, torch.dtype]], Mapping[str, Format]] | None = None
+
+    def plan(self, module: nn.Module, dtypes: Mapping[str, torch.dtype]) -> WeightPlan:
+        """Return the plan for one model."""
+        return WeightPlan(self.dtype, {} if self.choose is None else self.choose(module, dtypes))
+
+
 def stored_matrices(module: nn.Module) -> dict[str, Format]:
     """Return the formats of a model's stored matrices, by address."""
     return {address: part.format for address, part in module.named_modules() if isinstance(part, Stored)}
+
+
+def plain_state(module: nn.Module) -> dict[str, Tensor]:
+    """Return the state of a model for changes of its weights: in fp32 if matrices are stored in 16 bits."""
+    state = module.state_dict()
+    return {name: tensor.float() for name, tensor in state.items()} if stored_matrices(module) else state
+
+
+def state_to_save(module: nn.Module) -> dict[str, Tensor]:
+    """Return the state of a model for its files: in 16 bits, where matrices have them and no bit is lost."""
+    state, kinds = module.state_dict(), set(stored_matrices(module).values())
+    if kinds not in ({BF16}, {FP16}):
+        return state
+    dtype = kinds.pop().entries[0].dtype
+    shorts = {name: tensor.to(dtype) for name, tensor in state.items() if tensor.dtype == torch.float32}
+    return state | {name: short for name, short in shorts.items() if torch.equal(short.float(), state[name])}
 
 
 def is_quantized(module: nn.Module) -> bool:
@@ -257,22 +360,20 @@ def formats_of(tensors: Mapping[str, Tensor]) -> dict[str, Format]:
     return {owner: by_entry[entry] for owner, _, entry in owners if entry in by_entry}
 
 
-def widened(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors by address with fp32 weights in place of quantized ones.
+def widen_weights(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors by address with fp32 weights in place of quantized ones, which are widened one at a time.
 
     Args:
         tensors: those of a file, in which `weight_faults` finds nothing, or of a module's state.
     """
     kinds = formats_of(tensors)
-    result = {}
     for name, tensor in tensors.items():
         owner, _, entry = name.rpartition(".")
         kind = kinds.get(owner)
         if kind is None or entry not in kind.names:
-            result[name] = tensor
+            yield name, tensor
         elif entry == kind.names[0]:
-            result[f"{owner}.weight"] = kind.widen(*(tensors[f"{owner}.{other}"] for other in kind.names))
-    return result
+            yield f"{owner}.weight", kind.widen(*(tensors[f"{owner}.{other}"] for other in kind.names))
 
 
 def repair(tensors: Mapping[str, Tensor]) -> None:

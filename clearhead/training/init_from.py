@@ -166,7 +166,7 @@ def initial_model_of_run(run: Path) -> InitialModel:
 
 
 def _of_checkpoint(reference: str, folder: Path) -> InitialModel:
-    hf_checkpoint = HFCheckpoint.load(folder, dtype=torch.float32)
+    hf_checkpoint = HFCheckpoint.load(folder)
     pretrained = hf_checkpoint.loaded
     assert pretrained is not None, "a checkpoint is of the family that it came in"
     tokenizers = hf_checkpoint.tokenizers.pair

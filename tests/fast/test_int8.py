@@ -25,7 +25,7 @@ from clearhead.fast.linear import ServedLinear, int8_linear
 from clearhead.fast.native import load
 from clearhead.fast.probe import has_exact_int_mm
 from clearhead.fast.runner import Runner, multiplies_in_bf16
-from clearhead.fast.stored import INT8, is_quantized, quantize, store, widened
+from clearhead.fast.stored import INT8, is_quantized, quantize, store, widen_weights
 from tests import hf_models as made
 from tests.laws.tiny import FAMILIES, STYLES, tiny
 
@@ -72,7 +72,7 @@ def test_the_plain_model_computes_with_the_dequantized_weights(name: str) -> Non
     module = seeded(name)
     reference = ch.build(module.spec)
     rounded = store(seeded(name), INT8)
-    reference.load_state_dict(widened(rounded.state_dict()))
+    reference.load_state_dict(dict(widen_weights(rounded.state_dict())))
     assert torch.allclose(outputs(rounded), outputs(reference.eval()), atol=1e-6)
     assert not torch.equal(outputs(rounded), outputs(module))
 
