@@ -15,11 +15,13 @@ from .core.rare.multi_head_attention import MultiHeadAttention as MultiHeadAtten
 from .generate.results import Generation as Generation
 from .generate.results import Hypothesis as Hypothesis
 from .generate.scoring.texts import PairScore as PairScore
+from .interpret.difference.report import Difference as Difference
 from .interpret.maps.attention_maps import AttentionMaps as AttentionMaps
 from .interpret.maps.head_statistics import HeadStatistics as HeadStatistics
 from .interpret.maps.hook_points import capture as capture
 from .interpret.maps.hook_points import edit as edit
 from .interpret.view.arrays import view_attention as view_attention
+from .model.difference import diff as diff
 from .model.facade import Model as Model
 from .model.loading import load as load
 from .model.training import TrainResult as TrainResult

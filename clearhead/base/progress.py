@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeVar
 BatchT = TypeVar("BatchT", bound=Sized)
 
 # "examples" are those of batches: texts, lines or windows, as their caller calls them.
-Counted = Literal["examples", "texts", "tokens", "heads", "keys", "places"]
+Counted = Literal["examples", "texts", "tokens", "heads", "keys", "places", "tensors"]
 # Receives how many are done, and how many there are.
 Notify = Callable[[int, int], None]
 # After so many seconds without a sign of life a terminal shows for how long there was none.

@@ -17,9 +17,9 @@ from tests.house.source import package_sources
 
 NAMES = {
     "clearhead": """
-        Answer AttentionMaps Cache Classification Entity Filled Generation HeadStatistics HookPoints Hypothesis
-        InputError Model MultiHeadAttention Output PairScore RunFailure SweepResult TrainResult Transformer __version__
-        build capture check edit load presets register spec surgery sweep train view_attention
+        Answer AttentionMaps Cache Classification Difference Entity Filled Generation HeadStatistics HookPoints
+        Hypothesis InputError Model MultiHeadAttention Output PairScore RunFailure SweepResult TrainResult Transformer
+        __version__ build capture check diff edit load presets register spec surgery sweep train view_attention
     """,
     "clearhead.apps.check": "Finding Report attention layer loss module norm positions rope transformer",
     "clearhead.core": "Attention Cache MultiHeadAttention Output Sequence Transformer build",
@@ -47,6 +47,7 @@ METHODS = {
         tokens weights with_module written_ids written_tokens
     """,
     "Cache": "extend select",
+    "Difference": "largest save_html to_json with_texts",
     "Model": """
         answer attention capture classify edit embed evaluate exact fill for_languages for_task generate
         generate_options heads is_batch_invariant languages predict push_to_hub read replaced save score search_options

@@ -60,7 +60,7 @@ USUAL: dict[str, Any] = {
     "vocab_size": 23, "width": 14, "num_heads": 2, "length": 7, "ref": "nowhere", "run_file": {"task": {}},
     "heads": {}, "neurons": {}, "layers": [0], "words": ["x"], "keep": [0, 1, 2], "scaling": None, "head": None,
     "node": Full(), "ids": IDS, "target_ids": IDS, "query": torch.randn(1, 3, 14), "rows": torch.tensor([0]),
-    "stack": "decoder.self", "layer": 0, "name": "hidden", "x": torch.randn(1, 3, 8),
+    "a": "nowhere", "b": "nowhere", "stack": "decoder.self", "layer": 0, "name": "hidden", "x": torch.randn(1, 3, 8),
 }  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from clearhead.apps.cli.console import (
 )
 from clearhead.apps.cli.convert import convert
 from clearhead.apps.cli.demo import demo
+from clearhead.apps.cli.diff import diff
 from clearhead.apps.cli.doctor import doctor
 from clearhead.apps.cli.evaluate import evaluate, with_options_of_tasks
 from clearhead.apps.cli.explain import explain
@@ -132,6 +133,7 @@ def make_app() -> typer.Typer:
         explain,
         measure,
         compare,
+        diff,
         average,
         convert,
         check,

@@ -6,7 +6,7 @@ Legend: T rows (tokens), C columns.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from pathlib import Path
 
@@ -35,24 +35,45 @@ def write_explanation(explanation: Explanation, path: Path) -> None:
     Raises:
         InputError: the file cannot be written.
     """
+    write_pieces(_document(explanation), path)
+
+
+def write_pieces(pieces: Iterable[str], path: Path) -> None:
+    """Write the pieces of a page to a file, which is replaced as a whole or not at all.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(_document(explanation))
+            file.writelines(pieces)
     except OSError as error:
         raise InputError(f"the page {path} cannot be written: {error.strerror}") from None
 
 
-def _document(explanation: Explanation) -> Iterator[str]:
-    style = (files("clearhead.interpret.explain") / "page.css").read_text("utf-8")
+def start_page(title: str, more_style: str = "") -> str:
+    """Return the beginning of a page without scripts, up to its heading.
+
+    Args:
+        title: title and heading, plain text.
+        more_style: style rules in addition to those of `page.css`.
+    """
+    style = (files("clearhead.interpret.explain") / "page.css").read_text("utf-8") + more_style
     # The policy allows no styles of elements: a share has one of eleven shades.
     style += "".join(f".share-{tenth} {{ background: rgb(var(--heat) / {tenth / 16}); }}\n" for tenth in range(11))
     policy = f"default-src 'none'; style-src '{digest(style)}'; base-uri 'none'; form-action 'none'"
-    title = html.escape(explanation.title)
-    yield f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
-    yield f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">\n'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-    yield f"<style>{style}</style></head><body>\n<h1>{title}</h1>\n"
+    title = html.escape(title)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<style>{style}</style></head><body>\n<h1>{title}</h1>\n"
+    )
+
+
+def _document(explanation: Explanation) -> Iterator[str]:
+    yield start_page(explanation.title)
     yield from _introduction(explanation)
     stacks = {"encoder": "Encoder", "decoder": "Decoder", "head": "Head"}
     last = ""

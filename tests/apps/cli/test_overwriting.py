@@ -12,7 +12,7 @@ from tests.apps.cli.test_surface import commands
 
 WRITTEN = {"--html": ".html", "--output": ".toml", "--plot": ".png", "--svg": ".svg"}
 """The options that name a file to write, with the end of its name where a command says nothing else."""
-SUFFIXES = {"embed": ".npy", "view": ".html", "explain": ".html", "compare": ".png"}
+SUFFIXES = {"embed": ".npy", "view": ".html", "explain": ".html", "compare": ".png", "diff": ".html"}
 
 
 def test_no_file_is_replaced_without_force(
@@ -29,6 +29,7 @@ def test_no_file_is_replaced_without_force(
         "view": [f"{trained}/run", "a m u"],
         "explain": [f"{trained}/run", "a m u"],
         "compare": [f"{trained}/run"] * 2,
+        "diff": [f"{trained}/run"] * 2,
     }
     given |= {name: ["gpt2"] for name in ("translate", "classify", "tag", "fill", "predict")}
     given |= {name: ["gpt2", "--file", "texts"] for name in ("generate", "answer")}

@@ -44,6 +44,7 @@ COMMANDS = {
     "explain": ["explain", "RUN", "a m u"],
     "evaluate": ["evaluate", "RUN"],
     "compare": ["compare", "RUN", "COPY"],
+    "diff": ["diff", "RUN", "COPY", "a m u"],
     "average": ["average", "COPY", "--last", "2"],
     "convert": ["convert", "RUN", "OUT/int8", "--precision", "int8"],
     "check": ["check", "GENERATE"],

@@ -21,6 +21,8 @@ WRONG = (
     "check runs/nope",
     "check runs/nope --against transformers",
     "heads runs/nope lines",
+    "diff runs/nope runs/neither",
+    "diff model model --device cpu",
 )
 JOB = """
 import sys

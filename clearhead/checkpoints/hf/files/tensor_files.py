@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import mmap
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
+from jaxtyping import Shaped
 from pydantic import BaseModel, Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -26,6 +28,7 @@ from clearhead.checkpoints.weights.files import MOST_TENSORS
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+BYTES = {"I8": torch.int8, "U8": torch.uint8}
 BLOCK = 2**22
 # More than any checkpoint has.
 MOST_SHARDS = 1024
@@ -91,15 +94,21 @@ def stored_dtype(directory: Path) -> torch.dtype:
 
 
 class TensorFiles(Mapping[str, Tensor]):
-    """The tensors of one safetensors file, or of all shards that an index names."""
+    """The tensors of one safetensors file, or of all shards that an index names.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: folder of the files.
+        single: name of the file if one file holds all tensors.
+    """
+
+    def __init__(self, directory: Path, single: str = SINGLE) -> None:
         self.directory = directory
+        self._single: str = single
         self._files: dict[str, Any] = {}
         self.headers: dict[str, Header] = {}
         faults: list[str] = []
         index = self._index()
-        for name in dict.fromkeys(index.values()) if index is not None else [SINGLE]:
+        for name in dict.fromkeys(index.values()) if index is not None else [single]:
             self._read_headers(name, faults)
             if len(self.headers) > MOST_TENSORS:
                 raise InputError(f"{directory / name}: more than {MOST_TENSORS} tensors are too many for a model")
@@ -124,6 +133,20 @@ class TensorFiles(Mapping[str, Tensor]):
         """
         header = self.headers[name]
         return self._mapped(header, FLOATS[header.dtype]).view(header.shape)
+
+    def read_rows(self, name: str, rows: range) -> Shaped[Tensor, "rows *columns"]:
+        """Return some rows of a tensor in its stored dtype; a stack of matrices has the rows of all of them.
+
+        Raises:
+            InputError: the tensor holds neither floating-point numbers nor bytes.
+        """
+        header = self.headers[name]
+        dtype = {**FLOATS, **BYTES}.get(header.dtype)
+        if dtype is None:
+            raise InputError(f"{self.directory / header.file}: '{name}' holds {header.dtype}, not weights")
+        columns = header.shape[-1:] if len(header.shape) > 1 else ()
+        width = math.prod(columns)
+        return self._mapped(header, dtype, rows.start * width, len(rows) * width).view(len(rows), *columns)
 
     def same(self, first: str, second: str) -> bool:
         """Whether two tensors are equal bit by bit; neither stays in memory."""
@@ -161,7 +184,7 @@ class TensorFiles(Mapping[str, Tensor]):
 
     def _index(self) -> dict[str, str] | None:
         """Return the file of each tensor; None if one file holds all tensors."""
-        if file_inside(self.directory, SINGLE).is_file():
+        if file_inside(self.directory, self._single).is_file():
             return None
         index = file_inside(self.directory, INDEX)
         if not index.is_file():

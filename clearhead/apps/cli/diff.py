@@ -1,0 +1,175 @@
+"""`clearhead diff`: what changed from one model to another, in weights, heads and predictions."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clearhead.apps.cli.console import print_json, print_result
+from clearhead.apps.cli.lines import name_of, named_by_line, read_lines
+from clearhead.apps.cli.options import Device, Force, Json, Precision, Threads, located, set_threads_and_seed
+from clearhead.apps.cli.progress import counting
+from clearhead.base.errors import InputError, RunFailure, renaming, visible
+
+if TYPE_CHECKING:
+    from clearhead.interpret.difference.report import Difference
+    from clearhead.interpret.difference.weights import Change
+
+NUM_SHOWN, NUM_ROWS, NUM_TOKENS = 20, 3, 5
+"""Parts in the table, rows of each table among them, and tokens below it."""
+WIDTH = 160
+"""Width of a table that is written to a file, in characters."""
+
+A = Annotated[str, typer.Argument(metavar="A", help="The model before: a run (RUN@step-N), a folder or a hub id.")]
+B = Annotated[str, typer.Argument(metavar="B", help="The model after.")]
+Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT ...]", help="Texts that both models read.")]
+TextFile = Annotated[
+    Path | None, typer.Option("--file", metavar="F", help="Read the texts from this file, one in a line.")
+]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a page .html as well.")]
+FailAbove = Annotated[
+    float | None,
+    typer.Option("--fail-above", metavar="X", min=0.0, help="Exit with 1 if the difference is larger than X."),
+]
+
+
+def diff(
+    a: A,
+    b: B,
+    texts: Texts = None,
+    file: TextFile = None,
+    output: Output = None,
+    fail_above: FailAbove = None,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    threads: Threads = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Show what changed from model A to model B.
+
+    \b
+    Example:
+      clearhead diff runs/de-en@step-0 runs/de-en
+      clearhead diff base/ tuned/ "Zwei Hunde." -o diff.html
+      clearhead diff released/ rebuilt/ --file texts.txt --fail-above 0.01
+
+    Weights are compared where address and shape agree; of a table that grew, the common rows. The others are listed as
+    only in A, only in B, or of another shape. The table has tensors, heads and rows. Their change is ||B - A|| / ||A||
+    (Frobenius), with the typical norm of such a part in place of a smaller ||A||. The rank counts the singular values
+    of B - A above 1 % of the largest: exactly up to 4 million numbers, else up to 256.
+    With texts both models read them: a head shows the mean Jensen-Shannon divergence of its attention rows, and each
+    token the KL divergence of its prediction. Without texts no model is loaded.
+    --fail-above bounds the largest change, and with texts the mean KL divergence per token instead.
+    --json ends with {"a", "b", "largest", "only_in_a", "only_in_b", "other_shape", "changes", "texts", "path"}.
+    """
+    _check_options(output, force, bool(texts or file), (device, precision))
+    lines = _read_texts(texts, file)
+    before, after = located(a), located(b)
+    set_threads_and_seed(threads, None)
+    from clearhead.model.difference import diff as compare
+
+    # A command-line text keeps its number in messages.
+    rename = named_by_line([number for number, _ in lines], None if file is None else name_of(file))
+    with counting("texts", counts="texts") if lines else counting("tensors", counts="tensors"):
+        with renaming(rename) if file is not None else nullcontext():
+            difference = compare(before, after, [text for _, text in lines], device=device, precision=precision)
+    if output is not None:
+        difference.save_html(output, force=force)
+    if as_json:
+        print_json(difference.to_json() | {"path": None if output is None else str(output)})
+    else:
+        _print_table(difference)
+        if output is not None:
+            print_result(str(output))
+    _fail_above(difference, fail_above)
+
+
+def _check_options(output: Path | None, force: bool, has_texts: bool, compute: tuple[str, str]) -> None:
+    """Refuse options without effect, and a page that cannot be written, before anything is read."""
+    from clearhead.base.files import refuse_unwritable
+
+    if output is None and force:
+        raise InputError("--force replaces the file of -o, and none is given: leave it out")
+    if output is not None:
+        if output.suffix != ".html":
+            raise InputError(f"-o names {output}: expected a page, whose name ends in .html")
+        refuse_unwritable(output, force=force)
+    if not has_texts and compute != ("auto", "fp32"):
+        raise InputError("--device and --precision are for models that read texts: give a TEXT or --file as well")
+
+
+def _read_texts(texts: list[str] | None, file: Path | None) -> list[tuple[int, str]]:
+    """Return the texts with their numbers, or the lines of the file that are not empty."""
+    if texts and file is not None:
+        raise InputError("give texts on the command line or with --file, not both")
+    if file is None:
+        return list(enumerate(texts or (), start=1))
+    lines = [(number, text) for number, text in enumerate(read_lines(file), start=1) if text.strip()]
+    if not lines:
+        raise InputError(f"{name_of(file)}: there is no text; expected at least one line")
+    return lines
+
+
+def _print_table(difference: Difference) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from clearhead.interpret.difference.page import count_parts, describe_texts, write_part, write_percent, write_rank
+
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("part", overflow="fold")
+    for name in ("shape", "change", "||B-A|| / ||A||", "rank of B-A"):
+        table.add_column(name, justify="right")
+    texts = difference.texts
+    if texts is not None:
+        table.add_column("attention JS, nats", justify="right")
+    for change in _choose_shown(difference):
+        measures = write_percent(change.score), write_percent(change.relative), write_rank(change)
+        cells = [write_part(change), " x ".join(map(str, change.shape)), *measures]
+        if texts is not None:
+            cells.append("" if change.divergence is None else f"{change.divergence:.3g}")
+        table.add_row(*map(visible, cells))
+    console.print(table, markup=False)
+    print_result(f"{count_parts(difference.weights)}; --json and -o list all")
+    if texts is not None:
+        print_result(describe_texts(texts))
+        for token in sorted(texts.tokens, key=lambda one: -one.divergence)[:NUM_TOKENS]:
+            place = f"text {token.text + 1}" + (f", token {token.position} '{token.token}'" if token.token else "")
+            print_result(f"  KL {token.divergence:.4g} at {place}: '{token.a}' in A, '{token.b}' in B")
+
+
+def _choose_shown(difference: Difference) -> list[Change]:
+    """Return the parts that the table shows: those that changed most, and few rows of each table."""
+    shown: list[Change] = []
+    num_rows = Counter[str]()
+    for change in difference.weights.changes:
+        num_rows[change.address] += change.kind == "row"
+        if change.kind != "row" or num_rows[change.address] <= NUM_ROWS:
+            shown.append(change)
+    return shown[:NUM_SHOWN]
+
+
+def _fail_above(difference: Difference, bound: float | None) -> None:
+    """Fail if the difference is larger than the bound of --fail-above.
+
+    Raises:
+        RunFailure: it is larger.
+        InputError: texts were read, but predictions cannot be compared.
+    """
+    if bound is None:
+        return
+    texts = difference.texts
+    if texts is not None and texts.divergence is None:
+        raise InputError(f"--fail-above bounds the KL divergence of predictions: {texts.reason}; leave the texts out")
+    value = difference.largest if texts is None or texts.divergence is None else texts.divergence
+    if value > bound:
+        what = "the largest change of weights" if texts is None else "the KL divergence per token"
+        raise RunFailure(f"{what} is {value:.4g}, above --fail-above {bound:g}")

@@ -1,0 +1,201 @@
+"""Weights of a model, on disk or in memory, read as a few rows at a time.
+
+A vector of n numbers has n rows of one number; a stack of matrices has the rows of all of them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.checkpoints.hf.files.quantization import PackedFiles
+from clearhead.checkpoints.hf.files.tensor_files import TensorFiles
+from clearhead.checkpoints.hf.loading import OpenCheckpoint, open_checkpoint
+from clearhead.checkpoints.reference import SPEC_FILE, ModelReference
+from clearhead.checkpoints.runs.directory import find_files
+from clearhead.checkpoints.weights.lora import LOW_RANK
+from clearhead.core import Transformer
+from clearhead.fast.stored import Format, formats_of, widen_weights
+from clearhead.spec import Model
+
+Rows = Float[Tensor, "rows columns"]
+
+
+def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
+    """Return the numbers of rows and of columns of a weight, as the module's docstring counts them."""
+    return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (math.prod(shape), 1)
+
+
+class StoredWeights(ABC):
+    """Weights of a model: the shape of each by its address, and their rows.
+
+    Args:
+        name: reference of the model, for messages.
+        model: spec of the model.
+        shapes: shape of each weight, by address.
+    """
+
+    def __init__(self, name: str, model: Model, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.name: str = name
+        self.model: Model = model
+        self.shapes: Mapping[str, tuple[int, ...]] = shapes
+
+    @abstractmethod
+    def read_rows(self, address: str, rows: range) -> Rows:
+        """Return some rows of a weight as float32, low-rank matrices merged and int8 dequantized."""
+
+
+class ModuleWeights(StoredWeights):
+    """Weights of a module in memory."""
+
+    def __init__(self, name: str, module: Transformer) -> None:
+        self._tensors: dict[str, Tensor] = dict(widen_weights(module.state_dict()))
+        super().__init__(name, module.spec, {address: tuple(one.shape) for address, one in self._tensors.items()})
+
+    def read_rows(self, address: str, rows: range) -> Rows:
+        """Return rows of a tensor of the module."""
+        matrix = self._tensors[address].detach().reshape(matrix_shape(self.shapes[address]))
+        return matrix[rows.start : rows.stop].float().cpu()
+
+
+class FileWeights(StoredWeights):
+    """Weights in the safetensors file of a run or a saved model."""
+
+    def __init__(self, name: str, model: Model, path: Path) -> None:
+        self._files: TensorFiles = TensorFiles(path.parent, path.name)
+        self._formats: Mapping[str, Format] = formats_of(self._files)
+        shapes = {}
+        for address, header in self._files.headers.items():
+            owner, _, last = address.rpartition(".")
+            names = self._formats[owner].names if owner in self._formats else ()
+            if last not in (*LOW_RANK, *names):
+                shapes[address] = header.shape
+            elif last in names[:1]:
+                shapes[f"{owner}.weight"] = (header.shape[0], self._widen(owner, range(1)).shape[-1])
+        super().__init__(name, model, shapes)
+
+    def read_rows(self, address: str, rows: range) -> Rows:
+        """Return rows from the file."""
+        files, owner = self._files, address.removesuffix(".weight")
+        matrix = self._widen(owner, rows) if owner in self._formats else files.read_rows(address, rows).float()
+        down, up, scale = (f"{owner}.{last}" for last in LOW_RANK)
+        if up in files and address != owner:
+            rank = range(files.headers[down].shape[0])
+            product = files.read_rows(up, rows).double() @ files.read_rows(down, rank).double()
+            matrix = (matrix.double() + float(files.read_rows(scale, range(1))) * product).float()
+        return matrix.view(len(rows), -1)
+
+    def _widen(self, owner: str, rows: range) -> Tensor:
+        kind = self._formats[owner]
+        return kind.widen(*(self._files.read_rows(f"{owner}.{name}", rows) for name in kind.names))
+
+
+class CheckpointWeights(StoredWeights):
+    """Weights in the files of a Hugging Face checkpoint.
+
+    Where the rule of a weight only moves rows, the rows are read where they are stored. Otherwise the stored tensor is
+    mapped for each block; a rule that copies has its tensors held until the next weight.
+    """
+
+    def __init__(self, name: str, checkpoint: OpenCheckpoint) -> None:
+        self._found = checkpoint.found
+        self._sources = {address: source for source in checkpoint.sources for address in source.bound.ours}
+        self._pooled: Mapping[str, Tensor] = (
+            {} if checkpoint.loaded.pooling is None else checkpoint.loaded.pooling.tensors
+        )
+        self._numbers: dict[str, Tensor | None] = {}
+        self._held: dict[str, Tensor] = {}
+        module = checkpoint.loaded.module
+        super().__init__(name, module.spec, {address: tuple(one.shape) for address, one in module.state_dict().items()})
+
+    def read_rows(self, address: str, rows: range) -> Rows:
+        """Return rows from the files of the checkpoint."""
+        if address not in self._numbers:
+            self._numbers = dict(self._number_rows(address))
+        numbers = self._numbers.get(address)
+        if numbers is not None:
+            return self._gather_rows(self._sources[address].names, numbers[rows.start : rows.stop])
+        matrix = self._read_whole(address).reshape(matrix_shape(self.shapes[address]))
+        # A copy, so that the mapping of the whole tensor ends here.
+        return torch.empty(len(rows), matrix.shape[1]).copy_(matrix[rows.start : rows.stop])
+
+    def _number_rows(self, address: str) -> Iterator[tuple[str, Tensor | None]]:
+        """Yield the stored row of each row of the weights of one rule, or None where the rule moves columns.
+
+        Rules only move numbers, so a rule that takes the numbers of stored rows returns where its rows come from.
+        """
+        source = self._sources.get(address)
+        shapes = self._stored_shapes(() if source is None else source.names)
+        is_matrix = all(len(shape) > 1 for shape in shapes)
+        if source is None or not shapes or not is_matrix or isinstance(self._found.files, PackedFiles):
+            yield address, None
+            return
+        numbers = [
+            torch.arange(start, start + math.prod(shape[:-1])).view(*shape[:-1], 1)
+            for start, shape in zip(_starts(shapes), shapes, strict=True)
+        ]
+        try:
+            moved = source.bound.load(numbers)
+        except (ValueError, RuntimeError, IndexError):
+            moved = []
+        for index, ours in enumerate(source.bound.ours):
+            shape = self.shapes[ours]
+            has_rows = index < len(moved) and len(shape) > 1 and moved[index].shape == (*shape[:-1], 1)
+            yield ours, moved[index].flatten() if has_rows else None
+
+    def _stored_shapes(self, names: Sequence[str]) -> list[tuple[int, ...]]:
+        found = self._found
+        return [found.files.headers[found.names[name]].shape for name in names]
+
+    def _gather_rows(self, names: Sequence[str], numbers: Tensor) -> Rows:
+        """Read stored rows by their numbers, consecutive ones together."""
+        starts = _starts(self._stored_shapes(names))
+        runs = []
+        for run in numbers.tensor_split((numbers.diff() != 1).nonzero().flatten() + 1):
+            index = bisect.bisect_right(starts, int(run[0])) - 1
+            first = int(run[0]) - starts[index]
+            stored = self._found.names[names[index]]
+            runs.append(self._found.files.read_rows(stored, range(first, first + len(run))).float())
+        return runs[0] if len(runs) == 1 else torch.cat(runs)
+
+    def _read_whole(self, address: str) -> Tensor:
+        if address in self._pooled:
+            return self._pooled[address]
+        if address in self._held:
+            return self._held[address]
+        source = self._sources[address]
+        self._held = {}
+        tensors = dict(zip(source.bound.ours, self._found.read(source, is_kept=False), strict=True))
+        if not source.bound.is_view or isinstance(self._found.files, PackedFiles):
+            self._held = tensors
+        return tensors[address]
+
+
+def _starts(shapes: Sequence[tuple[int, ...]]) -> list[int]:
+    """Return the number of the first row of each stored tensor; a gap keeps the rows of two tensors apart."""
+    return list(accumulate((math.prod(shape[:-1]) + 1 for shape in shapes[:-1]), initial=0))
+
+
+def open_weights(ref: str) -> StoredWeights:
+    """Open the weights that a reference names, without loading them.
+
+    Args:
+        ref: a run directory, optionally with a label; a saved model; a Hugging Face checkpoint or its name on the hub.
+
+    Raises:
+        InputError: no usable model is there; the message says what was expected.
+    """
+    reference = ModelReference.locate(ref)
+    folder = reference.checkpoint_folder()
+    if folder is not None:
+        return CheckpointWeights(ref, open_checkpoint(folder))
+    files = find_files(reference)
+    return FileWeights(ref, Model.from_file(files.folder / SPEC_FILE), files.weights)

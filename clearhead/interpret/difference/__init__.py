@@ -1,0 +1,1 @@
+"""Differences between two models: weights, heads and predictions."""

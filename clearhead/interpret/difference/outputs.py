@@ -1,0 +1,246 @@
+"""Differences between two models on texts: attention heads, predictions, and KL divergence per token.
+
+Both models read the same tokens, one text at a time, so that every position is real.
+Legend: B texts, T positions, H heads, Q queries, S keys, V outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from clearhead.base.errors import InputError
+from clearhead.base.printing import Printed
+from clearhead.core import Transformer
+from clearhead.generate.batching import device_of
+from clearhead.interpret.maps.head_statistics import query_chunks
+from clearhead.interpret.maps.outcome import OutputNames
+from clearhead.interpret.maps.reading import Reading
+from clearhead.interpret.maps.recording import AttentionRecord, record_states
+from clearhead.interpret.maps.token_texts import label_tokens
+from clearhead.spec.tasks.record import TaskRecord
+from clearhead.text.pair import TokenizerPair
+
+POSITIONS = 128
+"""Positions whose logits are computed at once."""
+
+
+@runtime_checkable
+class TrainedModel(Protocol):
+    """A module with its tokenizers and its task."""
+
+    @property
+    def module(self) -> Transformer:
+        """The network."""
+
+    @property
+    def tokenizers(self) -> TokenizerPair:
+        """Its tokenizers."""
+
+    @property
+    def task(self) -> TaskRecord:
+        """What its outputs are for."""
+
+
+@dataclass(frozen=True, repr=False)
+class TokenChange(Printed):
+    """Change of the prediction at one position of a text.
+
+    Args:
+        text: number of the text, from 0.
+        position: position in the last stack; None: the prediction is of the whole text.
+        token: the token that the last stack reads there; empty for a whole text.
+        a, b: the most probable output of each model.
+        divergence: KL(A || B) of the outputs, in nats.
+    """
+
+    text: int
+    position: int | None
+    token: str
+    a: str
+    b: str
+    divergence: float
+
+
+@dataclass(frozen=True, repr=False)
+class TextChanges(Printed):
+    """Changes of attention and predictions over texts.
+
+    Args:
+        num_texts: number of texts.
+        heads: mean Jensen-Shannon divergence of attention rows, in nats, by address of the attention and head.
+        tokens: every predicted position, in the order of the texts; empty where outputs cannot be compared.
+        reason: why outputs cannot be compared; empty where they can.
+    """
+
+    num_texts: int
+    heads: Mapping[tuple[str, int], float]
+    tokens: tuple[TokenChange, ...]
+    reason: str = ""
+
+    @property
+    def num_different(self) -> int:
+        """Number of positions where the most probable output differs."""
+        return sum(token.a != token.b for token in self.tokens)
+
+    @property
+    def divergence(self) -> float | None:
+        """Mean KL divergence per token, in nats; None where outputs cannot be compared."""
+        if not self.tokens:
+            return None
+        return math.fsum(token.divergence for token in self.tokens) / len(self.tokens)
+
+
+def refuse_other_readers(a: TrainedModel, b: TrainedModel) -> None:
+    """Refuse two models that cannot read the same tokens.
+
+    Raises:
+        InputError: their stacks or devices differ, or neither vocabulary is the beginning of the other.
+    """
+    families = a.module.spec.family, b.module.spec.family
+    devices = device_of(a.module), device_of(b.module)
+    if devices[0] != devices[1]:
+        raise InputError(f"A is on {devices[0]} and B on {devices[1]}: load both on one device")
+    if families[0] != families[1]:
+        raise InputError(
+            f"A and B have different stacks ({families[0]}; {families[1]}): compare their weights alone, without texts"
+        )
+    for one, other in ((a.tokenizers.source, b.tokenizers.source), (a.tokenizers.target, b.tokenizers.target)):
+        entries, others = one.entries(), other.entries()
+        length = min(len(entries), len(others))
+        if entries[:length] != others[:length]:
+            raise InputError(
+                "A and B have different vocabularies, so they read different tokens: compare their weights alone, "
+                "without texts"
+            )
+
+
+def compare_texts(a: TrainedModel, b: TrainedModel, readings: Iterable[Reading]) -> TextChanges:
+    """Return the changes from A to B while both read the same tokens.
+
+    Args:
+        a, b: two models that can read the same tokens.
+        readings: the input of each text; each is dropped before the next is taken.
+    """
+    names, reason = _common_outputs(a, b)
+    sums: dict[tuple[str, int], list[float]] = {}
+    tokens: list[TokenChange] = []
+    num_texts = 0
+    for text, reading in enumerate(readings):
+        num_texts += 1
+        (records_a, hidden_a), (records_b, hidden_b) = (
+            record_states(one.module, reading.source, reading.target) for one in (a, b)
+        )
+        others = {(record.address, record.layer): record for record in records_b}
+        for record in records_a:
+            other = others.get((record.address, record.layer))
+            if other is not None and other.num_heads == record.num_heads:
+                for head, divergence in enumerate(_head_divergences(record, other)):
+                    sums.setdefault((record.address, head), []).extend(divergence)
+        if names is not None:
+            tokens += _token_changes((a.module, b.module), (hidden_a, hidden_b), reading, names, text, a.tokenizers)
+    return TextChanges(
+        num_texts, {key: math.fsum(rows) / len(rows) for key, rows in sums.items()}, tuple(tokens), reason
+    )
+
+
+def _common_outputs(a: TrainedModel, b: TrainedModel) -> tuple[OutputNames | None, str]:
+    """Return the names of the outputs that both models have, or None and the reason why they have none."""
+    names = []
+    for model in (a, b):
+        tokenizer = model.tokenizers.source if model.module.decoder is None else model.tokenizers.target
+        try:
+            names.append(OutputNames.of(model.module, tokenizer, model.task))
+        except InputError:
+            return None, "predictions are not compared: a model gives no probabilities of tokens or labels"
+    first, second = sorted(names, key=lambda one: len(one.names))
+    is_same_kind = (first.tokenizer is None) == (second.tokenizer is None)
+    if not is_same_kind or list(first.names) != list(second.names[: len(first.names)]):
+        return None, "predictions are not compared: the models have different outputs"
+    if first.tokenizer is None and (len(first.names), first.are_independent) != (
+        len(second.names),
+        second.are_independent,
+    ):
+        return None, "predictions are not compared: the models have different labels"
+    return first, ""
+
+
+def jensen_shannon(first: Float[Tensor, "*axes keys"], second: Float[Tensor, "*axes keys"]) -> Float[Tensor, "*axes"]:
+    """Return the Jensen-Shannon divergence of two rows of weights, in nats, from 0 to ln 2.
+
+    What a row lacks to one is the weight of a sink, one more key.
+    """
+    first, second = (
+        torch.cat([rows, (1.0 - rows.sum(-1, keepdim=True)).clamp(min=0.0)], -1).double() for rows in (first, second)
+    )
+    middle = (first + second) / 2
+    entropies = torch.special.entr(torch.stack([middle, first, second])).sum(-1)
+    divergence: Tensor = entropies[0] - (entropies[1] + entropies[2]) / 2
+    return divergence.clamp(min=0.0)
+
+
+def _head_divergences(record: AttentionRecord, other: AttentionRecord) -> list[list[float]]:
+    """Return the divergence of each query's row, for each head."""
+    chunks = [
+        jensen_shannon(weights_BHQS[0], other.weights(queries=queries)[0])
+        for queries, weights_BHQS in query_chunks(record)
+    ]
+    divergences: list[list[float]] = torch.cat(chunks, 1).tolist()
+    return divergences
+
+
+@torch.no_grad()
+def _token_changes(
+    modules: tuple[Transformer, Transformer],
+    hiddens: tuple[Tensor, Tensor],
+    reading: Reading,
+    names: OutputNames,
+    text: int,
+    tokenizers: TokenizerPair,
+) -> list[TokenChange]:
+    """Return the changes of the predictions on one text."""
+    head = modules[0].head
+    assert head is not None, "a model with named outputs has a head"
+    read = tokenizers.source if modules[0].decoder is None or reading.target is None else tokenizers.target
+    labels = [""] if head.is_pooled else label_tokens(read, reading.last.ids[0].tolist())
+    step = len(hiddens[0][0]) if head.is_pooled else POSITIONS
+    changes: list[TokenChange] = []
+    for start in range(0, hiddens[0].shape[1], step):
+        first, second = (
+            _log_probabilities(module, hidden[:, start : start + step], reading, names)
+            for module, hidden in zip(modules, hiddens, strict=True)
+        )
+        # 0 * -inf is 0 here: an impossible output of A adds nothing.
+        terms = torch.where(first > -torch.inf, first.exp() * (first - second), 0.0)
+        divergences = terms.flatten(1).sum(1).clamp(min=0.0).tolist()
+        for divergence, best_a, best_b in zip(
+            divergences, _written(first, names), _written(second, names), strict=True
+        ):
+            position = None if head.is_pooled else len(changes)
+            changes.append(TokenChange(text, position, labels[len(changes)], best_a, best_b, divergence))
+    return changes
+
+
+def _log_probabilities(module: Transformer, hidden: Tensor, reading: Reading, names: OutputNames) -> Tensor:
+    """Return log-probabilities [T, V] of the common outputs; of independent labels [T, V, 2], of yes and of no."""
+    assert module.head is not None
+    logits: Tensor = module.head(hidden, reading.last.mask) if module.head.is_pooled else module.head(hidden)[0]
+    logits = logits[..., : len(names.names)].double().cpu()
+    if names.are_independent:
+        return torch.stack([F.logsigmoid(logits), F.logsigmoid(-logits)], -1)
+    return logits.log_softmax(-1)
+
+
+def _written(log_probabilities: Tensor, names: OutputNames) -> list[str]:
+    """Return the predicted output of each row, as pages write it."""
+    if names.are_independent:
+        chosen = (log_probabilities[..., 0] > math.log(0.5)).tolist()
+        return [", ".join(name for name, is_in in zip(names.names, row, strict=True) if is_in) for row in chosen]
+    return [names.written(index) for index in log_probabilities.argmax(-1).tolist()]

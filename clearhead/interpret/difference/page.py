@@ -1,0 +1,183 @@
+"""The difference between two models as a page: one HTML file without scripts, in the style of the explorer."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.resources import files
+from itertools import groupby
+
+from clearhead.interpret.difference.outputs import TextChanges, TokenChange
+from clearhead.interpret.difference.weights import Change, WeightChanges
+from clearhead.interpret.explain.page import start_page
+
+MOST_LISTED = 40
+"""Parts in the list of those that changed most."""
+MOST_TOKENS = 5000
+"""Tokens of texts that a page shows."""
+
+
+def write_percent(share: float | None) -> str:
+    """Return a share in percent with three digits; a dash where A is zero and the share has no value."""
+    return "–" if share is None else f"{100 * share:.3g} %"
+
+
+def write_rank(change: Change) -> str:
+    """Return the rank of a change and the largest rank that its tensor could have; empty for no matrix."""
+    if change.rank is None:
+        return ""
+    return f"{'≥ ' if change.is_rank_at_least else ''}{change.rank} of {min(change.shape)}"
+
+
+def write_part(change: Change) -> str:
+    """Return the name of a part: its address, and the number of a head or a row."""
+    if change.index is None:
+        return change.address
+    token = "" if change.token is None else f" '{change.token}'"
+    return f"{change.address} {change.kind} {change.index}{token}"
+
+
+def count_parts(weights: WeightChanges) -> str:
+    """Return in words how many tensors were compared, and how many were not."""
+    tensors = [change for change in weights.changes if change.kind == "tensor"]
+    equal = sum(change.relative == 0.0 for change in tensors)
+    parts = [f"{len(tensors)} tensors compared, {equal} of them equal"]
+    for name, addresses in (("only in A", weights.only_in_a), ("only in B", weights.only_in_b)):
+        parts += [f"{len(addresses)} {name}"] if addresses else []
+    if weights.other_shape:
+        parts.append(f"{len(weights.other_shape)} of another shape")
+    return "; ".join(parts)
+
+
+def describe_texts(texts: TextChanges) -> str:
+    """Return in words how many predictions differ, and the mean KL divergence."""
+    if texts.divergence is None:
+        return texts.reason
+    return (
+        f"{texts.num_different} of {len(texts.tokens)} predictions differ; "
+        f"KL(A || B) is {texts.divergence:.4g} nats per token"
+    )
+
+
+def difference_page(title: str, weights: WeightChanges, texts: TextChanges | None) -> Iterator[str]:
+    """Yield the pieces of the page.
+
+    Args:
+        title: the heading.
+        weights, texts: the changes.
+    """
+    yield start_page(title, (files("clearhead.interpret.difference") / "page.css").read_text("utf-8"))
+    yield f"<p>{html.escape(count_parts(weights))}.</p>\n"
+    if texts is not None:
+        yield f"<p>{html.escape(describe_texts(texts))}.</p>\n"
+    yield from _heads(weights.changes)
+    yield "<h2>Parts that changed most</h2>\n"
+    yield (
+        "<p>The change is ||B − A|| / ||A|| in the Frobenius norm, with the typical norm of such a part in place of a "
+        "smaller ||A||. The rank counts the singular values of B − A above 1 % of the largest.</p>\n"
+    )
+    yield from _table(weights.changes[:MOST_LISTED])
+    tensors = [change for change in weights.changes if change.kind == "tensor"]
+    yield f"<details><summary><b>All {len(tensors)} tensors</b></summary>"
+    yield from _table(tensors)
+    yield "</details>\n"
+    yield from _missing(weights)
+    if texts is not None and texts.tokens:
+        yield from _tokens(texts)
+    yield "</body></html>\n"
+
+
+def _heads(changes: Iterable[Change]) -> Iterator[str]:
+    """Yield a grid of heads by change for each kind of attention, and one by divergence where texts were read."""
+    heads = sorted(
+        (change for change in changes if change.kind == "head"), key=lambda one: (*_split(one.address), one.index)
+    )
+    measures = [("change of the weights, in percent", [100 * head.score for head in heads])]
+    if any(head.divergence is not None for head in heads):
+        measures.append(
+            (
+                "mean Jensen-Shannon divergence of the attention rows, in nats",
+                [head.divergence or 0.0 for head in heads],
+            )
+        )
+    for name, values in measures if heads else ():
+        largest = max(values)
+        yield f"<h2>Heads: {name}</h2>\n{_legend(largest)}"
+        numbered = list(zip(heads, values, strict=True))
+        for pattern, group in groupby(numbered, key=lambda pair: _split(pair[0].address)[0]):
+            rows = [list(row) for _, row in groupby(group, key=lambda pair: _split(pair[0].address)[1])]
+            count = max(map(len, rows))
+            yield f'<div class="grid"><h3><code>{html.escape(pattern)}</code></h3><table><tr><th>layer</th>'
+            yield "".join(f"<th>head {index}</th>" for index in range(count)) + "</tr>\n"
+            for row in rows:
+                yield f"<tr><th>{_split(row[0][0].address)[1]}</th>"
+                yield "".join(f'<td class="{_shade(value, largest)}">{value:.2g}</td>' for _, value in row)
+                yield "</tr>\n"
+            yield "</table></div>\n"
+
+
+def _split(address: str) -> tuple[str, int]:
+    """Return the address of a layer's part with a star for the number of the layer, and the number."""
+    match = re.search(r"(?<=\blayers\.)\d+", address)
+    return (address, 0) if match is None else (f"{address[: match.start()]}*{address[match.end() :]}", int(match[0]))
+
+
+def _shade(value: float, largest: float) -> str:
+    return f"share-{round(10 * value / largest) if largest else 0}"
+
+
+def _legend(largest: float) -> str:
+    shades = "".join(f'<i class="share-{tenth}"></i>' for tenth in range(2, 11, 2))
+    return f'<p class="legend"><span>0</span>{shades}<span>{largest:.3g}</span></p>\n'
+
+
+def _table(changes: Sequence[Change]) -> Iterator[str]:
+    has_texts = any(change.divergence is not None for change in changes)
+    names = ["part", "shape", "change", "||B − A|| / ||A||", "rank", *(["attention, nats"] if has_texts else [])]
+    yield f'<div class="list"><table><tr>{"".join(f"<th>{name}</th>" for name in names)}</tr>\n'
+    largest = max(change.score for change in changes)
+    for change in changes:
+        shape = " × ".join(map(str, change.shape))
+        # Narrow screens break an address after its dots.
+        part = html.escape(write_part(change)).replace(".", ".<wbr>")
+        yield f"<tr><td>{part}</td><td>{shape}</td>"
+        yield f'<td class="{_shade(change.score, largest)}">{write_percent(change.score)}</td>'
+        yield f"<td>{write_percent(change.relative)}</td><td>{write_rank(change)}</td>"
+        if has_texts:
+            yield f"<td>{'' if change.divergence is None else f'{change.divergence:.3g}'}</td>"
+        yield "</tr>\n"
+    yield "</table></div>\n"
+
+
+def _missing(weights: WeightChanges) -> Iterator[str]:
+    """Yield the weights that only one model has, or whose shapes differ."""
+    shapes = [
+        f"{one.address}: {list(one.a)} in A, {list(one.b)} in B, "
+        + ("not compared" if one.common_rows is None else f"{one.common_rows} common rows compared")
+        for one in weights.other_shape
+    ]
+    lists = {"Only in A": weights.only_in_a, "Only in B": weights.only_in_b, "Other shape": shapes}
+    for name, lines in lists.items():
+        if lines:
+            items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
+            yield f"<details><summary><b>{name}</b>{len(lines)}</summary><ul>{items}</ul></details>\n"
+
+
+def _tokens(texts: TextChanges) -> Iterator[str]:
+    """Yield the tokens of each text, coloured by the KL divergence of the predictions there."""
+    largest = max(token.divergence for token in texts.tokens)
+    yield f"<h2>Tokens: KL divergence of the predictions, in nats</h2>\n{_legend(largest)}"
+    yield '<p class="faint">A token with a border has another prediction in B than in A.</p>\n'
+    for number, group in groupby(texts.tokens[:MOST_TOKENS], key=lambda token: token.text):
+        yield f'<h3>Text {number + 1}</h3><ol class="tokens">'
+        yield "".join(_token(token, largest) for token in group) + "</ol>\n"
+    if len(texts.tokens) > MOST_TOKENS:
+        yield f'<p class="faint">{MOST_TOKENS} of {len(texts.tokens)} tokens are shown.</p>\n'
+
+
+def _token(token: TokenChange, largest: float) -> str:
+    marks = _shade(token.divergence, largest) + (" differs" if token.a != token.b else "")
+    changed = f' <span class="faint">{html.escape(f"{token.a} → {token.b}")}</span>' if token.a != token.b else ""
+    shown = html.escape(token.token or "the whole text")
+    return f'<li class="{marks}">{shown} <span class="faint">{token.divergence:.2g}</span>{changed}</li>'

@@ -1,0 +1,339 @@
+"""Changes of weights between two models A and B: of tensors, heads and rows of tables.
+
+Two numbers describe the change of a part. `relative` is ||B - A|| / ||A||, in the Frobenius norm. `score` divides by
+the typical norm of such a part where that is larger than ||A||, so that noise on a small bias or row ranks low.
+
+Weights are read a few rows at a time. Legend: M rows, N columns, K random directions, H heads, P the pair A and B - A.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from clearhead import spec
+from clearhead.base.errors import InputError
+from clearhead.base.printing import Printed
+from clearhead.base.progress import Notify, counter
+from clearhead.checkpoints.stored_weights import StoredWeights, matrix_shape
+
+BLOCK = 2**20
+"""Numbers of a weight that are read at once."""
+MOST_EXACT = 2**22
+"""Numbers of the largest matrix for which all singular values are computed."""
+NUM_DIRECTIONS = 256
+"""Random directions that a larger matrix is projected to."""
+RANK_THRESHOLD = 0.01
+"""A singular value counts if it is larger than this share of the largest."""
+MOST_ROWS = 20
+"""Rows of a table that are listed."""
+
+_HEAD_TENSORS = (
+    ".query.weight", ".query.bias", ".key.weight", ".key.bias", ".value.weight", ".value.bias", ".out.weight",
+)  # fmt: skip
+
+Squares = Float64[Tensor, "2 parts"]
+"""Sums of squares of A and of B - A, for each of several parts."""
+
+
+@dataclass(frozen=True, repr=False)
+class Change(Printed):
+    """Change of one part of a model: a tensor, an attention head, or a row of a table.
+
+    Args:
+        kind: what the part is.
+        address: address of the tensor, or of the attention that has the head.
+        relative: ||B - A|| / ||A||, Frobenius; None where A is zero and B is not.
+        score: the same with the typical norm of such a part in place of a smaller ||A||.
+        index: number of the head or the row, from 0; None for a tensor.
+        shape: shape of a tensor; empty for a head or a row.
+        rank: number of singular values of B - A above 1 % of the largest; None unless the part is a matrix.
+        is_rank_at_least: whether the rank may be higher, because a large matrix was projected.
+        token: the token of a row, where the tokenizer was loaded.
+        divergence: mean Jensen-Shannon divergence of the attention rows of a head, in nats; None without texts.
+    """
+
+    kind: Literal["tensor", "head", "row"]
+    address: str
+    relative: float | None
+    score: float
+    index: int | None = None
+    shape: tuple[int, ...] = ()
+    rank: int | None = None
+    is_rank_at_least: bool = False
+    token: str | None = None
+    divergence: float | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class OtherShape(Printed):
+    """A weight whose shapes differ.
+
+    Args:
+        address: address of the weight.
+        a, b: its shapes in the two models.
+        common_rows: rows of a table that were compared; None: the weight was not compared.
+    """
+
+    address: str
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+    common_rows: int | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class WeightChanges(Printed):
+    """Changes of all weights that two models share, and the weights that they do not share.
+
+    Args:
+        changes: changes, the largest score first, but a tensor after the head or the row of it that changed most; of
+            each table the rows that changed most.
+        only_in_a, only_in_b: addresses of weights that one model lacks.
+        other_shape: weights whose shapes differ.
+    """
+
+    changes: tuple[Change, ...]
+    only_in_a: tuple[str, ...]
+    only_in_b: tuple[str, ...]
+    other_shape: tuple[OtherShape, ...]
+
+
+@dataclass(frozen=True)
+class _TensorSums:
+    """Sums of squares of A and B - A for one tensor, by rows and by columns, and the rank of B - A."""
+
+    shape: tuple[int, ...]
+    rows_PM: Float64[Tensor, "2 rows"]
+    columns_PN: Float64[Tensor, "2 columns"]
+    rank: int | None
+    is_rank_at_least: bool
+
+    @property
+    def total_P(self) -> Float64[Tensor, "2"]:
+        return self.rows_PM.sum(1)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def compare_weights(a: StoredWeights, b: StoredWeights, notify: Notify | None = None) -> WeightChanges:
+    """Return the changes of all weights from A to B.
+
+    Args:
+        a, b: weights of the models; the memory for them is that of a few blocks of rows.
+        notify: called with the numbers of tensors that are compared, and of all.
+
+    Raises:
+        InputError: no address has the same shape in both, or a weight is NaN or infinite.
+    """
+    other_shape, sums, tell = [], dict[str, _TensorSums](), counter("tensors", notify)
+    common = [address for address in a.shapes if address in b.shapes]
+    for number, address in enumerate(common, start=1):
+        shapes = a.shapes[address], b.shapes[address]
+        shape = shapes[0]
+        if shapes[0] != shapes[1]:
+            rows = min(shapes[0][:1], shapes[1][:1])
+            is_grown = _has_token_rows(a.model, address) and shapes[0][1:] == shapes[1][1:]
+            other_shape.append(OtherShape(address, *shapes, rows[0] if is_grown else None))
+            shape = (*rows, *shapes[0][1:]) if is_grown else ()
+        if shape or shapes[0] == shapes[1]:
+            sums[address] = _compare_tensor(a, b, address, shape)
+        tell(number, len(common))
+    if not sums:
+        raise InputError(
+            f"no weight of {a.name} has the address and the shape of one of {b.name}, so there is nothing to compare: "
+            "name two models of one architecture"
+        )
+    parts = [*_head_changes(a.model, b.model, sums), *_row_changes(a.model, sums)]
+    return WeightChanges(
+        tuple(_sort_changes([*parts, *_tensor_changes(sums)])),
+        tuple(address for address in a.shapes if address not in b.shapes),
+        tuple(address for address in b.shapes if address not in a.shapes),
+        tuple(other_shape),
+    )
+
+
+def _sort_changes(changes: Sequence[Change]) -> list[Change]:
+    """Return changes with the largest score first, but a tensor after the head or the row of it that changed most."""
+    most: dict[str, float] = {}
+    for change in changes:
+        if change.kind != "tensor":
+            names = _HEAD_TENSORS if change.kind == "head" else ("",)
+            for address in (f"{change.address}{name}" for name in names):
+                most[address] = max(change.score, most.get(address, 0.0))
+
+    def order(change: Change) -> tuple[float, bool, float, str]:
+        is_tensor = change.kind == "tensor"
+        least = min(change.score, most.get(change.address, math.inf)) if is_tensor else change.score
+        return -least, is_tensor, -change.score, change.address
+
+    return sorted(changes, key=order)
+
+
+def _has_token_rows(model: spec.Model, address: str) -> bool:
+    """Return whether each row of a weight belongs to a token, a position or a segment, rather than to a neuron."""
+    if ".embedding." in address and ".projection." not in address:
+        return True
+    vocabularies = {node.rows for _, node in spec.walk(model) if isinstance(node, spec.Table)}
+    linear = address.startswith("head.layers.") and address.rpartition(".")[0]
+    node = dict(spec.walk(model)).get(linear) if linear else None
+    return isinstance(node, spec.Linear) and node.size in vocabularies
+
+
+def _compare_tensor(a: StoredWeights, b: StoredWeights, address: str, shape: tuple[int, ...]) -> _TensorSums:
+    """Read a tensor of both models block by block, and sum the squares of A and of B - A."""
+    num_rows, num_columns = matrix_shape(shape)
+    step = max(1, BLOCK // max(1, num_columns))
+
+    def read_changes() -> Iterator[tuple[slice, Tensor, Tensor]]:
+        for start in range(0, num_rows, step):
+            rows = range(start, min(start + step, num_rows))
+            before_MN = a.read_rows(address, rows)
+            yield slice(rows.start, rows.stop), before_MN, b.read_rows(address, rows) - before_MN
+
+    rows_PM, columns_PN = torch.zeros(2, num_rows).double(), torch.zeros(2, num_columns).double()
+    counter_of_rank = _RankCounter(num_rows, num_columns) if len(shape) == 2 else None
+    for rows, before_MN, change_MN in read_changes():
+        for index, block_MN in enumerate((before_MN, change_MN)):
+            squares_MN = block_MN.double().square_()
+            rows_PM[index, rows] = squares_MN.sum(1)
+            columns_PN[index] += squares_MN.sum(0)
+        if counter_of_rank is not None:
+            counter_of_rank.add(change_MN)
+    if not torch.isfinite(rows_PM).all():
+        raise InputError(f"{a.name} or {b.name}: {address} holds NaN or infinite numbers, so there is no change of it")
+    rank = None
+    if counter_of_rank is not None:
+        rank = counter_of_rank.count(lambda: (change_MN for _, _, change_MN in read_changes()))
+    return _TensorSums(shape, rows_PM, columns_PN, rank, counter_of_rank is not None and rank == NUM_DIRECTIONS)
+
+
+class _RankCounter:
+    """Counts the singular values of a matrix above a share of the largest, from blocks of rows.
+
+    A matrix of at most `MOST_EXACT` numbers is held, and all its singular values are computed. A larger one is
+    projected to the span of `NUM_DIRECTIONS` random combinations of its rows, which holds every matrix of lower rank.
+    Source: arXiv 0909.4061, section 1.6 (the range of a random projection).
+    """
+
+    def __init__(self, num_rows: int, num_columns: int) -> None:
+        self._is_exact: bool = num_rows * num_columns <= MOST_EXACT
+        self._held: list[Tensor] = []
+        self._draw: torch.Generator = torch.Generator().manual_seed(0)
+        self._sketch_KN: Tensor = torch.zeros(0 if self._is_exact else NUM_DIRECTIONS, num_columns)
+
+    def add(self, change_MN: Float[Tensor, "rows columns"]) -> None:
+        """Take the next rows of the matrix."""
+        if self._is_exact:
+            self._held.append(change_MN)
+        else:
+            combine_KM = torch.randn(NUM_DIRECTIONS, len(change_MN), generator=self._draw)
+            self._sketch_KN.addmm_(combine_KM, change_MN)
+
+    def count(self, read_again: Callable[[], Iterator[Tensor]]) -> int:
+        """Return the number of singular values above the share.
+
+        Args:
+            read_again: reads the rows of the matrix once more, if it was projected.
+        """
+        if self._is_exact:
+            change_MN = torch.cat(self._held)
+            gram = change_MN.T @ change_MN if len(change_MN) > change_MN.shape[1] else change_MN @ change_MN.T
+        elif not self._sketch_KN.any():
+            return 0
+        else:
+            basis_NK = torch.linalg.qr(self._sketch_KN.T).Q
+            gram = torch.zeros(len(self._sketch_KN), len(self._sketch_KN))
+            for block_MN in read_again():
+                projected_MK = block_MN @ basis_NK
+                gram.addmm_(projected_MK.T, projected_MK)
+        if not gram.any():
+            return 0
+        # Eigenvalues of the Gram matrix are squares of singular values.
+        values = torch.linalg.eigvalsh(gram.double() / gram.abs().max())
+        return int((values > RANK_THRESHOLD**2 * values[-1]).sum())
+
+
+def _measure(squares_P: Float64[Tensor, "2"], typical: float) -> tuple[float | None, float]:
+    """Return the relative change and the score of a part.
+
+    Args:
+        squares_P: the sums of squares of A and of B - A.
+        typical: the typical sum of squares of such a part of A.
+    """
+    before, change = squares_P.tolist()
+    if change == 0.0:
+        return 0.0, 0.0
+    largest = max(before, typical)
+    return math.sqrt(change / before) if before else None, math.sqrt(change / largest) if largest else 1.0
+
+
+def _tensor_changes(sums: Mapping[str, _TensorSums]) -> Iterator[Change]:
+    """Yield the change of each tensor; typical is the mean square of its module, or of all weights for zeros."""
+    modules: dict[str, list[_TensorSums]] = {}
+    for address, one in sums.items():
+        modules.setdefault(address.rpartition(".")[0], []).append(one)
+    overall = _mean_square(list(sums.values()))
+    for address, one in sums.items():
+        typical = _mean_square(modules[address.rpartition(".")[0]]) or overall
+        measures = _measure(one.total_P, typical * one.size)
+        yield Change(
+            "tensor", address, *measures, shape=one.shape, rank=one.rank, is_rank_at_least=one.is_rank_at_least
+        )
+
+
+def _mean_square(tensors: Sequence[_TensorSums]) -> float:
+    return math.fsum(float(one.total_P[0]) for one in tensors) / max(1, sum(one.size for one in tensors))
+
+
+def _head_changes(a: spec.Model, b: spec.Model, sums: Mapping[str, _TensorSums]) -> Iterator[Change]:
+    """Yield the change of each head: its queries and outputs, and the keys and values that it reads."""
+    others = dict(spec.walk(b))
+    for address, node in spec.walk(a):
+        if not isinstance(node, spec.Attention):
+            continue
+        other = others.get(address)
+        needed = [f"{address}{name}" for name in _HEAD_TENSORS if name.endswith("weight")]
+        if _head_sizes(node) == _head_sizes(other) and all(name in sums for name in needed):
+            yield from _part_changes("head", address, _head_squares(address, node, sums), range(node.num_heads))
+
+
+def _head_sizes(node: spec.Node | None) -> tuple[int, int, int] | None:
+    return (node.num_heads, node.num_kv_heads, node.head_size) if isinstance(node, spec.Attention) else None
+
+
+def _head_squares(address: str, node: spec.Attention, sums: Mapping[str, _TensorSums]) -> Squares:
+    """Return the sums of squares of each head."""
+    total_PH: Squares = sums[f"{address}.out.weight"].columns_PN.unflatten(1, (node.num_heads, -1)).sum(2)
+    for name, num_heads in (("query", node.num_heads), ("key", node.num_kv_heads), ("value", node.num_kv_heads)):
+        for leaf in ("weight", "bias"):
+            if (one := sums.get(f"{address}.{name}.{leaf}")) is not None:
+                grouped_PH = one.rows_PM.unflatten(1, (num_heads, -1)).sum(2)
+                total_PH = total_PH + grouped_PH.repeat_interleave(node.num_heads // num_heads, 1)
+    return total_PH
+
+
+def _row_changes(model: spec.Model, sums: Mapping[str, _TensorSums]) -> Iterator[Change]:
+    """Yield the rows of each table that changed most."""
+    for address, one in sums.items():
+        if len(one.shape) == 2 and _has_token_rows(model, address):
+            largest_M = one.rows_PM[0].clamp(min=float(one.rows_PM[0].mean()))
+            order = (one.rows_PM[1] / largest_M).nan_to_num().topk(min(MOST_ROWS, one.shape[0])).indices
+            changes = _part_changes("row", address, one.rows_PM, order.tolist())
+            yield from (change for change in changes if change.score)
+
+
+def _part_changes(
+    kind: Literal["head", "row"], address: str, squares_PH: Squares, chosen: Sequence[int]
+) -> Iterator[Change]:
+    """Yield the changes of equal parts of a tensor or a module; their mean square in A is typical."""
+    typical = float(squares_PH[0].mean())
+    for index in chosen:
+        yield Change(kind, address, *_measure(squares_PH[:, index], typical), index=index)
