@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import clearhead as ch
 from clearhead import surgery
 from clearhead.base.errors import InputError
 from clearhead.fast import stored
+from clearhead.fast.runner import Runner
 from clearhead.fast.stored import BF16, FP16, Stored, stored_matrices
 from clearhead.interpret.maps.attention_maps import in_precision
 from tests import hf_models as made
@@ -71,6 +73,20 @@ def test_what_promises_fp32_has_the_bits_of_an_fp32_load(folder: Path) -> None:
     edited, plain = (surgery.keep_layers(model.module, [1]).model for model in (kept, wide))
     assert {tensor.dtype for tensor in edited.state_dict().values()} == {torch.float32}
     assert all(map(torch.equal, edited.state_dict().values(), plain.state_dict().values()))
+
+
+def test_mapped_and_copied_weights_give_equal_bits(folder: Path) -> None:
+    model = ch.load(folder, device="cpu")
+    copied = Runner(copy.deepcopy(model.module), in_bf16=True)
+    entries, copies = (
+        [entry for part in module.modules() if isinstance(part, Stored) for entry in part.entries()]
+        for module in (model.module, copied.module)
+    )
+    assert any(entry.data_ptr() % 64 for entry in entries) and not any(entry.data_ptr() % 64 for entry in copies)
+    with torch.inference_mode():
+        for rows in (1, 3, 20):
+            ids = IDS.repeat(rows, 1)
+            assert torch.equal(model.runner.tree()(ids).logits, copied.tree()(ids).logits)
 
 
 def test_a_save_writes_what_the_file_has(folder: Path, tmp_path: Path) -> None:
