@@ -80,6 +80,8 @@ def quantize(
     """Return a matrix in 8 bits, and the fp32 scale of each row."""
     matrix_NK = torch.empty(weight_NK.shape, dtype=torch.int8, device=weight_NK.device)
     scale_N = torch.empty(len(weight_NK), device=weight_NK.device)
+    if weight_NK.is_meta:
+        return matrix_NK, scale_N
     rows = max(1, _BLOCK // max(1, weight_NK.shape[1]))
     # A few rows at a time: whole matrices in fp32 would be several times as large as the result.
     blocks = zip(weight_NK.detach().split(rows), matrix_NK.split(rows), scale_N.split(rows), strict=True)
