@@ -71,7 +71,7 @@ def heads(
     numbers, texts, targets = _texts(file, target, pair)
     # The same numbers on every machine: fp32, unless something else is asked for.
     exact = replace(compute, precision="fp32") if compute.precision == "auto" else compute
-    model = exact.load_model(place)
+    model = exact.load_exact(place)
     with counting("texts", counts="texts"), renaming(named_by_line(numbers, name_of(file))):
         rows = model.heads(
             texts,
