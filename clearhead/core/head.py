@@ -52,7 +52,8 @@ class Linear(PrintedModule, nn.Module):
 
     @property
     def projection(self) -> Projection:
-        return Projection(self.tied.module.weight if self.weight is None else self.weight, self.bias, self.scale)
+        weight = self.weight  # read once: a stored matrix is widened each time
+        return Projection(self.tied.module.weight if weight is None else weight, self.bias, self.scale)
 
     def forward(self, x_D: Vectors) -> Float[Tensor, "*axes outputs"]:
         return self.projection.outputs(x_D)

@@ -27,6 +27,7 @@ from clearhead.core.extensions.files import load_parts
 from clearhead.core.extensions.modules import recomputed_parts
 from clearhead.core.extensions.trial import try_parts
 from clearhead.fast.busy_waiting import adapt_waiting
+from clearhead.fast.computing import computing_in
 from clearhead.fast.runner import Runner, multiplies_in_bf16, warn_of_slow_products
 from clearhead.fast.stored import INT8, WeightForm, is_quantized, keep_16_bits, require_formats
 from clearhead.model.facade import Model
@@ -74,16 +75,38 @@ def load(
     return model
 
 
-def load_unchecked(ref: str | Path, *, device: str = "auto") -> Model:
-    """Load a model as fp32, whether its weights are numbers and fit its tokenizer or not.
+def load_exact(ref: str | Path, *, device: str = "auto", precision: str = "fp32") -> Model:
+    """Load a model whose module computes in fp32, from weights in the form of their files.
+
+    One matrix at a time is widened, so the model takes no more memory than its files.
 
     Args:
         ref, device: as for `load`.
+        precision: as for `load`. Another precision than fp32, and a GPU, have weights in that precision.
+
+    Raises:
+        InputError: as for `load`.
+    """
+    if precision != "fp32" or choose_device(device).type != "cpu":
+        return load(ref, device=device, precision=precision)
+    model = load(ref, device="cpu")
+    if is_quantized(model.module):
+        # Kernels round the inputs of quantized matrices.
+        model.module = computing_in(model.module, torch.float32)
+    model.runner = Runner(model.module)
+    return model
+
+
+def load_unchecked(ref: str | Path, *, device: str = "auto") -> Model:
+    """Load a model that computes in fp32, whether its weights are numbers and fit its tokenizer or not.
+
+    Args:
+        ref, device: as for `load`. On a CPU the weights keep the form of their files.
 
     Raises:
         InputError: no model is there, or the device is none of this machine.
     """
-    return _load(ref, device, "fp32", check_rows=False)
+    return _load(ref, device, "auto" if choose_device(device).type == "cpu" else "fp32", check_rows=False)
 
 
 def load_as_stored(ref: str | Path) -> Model:

@@ -9,6 +9,7 @@ import typer
 
 from clearhead.apps.cli.console import print_either, print_json, print_text
 from clearhead.apps.cli.options import (
+    ComputeOptions,
     Device,
     Force,
     FromLanguage,
@@ -17,7 +18,6 @@ from clearhead.apps.cli.options import (
     Ref,
     Threads,
     ToLanguage,
-    located,
     set_threads_and_seed,
 )
 from clearhead.base.errors import InputError
@@ -100,12 +100,11 @@ def _check_output(path: Path, force: bool) -> None:
 def _explained(
     loading: tuple[str, str, str], reading: tuple[str, str | None, dict[str, Any]], choice: dict[str, Any]
 ) -> Explanation:
-    import clearhead
     from clearhead.interpret.explain.explanation import explain_text
 
     ref, device, precision = loading
     text, target, languages = reading
-    model = clearhead.load(located(ref), device=device, precision=precision)
+    model = ComputeOptions(device, precision).load_exact(ref)
     maps = model.attention(text, target, precision="auto", **languages)
     return explain_text(maps, f"{Path(ref).name or ref} ({model.task.kind}) reads: {text}", **choice)
 

@@ -73,7 +73,7 @@ def heads(
     texts: list[Any] = [line.text for line in lines]
     # The same numbers on every machine: fp32, unless something else is asked for.
     exact = replace(compute, precision="fp32") if compute.precision == "auto" else compute
-    model = exact.load_model(place)
+    model = exact.load_exact(place)
     with counting("texts", counts="texts"), renaming(named_by_line(lines, name_of(file))):
         rows = model.heads(
             texts,

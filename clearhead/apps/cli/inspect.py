@@ -68,13 +68,14 @@ def inspect(
       clearhead inspect runs/de-en --svg de-en.svg
 
     Shows parameters, memory and cost, the task, which attention kernel runs and why, the spec as a tree without what is
-    at its default, and the shapes of all weights. One multiplication and one addition are 2 FLOPs. Nothing is searched
-    or trained here, so no length penalty and no early-stop rule apply. --addresses lists what model.capture and
-    model.edit take, one activation in a line, and no weights are needed for it: layers {0..11} have it alike, "2
-    records" is what one call computes twice, and nothing happens at an "identity", the place of an absent norm. --svg
-    draws the model in the manner of figure 1 of "Attention Is All You Need". --json ends with {"task", "head", "masks",
-    "parameters", "parameter_bytes", "source_flops", "target_flops", "attention", "spec"} and more, "addresses" and
-    "picture" where asked for; "task" is null for a spec alone.
+    at its default, and the shapes of all weights; for each precision the memory of the weights, the peak of a load and
+    the KV cache. Only the headers of weights are read, so the model need not fit into memory. One multiplication and
+    one addition are 2 FLOPs. Nothing is searched or trained here, so no length penalty and no early-stop rule apply.
+    --addresses lists what model.capture and model.edit take, one activation in a line, and no weights are needed for
+    it: layers {0..11} have it alike, "2 records" is what one call computes twice, and nothing happens at an "identity",
+    the place of an absent norm. --svg draws the model in the manner of figure 1 of "Attention Is All You Need". --json
+    ends with {"task", "head", "masks", "parameters", "parameter_bytes", "source_flops", "target_flops", "precisions",
+    "attention", "spec"} and more, "addresses" and "picture" where asked for; "task" is null for a spec alone.
     """
     _refuse_options(addresses, svg, force, length, as_json)
     found = read_reference(ref)

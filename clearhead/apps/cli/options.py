@@ -128,6 +128,14 @@ class ComputeOptions:
         set_threads_and_seed(self.threads, self.seed)
         return clearhead.load(place, device=self.device, precision=self.precision)
 
+    def load_exact(self, ref: str) -> Model:
+        """Set threads and seeds, then load a model; in fp32 on a CPU, its weights keep the form of their files."""
+        from clearhead.model.loading import load_exact
+
+        place = located(ref)
+        set_threads_and_seed(self.threads, self.seed)
+        return load_exact(place, device=self.device, precision=self.precision)
+
 
 def located(ref: str) -> str:
     """Return a reference with the folder in place of a name on the hub, and say that the hub was asked.

@@ -67,7 +67,7 @@ def takes_serve(view: Callable[..., None]) -> Callable[..., None]:
         options = {name: get_args(one.annotation)[-1].default for name, one in signature.parameters.items()}
         given = [options[name] for name, value in values.items() if name not in _SHARED and value]
         _refuse(serve, given)
-        model = ComputeOptions(values["device"], values["precision"], values["threads"]).load_model(values["ref"])
+        model = ComputeOptions(values["device"], values["precision"], values["threads"]).load_exact(values["ref"])
         _serve(model, port or 0, values)
 
     run.__signature__ = signature.replace(  # type: ignore[attr-defined]
@@ -238,9 +238,7 @@ class _Attend:
     is_page: bool
 
     def load(self, ref: str) -> Model:
-        import clearhead
-
-        return clearhead.load(located(ref), device=self.device, precision=self.precision)
+        return ComputeOptions(self.device, self.precision).load_exact(ref)
 
     def __call__(self, ref: str, text: str, target: str | None) -> AttentionMaps:
         return self._read(self.load(ref), text, target)

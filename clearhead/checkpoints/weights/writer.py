@@ -63,9 +63,10 @@ class TensorWriter:
         assert tensor.nbytes == end - start, f"{name} has {tensor.nbytes} bytes, its header {end - start}"
         self._missing.remove(name)
         self._file.seek(self._first + start)
-        numbers = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8) if tensor.numel() else ()
-        for block in numbers.split(_BLOCK) if tensor.numel() else ():
-            self._file.write(block.numpy().data)
+        if tensor.numel():
+            numbers = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            for block in numbers.split(_BLOCK):
+                self._file.write(block.numpy().data)
 
     def __enter__(self) -> TensorWriter:
         return self

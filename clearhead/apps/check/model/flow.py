@@ -270,7 +270,8 @@ def drawn_twin(module: Transformer) -> Transformer:
         lazy: tuple[str, ...] = ()
         if isinstance(part, StoredRows):
             # Rows are looked up one by one, so the whole table is drawn now.
-            state["weight"], part.format = part.weight, plain_format(part.weight)
+            state["weight"] = nn.Parameter(part.weight, requires_grad=False)
+            part.format = plain_format(part.weight)
         elif isinstance(part, Stored):
             # A second copy of all matrices may not fit into memory: each is drawn whenever it is read.
             part.format = replace(part.format, widen=partial(_draw_weight, 8 * number, part.weight.shape))

@@ -6,6 +6,7 @@ Legend: B rows, T tokens, H heads, E head size, D width.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,8 +59,10 @@ def _outcome(name: str, found: list[_Found], fine: str) -> Iterator[Outcome | Fi
 def check_numbers(module: Transformer) -> Iterator[Outcome | Finding]:
     """Yield weights that are no numbers, or huge; with the former nothing can be computed."""
     bad, huge = [], []
-    for address, parameter in module.named_parameters():
+    for address, parameter in itertools.chain(module.named_parameters(), module.named_buffers()):
         weight = parameter.detach()
+        if not weight.is_floating_point():
+            continue
         count = int((~torch.isfinite(weight)).sum())
         if count:
             bad.append(

@@ -25,7 +25,7 @@ from clearhead.base.errors import InputError
 from clearhead.base.tensors import relative_error
 from clearhead.core import Attention, Sequence, Transformer
 from clearhead.core.kernels.attention import SHORT_ON_CPU
-from clearhead.fast.stored import stored_matrices
+from clearhead.fast.stored import is_quantized, stored_matrices
 from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import prefill_prompts
@@ -331,7 +331,8 @@ def check_saving(model: Model) -> Iterator[Outcome | Finding]:
             except InputError:
                 if format == "clearhead":
                     raise
-                yield Outcome(GROUP, name, "not tried", "no Hugging Face architecture has these parts")
+                reason = "its matrices are quantized" if is_quantized(model.module) else "no family has these parts"
+                yield Outcome(GROUP, name, "not tried", f"no Hugging Face checkpoint can hold the model: {reason}")
                 continue
             again = load(Path(folder) / "model", device="cpu", precision=precision_of(model.module))
             yield from _same_model(name, model, again)
