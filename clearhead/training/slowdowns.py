@@ -11,7 +11,8 @@ from torch import nn
 
 from clearhead.core.attention import Attention
 from clearhead.fast.probe import has_fast_bf16
-from clearhead.fast.training.parts import RecomputedLayer
+from clearhead.fast.training.attention import needs_weights
+from clearhead.fast.training.parts import FusedAttention, RecomputedLayer
 from clearhead.generate.batching import device_of
 
 NOTABLE: Final = 1.1
@@ -83,7 +84,7 @@ def find_suspects(passes: Passes) -> Iterator[Suspect]:
     if dropped:
         rates = " and ".join(f"{rate:g}" for rate in sorted({part.dropout.p for part in dropped}))
         reason = "each attention weight needs a random number"
-        if any(part.kernel()[0] == "eager" for part in dropped):
+        if not all(isinstance(part, FusedAttention) and not needs_weights(part) for part in dropped):
             reason = "it needs the eager attention kernel, which builds all attention weights"
         dropouts = [part.dropout for part in dropped]
         yield Suspect(f"model.attention_dropout = {rates}", f"{reason}; 0 avoids it", dropouts, "p", 0.0)
