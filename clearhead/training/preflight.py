@@ -519,7 +519,7 @@ class _DryRun(Generic[BatchT]):
             seconds: those of a forward and backward pass of the whole batch.
         """
         self.module.train()
-        suspects = list(find_suspects(self)) if self.limit.is_alone else []
+        suspects = find_suspects(self) if self.limit.is_alone else []
         if not suspects:
             return []
         rows = some_rows(batch, TRIAL_PRODUCTS // num_parameters(self.module))

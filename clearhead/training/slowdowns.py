@@ -11,7 +11,8 @@ from torch import nn
 
 from clearhead.core.attention import Attention
 from clearhead.fast.probe import has_fast_bf16
-from clearhead.fast.training.parts import RecomputedLayer
+from clearhead.fast.training.attention import needs_weights
+from clearhead.fast.training.parts import FusedAttention, RecomputedLayer
 from clearhead.generate.batching import device_of
 
 NOTABLE: Final = 1.1
@@ -76,21 +77,34 @@ class Suspect:
                 setattr(owner, self.attribute, value)
 
 
-def find_suspects(passes: Passes) -> Iterator[Suspect]:
-    """Yield the settings whose effect on the time of a step is worth a measurement."""
-    modules, device = list(passes.module.modules()), device_of(passes.module)
-    dropped = [part for part in modules if isinstance(part, Attention) and part.dropout.p > 0.0]
-    if dropped:
-        rates = " and ".join(f"{rate:g}" for rate in sorted({part.dropout.p for part in dropped}))
-        reason = "each attention weight needs a random number"
-        if any(part.kernel()[0] == "eager" for part in dropped):
-            reason = "it needs the eager attention kernel, which builds all attention weights"
-        dropouts = [part.dropout for part in dropped]
-        yield Suspect(f"model.attention_dropout = {rates}", f"{reason}; 0 avoids it", dropouts, "p", 0.0)
-    recomputed = [part for part in modules if isinstance(part, RecomputedLayer)]
-    if recomputed:
-        reason = "each layer is computed twice, to save memory"
-        yield Suspect("train.activation_checkpointing = true", reason, recomputed, "recomputes", False)
-    if passes.precision == "bf16" and device.type == "cpu" and not has_fast_bf16(device):
-        reason = 'this processor multiplies fp32 faster; "auto" or "fp32" avoids it'
-        yield Suspect('train.precision = "bf16"', reason, [passes], "precision", "fp32")
+def find_suspects(passes: Passes) -> list[Suspect]:
+    """Return the settings whose effect on the time of a step is worth a measurement."""
+    suspects = _attention_dropout(passes), _recomputation(passes), _slow_precision(passes)
+    return [suspect for suspect in suspects if suspect is not None]
+
+
+def _attention_dropout(passes: Passes) -> Suspect | None:
+    attentions = [module for module in passes.module.modules() if isinstance(module, Attention)]
+    dropped = [attention for attention in attentions if attention.dropout.p > 0.0]
+    if not dropped:
+        return None
+    rates = sorted({attention.dropout.p for attention in dropped})
+    setting = f"model.attention_dropout = {' and '.join(map('{:g}'.format, rates))}"
+    reason = "each attention weight needs a random number"
+    if not all(isinstance(attention, FusedAttention) and not needs_weights(attention) for attention in dropped):
+        reason = "it needs the eager attention kernel, which builds all attention weights"
+    return Suspect(setting, f"{reason}; 0 avoids it", [attention.dropout for attention in dropped], "p", 0.0)
+
+
+def _recomputation(passes: Passes) -> Suspect | None:
+    layers = [module for module in passes.module.modules() if isinstance(module, RecomputedLayer)]
+    reason = "each layer is computed twice, to save memory"
+    return Suspect("train.activation_checkpointing = true", reason, layers, "recomputes", False) if layers else None
+
+
+def _slow_precision(passes: Passes) -> Suspect | None:
+    device = device_of(passes.module)
+    if passes.precision != "bf16" or device.type != "cpu" or has_fast_bf16(device):
+        return None
+    reason = 'this processor multiplies fp32 faster; "auto" or "fp32" avoids it'
+    return Suspect('train.precision = "bf16"', reason, [passes], "precision", "fp32")

@@ -54,6 +54,7 @@ def real_trainer(run: Path, *, steps: int = STEPS, precision: Literal["fp32", "b
     from clearhead.data.sources.pairs import parallel_files
     from clearhead.data.stores.store import prepare_pairs
     from clearhead.data.tokenize.tokenizers import cached_tokenizers
+    from clearhead.fast.training.parts import training_tree
     from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
     from clearhead.tasks.train import token_loss
     from clearhead.tasks.translate.train import collate_pairs
@@ -66,8 +67,8 @@ def real_trainer(run: Path, *, steps: int = STEPS, precision: Literal["fp32", "b
     # Drawn before the trainer seeds anything: both a new and a resumed run must not depend on it
     torch.manual_seed(23)
     # In bf16 layers whose sizes fill blocks have kernels of their own.
-    width, inner, dropped = (14, 19, 0.1) if precision == "fp32" else (32, 64, 0.0)
-    hparams = Hyperparameters(layers=1, width=width, heads=2, feedforward=inner, dropout=0.2, attention_dropout=dropped)
+    width, inner = (14, 19) if precision == "fp32" else (32, 64)
+    hparams = Hyperparameters(layers=1, width=width, heads=2, feedforward=inner, dropout=0.2, attention_dropout=0.1)
     module = build(
         build_spec(hparams, source_vocab=tokenizers.source.vocab_size, target_vocab=tokenizers.target.vocab_size)
     )
@@ -87,7 +88,7 @@ def real_trainer(run: Path, *, steps: int = STEPS, precision: Literal["fp32", "b
         return Validation(float(total) / labels, score=random.random())
 
     return Trainer(
-        module=module,
+        module=training_tree(module, precision),
         optimizer=build_optimizer(module, kind="muon", learning_rate=0.01, weight_decay=0.01),
         schedule=build_schedule("plateau", learning_rate=0.01, warmup=5, steps=STEPS, width=14),
         batches=batches_of(9),

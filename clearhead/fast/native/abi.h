@@ -133,6 +133,8 @@ FIELD(const float*, bias)     // added to the scores, those of a query contiguou
 FIELD(float*, bias_gradient)  // [B, H, T, S]; null: not wanted
 FIELD(int64_t, bias_batch) FIELD(int64_t, bias_head) FIELD(int64_t, bias_query)
 FIELD(int64_t, B) FIELD(int64_t, H) FIELD(int64_t, T) FIELD(int64_t, S) FIELD(int64_t, E) FIELD(int64_t, is_causal)
+ARRAY(int64_t, seed, 2) FIELD(int64_t, dropped)  // weights, of 2^32 parts
+FIELD(float, kept_scale)      // of the other weights
 FIELD(float, scale) END
 
 // Queries or keys, rotated by their positions. Legend: as above, P pairs of dimensions.

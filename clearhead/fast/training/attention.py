@@ -16,25 +16,28 @@ from clearhead.base.hooks import is_seen
 from clearhead.core.attention import Attention
 from clearhead.fast.native.abi import AttentionCall, Heads, RotationCall, address
 from clearhead.fast.replica import plain_type
+from clearhead.fast.training.dropout import SeededDropout
 from clearhead.fast.training.linear import run
 
 Queries = Float[Tensor, "batch heads queries head_size"]
 Keys = Float[Tensor, "batch heads keys head_size"]
 Angles = Float[Tensor, "#batch 1 queries pairs"]
 
+NO_DROPOUT: Final = SeededDropout()
+
+_How = tuple[float, bool, SeededDropout]
 _STEPS: Final = ("attend", "weights", "scores")
 
 
 def needs_weights(part: Attention) -> bool:
     """Return whether an attention has to build its weights.
 
-    They are watched, dropped out, capped, have a sink, or are computed by a step or by a class of a user's own.
+    They are watched, capped, have a sink, or are computed by a step or by a custom class.
     """
     is_own = any(getattr(plain_type(part), name) is not getattr(Attention, name) for name in _STEPS)
     has_step = part.score_step is not None or part.weight_step is not None
     is_watched = part.is_watched("scores", "weights") or is_seen(part.dropout)
-    is_dropped = part.training and part.dropout.p > 0.0
-    return is_own or has_step or is_watched or is_dropped or part.spec.soft_cap is not None or part.spec.sink
+    return is_own or has_step or is_watched or part.spec.soft_cap is not None or part.spec.sink
 
 
 def attention(
@@ -46,6 +49,7 @@ def attention(
     *,
     scale: float,
     is_causal: bool = False,
+    dropout: SeededDropout = NO_DROPOUT,
 ) -> Queries:
     """Attend in bf16 with scores, sums and the softmax in fp32; there are kernels for it.
 
@@ -55,13 +59,14 @@ def attention(
         bias: added to the scores, in fp32; its gradient is too.
         scale: multiplies the products of queries and keys.
         is_causal: hides the keys behind each query, in place of a mask; there are as many keys as queries.
+        dropout: of the weights; the mask of a weight depends on the seed, row, head, query, key and number of keys.
 
     Source: arXiv 2205.14135, algorithm 1 and appendix B.2.
     """
     tensors = [tensor.to(torch.bfloat16) for tensor in (query_BHTE, key_BHSE, value_BHSE)]
     if bias is not None:
         bias = bias.float().expand(*query_BHTE.shape[:3], key_BHSE.shape[2])
-    mixed: Tensor = _Attention.apply(*tensors, bias, mask, scale, is_causal)  # type: ignore[no-untyped-call]
+    mixed: Tensor = _Attention.apply(*tensors, bias, mask, scale, is_causal, dropout)  # type: ignore[no-untyped-call]
     return mixed
 
 
@@ -77,7 +82,7 @@ def _heads(tensor: Tensor, shape: tuple[int, ...]) -> ctypes.Structure:
 
 
 def _call(
-    heads: list[Tensor], log_totals: Tensor, bias: Tensor | None, mask: Tensor | None, how: tuple[float, bool]
+    heads: list[Tensor], log_totals: Tensor, bias: Tensor | None, mask: Tensor | None, how: _How
 ) -> ctypes.Structure:
     (batch, num_heads, queries, size), keys = heads[0].shape, heads[1].shape[2]
     of_queries, of_keys = (batch, num_heads, queries, size), (batch, num_heads, keys, size)
@@ -92,7 +97,8 @@ def _call(
         call.mask = address(expanded[..., :1], torch.bool, batch, num_heads, queries, 1, by_row=True)
         call.mask_batch, call.mask_head, call.mask_query, call.mask_key = expanded.stride()
     call.B, call.H, call.T, call.S, call.E = batch, num_heads, queries, keys, size
-    call.scale, call.is_causal = how
+    call.scale, call.is_causal, dropout = how
+    dropout.fill(call)
     return call
 
 
@@ -122,7 +128,7 @@ class _Attention(torch.autograd.Function):
         if bias_gradient is not None:
             call.bias_gradient = address(bias_gradient, torch.float32, *bias.shape)
         run("attention_backward", call)
-        return *found, bias_gradient, None, None, None
+        return *found, bias_gradient, None, None, None, None
 
 
 class _Rotation(torch.autograd.Function):

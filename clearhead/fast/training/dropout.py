@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import ctypes
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float, Int8
@@ -58,6 +60,43 @@ def dropout(values: Float[Tensor, "..."], p: float) -> Float[Tensor, "..."]:
     dropped_parts = min(max(round(p * _PARTS), 1), _PARTS - 1)
     scale = _PARTS / (_PARTS - dropped_parts)
     return _masked(values, _draw_mask(values.shape, dropped_parts), scale)
+
+
+_WORDS: Final = 1 << 32
+
+
+@dataclass(frozen=True)
+class SeededDropout:
+    """Dropout by a kernel that computes whether an element is dropped from its position and a seed.
+
+    The kernel stores no mask: its backward pass computes the same one.
+
+    Attributes:
+        dropped: share of the elements that are dropped, in parts of 2**32.
+        kept_scale: factor of the other elements.
+        seed: two words of 32 bits; zeros if nothing is dropped.
+    """
+
+    dropped: int = 0
+    kept_scale: float = 1.0
+    seed: tuple[int, ...] = (0, 0)
+
+    @classmethod
+    def draw(cls, p: float, scale: float = 1.0) -> SeededDropout:
+        """Return a dropout with a seed from torch's default CPU generator.
+
+        Args:
+            p: probability that an element is dropped, below 1.
+            scale: mean factor of all elements.
+        """
+        dropped = min(round(p * _WORDS), _WORDS - 1)
+        seed = tuple(torch.randint(_WORDS, (2,)).tolist()) if dropped else (0, 0)
+        return cls(dropped, scale * _WORDS / (_WORDS - dropped), seed)
+
+    def fill(self, call: ctypes.Structure) -> None:
+        """Write the dropout into the arguments of a kernel."""
+        call.dropped, call.kept_scale = self.dropped, self.kept_scale
+        call.seed[:] = self.seed
 
 
 class RandomBitDropout(nn.Dropout):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from clearhead.base.machine import keep_freed_memory
-from clearhead.core.attention import Attention, MemoryAttention, normed
+from clearhead.core.attention import Attention, MemoryAttention, normed, repeat_heads
 from clearhead.core.context import Context
 from clearhead.core.feedforward import FeedForward
 from clearhead.core.kernels.positions import rotate
@@ -22,7 +22,7 @@ from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.replica import override, plain_type, replica
 from clearhead.fast.stack import is_altered
 from clearhead.fast.training.attention import attention, needs_weights, rotation
-from clearhead.fast.training.dropout import RandomBitDropout
+from clearhead.fast.training.dropout import RandomBitDropout, SeededDropout
 from clearhead.fast.training.float_linear import has_faster_products, linear, multiplies
 from clearhead.fast.training.linear import feed_forward, has_products, is_served, linears, serves_network
 from clearhead.fast.training.norm import normalize, normalizes
@@ -176,12 +176,16 @@ class FusedAttention(Attention):
 
     def attend(self, query: Queries, key: Keys, value: Keys, context: Context) -> Queries:
         """Attend by the kernel, except where weights are needed or query heads share their keys and values."""
+        p = self.dropout.p if self.training else 0.0
+        if p > 0.0:  # the other kernel for shared keys has no dropout
+            key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
         is_plain = query.shape[1] == key.shape[1] and value.dtype == torch.bfloat16 and not needs_weights(self)
         if not is_plain or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return super().attend(query, key, value, context)
         bias, is_causal = self.bias(query, key, context), context.masking.is_only_causal(self.spec.mask)
         mask = None if is_causal else self.mask(context)
-        return attention(query, key, value, mask, bias, scale=self.scale, is_causal=is_causal)
+        dropout = SeededDropout.draw(p)
+        return attention(query, key, value, mask, bias, scale=self.scale, is_causal=is_causal, dropout=dropout)
 
 
 class FusedSelfAttention(FusedAttention):

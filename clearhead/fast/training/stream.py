@@ -19,10 +19,8 @@ from clearhead.core.shapes import States
 from clearhead.core.stack import Branch, Stack
 from clearhead.fast.native.abi import StreamCall, address
 from clearhead.fast.plan import PlannedBranch, planned_branches
+from clearhead.fast.training.dropout import SeededDropout
 from clearhead.fast.training.linear import run
-
-_PARTS: Final = 1 << 32
-"""Each element gets 32 random bits, so a drop probability is a whole number of these parts."""
 
 
 @dataclass(frozen=True)
@@ -119,32 +117,21 @@ def _added(branch: Branch, read_BTD: Tensor, context: Context) -> _Added:
 
 def _normed(x_BTD: Tensor, added: _Added | None, norm: Norm, wanted: tuple[str, ...]) -> tuple[Tensor, ...]:
     """Return what is wanted of the sum of the stream and what a branch adds, in order: "sum", "normed", "rounded"."""
-    made = _Setting(norm.eps, isinstance(norm, LayerNorm), wanted if added is not None else wanted[-1:])
-    y_BTD = None
-    if added is not None:
-        y_BTD = added.y_BTD.to(torch.bfloat16).contiguous()
-        made.drop(added.dropout, added.scale)
+    y_BTD = None if added is None else added.y_BTD.to(torch.bfloat16).contiguous()
+    drawn = SeededDropout() if added is None else SeededDropout.draw(added.dropout, added.scale)
+    made = _Setting(norm.eps, isinstance(norm, LayerNorm), wanted if added is not None else wanted[-1:], drawn)
     found: tuple[Tensor, ...] = _Stream.apply(  # type: ignore[no-untyped-call]
         x_BTD.contiguous(), y_BTD, norm.weight, norm.bias, made
     )
     return found
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Setting:
     eps: float
     is_centered: bool
     wanted: tuple[str, ...]
-    dropped: int = 0
-    scale: float = 1.0
-    seed: tuple[int, ...] = (0, 0)
-
-    def drop(self, p: float, scale: float) -> None:
-        """Draw what is dropped with probability p, and keep the mean of what is scaled."""
-        self.dropped = min(round(p * _PARTS), _PARTS - 1)
-        self.scale = scale * _PARTS / (_PARTS - self.dropped)
-        if self.dropped:
-            self.seed = tuple(torch.randint(_PARTS, (2,)).tolist())
+    dropout: SeededDropout
 
 
 _ROUNDED: Final = ("y", "rounded", "rounded_gradient", "y_gradient")
@@ -156,8 +143,8 @@ def _run(name: str, made: _Setting, **tensors: Tensor | None) -> None:
     assert x is not None
     width = x.shape[-1]
     rows = x.numel() // width
-    call = StreamCall(N=rows, D=width, is_centered=made.is_centered, dropped=made.dropped, eps=made.eps)
-    call.kept_scale, call.seed[0], call.seed[1] = made.scale, *made.seed
+    call = StreamCall(N=rows, D=width, is_centered=made.is_centered, eps=made.eps)
+    made.dropout.fill(call)
     shapes = {"statistics": (rows, 2), **dict.fromkeys(_VECTORS, (width,))}
     for key, tensor in tensors.items():
         if tensor is not None:
@@ -202,8 +189,7 @@ class _Stream(torch.autograd.Function):
 
 def dropout(x: Float[Tensor, "*axes"], p: float) -> Float[Tensor, "*axes"]:
     """Zero each element of fp32 with probability p below 1 in one pass, and scale the others to keep the mean."""
-    made = _Setting(0.0, False, ())
-    made.drop(p, 1.0)
+    made = _Setting(0.0, False, (), SeededDropout.draw(p))
     dropped: Tensor = _Dropout.apply(x, made)  # type: ignore[no-untyped-call]
     return dropped
 

@@ -5,6 +5,8 @@ Axis sizes are distinct primes: B batch, H heads, T queries, S keys, E head size
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch.nn import functional as F
 
 from clearhead.core.kernels.positions import rotate as plain_rotation
 from clearhead.fast.training.attention import attention, rotation
+from clearhead.fast.training.dropout import SeededDropout
 
 pytestmark = pytest.mark.usefixtures("bf16_kernels")
 B, H, T, S, E = 5, 3, 139, 151, 7
@@ -29,11 +32,13 @@ def masks(queries: int, keys: int) -> dict[str, Tensor]:
     return {"padding": real[:, None, None], "window": window[None, None], "both": (real[:, None] & window)[:, None]}
 
 
-def plain(inputs: list[Tensor], mask: Tensor | None, bias: Tensor | None = None) -> Tensor:
+def plain(
+    inputs: list[Tensor], mask: Tensor | None, bias: Tensor | None = None, factors: Tensor | float = 1.0
+) -> Tensor:
     scores = inputs[0] @ inputs[1].mT * 0.3 + (0.0 if bias is None else bias)
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
-    return scores.softmax(-1).nan_to_num(0.0) @ inputs[2]
+    return scores.softmax(-1).nan_to_num(0.0) * factors @ inputs[2]
 
 
 def far(found: Tensor, expected: Tensor) -> float:
@@ -77,6 +82,67 @@ def test_a_bias_is_added_to_the_scores_and_has_a_gradient(kind: str, queries: in
     ours = torch.autograd.grad(found, inputs, gradient)
     theirs = torch.autograd.grad(expected, exact, gradient.double())
     assert all(far(*pair) < 0.01 for pair in zip(ours, theirs, strict=True))
+
+
+def dropped_weights(queries: int, keys: int, is_causal: bool, mask: Tensor | None, dropout: SeededDropout) -> Tensor:
+    """Return the scaled mask of a dropout: True weights are seen where values are unit vectors."""
+    heads = [torch.zeros(B, H, tokens, keys, dtype=torch.bfloat16) for tokens in (queries, keys)]
+    units = torch.eye(keys, dtype=torch.bfloat16).expand(B, H, keys, keys)
+    weights = attention(*heads, units, mask, scale=0.3, is_causal=is_causal, dropout=dropout)
+    return weights.ne(0.0) * dropout.kept_scale
+
+
+@pytest.mark.parametrize(("kind", "has_bias"), [("causal", False), ("both", True), ("nothing", False)])
+@pytest.mark.parametrize(("queries", "keys", "size"), [(T, S, E), (5, 3, 16), (541, 37, 64)])
+def test_dropout_is_that_of_the_plain_computation_with_the_same_mask(
+    kind: str, queries: int, keys: int, size: int, has_bias: bool
+) -> None:
+    is_causal, dropout = kind == "causal", SeededDropout.draw(0.3)
+    keys = queries if is_causal else keys
+    mask = masks(queries, keys).get(kind)
+    inputs = leaves(queries, keys, size)
+    inputs += [torch.randn(1, H, queries, keys, requires_grad=True)] if has_bias else []
+    exact = [one.detach().double().requires_grad_() for one in inputs]
+    factors = dropped_weights(queries, keys, is_causal, mask, dropout)
+    seen = torch.ones(queries, queries, dtype=torch.bool).tril() if is_causal else mask
+    expected = plain(exact[:3], seen, exact[3] if has_bias else None, factors.double())
+    found = attention(*inputs[:3], mask, *inputs[3:], scale=0.3, is_causal=is_causal, dropout=dropout)
+    assert far(found, expected) < 0.005
+    gradient = torch.randn(B, H, queries, size).bfloat16()
+    ours = torch.autograd.grad(found, inputs, gradient)
+    theirs = torch.autograd.grad(expected, exact, gradient.double())
+    assert all(far(*pair) < 0.01 for pair in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_each_weight_is_dropped_by_chance_alone(p: float) -> None:
+    """The share of dropped weights is p in every row, column and head, and no two of them are alike."""
+    torch.manual_seed(7)
+    dropout = SeededDropout.draw(p)
+    factors = dropped_weights(T, S, False, None, dropout)
+    gone = factors.eq(0.0).double()
+    assert factors.unique().tolist() == pytest.approx([0.0, 1 / (1 - p)])
+    for axes in ((0, 1, 2), (0, 1, 3), (2, 3), (0, 1, 2, 3)):
+        count = math.prod(gone.shape[axis] for axis in axes)
+        assert float((gone.mean(axes) - p).abs().max()) < 5 * (p * (1 - p) / count) ** 0.5
+    signs = (gone - p) / (p * (1 - p)) ** 0.5
+    for rows in (signs.flatten(0, 1).flatten(1), signs[0, 0], signs[0, 0].mT, signs[:, :, 0].flatten(0, 1)):
+        correlations = (rows @ rows.mT / rows.shape[1]).fill_diagonal_(0.0)
+        assert float(correlations.abs().max()) < 6 * rows.shape[1] ** -0.5
+    assert not torch.equal(factors, dropped_weights(T, S, False, None, SeededDropout.draw(p)))
+
+
+def test_dropout_has_the_same_bits_with_any_number_of_threads() -> None:
+    inputs, dropout, before, results = leaves(T, T), SeededDropout.draw(0.3), torch.get_num_threads(), []
+    gradient = torch.randn(B, H, T, E).bfloat16()
+    try:
+        for threads in (1, 2, 7):
+            torch.set_num_threads(threads)
+            found = attention(*inputs, None, scale=0.3, is_causal=True, dropout=dropout)
+            results.append([found, *torch.autograd.grad(found, inputs, gradient)])
+    finally:
+        torch.set_num_threads(before)
+    assert all(all(map(torch.equal, result, results[0])) for result in results)
 
 
 def test_gradients_are_about_as_near_as_those_of_the_fused_kernel() -> None:

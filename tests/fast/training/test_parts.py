@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from clearhead.core.feedforward import FeedForward
 from clearhead.core.norm import RMSNorm, build_norm
 from clearhead.core.stack import Layer
 from clearhead.fast.training import parts
+from clearhead.fast.training.dropout import SeededDropout
 from clearhead.fast.training.linear import has_products, linears
 from clearhead.fast.training.parts import FusedAttention, FusedRMSNorm, training_tree
 from clearhead.fast.training.stream import FusedStream
@@ -113,6 +116,35 @@ def test_keys_and_values_of_a_memory_are_projected_together(
     gradients(tree, "bf16")
     memory_attentions = [part for part in tree.modules() if isinstance(part, MemoryAttention)]
     assert all(((part.key, part.value) in together) == has_products() for part in memory_attentions)
+
+
+@pytest.mark.usefixtures("bf16_kernels")
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_attention_dropout_is_computed_by_the_kernel_from_the_seed(
+    kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hparams = Hyperparameters(
+        layers=2, width=128, heads=4, kv_heads=kv_heads, dropout=0.0, attention_dropout=0.3, tie="none"
+    )
+    model = build(build_spec(hparams, source_vocab=11, target_vocab=13)).train()
+    tree, rates, attend = training_tree(model, "bf16"), list[float](), parts.attention
+
+    def counted(*arguments: Any, dropout: SeededDropout, **named: Any) -> Tensor:
+        rates.append(dropout.dropped / 2**32)
+        return attend(*arguments, dropout=dropout, **named)
+
+    monkeypatch.setattr(parts, "attention", counted)
+
+    def results(seed: int) -> tuple[Tensor, list[Tensor]]:
+        torch.manual_seed(seed)
+        return gradients(tree, "bf16")
+
+    (loss, first), (again, second), (other, _) = results(1), results(1), results(2)
+    assert rates == pytest.approx([0.3] * 18)  # three attentions in each of two layers and three passes
+    assert torch.equal(loss, again) and all(map(torch.equal, first, second)) and not torch.equal(loss, other)
+    tree.eval()
+    gradients(tree, "bf16")
+    assert rates[18:] == [0.0] * len(rates[18:])
 
 
 def test_a_tree_on_a_cpu_keeps_the_memory_that_its_steps_free(

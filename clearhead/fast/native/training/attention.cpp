@@ -7,6 +7,7 @@
 // Legend: B batch, H heads, T queries, S keys, E head size; the sizes of what is kept here are multiples of 32.
 
 #include "../gemm/gemm.h"
+#include "../vec/random.h"
 
 #ifdef HAS_GEMM
 
@@ -71,8 +72,39 @@ void add_bias(const float* bias, const float* hidden, int64_t count, float* sums
   }
 }
 
+// Dropout of the weights of one head. Whether a weight is dropped follows from its query and key, and from a seed.
+struct Dropout {
+  const uint32_t dropped, keys;
+  const float kept_scale;
+  uint32_t seed[2];
+
+  Dropout(const AttentionCall& call, int64_t b, int64_t h)
+      : dropped(uint32_t(call.dropped)), keys(uint32_t(call.S)), kept_scale(call.dropped ? call.kept_scale : 1.0f) {
+    const auto head = uint32_t(b * call.H + h);
+    for (uint32_t i = 0; i < 2; ++i)
+      seed[i] = random_bits(2 * head + i, uint32_t(call.seed[0]), uint32_t(call.seed[1]));
+  }
+
+  // Zero the dropped weights of one query and 16 keys.
+  Vec<float> drop_keys(Vec<float> weights, int64_t t, int64_t s) const {
+    return drop(weights, (Vec<uint32_t>)INDEX + uint32_t(t * keys + s));
+  }
+
+  // Zero those of 16 queries and one key.
+  Vec<float> drop_queries(Vec<float> weights, int64_t t, int64_t s) const {
+    return drop(weights, (Vec<uint32_t>)INDEX * keys + uint32_t(t * keys + s));
+  }
+
+ private:
+  Vec<float> drop(Vec<float> weights, Vec<uint32_t> places) const {
+    return select(random_bits(places, seed[0], seed[1]) < dropped, Vec<float>{}, weights);
+  }
+};
+
 // Turn `all` scores, of which the first `count` may be attended to, into weights times their sum, which is returned.
-float weigh(const float* scores, const float* hidden, int64_t count, int64_t all, float scale, uint16_t* weights, float* log_total) {
+// Those of query t that `dropout` drops become 0, and still count in the sum.
+float weigh(const float* scores, const float* hidden, int64_t count, int64_t all, float scale, const Dropout& dropout, int64_t t,
+            uint16_t* weights, float* log_total) {
   const Vec<float> none = broadcast(-INFINITY);
   const auto score = [&](int64_t s) {
     Vec<float> vec = load(scores + s) * (scale * LOG2_E);
@@ -87,8 +119,9 @@ float weigh(const float* scores, const float* hidden, int64_t count, int64_t all
   const float top = reduce_max(most), base = top == -INFINITY ? 0.0f : top;
   const auto power = [&](int64_t s) { return s < count ? exp2(score(s) - base) : Vec<float>{}; };
   for (int64_t s = 0; s < all; s += BLOCK) {
-    const Vec<float> low = power(s), high = power(s + WIDTH);
+    Vec<float> low = power(s), high = power(s + WIDTH);
     sums += low + high;
+    if (dropout.dropped) low = dropout.drop_keys(low, t, s), high = dropout.drop_keys(high, t, s + WIDTH);
     _mm512_storeu_si512(weights + s, round_pair(low, high));
   }
   const float sum = reduce_add(sums);
@@ -117,6 +150,7 @@ void attend(const AttentionCall& call, int64_t b, int64_t h, Arena& arena) {
   if (mask && !call.mask_query) expand(mask, call.mask_key, S, all_keys, hidden);
   const float* bias = call.bias ? call.bias + b * call.bias_batch + h * call.bias_head : nullptr;
   float* log_totals = call.log_totals + (b * call.H + h) * T;
+  const Dropout dropout(call, b, h);
   for (int64_t t = 0; t < T; t += BLOCK) {
     const int64_t seen = call.is_causal ? std::min(t + BLOCK, all_keys) : all_keys, here = std::min(BLOCK, T - t);
     gemm(here, seen, query + t * width, width, keys, width / BLOCK, width / BLOCK, scores, seen, false);
@@ -126,11 +160,11 @@ void attend(const AttentionCall& call, int64_t b, int64_t h, Arena& arena) {
       const int64_t count = call.is_causal ? std::min(t + i + 1, S) : S;
       const float* extra = mask ? hidden : nullptr;
       if (bias) add_bias(bias + (t + i) * call.bias_query, extra, count, added), extra = added;
-      sums[i] = weigh(scores + i * seen, extra, count, seen, call.scale, weights + i * seen, log_totals + t + i);
+      sums[i] = weigh(scores + i * seen, extra, count, seen, call.scale, dropout, t + i, weights + i * seen, log_totals + t + i);
     }
     gemm(here, width, weights, seen, values, all_keys / BLOCK, seen / BLOCK, mixed, width, false);
     for (int64_t i = 0; i < here; ++i)
-      write_rows(mixed + i * width, width, 1, E, sums[i] == 0 ? 0.0f : 1.0f / sums[i],
+      write_rows(mixed + i * width, width, 1, E, sums[i] == 0 ? 0.0f : dropout.kept_scale / sums[i],
                  at(call.mixed, b, h) + (t + i) * call.mixed.token, 0);
   }
 }
@@ -140,7 +174,7 @@ class HeadGradient {
  public:
   HeadGradient(const AttentionCall& call, int64_t b, int64_t h, Arena& arena)
       : call_(call), b_(b), h_(h), keys_(round_up(call.S, BLOCK)), width_(round_up(call.E, BLOCK)), arena_(arena),
-        most_(std::min(round_up(call.T, BLOCK), QUERIES)), adds_(call.T > QUERIES) {}
+        most_(std::min(round_up(call.T, BLOCK), QUERIES)), adds_(call.T > QUERIES), dropout_(call, b, h) {}
 
   void run() {
     key_ = arena_.take<uint16_t>(keys_ * width_);
@@ -157,7 +191,7 @@ class HeadGradient {
     if (adds_) std::memset(value_sums_, 0, keys_ * width_ * 4);
     for (int64_t first = 0; first < call_.T; first += QUERIES) add_queries(first, std::min(QUERIES, call_.T - first));
     write_rows(key_sums_, width_, call_.S, call_.E, call_.scale, at(call_.key_gradient, b_, h_), call_.key_gradient.token);
-    write_rows(value_sums_, width_, call_.S, call_.E, 1, at(call_.value_gradient, b_, h_), call_.value_gradient.token);
+    write_rows(value_sums_, width_, call_.S, call_.E, dropout_.kept_scale, at(call_.value_gradient, b_, h_), call_.value_gradient.token);
   }
 
  private:
@@ -250,7 +284,10 @@ class HeadGradient {
       weights = exp2(scaled);
       if (call_.is_causal && first + query < key + row)
         weights = select(INDEX < int32_t(key + row - first - query), Vec<float>{}, weights);
-      const Vec<float> gradients = weights * (load(products + at) - load(shares_ + query));
+      Vec<float> product = load(products + at);
+      if (dropout_.dropped) product = dropout_.kept_scale * dropout_.drop_queries(product, first + query, key + row);
+      const Vec<float> gradients = weights * (product - load(shares_ + query));
+      if (dropout_.dropped) weights = dropout_.drop_queries(weights, first + query, key + row);
       if (call_.bias_gradient) store(bias_gradients_ + place, gradients);
       return gradients;
     };
@@ -302,6 +339,7 @@ class HeadGradient {
   Arena& arena_;
   const int64_t most_;
   const bool adds_;  // to the gradients of keys and values, which are not those of the first queries alone
+  const Dropout dropout_;
   uint16_t *key_, *value_, *key_columns_, *weights_, *score_gradients_;
   uint32_t* score_tiles_;
   float *key_sums_, *value_sums_, *shares_, *log_totals_, *hidden_, *bias_, *bias_gradients_;

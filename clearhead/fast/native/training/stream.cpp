@@ -10,24 +10,19 @@
 #include "../abi.h"
 #include "../isa.h"
 #include "../team.h"
+#include "../vec/random.h"
 #include "../vec/vec.h"
 #include "../workspace.h"
 
 namespace {
 
-// Random bits of 16 elements from a place on. Source: C. Wellons, "Prospecting for hash functions" (lowbias32).
-inline Vec<uint32_t> random_bits(uint32_t place, const int64_t seed[2]) {
-  Vec<uint32_t> x = (Vec<uint32_t>)INDEX + place + uint32_t(seed[0]);
-  x = (x ^ (x >> 16)) * 0x7feb352du + uint32_t(seed[1]);
-  x = (x ^ (x >> 15)) * 0x846ca68bu;
-  return x ^ (x >> 16);
-}
-
 // What is kept of 16 elements of row n from d on, scaled.
 inline Vec<float> drop(const StreamCall& call, Vec<float> vec, int64_t n, int64_t d) {
   vec *= call.kept_scale;
   if (!call.dropped) return vec;
-  return select(random_bits(uint32_t(n * call.D + d), call.seed) < uint32_t(call.dropped), Vec<float>{}, vec);
+  const Vec<uint32_t> places = (Vec<uint32_t>)INDEX + uint32_t(n * call.D + d);
+  const Vec<uint32_t> bits = random_bits(places, uint32_t(call.seed[0]), uint32_t(call.seed[1]));
+  return select(bits < uint32_t(call.dropped), Vec<float>{}, vec);
 }
 
 // `row` has room for the sums.

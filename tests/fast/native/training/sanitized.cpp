@@ -77,6 +77,7 @@ void run_attention(int64_t batch, int64_t heads, int64_t queries, int64_t keys, 
   call.mask_batch = heads * queries * keys, call.mask_head = queries * keys, call.mask_query = keys, call.mask_key = 1;
   call.B = batch, call.H = heads, call.T = queries, call.S = keys, call.E = size;
   call.is_causal = !has_mask && queries == keys, call.scale = 0.1f;
+  call.dropped = size == 16 ? int64_t(1) << 30 : 0, call.kept_scale = 4.0f / 3.0f;
   attention_forward(&call, THREADS);
   attention_backward(&call, THREADS);
 }
