@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clearhead.apps.cli.console import print_json, print_result
-from clearhead.apps.cli.lines import name_of, named_by_line, read_lines
+from clearhead.apps.cli.lines import Line, name_of, named_by_line, read_lines
 from clearhead.apps.cli.options import Device, Force, Json, Precision, Threads, located, set_threads_and_seed
 from clearhead.apps.cli.progress import counting
 from clearhead.base.errors import InputError, RunFailure, renaming, visible
@@ -75,10 +75,10 @@ def diff(
     from clearhead.model.difference import diff as compare
 
     # A command-line text keeps its number in messages.
-    rename = named_by_line([number for number, _ in lines], None if file is None else name_of(file))
+    rename = named_by_line(lines, None if file is None else name_of(file))
     with counting("texts", counts="texts") if lines else counting("tensors", counts="tensors"):
         with renaming(rename) if file is not None else nullcontext():
-            difference = compare(before, after, [text for _, text in lines], device=device, precision=precision)
+            difference = compare(before, after, [str(line.text) for line in lines], device=device, precision=precision)
     if output is not None:
         difference.save_html(output, force=force)
     if as_json:
@@ -104,13 +104,13 @@ def _check_options(output: Path | None, force: bool, has_texts: bool, compute: t
         raise InputError("--device and --precision are for models that read texts: give a TEXT or --file as well")
 
 
-def _read_texts(texts: list[str] | None, file: Path | None) -> list[tuple[int, str]]:
+def _read_texts(texts: list[str] | None, file: Path | None) -> list[Line]:
     """Return the texts with their numbers, or the lines of the file that are not empty."""
     if texts and file is not None:
         raise InputError("give texts on the command line or with --file, not both")
     if file is None:
-        return list(enumerate(texts or (), start=1))
-    lines = [(number, text) for number, text in enumerate(read_lines(file), start=1) if text.strip()]
+        return [Line(number, text) for number, text in enumerate(texts or (), start=1)]
+    lines = [Line(number, text) for number, text in enumerate(read_lines(file), start=1) if text.strip()]
     if not lines:
         raise InputError(f"{name_of(file)}: there is no text; expected at least one line")
     return lines
