@@ -362,7 +362,7 @@ def test_a_share_names_its_lines_by_the_whole_file(tmp_path: Path) -> None:
     shown: list[Line] = []
     # A large file is not read whole before its first line is answered.
     with pytest.MonkeyPatch.context() as small, pytest.raises(InputError, match="in:9: expected two texts"):
-        small.setattr("clearhead.apps.cli.outputs.OutputOptions.open", lambda *_: output)
+        small.setattr("clearhead.apps.cli.outputs.OutputOptions.find_output", lambda *_: output)
         from clearhead.apps.cli.outputs import OutputOptions
 
         lines = Input.of(tmp_path / "in", OutputOptions(settings={"as_json": True}))
