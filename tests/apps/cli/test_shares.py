@@ -18,6 +18,7 @@ import pytest
 
 from clearhead.apps.cli.lines import Input, Line, answer_lines
 from clearhead.apps.cli.main import main
+from clearhead.apps.cli.options import _local_device
 from clearhead.apps.cli.outputs import AnswerFile, RankedLines, Share, VectorFile
 from clearhead.apps.cli.progress import FIRST_LOG_SECONDS, ProgressLog
 from clearhead.base.errors import InputError
@@ -367,3 +368,12 @@ def test_a_share_names_its_lines_by_the_whole_file(tmp_path: Path) -> None:
 
         lines = Input.of(tmp_path / "in", OutputOptions(settings={"as_json": True}))
         answer_lines(lines, list, lambda line, _: shown.append(line), batch_size=None, paired=True)
+
+
+def test_torchrun_gives_each_process_of_a_box_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    assert _local_device("auto") == "auto"
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    assert [_local_device(name) for name in ("auto", "cuda", "cuda:0", "cpu")] == ["cuda:1", "cuda:1", "cuda:0", "cpu"]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert _local_device("auto") == "auto"
