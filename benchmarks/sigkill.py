@@ -9,6 +9,10 @@ trained further with LoRA. The check of a job (`clearhead check RUN.toml`) kills
 the newest checkpoint of the undisturbed run is damaged in four ways (a flipped bit, a file that is cut off, exchanged
 for that of an earlier checkpoint, or missing) and the run resumed: the training must name the file and continue from
 the checkpoint before. The exit code is 1 if a bit differs.
+
+The kind "machines" kills either process of two torchrun agents three times before the first checkpoint, in a step and
+inside a save: with a shared folder, with own disks, and with own disks under one name where mount namespaces allow it.
+All must go on within 60 s.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from two_machines import kill_matrix
 
 from clearhead.apps.check.job.differences import differences
 from clearhead.apps.check.job.forecast import Job, examine
@@ -43,7 +49,7 @@ MORE = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", nargs="+", default=["generate", "translate", "fill", "classify", "lora"])
+    parser.add_argument("--kinds", nargs="+", default=["generate", "translate", "fill", "classify", "lora", "machines"])
     parser.add_argument("--kills", type=int, default=20, help="of each run")
     parser.add_argument("--seed", type=int, default=None)
     given = parser.parse_args()
@@ -54,6 +60,12 @@ def main() -> int:
         folder = Path(name)
         write_data(folder)
         for kind in given.kinds:
+            if kind == "machines":
+                begun = time.monotonic()
+                kills, found = kill_matrix(write_run_file(folder, "generate"), folder / kind, 3, steps=60)
+                print(f"{kind:10} {kills} kills in {time.monotonic() - begun:.0f} s", *found, sep="\n  ", flush=True)
+                faults += len(found)
+                continue
             draw, begun = random.Random(f"{seed} {kind}"), time.monotonic()
             job = examine(write_run_file(folder, kind), folder / kind, steps=160, kills=given.kills)
             whole, seconds = undisturbed_run(job)

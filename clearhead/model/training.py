@@ -21,7 +21,8 @@ from clearhead.model.facade import Model
 from clearhead.model.loading import load
 from clearhead.spec.tasks.registry import kinds
 from clearhead.training.assemble import train_run
-from clearhead.training.parallel.processes import Process
+from clearhead.training.parallel.early_faults import reporting_faults
+from clearhead.training.parallel.world import Process
 from clearhead.training.progress.console import progress_for
 from clearhead.training.progress.reports import Progress
 from clearhead.training.record import RunResult
@@ -78,7 +79,9 @@ def train(
         text, name, where = read_text_file(Path(run_file), "run file"), str(run_file), parts_folder(Path(run_file))
     changes = [f"{key}={toml_value(value)}" for key, value in (overrides or {}).items()]
     if data is None:
-        return TrainResult(**vars(train_run(parse_run_file(text, name, changes, folder=where), resume=resume)))
+        with reporting_faults():
+            checked_file = parse_run_file(text, name, changes, folder=where)
+        return TrainResult(**vars(train_run(checked_file, resume=resume)))
     if Process.here().size > 1:
         raise InputError("each of several processes would write the lists of data; write them to files and name those")
     if resume:

@@ -18,7 +18,7 @@ from clearhead.base.errors import InputError
 from clearhead.base.machine import choose_precision
 from clearhead.checkpoints.reference import SPEC_FILE
 from clearhead.checkpoints.runs.checkpoint import checkpoint_steps, saved_choices
-from clearhead.checkpoints.runs.directory import RUN_FILE, TASK_FILE, RunDirectory, open_run
+from clearhead.checkpoints.runs.directory import JOB_FILE, RUN_FILE, TASK_FILE, RunDirectory, job_of, open_run
 from clearhead.checkpoints.weights.lora import adapt, describe
 from clearhead.core import Transformer, build
 from clearhead.data.batches.base import Batch, count_tokens
@@ -37,14 +37,18 @@ from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, SCHEDULES_
 from clearhead.training.parallel.agreement import (
     build_engine,
     check_divisible,
-    check_run_is_seen,
+    check_first_has_run,
     check_same_data,
     check_same_everywhere,
+    copied_description,
+    find_blind,
+    refuse_sharing,
     shares_model,
     work_of_one,
 )
 from clearhead.training.parallel.engines import SharedBatches
-from clearhead.training.parallel.processes import Process, Processes, join_processes, own_device
+from clearhead.training.parallel.processes import Processes, join_processes, own_device
+from clearhead.training.parallel.world import Process
 from clearhead.training.preflight import Preflight, Trial, Workload, faster_precision, preflight, refuse_large
 from clearhead.training.progress.console import progress_for
 from clearhead.training.progress.reports import Progress
@@ -57,7 +61,7 @@ from clearhead.training.task_parts import TaskParts, TaskSetup, one_sided, parts
 
 # The keys that may change when a run is resumed: its length and what it keeps, not what its next step computes.
 _MAY_DIFFER = """
-    run steps epochs seconds planned_minutes parallel activation_checkpointing device threads
+    run steps epochs seconds planned_minutes parallel timeout activation_checkpointing device threads
     save_every keep snapshots snapshot_megabytes early_stop.patience tracker
 """
 MAY_DIFFER = ["model.parts", *(f"train.{key}" for key in _MAY_DIFFER.split())]  # the spec has the digest of the file
@@ -77,6 +81,8 @@ class OpenedRun:
         progress: receives the reports; only the first process shows them.
         device: the device of this process.
         memory_before: memory of this process before it read the data, in bytes.
+        description: folder with the files that describe the model of a resumed run.
+        blind: ranks of the processes that do not see the run directory: their machines have their own disks.
     """
 
     path: Path
@@ -88,6 +94,8 @@ class OpenedRun:
     progress: Progress
     device: torch.device
     memory_before: int
+    description: Path
+    blind: Sequence[int]
 
 
 @contextlib.contextmanager
@@ -104,11 +112,18 @@ def open_training(run_file: RunFile, *, resume: bool, progress: Progress) -> Ite
     """
     run, process = Path(run_file.train.run), Process.here()
     adapt_waiting()
-    with join_processes(process, run, device=run_file.train.device) as processes, contextlib.ExitStack() as stack:
+    train = run_file.train
+    with contextlib.ExitStack() as stack:
+        processes = stack.enter_context(
+            join_processes(process, run, device=train.device, timeout=train.timeout, notify=progress.message)
+        )
         if processes.size > 1:
             check_same_everywhere(processes, run_file)
-        # torchrun starts all processes anew after one of them broke down.
-        resume = processes.first_of(resume or (process.restarts > 0 and bool(checkpoint_steps(run))))
+        # torchrun starts all processes anew after one of them broke down; they go on with what this job began.
+        is_restart = processes.job != "" and job_of(run) == processes.job
+        resume = processes.first_of(resume or (is_restart and bool(checkpoint_steps(run))))
+        if resume:
+            check_first_has_run(processes, run)
         directory, saved = None, dict[str, Any]()
         if processes.is_first:
             # Without resume as well: a run that is there is then refused as such, not as one of another precision.
@@ -120,6 +135,8 @@ def open_training(run_file: RunFile, *, resume: bool, progress: Progress) -> Ite
             directory = stack.enter_context(
                 open_run(run, configuration=to_toml(run_file), resume=resume, may_differ=may_differ)
             )
+            if processes.job:
+                directory.write_text(JOB_FILE, processes.job)
             if run_file.train.tracker != "none":
                 config = _tracked(run_file)
                 progress = TrackedProgress(run_file.train.tracker, run, config, progress, is_resumed=resume)
@@ -129,11 +146,23 @@ def open_training(run_file: RunFile, *, resume: bool, progress: Progress) -> Ite
         limit_kernel_cache()
         memory_before = memory_in_use(device)
         choices = processes.first_of(saved if resume else {})
-        if processes.size > 1:
-            check_run_is_seen(processes, run)
+        blind = find_blind(processes, run)
+        description = stack.enter_context(copied_description(processes, run, is_needed=resume and bool(blind)))
         for change in changed_files(choices, run_file, run):
             progress.message(change)
-        yield OpenedRun(run, run_file, resume, choices, processes, directory, progress, device, memory_before)
+        yield OpenedRun(
+            run,
+            run_file,
+            resume,
+            choices,
+            processes,
+            directory,
+            progress,
+            device,
+            memory_before,
+            description,
+            blind,
+        )
 
 
 def _tracked(run_file: RunFile) -> dict[str, object]:
@@ -172,7 +201,7 @@ def prepare_data(run: OpenedRun) -> PreparedData:
     """
     task = run.run_file.task
     if run.is_resumed:
-        initial = initial_model_of_run(run.path) if task.init else None
+        initial = initial_model_of_run(run.description) if task.init else None
     else:
         initial = find_initial_model(task.init, *task.languages) if task.init else None
     setup = TaskSetup(run.run_file, partial(_tokenizers, run, initial), initial, run.progress, run.device)
@@ -192,7 +221,7 @@ def _tokenizers(run: OpenedRun, initial: InitialModel | None, train: Callable[[]
     elif path is not None:
         tokenizers = named_tokenizers(Path(path))
     elif remembered is not None:
-        tokenizers = TokenizerPair.load(run.path)
+        tokenizers = TokenizerPair.load(run.description)
     else:
         run.progress.message("tokenizer: training it, unless the cache has it")
         tokenizers = train()
@@ -247,6 +276,8 @@ def build_model(data: PreparedData) -> BuiltModel:
     run_file, process = run.run_file, run.processes.this
     seed_everything(run_file.train.seed)
     is_sharded = process.size > 1 and shares_model(run_file, spec, run.device, run.processes)
+    if is_sharded:
+        refuse_sharing(run.blind, run.path)
     refuse_large(spec, run.device, is_trained_whole=run_file.lora is None, process=process, is_sharded=is_sharded)
     # A shared model may not fit on one device: the first process has it in main memory, and sends the others theirs.
     before_sharing = "cpu" if run.processes.is_first else "meta"

@@ -150,7 +150,7 @@ class _Training(Generic[BatchT]):
     def resume(self) -> None:
         """Restore the newest undamaged checkpoint."""
         folder = self.processes.first_of(self.record.newest() if self.processes.is_first else self.run)
-        saved = files.load_checkpoint(folder, load=self.engine.load)
+        saved = self.engine.load_checkpoint(folder)
         with files.refusing_others(folder):
             self._restore(saved)
         self.clock = time.monotonic() - self.tally.seconds
@@ -165,7 +165,7 @@ class _Training(Generic[BatchT]):
         parts, state = self.parts, saved.state
         torch.set_num_threads(self.settings.threads or state["choices"]["threads"])
         self.choices = self._choices_here()
-        changes = environment_changes(state["environment"], environment(self.processes.size))
+        changes = environment_changes(state["environment"], self._environment())
         if changes is not None:
             message(changes)
         parts.module.load_state_dict(saved.weights)
@@ -188,6 +188,9 @@ class _Training(Generic[BatchT]):
             restore_random_state(states[0])
         else:
             seed_process(self.settings.seed, self.processes.this.rank, self.tally.step)
+
+    def _environment(self) -> dict[str, str | int]:
+        return environment(self.processes.size, is_sharded=self.engine.is_sharded)
 
     def _choices_here(self) -> dict[str, Any]:
         return dict(self.settings.choices) | {"precision": self.settings.precision, "threads": torch.get_num_threads()}
@@ -453,7 +456,7 @@ class _Training(Generic[BatchT]):
             "random": first,
             OTHERS: others,
             "choices": self.choices,
-            "environment": environment(self.processes.size),
+            "environment": self._environment(),
         }
         ema = None
         if self.ema is not None:
@@ -502,7 +505,9 @@ class _Training(Generic[BatchT]):
         about = self.processes.first_of(about_averaged(self.run))
         if about is not None and about.steps == steps and about.valid_loss is not None:
             return Validation(about.valid_loss, about.valid_score)
-        weights = average_checkpoints(load_recent(self.run, steps))
+        # Only the first process reads them, unless all processes share weights and thus the folder.
+        reads = self.processes.is_first or self.engine.is_sharded
+        weights = average_checkpoints(load_recent(self.run, steps)) if reads else {}
         self.parts.progress.validating(self.tally.step)
         try:
             validation = self._measure(self.engine.placed(weights))

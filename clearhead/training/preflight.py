@@ -35,13 +35,12 @@ from clearhead.training.memory import (
     start_peak,
 )
 from clearhead.training.optim.optimizers import scale_gradients
-from clearhead.training.parallel.processes import Process
+from clearhead.training.parallel.world import ALONE, Process
 from clearhead.training.progress.reports import duration
 from clearhead.training.random_state import deterministic_algorithms, preserved_random_state, restored_threads
 from clearhead.training.record import TrainSettings, num_snapshots, planned_steps, weight_bytes
 from clearhead.training.runfile.sections import Train
 
-ALONE: Final = Process()
 CHECKPOINT_SPEED: Final = 2e8
 """Bytes of a checkpoint that are written, synced and hashed in a second, roughly."""
 PLOT_BYTES: Final = 60_000_000
@@ -214,7 +213,7 @@ def preflight(
     module, settings, every_fault = trial.module, trial.settings, list(faults)
     run = Path(settings.run)
     checkpoint_bytes, disk_bytes = disk_forecast(module, settings)
-    disk_free = _free_disk(run)
+    disk_free = _free_disk(run) if process.rank == 0 else disk_bytes  # the first process writes
     if disk_bytes > disk_free:
         every_fault.append(
             f"The checkpoints need up to {human_bytes(disk_bytes)}, but the disk of {settings.run} has "

@@ -104,8 +104,13 @@ def restored_threads() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def environment(processes: int = 1) -> dict[str, str | int]:
-    """Return what can change the bits of a result: versions, processor features, threads, accelerator, processes."""
+def environment(processes: int = 1, *, is_sharded: bool = False) -> dict[str, str | int]:
+    """Return what can change the bits of a result: versions, processor features, threads, accelerator, processes.
+
+    Args:
+        processes: number of processes that train.
+        is_sharded: whether they share one model (fsdp); else each holds a copy (ddp).
+    """
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {
         "torch": torch.__version__,
@@ -114,6 +119,7 @@ def environment(processes: int = 1) -> dict[str, str | int]:
         "threads": torch.get_num_threads(),
         "accelerator": device,
         "processes": processes,
+        **({"parallel": "fsdp" if is_sharded else "ddp"} if processes > 1 else {}),
     }
 
 

@@ -27,7 +27,8 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="the commands are those 
 # A card and a run file are read on other machines, and reports of a check name the process that failed.
 FOR_ELSEWHERE = {
     "clearhead/model/saving.py", "clearhead/apps/recipes/run_file.py", "clearhead/apps/demo/translate.py",
-    "clearhead/training/parallel/processes.py", "clearhead/apps/train_process.py",
+    "clearhead/training/parallel/processes.py", "clearhead/training/parallel/world.py",
+    "clearhead/apps/train_process.py",
     "clearhead/apps/check/job/job.py", "clearhead/apps/check/model/report.py", "clearhead/apps/cli/new.py",
 }  # fmt: skip
 QUOTED_NAME = re.compile(r"[`']clearhead [a-z]+[`']")

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.training.random_state import random_state, restore_random_state, seed_everything
+from clearhead.training.random_state import (
+    environment,
+    environment_changes,
+    random_state,
+    restore_random_state,
+    seed_everything,
+)
 
 
 def draws() -> tuple[list[float], float, list[float], float]:
@@ -37,3 +43,9 @@ def test_the_state_of_mps_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     restore_random_state(state)
     assert random_state()["mps"] is None and len(current) == 2
+
+
+def test_the_other_kind_of_parallel_training_is_announced_with_as_many_processes() -> None:
+    before, now = environment(2), environment(2, is_sharded=True)
+    assert "parallel ddp -> fsdp" in (environment_changes(before, now) or "")
+    assert environment_changes(before, before) is None

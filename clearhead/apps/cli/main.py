@@ -43,7 +43,7 @@ from clearhead.apps.cli.progress import signs_of_life
 from clearhead.apps.cli.serve import serve
 from clearhead.apps.cli.stopping import StopOnSignal, Stopped
 from clearhead.apps.cli.texts import answer, classify, embed, fill, predict, tag
-from clearhead.apps.cli.train import train
+from clearhead.apps.cli.train import reporting, train
 from clearhead.apps.cli.translate import translate
 from clearhead.apps.cli.view import view
 from clearhead.base.commands import EXTENSIONS, make_command
@@ -204,7 +204,8 @@ def _run(words: Sequence[str], parts: Sequence[str], debug: bool, signals: StopO
         if parts:
             from clearhead.core.extensions.files import load_parts
 
-            load_parts(parts)
+            with reporting() if words[:1] == ["train"] else contextlib.nullcontext():
+                load_parts(parts)
         program = typer.main.get_command(make_app())
         with renaming(partial(_as_option, program, words)):
             _refuse_empty_paths(program, words)

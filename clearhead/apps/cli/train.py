@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,9 @@ from clearhead.apps.cli.compare import table_columns
 from clearhead.apps.cli.console import print_either, print_json, print_message, print_result, silence
 from clearhead.apps.cli.options import Json, Seed, Threads
 from clearhead.base.errors import InputError, RunFailure
+
+if TYPE_CHECKING:
+    from clearhead.training.parallel.world import Process
 
 Sweep = Annotated[
     list[str] | None,
@@ -74,7 +77,8 @@ def train(
     words = list(overrides or [])
     words += [f"{key}={value}" for key, value in options.items() if value is not None]
     if is_sweep(file, sweep, equal):
-        train_sweep(Path(file), words, sweep or [], equal, resume=resume, as_json=as_json)
+        with _told_once():
+            train_sweep(Path(file), words, sweep or [], equal, resume=resume, as_json=as_json)
     else:
         _train(Path(file), words, resume=resume, as_json=as_json)
 
@@ -89,19 +93,15 @@ def _train(path: Path, words: list[str], *, resume: bool, as_json: bool) -> None
         # The folder that was named is the run: a copied or moved one goes on in its own place.
         words.insert(0, f"train.run={json.dumps(str(path))}")
         path = path / "run.toml"
-    with _told_once():
+    with reporting() as process:
         run_file = load_run_file(path, words, is_of_run=is_of_run)
     # Only now: the libraries for training take seconds to load, and a fault in the run file should not wait for them.
     from clearhead.training.assemble import train_run
-    from clearhead.training.parallel.processes import Process, Quiet
     from clearhead.training.summary import summary_lines
 
-    try:
+    with _quietly():
         result = train_run(run_file, resume=resume)
-    except Quiet:
-        silence(sys.stderr)
-        raise
-    if Process.here().rank:
+    if process.rank:
         return
     for line in summary_lines(result, run_file):
         print_message(line)
@@ -115,13 +115,37 @@ def _train(path: Path, words: list[str], *, resume: bool, as_json: bool) -> None
 
 @contextlib.contextmanager
 def _told_once() -> Iterator[None]:
-    """Let one process of each machine tell of a fault that all of them find."""
+    """Silence all processes but the first of torchrun or Slurm while they refuse what all of them refuse."""
     try:
         yield
     except InputError:
-        if os.environ.get("LOCAL_RANK", "0") != "0":
+        if (os.environ.get("RANK") or os.environ.get("SLURM_PROCID", "0")) != "0":
             silence(sys.stderr)
         raise
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Silence this process where another process tells the user."""
+    from clearhead.training.parallel.world import Quiet
+
+    try:
+        yield
+    except Quiet:
+        silence(sys.stderr)
+        raise
+
+
+@contextlib.contextmanager
+def reporting() -> Iterator[Process]:
+    """Report wrong input inside a with block to the other processes of a training, so that they do not wait."""
+    from clearhead.training.parallel.early_faults import reporting_faults
+    from clearhead.training.parallel.world import Process
+
+    with _told_once():
+        Process.here()
+    with _quietly(), reporting_faults() as process:
+        yield process
 
 
 def is_sweep(file: str, swept: Sequence[str] | None, equal: str | None) -> bool:

@@ -30,7 +30,7 @@ from clearhead.base.progress import message
 from clearhead.base.signals import Interrupted, StopSignals
 from clearhead.checkpoints.runs.directory import RunDirectory, acquire_lock, differing_keys, read_configuration
 from clearhead.core.extensions.files import parts_options
-from clearhead.training.parallel.processes import Process
+from clearhead.training.parallel.world import Process
 from clearhead.training.runfile.read import parse_run_file, parse_tables, parts_folder, toml_text, toml_value
 from clearhead.training.runfile.sections import RunFile
 
@@ -123,7 +123,9 @@ def run_sweep(
         InputError: the sweep, a run file or the data cannot be used; nothing was trained.
         RunFailure: every run failed.
     """
-    if Process.here().size > 1:
+    process = Process.here()
+    # Also one process under torchrun: the runs would take its job for their own.
+    if process.size > 1 or process.has_agent:
         raise InputError("a sweep starts its runs by itself: call it without torchrun")
     runs = planned(text, name, words, variation, folder)
     check_budget(variation.keys, runs, equal)

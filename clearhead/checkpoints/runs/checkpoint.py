@@ -166,23 +166,24 @@ def tensor_files(checkpoint: Checkpoint) -> list[tuple[str, Mapping[str, Tensor]
     return files + ([(AVERAGED_WEIGHTS, checkpoint.ema)] if checkpoint.ema is not None else [])
 
 
-def load_checkpoint(folder: Path, *, load: Callable[[Path], dict[str, Tensor]] = load_tensors) -> Checkpoint:
+def load_checkpoint(
+    folder: Path,
+    *,
+    load: Callable[[Path], dict[str, Tensor]] = load_tensors,
+    read: Callable[[Path], tuple[dict[str, Any], bool]] | None = None,
+) -> Checkpoint:
     """Load a checkpoint after checking every file against the manifest.
 
     Args:
         folder: of the checkpoint.
         load: reads the named tensors of a safetensors file.
+        read: reads the state, and whether there is an average, after the check; None means `read_checked_state`.
 
     Raises:
         InputError: the checkpoint is damaged, or its format is not supported.
     """
-    damage = checkpoint_damage(folder)
-    if damage is not None:
-        raise InputError(damage)
-    state = read_state(folder)
-    for name in FORMAT.header():
-        del state[name]
-    files = [file for name in (WEIGHTS, AVERAGED_WEIGHTS) if (file := folder / name).exists()]
+    state, has_average = (read or read_checked_state)(folder)
+    files = [folder / WEIGHTS, *([folder / AVERAGED_WEIGHTS] if has_average else [])]
     weights = [load(file) for file in files]
     for tensors, file in zip(weights, files, strict=True):
         refuse_dtypes(tensors, file)
@@ -193,6 +194,21 @@ def load_checkpoint(folder: Path, *, load: Callable[[Path], dict[str, Tensor]] =
         ema=weights[1] if len(weights) > 1 else None,
         state=state,
     )
+
+
+def read_checked_state(folder: Path) -> tuple[dict[str, Any], bool]:
+    """Check every file of a checkpoint, and return its state and whether it has an average of the weights.
+
+    Raises:
+        InputError: the checkpoint is damaged, or its format is not supported.
+    """
+    damage = checkpoint_damage(folder)
+    if damage is not None:
+        raise InputError(damage)
+    state = read_state(folder)
+    for name in FORMAT.header():
+        del state[name]
+    return state, (folder / AVERAGED_WEIGHTS).exists()
 
 
 @contextlib.contextmanager

@@ -50,6 +50,8 @@ RUN_FILE: Final = "run.toml"
 TASK_FILE: Final = "task.json"
 WEIGHTS_FILE: Final = "weights.safetensors"
 LOCK: Final = "lock"
+JOB_FILE: Final = "job"
+"""File with the random word of the torchrun job that began or resumed the run, so that its restarts go on with it."""
 # Specs of format 1 have `projection_out` in each stack.
 RUN_FORMAT: Final = Format("a run directory", 2, "train again", oldest=1)
 SAVED_FORMAT: Final = Format("a saved model", 2, "save the model again", oldest=1)
@@ -147,6 +149,12 @@ def open_run(
         run.__exit__(type(error), error, None)
         raise
     return run
+
+
+def job_of(path: Path) -> str:
+    """Return the random word of the torchrun job that began or resumed the run in a folder; "" if there is none."""
+    file = path / JOB_FILE
+    return read_model_text(file, what="the word of a job") if file.is_file() else ""
 
 
 @contextlib.contextmanager

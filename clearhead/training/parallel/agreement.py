@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 
 from clearhead.base.errors import InputError
+from clearhead.base.files import open_model_file
+from clearhead.base.leftovers import temporary_beside
 from clearhead.base.printing import num_parameters
-from clearhead.checkpoints.runs.directory import differing_keys, dotted
+from clearhead.checkpoints.runs.checkpoint import checkpoint_steps
+from clearhead.checkpoints.runs.directory import described_files, differing_keys, dotted
 from clearhead.core import build
 from clearhead.data.batches.base import Batches, Loss
 from clearhead.spec import Model
 from clearhead.training.parallel.engines import Engine, Replicated, Share, share_of
-from clearhead.training.parallel.processes import Process, Processes
+from clearhead.training.parallel.processes import Processes
+from clearhead.training.parallel.world import Process
 from clearhead.training.preflight import Workload, free_for_each, least_memory
 from clearhead.training.runfile.sections import RunFile
 from clearhead.training.task_parts import TaskParts
@@ -36,22 +44,90 @@ def check_same_everywhere(processes: Processes, run_file: RunFile) -> None:
         if keys:
             first, other = dotted(tables[0]).get(keys[0], "not set"), dotted(table).get(keys[0], "not set")
             raise InputError(
-                f"process {rank} was started with another run file than process 0: {keys[0]} is {other!r} there and "
-                f"{first!r} here; start all of them with the same file and the same changes"
+                f"process {rank} was started with another run file than process 0: {keys[0]} is {other!r} in process "
+                f"{rank} and {first!r} in process 0; start all of them with the same file and the same changes"
             )
 
 
-def check_run_is_seen(processes: Processes, run: Path) -> None:
-    """Refuse machines that do not see the run directory, after a message of the process that made it.
+def check_first_has_run(processes: Processes, run: Path) -> None:
+    """Refuse to resume where the first process has no checkpoint, but one on another machine has.
 
     Raises:
-        InputError: one does not see what the first process made.
+        InputError: another process has it; torchrun may have numbered the machines in another order than before.
     """
-    blind = [rank for rank, is_seen in enumerate(processes.all_of(run.is_dir())) if not is_seen]
+    has_checkpoint = processes.all_of(bool(checkpoint_steps(run)))
+    if any(has_checkpoint) and not has_checkpoint[0]:
+        raise InputError(
+            f"process 0 has no checkpoint in {run}, but process {has_checkpoint.index(True)} has: copy the run "
+            "directory to the machine of process 0, or make the other machine the first one (torchrun --node-rank 0)"
+        )
+
+
+_SEEN_SECONDS: Final = 5.0
+"""For how many seconds a process looks for a file that another machine wrote: network file systems may be late."""
+
+
+def find_blind(processes: Processes, run: Path) -> list[int]:
+    """Return the ranks of the processes that do not see the run directory of the first process.
+
+    A folder of the same name on another disk is not the same: the first process writes a file with a random name into
+    the run directory, for which all others look.
+    """
+    if processes.size == 1:
+        return []
+    name = processes.first_of(temporary_beside(run / processes.attempt).name if processes.is_first else "")
+    if processes.is_first:
+        (run / name).touch()
+    processes.first_of(None)  # the others look after the first process has written
+    end = time.monotonic() + _SEEN_SECONDS
+    while not (is_seen := (run / name).exists()) and time.monotonic() < end:
+        time.sleep(_SEEN_SECONDS / 50)
+    blind = [rank for rank, is_seen in enumerate(processes.all_of(is_seen)) if not is_seen]
+    if processes.is_first:
+        (run / name).unlink()
+    return blind
+
+
+@contextlib.contextmanager
+def copied_description(processes: Processes, run: Path, *, is_needed: bool) -> Iterator[Path]:
+    """Yield a folder with the files that describe the model of a run, for machines that do not see the run directory.
+
+    Args:
+        processes: that train.
+        run: the run directory of the first process.
+        is_needed: whether to copy the files; else the folder is the run directory itself.
+    """
+    if not is_needed:
+        yield run
+        return
+    paths = described_files(run) if processes.is_first else []
+    contents = dict[str, bytes]()
+    for path in paths:
+        with open_model_file(path, what="a file of the run") as file:
+            contents[path.relative_to(run).as_posix()] = file.read()
+    contents = processes.first_of(contents)
+    with tempfile.TemporaryDirectory() as name:
+        for relative, content in contents.items():
+            Path(name, relative).parent.mkdir(parents=True, exist_ok=True)
+            Path(name, relative).write_bytes(content)
+        yield Path(name)
+
+
+def refuse_sharing(blind: Sequence[int], run: Path) -> None:
+    """Refuse to share one model among processes that do not see one run directory.
+
+    Args:
+        blind: ranks of the processes that do not see it.
+        run: the run directory.
+
+    Raises:
+        InputError: there is such a process.
+    """
     if blind:
         raise InputError(
-            f"process {blind[0]} does not see the run directory {run}, which process 0 made: name a folder that all "
-            "machines share (train.run=...)"
+            f"process {blind[0]} does not see the run directory {run} of process 0, but each process writes its shards "
+            "of a shared model (fsdp) there: name a folder that all machines share (train.run=...), or let each "
+            "process hold the whole model (train.parallel=ddp)"
         )
 
 
@@ -144,7 +220,7 @@ def build_engine(
         precision: of the computation.
     """
     if not is_sharded:
-        return Replicated(module, loss, processes.size)
+        return Replicated(module, loss, processes)
     # Only now: it loads PyTorch's engine for sharded tensors, for which other runs should not wait.
     from clearhead.training.parallel.sharded import Sharded
 

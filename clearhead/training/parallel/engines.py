@@ -13,9 +13,11 @@ from typing import Any, ClassVar, Generic
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from clearhead.checkpoints.runs.checkpoint import Checkpoint, load_checkpoint, read_checked_state
 from clearhead.checkpoints.weights.files import load_tensors, save_tensors
 from clearhead.data.batches.base import Batch, Batches, BatchT, Loss
-from clearhead.training.parallel.processes import Process
+from clearhead.training.parallel.processes import Processes
+from clearhead.training.parallel.world import Process
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ class Engine(Generic[BatchT]):
         yield
 
     def placed(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return whole weights as the module holds them."""
+        """Return whole weights of the first process as the module holds them."""
         return weights
 
     def save(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -207,9 +209,13 @@ class Engine(Generic[BatchT]):
     def help_to_save(self, files: Sequence[Mapping[str, Tensor]]) -> None:
         """Take part in the writing of files by the first process: their tensors, in the order of writing."""
 
-    def load(self, path: Path) -> dict[str, Tensor]:
-        """Read the named tensors of a file of a checkpoint."""
-        return load_tensors(path)
+    def load_checkpoint(self, folder: Path) -> Checkpoint:
+        """Load a checkpoint after checking its files.
+
+        Raises:
+            InputError: the checkpoint is damaged, or its format is not supported.
+        """
+        return load_checkpoint(folder)
 
 
 class Replicated(Engine[Share[BatchT]]):
@@ -218,14 +224,15 @@ class Replicated(Engine[Share[BatchT]]):
     Args:
         module: the module to train; the first process's weights are sent to all.
         loss: gives, for a batch, the summed loss and the number of labels.
-        size: how many processes there are.
+        processes: that train; only the first one reads and writes files, so that each machine may have its own disk.
 
     Source: arXiv 2006.15704.
     """
 
-    def __init__(self, module: nn.Module, loss: Loss[BatchT], size: int) -> None:
+    def __init__(self, module: nn.Module, loss: Loss[BatchT], processes: Processes) -> None:
         super().__init__(module, loss)
-        self.divisor = size
+        self._processes = processes
+        self.divisor = processes.size
         self._parallel = DistributedDataParallel(BatchLoss(module, loss), gradient_as_bucket_view=True)
 
     def loss(self, batch: Share[BatchT], *, is_last: bool) -> tuple[Tensor, int]:
@@ -233,3 +240,16 @@ class Replicated(Engine[Share[BatchT]]):
         self._parallel.require_backward_grad_sync = is_last
         loss: tuple[Tensor, int] = self._parallel(batch)
         return loss
+
+    def placed(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return whole weights of the first process, which sends them to all."""
+        return self._processes.tensors_of_first(weights)
+
+    def load_checkpoint(self, folder: Path) -> Checkpoint:
+        """Load a checkpoint in the first process, which sends it to all; exceptions are those of `Engine`."""
+        is_first, first_of = self._processes.is_first, self._processes.first_of
+        return load_checkpoint(
+            folder,
+            read=lambda folder: first_of(read_checked_state(folder) if is_first else ({}, False)),
+            load=lambda file: self._processes.tensors_of_first(load_tensors(file) if is_first else {}),
+        )

@@ -3,83 +3,44 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
+from torch import Tensor
+from torch.distributed.distributed_c10d import Store
 
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.base.machine import choose_device
 from clearhead.checkpoints.runs.checkpoint import checkpoint_steps
+from clearhead.training.parallel.meeting import Meeting, has_failed
+from clearhead.training.parallel.world import ALONE, Process, Quiet
 
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.05
-_FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class Process:
-    """This process among all that torchrun started; by itself it is the only one.
-
-    Args:
-        rank: its number, from 0.
-        size: how many there are, on all machines.
-        local_rank: its number on its machine.
-        local_size: how many there are on its machine.
-        machine: the number of its machine.
-        restarts: how often torchrun started all of them anew.
-    """
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    machine: int = 0
-    restarts: int = 0
-
-    @classmethod
-    def here(cls) -> Process:
-        """Return this process as torchrun describes it in its environment."""
-        rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-        local_size = _number("LOCAL_WORLD_SIZE", size)
-        return cls(
-            rank=rank,
-            size=size,
-            local_rank=_number("LOCAL_RANK", rank),
-            local_size=local_size,
-            machine=_number("GROUP_RANK", rank // max(1, local_size)),
-            restarts=_number("TORCHELASTIC_RESTART_COUNT", 0),
-        )
-
-
-def _number(name: str, otherwise: int) -> int:
-    text = os.environ.get(name, "")
-    return int(text) if text.isdecimal() else otherwise
-
-
-class Quiet(SystemExit):
-    """Ends a process without a word, because another one of the same training says what happened."""
 
 
 class Processes:
-    """One process alone: nobody else is there to tell or to wait for.
+    """One process alone, without others to inform or to wait for.
 
     Args:
-        process: this one.
+        process: this process.
+        job: random word of all attempts that torchrun starts; "" without torchrun.
+
+    Attributes:
+        attempt: random word of this attempt of several processes.
     """
 
-    def __init__(self, process: Process = Process()) -> None:
+    attempt: str = ""
+
+    def __init__(self, process: Process = ALONE, job: str = "") -> None:
         self.this = process
+        self.job = job
 
     @property
     def is_first(self) -> bool:
@@ -103,6 +64,10 @@ class Processes:
         """Return the rows that all processes give, by rank; all of one length."""
         return [list(row)]
 
+    def tensors_of_first(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the named tensors that the first process gives, on the CPU."""
+        return dict(tensors)
+
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """Let the first process of each machine go first, so that the others find in the cache what it made."""
@@ -113,13 +78,16 @@ class Group(Processes):
     """Several processes that have joined.
 
     Args:
-        process: this one.
-        store: what all of them can reach.
+        process: this process.
+        job: random word of all attempts that torchrun starts.
+        store: section of the common store for this attempt.
+        attempt: random word of this attempt.
     """
 
-    def __init__(self, process: Process, store: Store) -> None:
-        super().__init__(process)
+    def __init__(self, process: Process, job: str, store: Store, attempt: str) -> None:
+        super().__init__(process, job)
         self._store = store
+        self.attempt = attempt
         self._turns = 0
 
     def first_of(self, value: T) -> T:
@@ -142,6 +110,15 @@ class Group(Processes):
         dist.all_gather(rows, row_tensor)
         return [given.tolist() for given in rows]
 
+    def tensors_of_first(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the named tensors that the first process gives, on the CPU; sent one by one to save memory."""
+        formats = self.first_of({name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()})
+        received: dict[str, Tensor] = {}
+        for name, (shape, dtype) in formats.items():
+            received[name] = tensors[name].cpu().contiguous() if self.is_first else torch.empty(shape, dtype=dtype)
+            dist.broadcast(received[name].view(-1).view(torch.uint8), src=0)  # gloo does not know every dtype
+        return received
+
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """Let the first process of each machine go first, so that the others find in the cache what it made."""
@@ -149,7 +126,7 @@ class Group(Processes):
         done = f"turn {self._turns} of machine {self.this.machine}"
         # Looked up again and again: a wait inside the store would neither see a failure nor let a signal through.
         while self.this.local_rank and not self._store.check([done]):
-            if self._store.check([_FAILED]):
+            if has_failed(self._store):
                 raise Quiet(1)
             time.sleep(_POLL_SECONDS)
         yield
@@ -157,19 +134,8 @@ class Group(Processes):
             self._store.set(done, "")
 
 
-def is_first_to_fail(store: Store) -> bool:
-    """Return whether no other process has failed before; the one that is first tells the user."""
-    return bool(store.add(_FAILED, 1) == 1)
-
-
-ARRIVAL_SECONDS: Final = 300.0
-"""So long the processes wait for each other at the start."""
-PATIENCE: Final = timedelta(minutes=30)
-"""So long a process waits for the others in a step; a checkpoint and a plot are written in this time."""
-
 # What gloo and NCCL say where another process is gone.
 _SIGNS = ("gloo", "nccl", "connection", "timed out", "socket")
-_trainings = itertools.count()
 
 
 def own_device(name: str, process: Process) -> torch.device:
@@ -198,78 +164,61 @@ def own_device(name: str, process: Process) -> torch.device:
 
 
 @contextlib.contextmanager
-def join_processes(process: Process, run: Path, *, device: str) -> Iterator[Processes]:
-    """Join the other processes for the length of a with block; alone there is nobody to join.
+def join_processes(
+    process: Process, run: Path, *, device: str, timeout: float, notify: Callable[[str], None]
+) -> Iterator[Processes]:
+    """Join the other processes for the length of a with block; a process alone joins nobody.
 
     Whatever ends the block ends all processes: the first that fails raises its error, and the others `Quiet`.
 
     Args:
-        process: this one.
+        process: this process.
         run: the run directory, for the message about a process that is gone.
-        device: as in the run file.
+        device: the device that the run file names.
+        timeout: seconds that a step waits for the others.
+        notify: receives a message about a long wait.
 
     Raises:
-        InputError: the device cannot be used.
+        InputError: the device cannot be used, or another process reported wrong input.
         RunFailure: a process did not arrive, or is gone.
         Quiet: another process says what happened.
     """
-    if process.size == 1:
+    if process.size == 1 and not process.has_agent:
         yield Processes()
         return
-    store: Store | None = None
+    meeting: Meeting | None = None
     try:
-        store = _meeting_point(process)
-        _arrive(store, process)
+        meeting = Meeting(process, notify)
+        if process.size == 1:
+            yield Processes(process, meeting.job)
+            return
+        store, attempt = meeting.arrive()
         backend = "cpu:gloo,cuda:nccl" if own_device(device, process).type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=process.rank, world_size=process.size, timeout=PATIENCE)
-        yield Group(process, store)
+        patience = timedelta(seconds=timeout)
+        dist.init_process_group(backend, store=store, rank=process.rank, world_size=process.size, timeout=patience)
+        yield Group(process, meeting.job, store, attempt)
         dist.destroy_process_group()
     except BaseException as error:
-        raise _spoken(error, store, process, run) from error
+        raise _choose_error(error, meeting, process, run) from error
     finally:
         # NCCL would wait here for a process that is gone.
         if dist.is_initialized() and dist.get_backend() == "gloo":
             dist.destroy_process_group()
 
 
-def _meeting_point(process: Process) -> Store:
-    """Return the store that torchrun or the first process keeps, with a part for each training of this process."""
-    # Where torchrun keeps the store, the number of restarts keeps an attempt apart from those before it.
-    prefix = f"clearhead {process.restarts} {next(_trainings)}"
-    try:
-        store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=ARRIVAL_SECONDS))))
-    except (RuntimeError, ValueError) as error:
-        where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
-        raise RunFailure(
-            f"Process {process.rank} of {process.size} did not reach the others at {where} within "
-            f"{ARRIVAL_SECONDS:.0f} s: start it with torchrun, and on several machines give each the same "
-            "--rdzv-endpoint"
-        ) from error
-    return PrefixStore(prefix, store)
-
-
-def _arrive(store: Store, process: Process) -> None:
-    """Wait until all processes are there."""
-    store.set(f"rank {process.rank}", "")
-    waiting = list(range(process.size))
-    end = time.monotonic() + ARRIVAL_SECONDS
-    while waiting := [rank for rank in waiting if not store.check([f"rank {rank}"])]:
-        if time.monotonic() > end:
-            ranks = ", ".join(map(str, waiting))
-            raise RunFailure(
-                f"Of {process.size} processes {len(waiting)} did not arrive within {ARRIVAL_SECONDS:.0f} s (rank "
-                f"{ranks}): see what they say, and whether torchrun runs on every machine with the same --nnodes"
-            )
-        time.sleep(_POLL_SECONDS)
-
-
-def _spoken(error: BaseException, store: Store | None, process: Process, run: Path) -> BaseException:
-    """Return what this process raises: its error, or `Quiet` where another process has told of its own."""
-    told = _lost(run) if _tells_of_a_loss(error) else error
-    try:
-        is_first = process.local_rank == 0 if store is None else is_first_to_fail(store)
-    except RuntimeError:  # the machine that kept the store is gone
-        is_first = process.local_rank == 0
+def _choose_error(error: BaseException, meeting: Meeting | None, process: Process, run: Path) -> BaseException:
+    """Return what this process raises: its error, or `Quiet` where another process tells the user."""
+    told, is_first = _loss(error, run, process) if _tells_of_a_loss(error) else error, process.local_rank == 0
+    if process.size == 1 or isinstance(error, Quiet):
+        return error
+    # The store is gone with the machine, or with the process, that kept it.
+    with contextlib.suppress(RuntimeError):
+        if meeting is not None and isinstance(told, InputError):
+            is_first = meeting.report(told)
+        elif meeting is not None and meeting.fault() is not None:
+            return Quiet(2)
+        elif meeting is not None:
+            is_first = meeting.is_first_to_fail()
     return told if is_first else Quiet(_exit_code(told))
 
 
@@ -287,11 +236,15 @@ def _tells_of_a_loss(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or any(sign in str(error).lower() for sign in _SIGNS)
 
 
-def _lost(run: Path) -> RunFailure:
-    steps = checkpoint_steps(run)
-    rest = (
-        f"nothing but the steps after step {steps[-1]} is lost, and the same command with --resume goes on from there"
-        if steps
-        else "no step was saved, so start the same command again"
-    )
-    return RunFailure(f"Another process of this training was killed or broke down, so all of them stop; {rest}.")
+def _loss(error: BaseException, run: Path, process: Process) -> RunFailure:
+    """Return the failure of a process whose connection to another one ended."""
+    steps, rest = checkpoint_steps(run), "no step was saved, so start the same command again"
+    if steps:
+        rest = f"nothing but the steps after step {steps[-1]} is lost, and the same command with --resume goes on from "
+        rest += "there"
+    elif process.machine:  # the folder of the first process may be on the disk of another machine
+        rest = "the same command with --resume goes on from the last checkpoint of process 0, if it saved one"
+    cause = "was killed or broke down"
+    if "timed out" in str(error).lower():
+        cause = "was killed, broke down or took longer for a step than train.timeout"
+    return RunFailure(f"Another process of this training {cause}, so all of them stop; {rest}.")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -22,7 +24,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, zeros
 
-from clearhead.base.errors import RunFailure
+from clearhead.base.errors import InputError, RunFailure
+from clearhead.checkpoints.runs.checkpoint import UNTOUCHED, Checkpoint, load_checkpoint
+from clearhead.checkpoints.runs.manifest import MANIFEST, sha256_of
 from clearhead.core.stack import Layer, Stack
 from clearhead.data.batches.base import BatchT, Loss
 from clearhead.training.parallel.engines import BatchLoss, Engine, Share
@@ -120,6 +124,11 @@ class Sharded(Engine[Share[BatchT]]):
             if self._processes.is_first and isinstance(cause, OSError):
                 raise cause from error  # which the writer of a checkpoint puts into words
             raise RunFailure(f"{path} could not be saved: {cause}") from error
+        fault = self._processes.first_of(
+            _incompleteness(folder, tensors, self._processes.size) if self._processes.is_first else None
+        )
+        if fault is not None:
+            raise RunFailure(f"{path} could not be saved: {fault}; {UNTOUCHED}")
         if self._processes.is_first:
             (folder / _WHOLE).rename(path)
             shutil.rmtree(folder)
@@ -130,11 +139,25 @@ class Sharded(Engine[Share[BatchT]]):
         for tensors in files:
             self.save(Path(), tensors)
 
-    def load(self, path: Path) -> dict[str, Tensor]:
-        """Read this process's parts of the named tensors of a file of a checkpoint, whoever wrote it."""
-        with safe_open(path, framework="pt") as file:
-            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-            scalars = {name: file.get_tensor(name) for name, shape in shapes.items() if not shape}
+    def load_checkpoint(self, folder: Path) -> Checkpoint:
+        """Load this process's shards of a checkpoint, which may have been written by any number of processes.
+
+        Raises:
+            InputError: it is damaged, its format is not supported, or another process reads another one.
+        """
+        manifest = folder / MANIFEST
+        digests = self._processes.all_of(sha256_of(manifest) if manifest.exists() else "missing")
+        for rank, digest in enumerate(digests):
+            if digest != digests[0]:
+                raise InputError(
+                    f"process {rank} reads another checkpoint in {folder} than process 0: name a folder that all "
+                    "machines share (train.run=...)"
+                )
+        return load_checkpoint(folder, load=self._load)
+
+    def _load(self, path: Path) -> dict[str, Tensor]:
+        """Read this process's shards of the named tensors of a file of a checkpoint."""
+        shapes, scalars = _read_shapes(path)
         parts: dict[str, Tensor] = {
             name: zeros(*shape, device_mesh=self._mesh, placements=[Shard(0)])
             for name, shape in shapes.items()
@@ -153,6 +176,35 @@ class _OneFile(FileSystem):
     def ls(self, path: object) -> list[str]:
         """Return the file."""
         return [str(path)]
+
+
+def _incompleteness(folder: Path, tensors: Mapping[str, Tensor], num_processes: int) -> str | None:
+    """Return a phrase about a tensor that lacks values of some process; None if the consolidated file is complete.
+
+    Args:
+        folder: with the consolidated file, and the shards of all processes.
+        tensors: the plan: shards of this process, which know the shape of the whole.
+        num_processes: number of processes that wrote shards.
+    """
+    shards, numbers = sorted(folder.glob("sharded/*.safetensors")), Counter[str]()
+    for shard in shards:
+        numbers.update({name: math.prod(shape) for name, shape in _read_shapes(shard)[0].items()})
+    whole, _ = _read_shapes(folder / _WHOLE)
+    for name, tensor in tensors.items():
+        shape = list(tensor.shape) or [1]
+        if whole.get(name) != shape or numbers[name] != math.prod(shape):
+            return (
+                f"the {len(shards)} files of {num_processes} processes hold {numbers[name]:,} of {math.prod(shape):,} "
+                f"values of '{name}'; name a run directory that all machines share"
+            )
+    return None
+
+
+def _read_shapes(path: Path) -> tuple[dict[str, list[int]], dict[str, Tensor]]:
+    """Return the shape of each tensor in a safetensors file, and the tensors without an axis."""
+    with safe_open(path, framework="pt") as file:
+        shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        return shapes, {name: file.get_tensor(name) for name, shape in shapes.items() if not shape}
 
 
 def _make_scalars(path: Path, names: list[str]) -> None:

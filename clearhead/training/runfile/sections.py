@@ -166,6 +166,8 @@ class Train(Section):
     #: How several processes share the work: copies of the model (ddp), or parts of its weights (fsdp); auto takes what
     #: fits.
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
+    #: Seconds that a step waits for the other processes; a checkpoint must be written in this time.
+    timeout: Positive = 1800.0
     #: Whether activations of a layer are computed again in the backward pass: less memory, more time.
     activation_checkpointing: bool = False
     #: Auto, cpu, cuda, cuda:N or mps.

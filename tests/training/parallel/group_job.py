@@ -2,9 +2,10 @@
 
     python -m tests.training.parallel.group_job FOLDER
 
-FOLDER/trainings.json holds a list of trainings, each an object with name, size, file, changes, resume and is_watched:
-whether activations are captured while it validates. All processes are forked from one that has imported the library, so
-that its import is paid once. Each writes what happened to it into FOLDER/NAME.RANK.json.
+FOLDER/trainings.json holds a list of trainings, each an object with name, size, file, changes, resume, is_watched
+(whether activations are captured while it validates) and is_blind (whether separate folders pass for a shared one). All
+processes are forked from one that has imported the library, so that its import is paid once. Each writes what happened
+to it into FOLDER/NAME.RANK.json.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clearhead.training import assemble
-from clearhead.training.parallel import processes
+from clearhead.training.parallel import agreement, meeting
 from clearhead.training.runfile.read import load_run_file
 from tests.training.parallel.groups import watch_validations
 from tests.training.quick import leave_out
@@ -58,13 +59,16 @@ def train(training: dict[str, Any], rank: int) -> dict[str, Any]:
         "RANK": f"{rank}", "WORLD_SIZE": f"{training['size']}", "LOCAL_RANK": f"{rank}",
         "LOCAL_WORLD_SIZE": f"{training['size']}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{training['port']}",
     }  # fmt: skip
-    processes.ARRIVAL_SECONDS = training.get("arrival", 600.0)  # type: ignore[misc]
-    processes._trainings = itertools.count()
+    meeting.ARRIVAL_SECONDS = training.get("arrival", 600.0)  # type: ignore[misc]
+    meeting._trainings = itertools.count()
+    agreement._SEEN_SECONDS = 0.5  # type: ignore[misc]
     leave_out(pytest.MonkeyPatch())
     os.chdir(training.get("folders", [training["folder"]] * 8)[rank])
     changes = [*training.get("changes", []), *training.get("changes_by_rank", {}).get(str(rank), [])]
     shown = Recorder()
     with Communication() as communication, pytest.MonkeyPatch.context() as watching:
+        if training.get("is_blind"):
+            watching.setattr(assemble, "refuse_sharing", lambda blind, run: None)
         seen = watch_validations(watching) if training.get("is_watched") else {}
         result = assemble.train_run(
             load_run_file(Path(training["file"]), changes), resume=training.get("resume", False), progress=shown

@@ -12,7 +12,7 @@ from clearhead.base.signals import StopSignals
 from clearhead.core.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.data.batches.base import Batch
 from clearhead.training.parallel.engines import Agreed, BatchLoss, Sums, share_of
-from clearhead.training.parallel.processes import Process
+from clearhead.training.parallel.world import Process
 
 
 def batch() -> Batch:

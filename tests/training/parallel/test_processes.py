@@ -45,6 +45,7 @@ GROUPS = [
     ("generate", "fsdp", 2), ("translate", "fsdp", 2), ("lora", "fsdp", 2), ("own", "ddp", 2), ("own", "fsdp", 2),
 ]  # fmt: skip
 RESUMED = [("ddp", 4), ("fsdp", 2)]
+OWN_DISKS = ["translate", "lora"]
 DROPOUT = ["model.dropout=0.2", "train.ema=0.9"]
 WATCHED = ["train.steps=12", "train.validate_every=12"]  # after which sentences are translated to several words
 
@@ -66,6 +67,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Rec
     folder = tmp_path_factory.mktemp("groups")
     write_data(folder)
     write_data_of_another(folder / "elsewhere")
+    write_own_disk(folder / "second")
     found = {}
     with inside(folder):
         for name, more in FAMILIES.items():
@@ -94,10 +96,21 @@ def write_data_of_another(folder: Path) -> None:
     write_data(folder, seed=4)
 
 
+def write_own_disk(folder: Path) -> None:
+    """Write the same data for a second machine, which has folders with the names of runs that are not the runs."""
+    folder.mkdir()
+    write_data(folder)
+    for family in OWN_DISKS:
+        stale = folder / f"apart-{family}" / "checkpoints" / "step-2"
+        stale.mkdir(parents=True)
+        (stale / files.WEIGHTS).write_text("not the weights of the first machine")
+
+
 @pytest.fixture(scope="session")
 def groups(alone: tuple[Path, dict[str, Recorder]]) -> Groups:
     """All trainings of this file by several processes."""
     folder = alone[0]
+    boxes = [str(folder), str(folder / "second")]
 
     def training(name: str, family: str, size: int, *changes: str, **more: Any) -> dict[str, Any]:
         run = f"train.run={folder}/{more.pop('run', name)}"
@@ -118,12 +131,31 @@ def groups(alone: tuple[Path, dict[str, Recorder]]) -> Groups:
         training("four", "translate", 4, "train.steps=2", "train.parallel=fsdp", run="other"),
         training("two", "translate", 2, "train.parallel=ddp", run="other", resume=True),
         training("changed", "generate", 2, changes_by_rank={"1": ["train.seed=5"]}),
-        training("unseen", "generate", 2, "train.run=nearby", folders=[str(folder), str(folder / "elsewhere")]),
+        training("unseen", "generate", 2, "train.run=apart", "train.parallel=fsdp", folders=boxes),
+        training("lost-shard", "generate", 2, "train.run=astray", "train.parallel=fsdp", folders=boxes, is_blind=True),
+        training(
+            "copied",
+            "generate",
+            2,
+            *DROPOUT,
+            "train.run=parts-fsdp",
+            "train.parallel=fsdp",
+            folders=boxes,
+            is_blind=True,
+            resume=True,
+        ),
+        training("turned", "generate", 2, "train.run=parts-ddp", folders=boxes[::-1], resume=True),
         training("other-data", "generate", 2, folders=[str(folder), str(folder / "elsewhere")]),
         training("small", "generate", 4, "train.batch_tokens=39"),
         training("lonely", "generate", 2, absent=[1], arrival=1.0),
         training("watched", "translate", 2, *WATCHED, "train.parallel=fsdp", is_watched=True),
     ]
+    for family in OWN_DISKS:
+        changes = ["train.parallel=ddp", f"train.run=apart-{family}"]
+        found += [
+            training(f"begun-{family}", family, 2, *changes, "train.steps=2", folders=boxes),
+            training(f"ended-{family}", family, 2, *changes, folders=boxes, resume=True),
+        ]
     groups = Groups(folder)
     groups.run(found)
     return groups
@@ -202,6 +234,23 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_went_on(groups: Groups, en
     assert len(set(states)) == size, "each process draws dropout of its own"
 
 
+@pytest.mark.parametrize("family", OWN_DISKS)
+def test_machines_with_their_own_disks_resume_to_the_bits_of_a_shared_folder(groups: Groups, family: str) -> None:
+    """Only the first machine reads and writes the run: a folder of its name on the other one is not touched."""
+    for rank in range(2):
+        for name in ("begun", "ended"):
+            groups.result(f"{name}-{family}", rank)
+    runs = [groups.folder / name for name in (f"{family}-ddp-2", f"apart-{family}")]
+    ends = [files.load_checkpoint(files.checkpoint_folder(run, 4)) for run in runs]
+    assert same(dict(ends[0].weights), dict(ends[1].weights)) and same(ends[0].optimizer, ends[1].optimizer)
+    if family == "translate":
+        averages = [(run / "checkpoints/averaged/weights.safetensors").read_bytes() for run in runs]
+        assert averages[0] == averages[1]
+    (weights,) = [path for path in (groups.folder / "second" / f"apart-{family}").rglob("*") if path.is_file()]
+    assert weights.read_text() == "not the weights of the first machine"
+    assert not list(runs[1].rglob(".*")), "no file that was to be seen is left"
+
+
 def test_a_run_goes_on_with_another_number_of_processes(
     alone: tuple[Path, dict[str, Recorder]], groups: Groups
 ) -> None:
@@ -214,8 +263,11 @@ def test_a_run_goes_on_with_another_number_of_processes(
 @pytest.mark.parametrize(
     ("name", "size", "kind", "words"),
     [
-        ("changed", 2, "InputError", ("process 1", "another run file", "train.seed is 5", "1 here")),
-        ("unseen", 2, "InputError", ("process 1", "does not see the run directory nearby", "all machines")),
+        ("changed", 2, "InputError", ("another run file", "train.seed is 5 in process 1", "1 in process 0")),
+        ("unseen", 2, "InputError", ("process 1", "does not see the run directory apart", "train.parallel=ddp")),
+        ("lost-shard", 2, "RunFailure", ("could not be saved", "the 1 files of 2 processes hold", "machines share")),
+        ("copied", 2, "InputError", ("process 1 reads another checkpoint in parts-fsdp", "all machines share")),
+        ("turned", 2, "InputError", ("process 0 has no checkpoint in parts-ddp, but process 1 has", "--node-rank 0")),
         ("other-data", 2, "InputError", ("process 1", "another training data", "same files")),
         ("small", 4, "InputError", ("train.batch_tokens is 39", "3 rows of 13 tokens", "at least 52", "at most 3")),
     ],
@@ -227,8 +279,8 @@ def test_what_does_not_fit_is_said_by_one_process(
     said = [error for error in errors if error[0] != "Quiet"]
     assert len(said) == 1 and said[0][0] == kind, errors
     assert all(word in said[0][1] for word in words), said
-    assert {groups.found(name, rank)["code"] for rank in range(size)} == {None, 2}
-    assert not (groups.folder / name).exists() and not (groups.folder / "nearby").exists()
+    assert {groups.found(name, rank)["code"] for rank in range(size)} == {None, 2 if kind == "InputError" else 1}
+    assert not (groups.folder / name).exists() and not list(groups.folder.rglob("apart"))
 
 
 def test_a_process_that_never_arrives_is_not_waited_for_without_end(groups: Groups) -> None:

@@ -17,6 +17,7 @@ import pytest
 from clearhead import load
 from clearhead.checkpoints.runs.checkpoint import checkpoint_steps
 from clearhead.checkpoints.runs.metrics import read_metrics
+from tests.training.parallel.group_job import free_ports
 from tests.training.parallel.groups import TEXT, write_data, write_run_file
 
 pytestmark = pytest.mark.slow
@@ -59,16 +60,42 @@ def test_a_killed_process_ends_the_others_and_a_restart_resumes(tmp_path: Path) 
     assert load(str(run), device="cpu").generate("aa bb", max_new_tokens=3)[0].text
 
 
-def test_a_fault_that_every_process_finds_is_said_once(tmp_path: Path) -> None:
-    """Before the libraries are loaded, so without torchrun: the processes know their places from the environment."""
-    (tmp_path / "run.toml").write_text("[task]\n")
-    command = [sys.executable, "-m", "clearhead", "train", "run.toml"]
+def run_two(folder: Path, words: list[list[str]], **variables: str) -> list[tuple[int, str]]:
+    """Run the command in two processes that torchrun did not start; return exit code and messages of each."""
     jobs = [
         subprocess.Popen(
-            command, cwd=tmp_path, stderr=subprocess.PIPE, env=os.environ | {"LOCAL_RANK": rank, "RANK": rank}
+            [sys.executable, "-m", "clearhead", *own],
+            cwd=folder,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"RANK": f"{rank}", "WORLD_SIZE": "2", "LOCAL_RANK": "0"} | variables,
         )
-        for rank in ("0", "1")
+        for rank, own in enumerate(words)
     ]
-    said = [job.communicate(timeout=300)[1] for job in jobs]
-    assert [job.returncode for job in jobs] == [2, 2]
-    assert b"[task]" in said[0] and not said[1]
+    try:
+        said = [job.communicate(timeout=600)[1].decode() for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+    return [(job.returncode, text) for job, text in zip(jobs, said, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [(["run.toml"], "MASTER_PORT is not set"), (["run.toml", "--sweep", "train.seed=1..2"], "MASTER_PORT is not set")],
+)
+def test_a_fault_that_every_process_finds_is_said_once(tmp_path: Path, words: list[str], expected: str) -> None:
+    (tmp_path / "run.toml").write_text("[task]\n")
+    (code, said), (other, silence) = run_two(tmp_path, [["train", *words]] * 2, MASTER_ADDR="127.0.0.1")
+    assert (code, other) == (2, 2) and not silence
+    assert expected in said and said.count("\n") == 1, said
+
+
+def test_a_fault_of_one_machine_ends_the_other_that_waits_for_it(tmp_path: Path) -> None:
+    """The second machine lacks the file of its own parts, and says so; the first one ends with the same exit code."""
+    write_data(tmp_path)
+    file = write_run_file(tmp_path, "run", 'kind = "generate"', "decoder", TEXT)
+    train = ["train", str(file)]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{next(free_ports())}"}
+    (code, silence), (other, said) = run_two(tmp_path, [train, ["--parts", "absent.py", *train]], **place)
+    assert (code, other) == (2, 2) and "absent.py" in said and "absent.py" not in silence, (silence, said)
+    assert not (tmp_path / "run").exists()

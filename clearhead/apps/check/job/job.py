@@ -35,7 +35,7 @@ from clearhead.data.batches.base import Batches, Loss
 from clearhead.generate.scoring.result import Validation
 from clearhead.spec import Model
 from clearhead.training.parallel.engines import BatchLoss, Share, share_of
-from clearhead.training.parallel.processes import Process
+from clearhead.training.parallel.world import Process
 from clearhead.training.runfile.model_table import with_dropout
 from clearhead.training.runfile.read import load_run_file
 from clearhead.training.runfile.sections import DROPOUTS, ModelSection

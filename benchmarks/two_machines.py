@@ -1,0 +1,221 @@
+"""Two machines that train together, played by two torchrun agents on this one: their processes are killed on purpose.
+
+    python benchmarks/sigkill.py --kinds machines
+
+`sigkill.py` runs the whole matrix, on a shared folder and on own disks; a test runs its most telling kills.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from clearhead.checkpoints.runs.checkpoint import checkpoint_folder, checkpoint_steps, load_checkpoint
+
+MOMENTS = ("before", "step", "save")
+"""Before the first checkpoint, in a step, and inside a save."""
+MANY = 600.0
+"""Seconds after which a wait has failed, also on a busy machine."""
+
+
+class TwoMachines:
+    """Two torchrun agents with a process each, in two folders; leaving the with block kills all their processes.
+
+    Args:
+        boxes: the current folder of each agent; their outputs go there.
+        words: the arguments of `clearhead`.
+        restarts: how often torchrun restarts the processes.
+        prefixes: for each agent, words before its command.
+    """
+
+    def __init__(
+        self,
+        boxes: Sequence[Path],
+        words: Sequence[str],
+        *,
+        restarts: int,
+        prefixes: Sequence[Sequence[str]] = ((), ()),
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.boxes = boxes
+        self.agents: list[subprocess.Popen[bytes]] = []
+        self._ended: set[int] = set()
+        for box, prefix in zip(boxes, prefixes, strict=True):
+            command = [*prefix, sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+            command += ["--max-restarts", f"{restarts}", "--rdzv-backend", "c10d"]
+            command += ["--rdzv-endpoint", f"127.0.0.1:{port}", "-m", "clearhead", *words]
+            with (box / "stdout").open("wb") as out, (box / "stderr").open("wb") as errors:
+                self.agents.append(
+                    subprocess.Popen(
+                        command, cwd=box, stdout=out, stderr=errors, env=os.environ | {"OMP_NUM_THREADS": "1"}
+                    )
+                )
+
+    def __enter__(self) -> TwoMachines:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        processes: list[psutil.Process] = []
+        for agent in self.agents:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                processes += [psutil.Process(agent.pid), *psutil.Process(agent.pid).children(recursive=True)]
+        for process in processes:  # agents first: they would start their children anew
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(processes, timeout=60)
+        for agent in self.agents:
+            agent.wait(60)
+
+    def said(self) -> list[str]:
+        """Return what each machine has written to stderr."""
+        return [(box / "stderr").read_text(errors="replace") for box in self.boxes]
+
+    def until(self, happens: Callable[[], Any]) -> Any:
+        """Wait for a value that is true, and return it."""
+        end = time.monotonic() + MANY
+        while not (value := happens()):
+            assert time.monotonic() < end, self.said()
+            assert all(agent.poll() in (None, 0) for agent in self.agents), self.said()
+            time.sleep(0.001)
+        return value
+
+    def process(self, rank: int) -> psutil.Process:
+        """Wait for the training process of a rank in the present attempt, and return it."""
+        return self.until(lambda: next((one for one in self._processes() if self._is(one, rank)), None))
+
+    def _processes(self) -> Iterator[psutil.Process]:
+        for agent in self.agents:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                yield from psutil.Process(agent.pid).children()
+
+    def _is(self, process: psutil.Process, rank: int) -> bool:
+        with contextlib.suppress(psutil.Error):
+            return process.pid not in self._ended and process.environ().get("RANK") == f"{rank}"
+        return False
+
+    def kill(self, rank: int, moment: str, run: Path) -> None:
+        """Kill the process of a rank with SIGKILL at one of the moments.
+
+        Args:
+            rank: which process.
+            moment: of `MOMENTS`; a step or a save is one after those that are there.
+            run: the run directory of the first machine.
+        """
+        steps = max(checkpoint_steps(run), default=0)
+        if moment == "before":
+            self.until((run / "run.toml").exists)
+            assert not checkpoint_steps(run), "too late"
+        else:
+            self.until(lambda: max(checkpoint_steps(run), default=0) > steps)
+        process, writer = self.process(rank), self.process(0)
+        if moment == "save":
+            self.until(lambda: _is_stopped_in_save(writer, run))
+        self._ended |= {one.pid for one in self._processes()}  # torchrun restarts all of them
+        process.kill()
+        if moment == "save" and rank:
+            writer.send_signal(signal.SIGCONT)
+
+    def wait(self, seconds: float = MANY) -> list[int]:
+        """Wait for the agents to end, and return their exit codes."""
+        end = time.monotonic() + seconds
+        return [agent.wait(max(0.1, end - time.monotonic())) for agent in self.agents]
+
+
+def _is_stopped_in_save(writer: psutil.Process, run: Path) -> bool:
+    """Stop the writing process while a checkpoint is half written; let it go on where there is none."""
+    if not any((run / "checkpoints").glob(".step-*.writing-*")):
+        return False
+    writer.suspend()
+    if any((run / "checkpoints").glob(".step-*.writing-*/weights.safetensors")):
+        return True
+    writer.resume()
+    return False
+
+
+def differing_states(first: Path, second: Path, step: int) -> list[str]:
+    """Return what differs bit by bit between the checkpoints of one step of two runs."""
+    ends = [load_checkpoint(checkpoint_folder(run, step)) for run in (first, second)]
+    found = [key for key in ("random", "random_of_others", "batches", "schedule") if _differ(key, ends)]
+    for name, tensor in ends[0].weights.items():
+        found += [name] * (not torch.equal(tensor, ends[1].weights[name]))
+    for index, state in ends[0].optimizer["state"].items():
+        others = ends[1].optimizer["state"][index]
+        found += [f"{index}.{name}" for name, value in state.items() if not _equal(value, others[name])]
+    return found
+
+
+def _differ(key: str, ends: Sequence[Any]) -> bool:
+    return bool(ends[0].state[key] != ends[1].state[key])
+
+
+def _equal(first: Any, second: Any) -> bool:
+    return torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
+
+
+def kill_matrix(file: Path, folder: Path, times: int, *, steps: int) -> tuple[int, list[str]]:
+    """Kill each of both processes at each moment, with a shared folder and with own disks.
+
+    Args:
+        file: the run file.
+        folder: for the runs.
+        times: how often, for each process, moment and kind of disk.
+        steps: of the job.
+
+    Returns:
+        The number of kills, and what went wrong.
+    """
+    changes = [f"train.steps={steps}", "train.save_every=5", "train.validate_every=1000"]
+    disks = ["shared", "own"]
+    if sys.platform == "linux" and subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0:
+        disks.append("namespace")
+    num, faults = 0, []
+    whole = _train(file, folder / "whole", "shared", changes, None)[0]
+    for disk in disks:
+        for rank, moment, _ in ((r, m, n) for r in range(2) for m in MOMENTS for n in range(times)):
+            run, seconds = _train(file, folder / f"killed-{num}", disk, changes, (rank, moment))
+            num += 1
+            different = differing_states(whole, run, steps)
+            if different or seconds > 60:
+                faults.append(f"{disk} disk, rank {rank}, {moment}: {seconds:.0f} s, {', '.join(different[:3])} differ")
+            print(f"{disk:9} rank {rank} {moment:6} went on after {seconds:.0f} s", flush=True)
+            shutil.rmtree(folder / f"killed-{num - 1}", ignore_errors=True)
+    return num, faults
+
+
+def _train(
+    file: Path, folder: Path, disk: str, changes: Sequence[str], killed: tuple[int, str] | None
+) -> tuple[Path, float]:
+    """Train on two machines, kill one process, and return the run and the seconds until the next checkpoint."""
+    boxes = [folder / "first", folder / "second"]
+    for box in boxes:
+        (box / "disk").mkdir(parents=True)
+    name, run, prefixes = f"{folder}/run", folder / "run", [(), ()]
+    if disk == "own":
+        name, run = "run", boxes[0] / "run"
+    if disk == "namespace":
+        (folder / "mounted").mkdir()
+        name, run = f"{folder}/mounted/run", boxes[0] / "disk" / "run"
+        mount = 'mount --bind disk "$0" && exec "$@"'
+        prefixes = [("unshare", "-m", "sh", "-c", mount, f"{folder}/mounted")] * 2
+    with TwoMachines(boxes, ["train", str(file), f"train.run={name}", *changes], restarts=2, prefixes=prefixes) as pair:
+        seconds = 0.0
+        if killed is not None:
+            pair.kill(*killed, run)
+            begun, steps = time.monotonic(), checkpoint_steps(run)
+            pair.until(lambda: checkpoint_steps(run) not in ([], steps) or all(a.poll() == 0 for a in pair.agents))
+            seconds = time.monotonic() - begun
+        assert pair.wait() == [0, 0], pair.said()
+    return run, seconds

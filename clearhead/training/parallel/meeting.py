@@ -1,0 +1,211 @@
+"""The meeting of the processes of a training: a store that all reach, a random word for each attempt, and faults.
+
+torchrun counts restarts on each machine by itself, so no count can tell one attempt from another. Instead the first
+process draws a random word for each attempt, and all others read it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs export nothing
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from clearhead.base.errors import InputError, RunFailure
+from clearhead.training.parallel.world import Process, Quiet
+
+ARRIVAL_SECONDS: Final = 300.0
+"""How long the processes wait for each other at the start."""
+NOTICE_SECONDS: Final = 10.0
+"""After how many seconds a process says for whom it waits; a process that has wrong input waits as long for others."""
+_POLL_SECONDS: Final = 0.05
+_ANSWER_SECONDS: Final = 10.0
+_WORD: Final = "word"
+_FAILED: Final = "failed"
+_trainings = itertools.count()
+
+
+class Meeting:
+    """The store of a job, in which its processes meet at the start of each attempt and leave word of wrong input.
+
+    torchrun keeps the store on the machine of the first process, and there it outlives every attempt. Without torchrun
+    the first process keeps it.
+
+    Args:
+        process: this process.
+        notify: receives a message about a long wait.
+        seconds: how long this process waits for others.
+
+    Attributes:
+        job: random word of all attempts that torchrun starts.
+
+    Raises:
+        InputError: the port is taken.
+        RunFailure: nobody keeps the store.
+    """
+
+    def __init__(self, process: Process, notify: Callable[[str], None], seconds: float | None = None) -> None:
+        self._process = process
+        self._notify = notify
+        self._seconds = ARRIVAL_SECONDS if seconds is None else seconds
+        self._fault = f"wrong input {next(_trainings)}"
+        self._word = ""
+        self._store: Store | None = None
+        self._store = self._open()
+        self.job: str = self._store.compare_set("job", "", secrets.token_hex(8)).decode()
+
+    def _open(self) -> Store:
+        """Return the store, once its keeper listens."""
+        process, where = self._process, f"{self._process.address}:{self._process.port}"
+        keeps = process.rank == 0 and not process.has_agent
+        while True:
+            if not keeps:
+                self._wait(lambda: None if _listens(process) else [0])
+            try:
+                store: Store = TCPStore(
+                    process.address,
+                    process.port,
+                    is_master=keeps,
+                    timeout=timedelta(seconds=_ANSWER_SECONDS),
+                    wait_for_workers=False,
+                    multi_tenant=True,
+                )
+            except (RuntimeError, ValueError) as error:
+                # A keeper that has ended meanwhile no longer listens: then its successor is waited for.
+                if keeps or _listens(process):
+                    raise InputError(
+                        f"MASTER_PORT is {process.port}, and another program uses {where}: name a free port"
+                    ) from error
+            else:
+                return store
+
+    def arrive(self) -> tuple[Store, str]:
+        """Wait for all processes; return the section of the store for this attempt, and its random word.
+
+        Raises:
+            InputError: another process reported wrong input, in this attempt or in an earlier one.
+            RunFailure: a process did not arrive.
+        """
+        store, process = self._opened, self._process
+        if process.rank == 0:
+            self._word = word = secrets.token_hex(8)
+            store.set(_WORD, word)
+            others = range(1, process.size)
+            self._wait(lambda: [rank for rank in others if not store.check([f"{word} {rank}"])] or None)
+            # Withdrawn before anybody goes on: a word that can be read is of an attempt that has not begun.
+            store.set(_WORD, "")
+            store.set(f"{word} begins", "")
+        else:
+            self._wait(self._look_for_word)
+        return PrefixStore(self._word, store), self._word
+
+    def _look_for_word(self) -> list[int] | None:
+        """Answer each new word of the first process; return None as soon as the attempt begins."""
+        store = self._opened
+        word = store.get(_WORD).decode() if store.check([_WORD]) else ""
+        if word and word != self._word:  # the word before is of a process that was killed while it waited
+            self._word = word
+            store.set(f"{word} {self._process.rank}", "")
+        if not self._word:
+            return [0]
+        return None if store.check([f"{self._word} begins"]) else []
+
+    def _wait(self, absent: Callable[[], list[int] | None]) -> None:
+        """Wait for other processes, and say after some seconds for whom.
+
+        Args:
+            absent: returns the ranks that this process knows to be missing; None ends the wait.
+        """
+        begun, is_noticed = time.monotonic(), False
+        of = f"of {self._process.size} at {self._process.address}:{self._process.port}"
+        while (ranks := absent()) is not None:
+            if (fault := self.fault()) is not None:
+                raise InputError(fault)
+            waited, names = time.monotonic() - begun, f"process{'es' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+            if waited > NOTICE_SECONDS and ranks and not is_noticed:
+                is_noticed = True
+                if self._process.local_rank == 0:
+                    self._notify(f"process {self._process.rank} waits for {names} {of}")
+            if waited > self._seconds:
+                raise RunFailure(
+                    f"Process {self._process.rank} waited {self._seconds:.0f} s for {names if ranks else 'others'} "
+                    f"{of}: see what they say, and whether torchrun runs on every machine with the same --nnodes and "
+                    "--rdzv-endpoint"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    @property
+    def _opened(self) -> Store:
+        assert self._store is not None, "a meeting opens its store first"
+        return self._store
+
+    def fault(self) -> str | None:
+        """Return the wrong input that a process reported, in this attempt or in an earlier one of this job."""
+        if self._store is None or not self._store.check([self._fault]):
+            return None
+        return self._store.get(self._fault).decode()
+
+    def report(self, error: InputError) -> bool:
+        """Report wrong input to all processes and later attempts; return whether this process tells the user.
+
+        In the attempt that finds the fault one process does, and in each later one a process of each machine.
+        """
+        store, process = self._opened, self._process
+        store.compare_set(self._fault, "", str(error))
+        is_first = store.add(f"{self._fault} is reported", 1) == 1
+        num_times = store.add(f"{self._fault} is known to {process.rank}", 1)
+        return is_first or (num_times > 1 and process.local_rank == 0)
+
+    def report_early(self, error: InputError) -> bool:
+        """Report wrong input before this process joins; the keeper of the store waits until the others know."""
+        is_told = self.report(error)
+        if self._process.rank == 0 and not self._process.has_agent:
+            known = [f"{self._fault} is known to {rank}" for rank in range(1, self._process.size)]
+            end = time.monotonic() + NOTICE_SECONDS
+            while time.monotonic() < end and not self._opened.check(known):
+                time.sleep(_POLL_SECONDS)
+        return is_told
+
+    def is_first_to_fail(self) -> bool:
+        """Return whether no other process of this attempt has failed before; the first one tells the user."""
+        if not self._word:  # nobody has arrived
+            return self._process.local_rank == 0
+        return bool(PrefixStore(self._word, self._opened).add(_FAILED, 1) == 1)
+
+
+def has_failed(store: Store) -> bool:
+    """Return whether a process of the attempt has failed to which a section of the store belongs."""
+    return bool(store.check([_FAILED]))
+
+
+def _listens(process: Process) -> bool:
+    """Return whether somebody listens where the processes meet."""
+    with contextlib.suppress(OSError), socket.create_connection((process.address, process.port), _ANSWER_SECONDS):
+        return True
+    return False
+
+
+def report_wrong_input(process: Process, error: InputError) -> BaseException:
+    """Report wrong input that this process found before it joined the others; return what it raises.
+
+    Args:
+        process: this process.
+        error: what is wrong.
+
+    Returns:
+        The error, or `Quiet` if another process has told the user.
+    """
+    if process.size == 1:
+        return error
+    try:
+        is_told = Meeting(process, lambda _: None, NOTICE_SECONDS).report_early(error)
+    except (InputError, RunFailure, RuntimeError):
+        is_told = process.local_rank == 0
+    return error if is_told else Quiet(2)
