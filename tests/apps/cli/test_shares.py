@@ -308,6 +308,17 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     assert said.err.count("\n") <= 1 + said.err.startswith("out.1-of-2: share 1/2 of ")
 
 
+def test_rounding_that_depends_on_the_batch_is_announced(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_texts(tmp_path)
+    words = ["classify", str(runs("classify")), "FULL", "-o", "out"]
+    for precision, share, is_announced in (("bf16", "1/2", True), ("bf16", "1/1", False), ("fp32", "2/2", False)):
+        assert main([*words, "--precision", precision, "--share", share]) == 0
+        assert ("depend on their batch in the last digits" in capfd.readouterr().err) == is_announced
+
+
 def test_torchrun_without_a_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
