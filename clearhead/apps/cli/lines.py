@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain, islice
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from clearhead.apps.cli.console import LINE_ENDS, MessageDisplay
-from clearhead.apps.cli.outputs import EXPLICIT, STANDARD_INPUT, AnswerFile, OutputOptions
+from clearhead.apps.cli.outputs import EXPLICIT, STANDARD_INPUT, AnswerFile, OutputOptions, Share
 from clearhead.apps.cli.progress import Bar, at_rest, counting
 from clearhead.base.arguments import window_sizes
 from clearhead.base.errors import InputError, Reference, renaming
@@ -93,32 +93,46 @@ class Input:
 
         Raises:
             InputError: the input is missing, empty or unreadable, a line near its start is not valid UTF-8, or as for
-                `OutputOptions.open`.
+                `OutputOptions.find_output`.
         """
-        from clearhead.data.sources.lines import count_lines_before, empty_file, find_share, stream_lines
-
-        output = None if options is None else options.open(file, kind)
-        as_json = options is not None and options.as_json
+        output, as_json = None, False
+        if options is not None:
+            output, as_json = options.find_output(file, kind), options.as_json
         if is_standard_input(file):
-            blocks = _filled(_arriving(_from_standard_input))
-            return cls(name_of(file), blocks, None, output=output, as_json=as_json)
-        share = output.share if output is not None and output.is_shared else None
-        span = None if share is None else find_share(file, share.number, share.count)
-        lines = stream_lines(file, span)
-        head, size = list[str](), 0
-        for line in lines:
-            head.append(line)
-            size += len(line.encode()) + 1
-            if size >= HEAD_BYTES:
-                break
-        if not head and span is None:
+            texts = cls(name_of(file), _filled(_arriving(_from_standard_input)), None)
+        elif output is not None and output.share is not None and output.is_shared:
+            texts = cls._of_share(file, output.share)
+        else:
+            texts = cls._of_file(file)
+        return replace(texts, output=output, as_json=as_json)
+
+    @classmethod
+    def _of_file(cls, file: Path) -> Input:
+        from clearhead.data.sources.lines import empty_file, stream_lines
+
+        lines = stream_lines(file)
+        head, size = _read_head(lines)
+        if not head:
             raise empty_file(file)
+        is_estimate = size >= HEAD_BYTES
         total: int | None = len(head)
-        if is_estimate := size >= HEAD_BYTES:
-            num_bytes = len(span or range(file.stat().st_size))
-            total = len(head) * num_bytes // size if file.is_file() and file.suffix != ".gz" else None
-        count_before = cache(partial(count_lines_before, file, span.start)) if span else int
-        return cls(name_of(file), [chain(head, lines)], total, is_estimate, count_before, output, as_json)
+        if is_estimate:
+            can_forecast = file.is_file() and file.suffix != ".gz"
+            total = len(head) * file.stat().st_size // size if can_forecast else None
+        return cls(name_of(file), [chain(head, lines)], total, is_estimate)
+
+    @classmethod
+    def _of_share(cls, file: Path, share: Share) -> Input:
+        from clearhead.data.sources.lines import count_lines_before, find_share, stream_lines
+
+        span = find_share(file, share.number, share.count)
+        lines = stream_lines(file, span)
+        head, size = _read_head(lines)
+        is_estimate, total = size >= HEAD_BYTES, len(head)
+        if is_estimate:
+            total = total * len(span) // size
+        count_before = cache(partial(count_lines_before, file, span.start))
+        return cls(name_of(file), [chain(head, lines)], total, is_estimate, count_before)
 
     def windows(self, batch_size: int | None) -> Iterator[list[tuple[int, str]]]:
         """Yield numbered lines that are answered together; those that have arrived do not wait for others."""
@@ -154,23 +168,18 @@ def answer_lines(
         InputError: the input is unusable, or a text cannot be answered.
     """
     output = lines.output
-    with _counting(lines) as bar, nullcontext() if output is None else output.writing() as file:
-        num_shown = 0 if output is None else output.num_answers
-        shown_in = redirect_stdout(io.TextIOWrapper(file, encoding="utf-8", newline="\n")) if file else nullcontext()
+    with _counting(lines) as bar, _open_output(output) as (num_written, printing):
         for window in lines.windows(batch_size):
-            if window[-1][0] <= num_shown:
-                bar.skip(window[-1][0])
+            last = window[-1][0]
+            if last <= num_written:
+                bar.skip(last)
                 continue
             read = [line_of(position, text, lines, paired=paired) for position, text in window]
-            filled = [line for line in read if not line.is_empty]
-            answers: Iterator[AnswerT] = iter(())
-            with shown_by(_Share(bar, bar.done, len(filled))), renaming(named_by_line(filled, lines.name)):
-                if filled:
-                    answers = iter(answer([line.text for line in filled]))
-            with shown_in:
+            answers = _answer_window(read, lines.name, answer, bar)
+            with printing:
                 for line in read:
                     value = None if line.is_empty else next(answers)
-                    if line.position > num_shown:
+                    if line.position > num_written:
                         show(line, value)
                     bar.done += 1
                 sys.stdout.flush()
@@ -179,6 +188,36 @@ def answer_lines(
                 output.is_begun = True
     if output is not None:
         output.report(bar.done, as_json=lines.as_json)
+
+
+def _answer_window(
+    lines: Sequence[Line], name: str | None, answer: Callable[[list[Any]], Iterable[AnswerT]], bar: Bar
+) -> Iterator[AnswerT]:
+    """Return the answers to the lines of a window that are not empty."""
+    filled = [line for line in lines if not line.is_empty]
+    with shown_by(_Share(bar, bar.done, len(filled))), renaming(named_by_line(filled, name)):
+        return iter(answer([line.text for line in filled]) if filled else ())
+
+
+@contextmanager
+def _open_output(output: AnswerFile | None) -> Iterator[tuple[int, AbstractContextManager[object]]]:
+    """Give the number of answers that the output has, and a context manager in which `print` writes to it."""
+    if output is None:
+        yield 0, nullcontext()
+        return
+    with output.writing() as file:
+        yield output.num_answers, redirect_stdout(io.TextIOWrapper(file, encoding="utf-8", newline="\n"))
+
+
+def _read_head(lines: Iterator[str]) -> tuple[list[str], int]:
+    """Take the first lines, with at least `HEAD_BYTES` if there are so many, and return them and their bytes."""
+    head, size = list[str](), 0
+    for line in lines:
+        head.append(line)
+        size += len(line.encode()) + 1
+        if size >= HEAD_BYTES:
+            break
+    return head, size
 
 
 def _counting(lines: Input) -> AbstractContextManager[Bar]:

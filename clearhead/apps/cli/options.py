@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -126,7 +127,15 @@ class ComputeOptions:
 
         place = located(ref)
         set_threads_and_seed(self.threads, self.seed)
-        return clearhead.load(place, device=self.device, precision=self.precision)
+        return clearhead.load(place, device=_local_device(self.device), precision=self.precision)
+
+
+def _local_device(name: str) -> str:
+    """Return the GPU of this process: the processes that torchrun starts on one machine take one each."""
+    import torch
+
+    rank, count = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()
+    return f"cuda:{int(rank) % count}" if name in ("auto", "cuda") and rank.isdecimal() and count > 1 else name
 
     def load_exact(self, ref: str) -> Model:
         """Set threads and seeds, then load a model; in fp32 on a CPU, its weights keep the form of their files."""

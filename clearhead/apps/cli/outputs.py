@@ -300,7 +300,7 @@ class OutputOptions:
             if value:
                 raise InputError(f"{option} has no effect {reason}")
 
-    def open(self, source: Path, kind: type[AnswerFile] = AnswerFile) -> AnswerFile | None:
+    def find_output(self, source: Path, kind: type[AnswerFile]) -> AnswerFile | None:
         """Return the file to write; None means standard output. A file that is complete ends the command.
 
         Args:

@@ -112,7 +112,7 @@ def _duration(seconds: float) -> str:
     """Return a duration in its two largest units, such as 3 h 20 min."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours:,} h {minutes} min" if hours else f"{minutes} min" if minutes >= 10 else f"{minutes} min {rest} s"
+    return f"{hours:,} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 @contextmanager
@@ -146,7 +146,8 @@ def counting(
         try:
             yield bar
         except Stopped as stopped:
-            of_all = "" if bar.total is None else f" of {'about ' if is_estimate else ''}{bar.total:,}"
+            about = "about " if is_estimate else ""
+            of_all = "" if bar.total is None else f" of {about}{bar.total:,}"
             stopped.done = f"{bar.done:,}{of_all} {unit} are done{kept}"
             raise
 

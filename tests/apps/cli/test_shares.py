@@ -18,6 +18,7 @@ import pytest
 
 from clearhead.apps.cli.lines import Input, Line, answer_lines
 from clearhead.apps.cli.main import main
+from clearhead.apps.cli.options import _local_device
 from clearhead.apps.cli.outputs import AnswerFile, RankedLines, Share, VectorFile
 from clearhead.apps.cli.progress import FIRST_LOG_SECONDS, ProgressLog
 from clearhead.base.errors import InputError
@@ -307,6 +308,17 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     assert said.err.count("\n") <= 1 + said.err.startswith("out.1-of-2: share 1/2 of ")
 
 
+def test_rounding_that_depends_on_the_batch_is_announced(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_texts(tmp_path)
+    words = ["classify", str(runs("classify")), "FULL", "-o", "out"]
+    for precision, share, is_announced in (("bf16", "1/2", True), ("bf16", "1/1", False), ("fp32", "2/2", False)):
+        assert main([*words, "--precision", precision, "--share", share]) == 0
+        assert ("depend on their batch in the last digits" in capfd.readouterr().err) == is_announced
+
+
 def test_torchrun_without_a_file_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -362,8 +374,17 @@ def test_a_share_names_its_lines_by_the_whole_file(tmp_path: Path) -> None:
     shown: list[Line] = []
     # A large file is not read whole before its first line is answered.
     with pytest.MonkeyPatch.context() as small, pytest.raises(InputError, match="in:9: expected two texts"):
-        small.setattr("clearhead.apps.cli.outputs.OutputOptions.open", lambda *_: output)
+        small.setattr("clearhead.apps.cli.outputs.OutputOptions.find_output", lambda *_: output)
         from clearhead.apps.cli.outputs import OutputOptions
 
         lines = Input.of(tmp_path / "in", OutputOptions(settings={"as_json": True}))
         answer_lines(lines, list, lambda line, _: shown.append(line), batch_size=None, paired=True)
+
+
+def test_torchrun_gives_each_process_of_a_box_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    assert _local_device("auto") == "auto"
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    assert [_local_device(name) for name in ("auto", "cuda", "cuda:0", "cpu")] == ["cuda:1", "cuda:1", "cuda:0", "cpu"]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert _local_device("auto") == "auto"
