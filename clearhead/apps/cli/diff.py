@@ -62,7 +62,7 @@ def diff(
     Weights are compared where address and shape agree; of a table that grew, the common rows. The others are listed as
     only in A, only in B, or of another shape. The table has tensors, heads and rows. Their change is ||B - A|| / ||A||
     (Frobenius), with the typical norm of such a part in place of a smaller ||A||. The rank counts the singular values
-    of B - A above 1 % of the largest: exactly up to 4 million numbers, else up to 256.
+    of B - A above 1 % of the largest: exactly up to 4 million numbers and a side of 1,024, else up to 256.
     With texts both models read them: a head shows the mean Jensen-Shannon divergence of its attention rows, and each
     token the KL divergence of its prediction. Without texts no model is loaded.
     --fail-above bounds the largest change, and with texts the mean KL divergence per token instead.
