@@ -65,7 +65,8 @@ def diff(
     of B - A above 1 % of the largest: exactly up to 4 million numbers and a side of 1,024, else up to 256.
     With texts both models read them: a head shows the mean Jensen-Shannon divergence of its attention rows, and each
     token the KL divergence of its prediction. Without texts no model is loaded.
-    --fail-above bounds the largest change, and with texts the mean KL divergence per token instead.
+    --fail-above bounds the largest change, as a share (0.01 is 1 %); with texts it bounds the mean KL divergence per
+    token instead.
     --json ends with {"a", "b", "largest", "only_in_a", "only_in_b", "other_shape", "changes", "texts", "path"}.
     """
     _check_options(output, force, bool(texts or file), (device, precision))
@@ -137,7 +138,8 @@ def _print_table(difference: Difference) -> None:
         if texts is not None:
             cells.append("" if change.divergence is None else f"{change.divergence:.3g}")
         table.add_row(*map(visible, cells))
-    console.print(table, markup=False)
+    if table.row_count:
+        console.print(table, markup=False)
     print_result(f"{count_parts(difference.weights)}; --json and -o list all")
     if texts is not None:
         print_result(describe_texts(texts))
@@ -152,7 +154,7 @@ def _choose_shown(difference: Difference) -> list[Change]:
     num_rows = Counter[str]()
     for change in difference.weights.changes:
         num_rows[change.address] += change.kind == "row"
-        if change.kind != "row" or num_rows[change.address] <= NUM_ROWS:
+        if change.score and (change.kind != "row" or num_rows[change.address] <= NUM_ROWS):
             shown.append(change)
     return shown[:NUM_SHOWN]
 

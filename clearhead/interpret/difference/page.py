@@ -77,7 +77,7 @@ def difference_page(title: str, weights: WeightChanges, texts: TextChanges | Non
         "<p>The change is ||B − A|| / ||A|| in the Frobenius norm, with the typical norm of such a part in place of a "
         "smaller ||A||. The rank counts the singular values of B − A above 1 % of the largest.</p>\n"
     )
-    yield from _table(weights.changes[:MOST_LISTED])
+    yield from _table([change for change in weights.changes if change.score][:MOST_LISTED])
     tensors = [change for change in weights.changes if change.kind == "tensor"]
     yield f"<details><summary><b>All {len(tensors)} tensors</b></summary>"
     yield from _table(tensors)
@@ -136,7 +136,7 @@ def _table(changes: Sequence[Change]) -> Iterator[str]:
     has_texts = any(change.divergence is not None for change in changes)
     names = ["part", "shape", "change", "||B − A|| / ||A||", "rank", *(["attention, nats"] if has_texts else [])]
     yield f'<div class="list"><table><tr>{"".join(f"<th>{name}</th>" for name in names)}</tr>\n'
-    largest = max(change.score for change in changes)
+    largest = max((change.score for change in changes), default=0.0)
     for change in changes:
         shape = " × ".join(map(str, change.shape))
         # Narrow screens break an address after its dots.
