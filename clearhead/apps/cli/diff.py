@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from clearhead.apps.cli.lines import name_of, named_by_line, read_lines
 from clearhead.apps.cli.options import Device, Force, Json, Precision, Threads, located, set_threads_and_seed
 from clearhead.apps.cli.progress import counting
 from clearhead.base.errors import InputError, RunFailure, renaming, visible
+from clearhead.base.progress import Counted
 
 if TYPE_CHECKING:
     from clearhead.interpret.difference.report import Difference
@@ -75,19 +77,18 @@ def diff(
     set_threads_and_seed(threads, None)
     from clearhead.model.difference import diff as compare
 
-    # A command-line text keeps its number in messages.
-    rename = named_by_line([number for number, _ in lines], None if file is None else name_of(file))
-    with counting("texts", counts="texts") if lines else counting("tensors", counts="tensors"):
-        with renaming(rename) if file is not None else nullcontext():
-            difference = compare(before, after, [text for _, text in lines], device=device, precision=precision)
+    counts: Counted = "texts" if lines else "tensors"
+    with counting(counts, counts=counts), _renaming(lines, file):
+        difference = compare(before, after, list(lines.values()), device=device, precision=precision)
     if output is not None:
         difference.save_html(output, force=force)
+    path = None if output is None else str(output)
     if as_json:
-        print_json(difference.to_json() | {"path": None if output is None else str(output)})
+        print_json(difference.to_json() | {"path": path})
     else:
         _print_table(difference)
-        if output is not None:
-            print_result(str(output))
+        if path is not None:
+            print_result(path)
     _fail_above(difference, fail_above)
 
 
@@ -105,13 +106,18 @@ def _check_options(output: Path | None, force: bool, has_texts: bool, compute: t
         raise InputError("--device and --precision are for models that read texts: give a TEXT or --file as well")
 
 
-def _read_texts(texts: list[str] | None, file: Path | None) -> list[tuple[int, str]]:
-    """Return the texts with their numbers, or the lines of the file that are not empty."""
+def _renaming(lines: Mapping[int, str], file: Path | None) -> AbstractContextManager[None]:
+    """Name texts of a file by their lines in messages; a text of the command line keeps its number."""
+    return nullcontext() if file is None else renaming(named_by_line(list(lines), name_of(file)))
+
+
+def _read_texts(texts: list[str] | None, file: Path | None) -> dict[int, str]:
+    """Return the texts by number, or the lines of the file that are not empty."""
     if texts and file is not None:
         raise InputError("give texts on the command line or with --file, not both")
     if file is None:
-        return list(enumerate(texts or (), start=1))
-    lines = [(number, text) for number, text in enumerate(read_lines(file), start=1) if text.strip()]
+        return dict(enumerate(texts or (), start=1))
+    lines = {number: text for number, text in enumerate(read_lines(file), start=1) if text.strip()}
     if not lines:
         raise InputError(f"{name_of(file)}: there is no text; expected at least one line")
     return lines
