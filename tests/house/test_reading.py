@@ -52,6 +52,7 @@ ALLOWED = {
     "clearhead/tasks/answer/store.py": {"json.loads": 1},
     "clearhead/checkpoints/runs/metrics.py": {".open": 1},
     "clearhead/apps/cli/serve.py": {"read_text_file": 1},
+    "clearhead/interpret/difference/page.py": {".read_text": 1},
     "clearhead/interpret/explain/page.py": {".open": 1, ".read_text": 1},
     "clearhead/interpret/view/explorer/write.py": {".open": 1, ".read_text": 1},
     "clearhead/interpret/maps/attention_maps.py": {".open": 1},

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from clearhead.apps.cli.lines import Line, name_of, named_by_line, read_lines
 from clearhead.apps.cli.options import Device, Force, Json, Precision, Threads, located, set_threads_and_seed
 from clearhead.apps.cli.progress import counting
 from clearhead.base.errors import InputError, RunFailure, renaming, visible
+from clearhead.base.progress import Counted
 
 if TYPE_CHECKING:
     from clearhead.interpret.difference.report import Difference
@@ -62,10 +64,11 @@ def diff(
     Weights are compared where address and shape agree; of a table that grew, the common rows. The others are listed as
     only in A, only in B, or of another shape. The table has tensors, heads and rows. Their change is ||B - A|| / ||A||
     (Frobenius), with the typical norm of such a part in place of a smaller ||A||. The rank counts the singular values
-    of B - A above 1 % of the largest: exactly up to 4 million numbers, else up to 256.
+    of B - A above 1 % of the largest: exactly up to 4 million numbers and a side of 1,024, else up to 256.
     With texts both models read them: a head shows the mean Jensen-Shannon divergence of its attention rows, and each
     token the KL divergence of its prediction. Without texts no model is loaded.
-    --fail-above bounds the largest change, and with texts the mean KL divergence per token instead.
+    --fail-above bounds the largest change, as a share (0.01 is 1 %); with texts it bounds the mean KL divergence per
+    token instead.
     --json ends with {"a", "b", "largest", "only_in_a", "only_in_b", "other_shape", "changes", "texts", "path"}.
     """
     _check_options(output, force, bool(texts or file), (device, precision))
@@ -74,19 +77,18 @@ def diff(
     set_threads_and_seed(threads, None)
     from clearhead.model.difference import diff as compare
 
-    # A command-line text keeps its number in messages.
-    rename = named_by_line(lines, None if file is None else name_of(file))
-    with counting("texts", counts="texts") if lines else counting("tensors", counts="tensors"):
-        with renaming(rename) if file is not None else nullcontext():
-            difference = compare(before, after, [str(line.text) for line in lines], device=device, precision=precision)
+    counts: Counted = "texts" if lines else "tensors"
+    with counting(counts, counts=counts), _renaming(lines, file):
+        difference = compare(before, after, list(lines.values()), device=device, precision=precision)
     if output is not None:
         difference.save_html(output, force=force)
+    path = None if output is None else str(output)
     if as_json:
-        print_json(difference.to_json() | {"path": None if output is None else str(output)})
+        print_json(difference.to_json() | {"path": path})
     else:
         _print_table(difference)
-        if output is not None:
-            print_result(str(output))
+        if path is not None:
+            print_result(path)
     _fail_above(difference, fail_above)
 
 
@@ -104,13 +106,22 @@ def _check_options(output: Path | None, force: bool, has_texts: bool, compute: t
         raise InputError("--device and --precision are for models that read texts: give a TEXT or --file as well")
 
 
-def _read_texts(texts: list[str] | None, file: Path | None) -> list[Line]:
-    """Return the texts with their numbers, or the lines of the file that are not empty."""
+def _renaming(lines: Mapping[int, str], file: Path | None) -> AbstractContextManager[None]:
+    """Name texts of a file by their lines in messages; a text of the command line keeps its number."""
+    return (
+        nullcontext()
+        if file is None
+        else renaming(named_by_line([Line(*numbered) for numbered in lines.items()], name_of(file)))
+    )
+
+
+def _read_texts(texts: list[str] | None, file: Path | None) -> dict[int, str]:
+    """Return the texts by number, or the lines of the file that are not empty."""
     if texts and file is not None:
         raise InputError("give texts on the command line or with --file, not both")
     if file is None:
-        return [Line(number, text) for number, text in enumerate(texts or (), start=1)]
-    lines = [Line(number, text) for number, text in enumerate(read_lines(file), start=1) if text.strip()]
+        return dict(enumerate(texts or (), start=1))
+    lines = {number: text for number, text in enumerate(read_lines(file), start=1) if text.strip()}
     if not lines:
         raise InputError(f"{name_of(file)}: there is no text; expected at least one line")
     return lines
@@ -137,7 +148,8 @@ def _print_table(difference: Difference) -> None:
         if texts is not None:
             cells.append("" if change.divergence is None else f"{change.divergence:.3g}")
         table.add_row(*map(visible, cells))
-    console.print(table, markup=False)
+    if table.row_count:
+        console.print(table, markup=False)
     print_result(f"{count_parts(difference.weights)}; --json and -o list all")
     if texts is not None:
         print_result(describe_texts(texts))
@@ -152,7 +164,7 @@ def _choose_shown(difference: Difference) -> list[Change]:
     num_rows = Counter[str]()
     for change in difference.weights.changes:
         num_rows[change.address] += change.kind == "row"
-        if change.kind != "row" or num_rows[change.address] <= NUM_ROWS:
+        if change.score and (change.kind != "row" or num_rows[change.address] <= NUM_ROWS):
             shown.append(change)
     return shown[:NUM_SHOWN]
 

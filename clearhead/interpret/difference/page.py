@@ -77,7 +77,7 @@ def difference_page(title: str, weights: WeightChanges, texts: TextChanges | Non
         "<p>The change is ||B − A|| / ||A|| in the Frobenius norm, with the typical norm of such a part in place of a "
         "smaller ||A||. The rank counts the singular values of B − A above 1 % of the largest.</p>\n"
     )
-    yield from _table(weights.changes[:MOST_LISTED])
+    yield from _table([change for change in weights.changes if change.score][:MOST_LISTED])
     tensors = [change for change in weights.changes if change.kind == "tensor"]
     yield f"<details><summary><b>All {len(tensors)} tensors</b></summary>"
     yield from _table(tensors)
@@ -89,32 +89,31 @@ def difference_page(title: str, weights: WeightChanges, texts: TextChanges | Non
 
 
 def _heads(changes: Iterable[Change]) -> Iterator[str]:
-    """Yield a grid of heads by change for each kind of attention, and one by divergence where texts were read."""
-    heads = sorted(
-        (change for change in changes if change.kind == "head"), key=lambda one: (*_split(one.address), one.index)
-    )
-    measures = [("change of the weights, in percent", [100 * head.score for head in heads])]
-    if any(head.divergence is not None for head in heads):
-        measures.append(
-            (
-                "mean Jensen-Shannon divergence of the attention rows, in nats",
-                [head.divergence or 0.0 for head in heads],
-            )
-        )
-    for name, values in measures if heads else ():
-        largest = max(values)
-        yield f"<h2>Heads: {name}</h2>\n{_legend(largest)}"
-        numbered = list(zip(heads, values, strict=True))
-        for pattern, group in groupby(numbered, key=lambda pair: _split(pair[0].address)[0]):
-            rows = [list(row) for _, row in groupby(group, key=lambda pair: _split(pair[0].address)[1])]
-            count = max(map(len, rows))
-            yield f'<div class="grid"><h3><code>{html.escape(pattern)}</code></h3><table><tr><th>layer</th>'
-            yield "".join(f"<th>head {index}</th>" for index in range(count)) + "</tr>\n"
-            for row in rows:
-                yield f"<tr><th>{_split(row[0][0].address)[1]}</th>"
-                yield "".join(f'<td class="{_shade(value, largest)}">{value:.2g}</td>' for _, value in row)
-                yield "</tr>\n"
-            yield "</table></div>\n"
+    """Yield grids of heads by change, and where texts were read by divergence."""
+    heads = [change for change in changes if change.kind == "head"]
+    yield from _grids("change of the weights, in percent", heads, [100 * head.score for head in heads])
+    read = [head for head in heads if head.divergence is not None]
+    name = "mean Jensen-Shannon divergence of the attention rows, in nats"
+    yield from _grids(name, read, [head.divergence or 0.0 for head in read])
+
+
+def _grids(name: str, heads: Sequence[Change], values: Sequence[float]) -> Iterator[str]:
+    """Yield a grid of layers and heads for each kind of attention, coloured by a value."""
+    if not heads:
+        return
+    largest = max(values)
+    yield f"<h2>Heads: {name}</h2>\n{_legend(largest)}"
+    grids: dict[str, dict[int, dict[int, float]]] = {}
+    for head, value in zip(heads, values, strict=True):
+        pattern, layer = _split(head.address)
+        grids.setdefault(pattern, {}).setdefault(layer, {})[head.index or 0] = value
+    for pattern, layers in sorted(grids.items()):
+        yield f'<div class="grid"><h3><code>{html.escape(pattern)}</code></h3><table><tr><th>layer</th>'
+        yield "".join(f"<th>head {index}</th>" for index in range(max(map(len, layers.values())))) + "</tr>\n"
+        for layer, row in sorted(layers.items()):
+            cells = "".join(f'<td class="{_shade(row[index], largest)}">{row[index]:.2g}</td>' for index in sorted(row))
+            yield f"<tr><th>{layer}</th>{cells}</tr>\n"
+        yield "</table></div>\n"
 
 
 def _split(address: str) -> tuple[str, int]:
@@ -136,7 +135,7 @@ def _table(changes: Sequence[Change]) -> Iterator[str]:
     has_texts = any(change.divergence is not None for change in changes)
     names = ["part", "shape", "change", "||B − A|| / ||A||", "rank", *(["attention, nats"] if has_texts else [])]
     yield f'<div class="list"><table><tr>{"".join(f"<th>{name}</th>" for name in names)}</tr>\n'
-    largest = max(change.score for change in changes)
+    largest = max((change.score for change in changes), default=0.0)
     for change in changes:
         shape = " × ".join(map(str, change.shape))
         # Narrow screens break an address after its dots.

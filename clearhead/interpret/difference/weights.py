@@ -19,14 +19,15 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.base.errors import InputError
+from clearhead.base.machine import give_memory_back
 from clearhead.base.printing import Printed
 from clearhead.base.progress import Notify, counter
 from clearhead.checkpoints.stored_weights import StoredWeights, matrix_shape
 
-BLOCK = 2**20
+BLOCK = 2**19
 """Numbers of a weight that are read at once."""
-MOST_EXACT = 2**22
-"""Numbers of the largest matrix for which all singular values are computed."""
+MOST_EXACT, MOST_SIDE = 2**22, 2**10
+"""Numbers of the largest matrix, and its smaller side, for which all singular values are computed."""
 NUM_DIRECTIONS = 256
 """Random directions that a larger matrix is projected to."""
 RANK_THRESHOLD = 0.01
@@ -145,6 +146,8 @@ def compare_weights(a: StoredWeights, b: StoredWeights, notify: Notify | None = 
             shape = (*rows, *shapes[0][1:]) if is_grown else ()
         if shape or shapes[0] == shapes[1]:
             sums[address] = _compare_tensor(a, b, address, shape)
+            if sums[address].size > MOST_EXACT:
+                give_memory_back()
         tell(number, len(common))
     if not sums:
         raise InputError(
@@ -206,7 +209,7 @@ def _compare_tensor(a: StoredWeights, b: StoredWeights, address: str, shape: tup
             rows_PM[index, rows] = squares_MN.sum(1)
             columns_PN[index] += squares_MN.sum(0)
         if counter_of_rank is not None:
-            counter_of_rank.add(change_MN)
+            counter_of_rank.add(rows, change_MN)
     if not torch.isfinite(rows_PM).all():
         raise InputError(f"{a.name} or {b.name}: {address} holds NaN or infinite numbers, so there is no change of it")
     rank = None
@@ -224,15 +227,15 @@ class _RankCounter:
     """
 
     def __init__(self, num_rows: int, num_columns: int) -> None:
-        self._is_exact: bool = num_rows * num_columns <= MOST_EXACT
-        self._held: list[Tensor] = []
+        is_small = num_rows * num_columns <= MOST_EXACT and min(num_rows, num_columns) <= MOST_SIDE
+        self._held_MN: Tensor | None = torch.zeros(num_rows, num_columns) if is_small else None
+        self._sketch_KN: Tensor = torch.zeros(0 if is_small else NUM_DIRECTIONS, num_columns)
         self._draw: torch.Generator = torch.Generator().manual_seed(0)
-        self._sketch_KN: Tensor = torch.zeros(0 if self._is_exact else NUM_DIRECTIONS, num_columns)
 
-    def add(self, change_MN: Float[Tensor, "rows columns"]) -> None:
+    def add(self, rows: slice, change_MN: Float[Tensor, "rows columns"]) -> None:
         """Take the next rows of the matrix."""
-        if self._is_exact:
-            self._held.append(change_MN)
+        if self._held_MN is not None:
+            self._held_MN[rows] = change_MN
         else:
             combine_KM = torch.randn(NUM_DIRECTIONS, len(change_MN), generator=self._draw)
             self._sketch_KN.addmm_(combine_KM, change_MN)
@@ -243,15 +246,13 @@ class _RankCounter:
         Args:
             read_again: reads the rows of the matrix once more, if it was projected.
         """
-        if self._is_exact:
-            change_MN = torch.cat(self._held)
-            gram = change_MN.T @ change_MN if len(change_MN) > change_MN.shape[1] else change_MN @ change_MN.T
-        elif not self._sketch_KN.any():
-            return 0
+        if (held_MN := self._held_MN) is not None:
+            gram = held_MN.T @ held_MN if len(held_MN) > held_MN.shape[1] else held_MN @ held_MN.T
         else:
-            basis_NK = torch.linalg.qr(self._sketch_KN.T).Q
-            gram = torch.zeros(len(self._sketch_KN), len(self._sketch_KN))
-            for block_MN in read_again():
+            basis_NK = _orthogonal_basis(self._sketch_KN)
+            del self._sketch_KN
+            gram = torch.zeros(basis_NK.shape[1], basis_NK.shape[1])
+            for block_MN in read_again() if len(gram) else ():
                 projected_MK = block_MN @ basis_NK
                 gram.addmm_(projected_MK.T, projected_MK)
         if not gram.any():
@@ -259,6 +260,15 @@ class _RankCounter:
         # Eigenvalues of the Gram matrix are squares of singular values.
         values = torch.linalg.eigvalsh(gram.double() / gram.abs().max())
         return int((values > RANK_THRESHOLD**2 * values[-1]).sum())
+
+
+def _orthogonal_basis(sketch_KN: Float[Tensor, "directions columns"]) -> Float[Tensor, "columns rank"]:
+    """Return an orthonormal basis of the span of the rows, without the copies of a QR decomposition."""
+    gram = sum((part.double() @ part.double().T for part in sketch_KN.split(4096, 1)), torch.tensor(0.0))
+    squares, vectors = torch.linalg.eigh(gram)
+    is_in = squares > 1e-12 * squares[-1]
+    basis_NK: Tensor = sketch_KN.T @ (vectors[:, is_in] / squares[is_in].sqrt()).float()
+    return basis_NK
 
 
 def _measure(squares_P: Float64[Tensor, "2"], typical: float) -> tuple[float | None, float]:

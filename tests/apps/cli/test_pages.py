@@ -72,6 +72,7 @@ READERS = {
     "docs/guides/add-an-architecture.md": Reader({"path/to/checkpoint": "gpt2"}),
     "docs/guides/attention.md": Reader({"runs/demo": "demo", "runs/de-en": "translate"}),
     "docs/guides/check-a-model.md": Reader({"runs/de-en": "translate", "path/to/checkpoint": "gpt2"}),
+    "docs/guides/diff.md": Reader({"runs/demo": "demo"}),
     "docs/guides/explain.md": Reader({"runs/demo": "demo"}),
     "docs/guides/fine-tune.md": Reader({"stories260K": "gpt2"}),
     "docs/guides/share-a-model.md": Reader({"runs/de-en": "translate"}),
