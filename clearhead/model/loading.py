@@ -21,12 +21,12 @@ from clearhead.checkpoints.runs.directory import (
     retry_while_checkpoints_change,
 )
 from clearhead.checkpoints.weights.files import filled, load_merged, refuse_nan
-from clearhead.core.attention import use_eager
 from clearhead.core.extensions.files import load_parts
 from clearhead.core.extensions.modules import recomputed_parts
 from clearhead.core.extensions.trial import try_parts
 from clearhead.fast.busy_waiting import adapt_waiting
 from clearhead.fast.int8 import is_int8, to_int8
+from clearhead.fast.replica import use_eager
 from clearhead.fast.runner import Runner, multiplies_in_bf16, warn_of_fp32
 from clearhead.model.facade import Model
 from clearhead.spec import Model as ModelSpec
@@ -125,7 +125,8 @@ def _load(ref: str | Path, device: str, precision: str, *, check_rows: bool = Tr
     else:
         keep_int8 = in_int8 or (precision == "auto" and torch_device.type == "cpu")
         model = load_saved(reference, dtype=dtype, device=torch_device, keep_int8=keep_int8, check_rows=check_rows)
-    use_eager(model.module, reason)
+    if reason:
+        use_eager(model.module, reason)
     return model
 
 

@@ -214,7 +214,7 @@ def test_the_environment_chooses_the_devices(
 COMPILED = """
 import torch
 from clearhead import build, presets
-from clearhead.core.attention import use_eager
+from clearhead.fast.replica import use_eager
 
 torch.manual_seed(0)
 module = build(presets.llama_tiny(20, layers=1)).eval()
