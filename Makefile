@@ -12,7 +12,7 @@ TAG ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test quick lint types check-types pytest fuzz soak wheel release packages docs check-docs clean
+.PHONY: help demo test quick lint types check-types pytest golden fuzz soak wheel release packages docs check-docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make test   install the development tools, check style and types, run every test"
 	@echo "make quick  check style, the house rules and the tests that concern what changed since BASE (main), in two minutes"
 	@echo "make check-types  every public name has a complete type (installs basedpyright, 90 MB)"
+	@echo "make golden compare what every device computes with its record, where one exists for this version of PyTorch"
 	@echo "make fuzz   change files of tiny models and requests at random for MINUTES, and say what is not refused in one sentence"
 	@echo "make soak   ask a server at random for MINUTES, with cuts, slow readers and garbage: nothing leaks, no answer is wrong"
 	@echo "make wheel  build a wheel with kernels into dist/, and prove it and the guide "Install" in fresh environments"
@@ -78,6 +79,9 @@ check-types: $(VENV)/.installed-dev
 pytest: export PYTHONDONTWRITEBYTECODE =
 pytest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
+
+golden: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.golden compare
 
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

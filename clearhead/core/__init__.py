@@ -1,6 +1,6 @@
 """The model: tensors in, tensors out.
 
-Read in this order (lines of code): model 113, stack 87, attention 144, feedforward 37, norm 40, embedding 83, head 93,
+Read in this order (lines of code): model 113, stack 87, attention 145, feedforward 37, norm 40, embedding 83, head 93,
 context 114. The equation that they all serve stands at the top of `stack`.
 """
 

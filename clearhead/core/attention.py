@@ -25,10 +25,7 @@ Heads = Float[Tensor, "batch any_heads tokens head_size"]
 
 
 class Attention(HookPoints):
-    """out(softmax(query key^T * scale + bias) value), for each head. Source: arXiv 1706.03762, section 3.2.
-
-    Keys and values are projected from vectors of the source width, which is that of the stream where it is None.
-    """
+    """Multi-head attention; a source width of None is that of the stream. Source: arXiv 1706.03762, section 3.2."""
 
     points: tuple[str, ...] = ("queries", "keys", "values", "scores", "weights", "mixed")
 
@@ -128,10 +125,8 @@ class Attention(HookPoints):
 
     def kernel(self) -> Kernel:
         """Return the kernel of the current mode for all but short sequences, and the reason."""
-        if self.eager_reason:
-            return "eager", self.eager_reason
         is_watched = self.is_watched("scores", "weights") or is_seen(self.dropout)
-        return choose_kernel(self.spec, self.dropout.p, self.training, is_watched)
+        return choose_kernel(self.spec, self.dropout.p, self.training, is_watched, self.eager_reason)
 
 
 class MemoryAttention(Attention):
@@ -162,13 +157,6 @@ class MemoryAttention(Attention):
 
     def mask(self, context: Context) -> MayAttend | None:
         return None if context.memory_mask is None else context.memory_mask[:, None, None, :]
-
-
-def use_eager(module: nn.Module, reason: str) -> None:
-    """Let every attention of a module use the eager kernel, for a reason; an empty one leaves the choice free."""
-    for attention in module.modules():
-        if isinstance(attention, Attention):
-            attention.eager_reason = reason
 
 
 def attention_weights(scores: Scores, mask: MayAttend | None, sink: Float[Tensor, " heads"] | None = None) -> Scores:

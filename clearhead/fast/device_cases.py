@@ -107,7 +107,7 @@ def visible_keys(case: Case) -> Tensor | None:
 
 
 def layout(x: Tensor, is_view: bool, device: torch.device) -> Tensor:
-    """Copy a tensor to a device; a view there is an offset into a larger tensor whose last two inner axes changed."""
+    """Copy a tensor to a device; a view begins at an offset of a larger tensor, and two of its axes are swapped."""
     if not is_view:
         return x.to(device)
     first, second = (1, 2) if x.ndim == 4 else (x.ndim - 2, x.ndim - 1)

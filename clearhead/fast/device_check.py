@@ -96,7 +96,7 @@ def advise(faults: Sequence[Result]) -> str:
         return "models never run in that precision"
     if operations == {FUSED}:
         return "attention uses the eager kernel there; another version of PyTorch may be right and faster"
-    return "use the device cpu, or another version of PyTorch or of the driver"
+    return "use another device, or another version of PyTorch or of the driver"
 
 
 def _check_case(case: Case, device: torch.device, precision: str) -> Iterator[Result]:

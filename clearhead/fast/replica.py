@@ -14,6 +14,7 @@ from torch import nn
 from clearhead.base.errors import RunFailure
 from clearhead.base.hooks import active_hooks
 from clearhead.base.tied import Tied
+from clearhead.core.attention import Attention
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 PartT = TypeVar("PartT", bound=nn.Module)
@@ -60,6 +61,13 @@ def plain_type(part: nn.Module) -> type[nn.Module]:
 def in_evaluation(module: ModuleT) -> ModuleT:
     """Return a tree in evaluation mode: the module itself, or a replica where some of its parts are in training."""
     return replica(module) if any(part.training for part in module.modules()) else module
+
+
+def use_eager(module: nn.Module, reason: str) -> None:
+    """Let every attention of a module, and of its later replicas, use the eager kernel for a reason."""
+    for attention in module.modules():
+        if isinstance(attention, Attention):
+            attention.eager_reason = reason
 
 
 def refuse_to_run(module: nn.Module, why: str) -> None:

@@ -22,12 +22,12 @@ from clearhead.checkpoints.runs.directory import (
 )
 from clearhead.checkpoints.weights.files import filled, load_merged, refuse_nan
 from clearhead.core import Transformer
-from clearhead.core.attention import use_eager
 from clearhead.core.extensions.files import load_parts
 from clearhead.core.extensions.modules import recomputed_parts
 from clearhead.core.extensions.trial import try_parts
 from clearhead.fast.busy_waiting import adapt_waiting
 from clearhead.fast.computing import computing_in
+from clearhead.fast.replica import use_eager
 from clearhead.fast.runner import Runner, multiplies_in_bf16, warn_of_slow_products
 from clearhead.fast.stored import INT8, WeightForm, is_quantized, keep_16_bits, require_formats
 from clearhead.model.facade import Model
@@ -141,7 +141,8 @@ def _load(ref: str | Path, device: str, precision: str, *, check_rows: bool = Tr
     else:
         keep_quantized = precision == "int8" or (precision == "auto" and torch_device.type == "cpu")
         model = load_saved(reference, form, device=torch_device, keep_quantized=keep_quantized, check_rows=check_rows)
-    use_eager(model.module, reason)
+    if reason:
+        use_eager(model.module, reason)
     return model
 
 

@@ -21,10 +21,9 @@ from clearhead.checkpoints.runs.checkpoint import checkpoint_steps, saved_choice
 from clearhead.checkpoints.runs.directory import JOB_FILE, RUN_FILE, TASK_FILE, RunDirectory, job_of, open_run
 from clearhead.checkpoints.weights.lora import adapt, describe
 from clearhead.core import Transformer, build
-from clearhead.core.attention import use_eager
 from clearhead.data.batches.base import Batch, count_tokens
 from clearhead.fast.busy_waiting import adapt_waiting
-from clearhead.fast.replica import refuse_to_run
+from clearhead.fast.replica import refuse_to_run, use_eager
 from clearhead.fast.training.parts import training_tree
 from clearhead.spec import Model
 from clearhead.text.pair import TokenizerPair
@@ -291,7 +290,8 @@ def build_model(data: PreparedData) -> BuiltModel:
     # A shared model may not fit on one device: the first process has it in main memory, and sends the others theirs.
     before_sharing = "cpu" if run.processes.is_first else "meta"
     module = build(spec, device=before_sharing if is_sharded else run.device)
-    use_eager(module, run.eager_reason)
+    if run.eager_reason:
+        use_eager(module, run.eager_reason)
     new = _take_weights(data, module, is_sharded=is_sharded)
     if run_file.lora is not None:
         run.progress.message(describe(module, adapt(module, **run_file.lora.model_dump(), new=new)))

@@ -157,6 +157,13 @@ def test_a_device_without_a_right_kernel_is_refused(folder: Path, monkeypatch: p
     assert ch.load(folder), "another version of PyTorch has another verdict"
 
 
+def test_only_the_precision_that_runs_counts(folder: Path) -> None:
+    with WrongDevice("matrix products", wrong_device.move_one_element, torch.bfloat16):
+        assert ch.load(folder, precision="fp32")
+        with pytest.raises(InputError, match="matrix products in bf16"):
+            ch.load(folder, precision="bf16")
+
+
 def test_where_the_cache_cannot_be_written_a_process_checks_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder.parent / "file").write_text("")
     monkeypatch.setenv("CLEARHEAD_CACHE", str(folder.parent / "file"))
@@ -214,7 +221,7 @@ def test_the_environment_chooses_the_devices(
 COMPILED = """
 import torch
 from clearhead import build, presets
-from clearhead.core.attention import use_eager
+from clearhead.fast.replica import use_eager
 
 torch.manual_seed(0)
 module = build(presets.llama_tiny(20, layers=1)).eval()

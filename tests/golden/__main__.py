@@ -1,10 +1,11 @@
 """Record what the library computes, and compare another version of the code with that record.
 
-    python -m tests.golden record FILE
-    python -m tests.golden compare FILE
+    python -m tests.golden record [FILE] [--device cpu|cuda|mps]
+    python -m tests.golden compare [FILE] [--device cpu|cuda|mps]
 
-A change that should change nothing (a move, a renaming, a merge) leaves every entry equal. `tests/golden/record.json`
-is the record of the code before its files moved; its first line names the machine.
+A change that should change nothing (a move, a renaming, a merge) leaves every entry equal. `tests/golden` has a record
+for each device and version of PyTorch that one was made with; the first line of a record names them. `compare` without
+FILE compares every device of this machine with its record, and says which device has none.
 """
 
 from __future__ import annotations
@@ -19,34 +20,48 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-MOST_SHOWN = 20
+from tests.golden.comparison import compare, compare_device, default_name
+from tests.golden.records import Golden
+
+FOLDER = Path(__file__).parent
 
 
 def main() -> int:
     """Run one of the two commands and return the exit code: 1 if an entry differs."""
     parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__)
     parser.add_argument("command", choices=("record", "compare"))
-    parser.add_argument("file", type=Path, metavar="FILE", help="the record, as JSON")
+    parser.add_argument("file", type=Path, metavar="FILE", nargs="?", help="the record, as JSON")
+    parser.add_argument("--device", choices=("cpu", "cuda", "mps"), help="computes the entries; default: the CPU")
     chosen = parser.parse_args()
-    from tests.golden.entries import record_all
-    from tests.golden.records import Golden
-
-    if chosen.command == "compare" and not chosen.file.is_file():
-        parser.error(f"{chosen.file}: no such record; make it with `python -m tests.golden record {chosen.file}`")
-    golden = Golden.of_here(record_all(report=lambda line: print(line, file=sys.stderr, flush=True)))
+    device = chosen.device or "cpu"
     if chosen.command == "record":
-        golden.write(chosen.file)
-        print(f"{len(golden.entries):,} entries written to {chosen.file}")
+        golden = compute(device)
+        file = chosen.file or FOLDER / default_name(device)
+        golden.write(file)
+        print(f"{len(golden.entries):,} entries written to {file}")
         return 0
-    expected = Golden.read(chosen.file)
-    differences = expected.differences(golden)
-    for line in differences[:MOST_SHOWN]:
-        print(line)
-    if len(differences) > MOST_SHOWN:
-        print(f"... and {len(differences) - MOST_SHOWN:,} more")
-    rule = "bitwise" if expected.machine == golden.machine else "within the bounds for another machine"
-    print(f"{len(expected.entries):,} entries compared {rule}: {len(differences):,} differ")
-    return 1 if differences else 0
+    if chosen.file is None:
+        return max(
+            [compare_device(each, FOLDER, compute) for each in ([chosen.device] if chosen.device else devices())]
+        )
+    if not chosen.file.is_file():
+        parser.error(f"{chosen.file}: no such record; make it with `python -m tests.golden record {chosen.file}`")
+    return compare(Golden.read(chosen.file), compute(device))
+
+
+def compute(device: str) -> Golden:
+    """Compute every entry on a device."""
+    from tests.golden.entries import record_all
+
+    return Golden.of_here(record_all(lambda line: print(line, file=sys.stderr, flush=True), device), device)
+
+
+def devices() -> list[str]:
+    """Return the kinds of devices that this machine has."""
+    import torch
+
+    has = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return [device for device, is_here in has.items() if is_here]
 
 
 if __name__ == "__main__":

@@ -37,29 +37,31 @@ RUN_FIELDS = ("step", "tokens", "loss", "learning_rate", "valid_loss", "valid_sc
 """Fields of `metrics.jsonl` that do not depend on time."""
 
 
-def record_all(report: Callable[[str], None] = lambda line: None) -> dict[str, Entry]:
+def record_all(report: Callable[[str], None] = lambda line: None, device: str = "cpu") -> dict[str, Entry]:
     """Return the entries of every computation.
 
     Args:
         report: receives one line before each computation.
+        device: computes them: "cpu", "cuda" or "mps".
     """
     torch.set_num_threads(1)
     entries: dict[str, Entry] = {}
     with tempfile.TemporaryDirectory() as folder:
         for kind in TASKS:
             report(f"training: {kind}")
-            entries.update(record_run(kind, Path(folder) / kind))
+            entries.update(record_run(kind, Path(folder) / kind, device))
         for name in CHECKPOINTS:
             report(f"checkpoint: {name}")
-            entries.update(record_checkpoint(name, Path(folder) / f"checkpoint-{name}"))
+            entries.update(record_checkpoint(name, Path(folder) / f"checkpoint-{name}", device))
     return entries
 
 
-def record_run(kind: str, folder: Path) -> Entries:
+def record_run(kind: str, folder: Path, device: str = "cpu") -> Entries:
     """Train a tiny model of one task for 20 steps with dropout; return its weights, losses, predictions and pages."""
     folder.mkdir()
     file = write_run_file(folder) if kind == "translate" else write_task(folder, kind)
-    overrides = {"train.steps": STEPS, "train.validate_every": STEPS // 2, "model.dropout": DROPOUT}
+    overrides: dict[str, object] = {"train.steps": STEPS, "train.validate_every": STEPS // 2, "model.dropout": DROPOUT}
+    overrides["train.device"] = device
     with contextlib.redirect_stderr(io.StringIO()):
         ch.train(file, overrides=overrides)
     run = folder / "run"
@@ -73,7 +75,7 @@ def record_run(kind: str, folder: Path) -> Entries:
         values = [row[field] for row in rows]
         is_number = all(value is not None for value in values)
         entries[f"metrics/{kind}/{field}"] = Entry.of_array(np.array(values)) if is_number else Entry.of_json(values)
-    model = ch.load(f"{run}@last", device="cpu", precision="fp32")
+    model = ch.load(f"{run}@last", device=device, precision="fp32")
     predictions = predict(model, kind)
     is_array = isinstance(predictions, np.ndarray)
     entries[f"predictions/{kind}"] = Entry.of_array(predictions) if is_array else Entry.of_json(predictions)
@@ -112,14 +114,14 @@ def read_page(html: str) -> Iterator[tuple[str, Any]]:
 
 
 @torch.no_grad()
-def record_checkpoint(name: str, folder: Path) -> Entries:
+def record_checkpoint(name: str, folder: Path, device: str = "cpu") -> Entries:
     """Convert a checkpoint that transformers made; return its logits and the KV cache after two calls."""
     case = next(case for case in all_cases() if case.name == name)
     torch.manual_seed(11)
-    module = Pair.of(case, folder).ours
+    module = Pair.of(case, folder).ours.to(device)
     generator = torch.Generator().manual_seed(7)
-    ids = torch.randint(1, case.vocab, (3, 11), generator=generator)
-    target = torch.randint(1, case.vocab, (3, 7), generator=generator)
+    ids = torch.randint(1, case.vocab, (3, 11), generator=generator).to(device)
+    target = torch.randint(1, case.vocab, (3, 7), generator=generator).to(device)
     if module.decoder is None:
         output = module(ids)
         return _tensors(f"logits/{name}", [output.hidden if output.logits is None else output.logits])
@@ -139,4 +141,4 @@ def record_checkpoint(name: str, folder: Path) -> Entries:
 
 
 def _tensors(name: str, tensors: list[Tensor]) -> Entries:
-    return {f"{name}/{number}": Entry.of_array(tensor.numpy()) for number, tensor in enumerate(tensors)}
+    return {f"{name}/{number}": Entry.of_array(tensor.cpu().numpy()) for number, tensor in enumerate(tensors)}

@@ -83,9 +83,16 @@ class Golden:
     entries: Mapping[str, Entry]
 
     @classmethod
-    def of_here(cls, entries: Mapping[str, Entry]) -> Golden:
-        """Return the record of entries that this machine has computed."""
-        return cls(describe_machine(), entries)
+    def of_here(cls, entries: Mapping[str, Entry], device: str = "cpu") -> Golden:
+        """Return the record of entries that a device of this machine has computed."""
+        return cls(describe_machine(device), entries)
+
+    @classmethod
+    def find(cls, folder: Path, device: str) -> Golden | None:
+        """Return the record in a folder that a device of this kind made with this version of PyTorch, or None."""
+        here = describe_machine(device)
+        records = (cls.read(file) for file in sorted(folder.glob("record*.json")))
+        return next((one for one in records if all(one.machine[key] == here[key] for key in ("device", "torch"))), None)
 
     @classmethod
     def read(cls, file: Path) -> Golden:
@@ -100,16 +107,20 @@ class Golden:
         text = f'{{"machine": {json.dumps(dict(self.machine))},\n"entries": {{\n' + ",\n".join(lines) + "\n}}\n"
         file.write_text(text, encoding="utf-8")
 
+    def is_bitwise(self, other: Golden) -> bool:
+        """Whether equal code gives equal bits: on one machine, but not on a GPU, which adds in any order."""
+        return self.machine == other.machine and self.machine["device"] == "cpu"
+
     def differences(self, other: Golden) -> list[str]:
-        """Return one line per entry that differs; on another machine floats may differ within the bounds."""
-        is_same_machine = self.machine == other.machine
+        """Return one line per entry that differs; where bits may differ, floats must be within the bounds."""
+        is_bitwise = self.is_bitwise(other)
         lines = [f"missing: {name}" for name in sorted(self.entries.keys() - other.entries.keys())]
         lines += [f"new: {name}" for name in sorted(other.entries.keys() - self.entries.keys())]
         for name in sorted(self.entries.keys() & other.entries.keys()):
             expected, received = self.entries[name], other.entries[name]
             if expected.digest == received.digest:
                 continue
-            if is_same_machine or not (name.startswith(NOT_ELSEWHERE) or expected.is_near(received)):
+            if is_bitwise or not (name.startswith(NOT_ELSEWHERE) or expected.is_near(received)):
                 lines.append(f"differs: {name}: {_shown(expected)}, now {_shown(received)}")
         return lines
 
@@ -119,13 +130,15 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def describe_machine() -> dict[str, str]:
-    """Return the facts on which the last bit of a float depends: processor, torch, compiler of the kernels."""
+def describe_machine(device: str = "cpu") -> dict[str, str]:
+    """Return the facts on which the last bit of a float depends: device, processor, torch, compiler of the kernels."""
     compiler = shutil.which("g++")
     version = "none"
     if compiler is not None:
         version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    name = f" {torch.cuda.get_device_name(device)}" if device == "cuda" else ""
     return {
+        "device": device + name,
         "processor": _processor(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.golden import entries
+from tests.golden.comparison import compare_device
 from tests.golden.records import Entry, Golden, describe_machine
 
 pytestmark = pytest.mark.slow
@@ -62,6 +63,37 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
     record = Golden(describe_machine(), {"logits/a": Entry.of_array(WEIGHTS), "page/b": Entry.of_json({"x": [1, 2.5]})})
     record.write(tmp_path / "record.json")
     assert Golden.read(tmp_path / "record.json") == record
+
+
+@pytest.mark.parametrize(
+    ("facts", "relative", "code", "said"),
+    [
+        ({}, 0.0, 0, "1 entries compared bitwise: 0 differ"),
+        ({}, 1e-6, 1, "1 entries compared bitwise: 1 differ"),
+        ({"processor": "another"}, 1e-6, 0, "1 entries compared within the bounds"),
+        ({"torch": "0.1"}, 1e-2, 0, "no record of cpu with torch"),
+        ({"device": "cuda GPU"}, 1e-2, 0, "no record of cpu with torch"),
+    ],
+)
+def test_a_device_is_compared_with_the_record_of_its_kind_and_version(
+    facts: dict[str, str], relative: float, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    golden(WEIGHTS, device="mps").write(tmp_path / "record-mps.json")
+    golden(WEIGHTS, **facts).write(tmp_path / "record.json")
+    computed: list[str] = []
+
+    def compute(device: str) -> Golden:
+        computed.append(device)
+        return golden(changed(relative))
+
+    assert compare_device("cpu", tmp_path, compute) == code
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith(said) and bool(computed) == ("compared" in said)
+
+
+def test_a_gpu_may_add_in_any_order() -> None:
+    both = (golden(array, device="cuda GPU") for array in (WEIGHTS, changed(1e-5)))
+    assert not next(both).differences(next(both))
 
 
 def test_a_run_repeats_to_the_last_bit_and_a_changed_one_is_seen(

@@ -15,7 +15,13 @@ from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 
-OTHER_JOBS = ("clearhead.apps.", "clearhead.interpret.explain", "clearhead.training", "clearhead.tasks.generate.train")
+OTHER_JOBS = (
+    "clearhead.apps.",
+    "clearhead.fast.device_",
+    "clearhead.interpret.explain",
+    "clearhead.training",
+    "clearhead.tasks.generate.train",
+)
 COMMAND_LINE = "clearhead.apps.cli"
 LIBRARIES = {
     *("babel", "datasets", "fastapi", "huggingface_hub", "lxml", "matplotlib", "pandas", "PIL", "pyarrow"),

@@ -129,6 +129,14 @@ class ComputeOptions:
         set_threads_and_seed(self.threads, self.seed)
         return clearhead.load(place, device=_local_device(self.device), precision=self.precision)
 
+    def load_exact(self, ref: str) -> Model:
+        """Set threads and seeds, then load a model; in fp32 on a CPU, its weights keep the form of their files."""
+        from clearhead.model.loading import load_exact
+
+        place = located(ref)
+        set_threads_and_seed(self.threads, self.seed)
+        return load_exact(place, device=_local_device(self.device), precision=self.precision)
+
 
 def _local_device(name: str) -> str:
     """Return the GPU of this process: the processes that torchrun starts on one machine take one each."""
@@ -136,14 +144,6 @@ def _local_device(name: str) -> str:
 
     rank, count = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()
     return f"cuda:{int(rank) % count}" if name in ("auto", "cuda") and rank.isdecimal() and count > 1 else name
-
-    def load_exact(self, ref: str) -> Model:
-        """Set threads and seeds, then load a model; in fp32 on a CPU, its weights keep the form of their files."""
-        from clearhead.model.loading import load_exact
-
-        place = located(ref)
-        set_threads_and_seed(self.threads, self.seed)
-        return load_exact(place, device=self.device, precision=self.precision)
 
 
 def located(ref: str) -> str:

@@ -29,8 +29,12 @@ def eager_is_better(query_BHTE: Queries, key_BKSE: Keys, bias: Bias | None) -> b
     return (is_short and query_BHTE.device.type == "cpu") or (bias is not None and bias.requires_grad)
 
 
-def choose_kernel(attention: spec.Attention, dropout: float, is_training: bool, is_watched: bool) -> Kernel:
+def choose_kernel(
+    attention: spec.Attention, dropout: float, is_training: bool, is_watched: bool, eager_reason: str
+) -> Kernel:
     """Return the kernel of an attention for all but short sequences, and the reason."""
+    if eager_reason:
+        return "eager", eager_reason
     if is_watched:
         return "eager", "scores or weights are being watched"
     if attention.soft_cap is not None or attention.sink:
