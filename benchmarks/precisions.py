@@ -28,10 +28,10 @@ from pairing import Ratio, Spread
 from clearhead import presets, spec
 from clearhead.core import Transformer, build
 from clearhead.fast.cache import IndexedCache
-from clearhead.fast.int8 import to_int8
 from clearhead.fast.native.load import isa, library
 from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.runner import Runner, multiplies_in_bf16
+from clearhead.fast.stored import INT8, store
 from clearhead.spec.presets.hyperparameters import build_spec
 from clearhead.spec.presets.named import PRESETS
 
@@ -104,7 +104,7 @@ def speeds(
     if has_fast_bf16(torch.device("cpu")):
         runners["bf16"] = Runner(plain, in_bf16=True)
     torch.manual_seed(1)
-    runners["int8"] = Runner(to_int8(make().eval()))
+    runners["int8"] = Runner(store(make().eval(), INT8))
     for name, work in works.items():
         rates: dict[str, list[float]] = {precision: [] for precision in runners}
         for turn in range(rounds + 1):

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from clearhead.core import Cache
 from clearhead.core.kernels.key_values import KeyValues
-from clearhead.fast.int8 import LARGEST
 from clearhead.fast.native.abi import Keys
+from clearhead.fast.stored import LARGEST
 
 TINY: Final = torch.finfo(torch.float32).tiny
 ROOM: Final = 64

@@ -13,11 +13,11 @@ from jaxtyping import Float, Int8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clearhead.fast.int8 import LARGEST
 from clearhead.fast.native.abi import fits
 from clearhead.fast.native.load import function
 from clearhead.fast.nibbles import GROUP, GroupScales, Nibbles, widen_groups
 from clearhead.fast.probe import has_exact_int_mm
+from clearhead.fast.stored import LARGEST
 
 Rows = Float[Tensor, "*axes inputs"]
 Outputs = Float[Tensor, "*axes outputs"]

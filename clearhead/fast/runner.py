@@ -13,24 +13,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import is_
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from clearhead.base.hooks import HookPoints, are_seen
 from clearhead.core import Transformer
 from clearhead.core.head import Linear as HeadLinear
 from clearhead.core.stack import Stack
-from clearhead.fast.int8 import Int8Linear, Int8Matrix
 from clearhead.fast.linear import Run, ServedLinear, float_linear, int8_linear, mixed_linear
 from clearhead.fast.native.load import KERNELS, library, uses_kernels
 from clearhead.fast.probe import has_exact_int_mm, has_fast_bf16
 from clearhead.fast.replica import override, replica
 from clearhead.fast.stack import NotServed, PlannedStack, StackPlan, is_altered
+from clearhead.fast.stored import INT8, LEAST_WEIGHTS, Stored, stored_matrices
 
-LEAST_WEIGHTS: Final = 2**20
-"""A model with fewer numbers in its matrices is fast enough in fp32, where no result depends on its batch."""
 _LOGGER = logging.getLogger("clearhead.fast.native")
 
 
@@ -155,22 +154,30 @@ def _runner(module: Transformer, in_bf16: bool) -> Runner:
 
 
 def multiplies_in_bf16(module: nn.Module) -> bool:
-    """Return whether products in bf16 are faster for an fp32 model on this processor."""
+    """Return whether products in bf16 are faster for an fp32 model on this processor, or its matrices have 16 bits."""
     parts = list(module.modules())
-    weights = [part.weight for part in parts if isinstance(part, nn.Linear)]
-    heads = [part for part in parts if isinstance(part, HeadLinear) and not isinstance(_holder(part), Int8Matrix)]
+    if any(isinstance(part, Stored) and part.format.is_exact for part in parts):
+        return True
+    weights = [part.weight for part in parts if isinstance(part, nn.Linear) and not isinstance(part, Stored)]
+    heads = [part for part in parts if isinstance(part, HeadLinear) and not isinstance(_holder(part), Stored)]
     weights += [head.projection.weight_VD for head in heads]
     is_large = sum(weight.numel() for weight in weights) >= LEAST_WEIGHTS
     is_fit = is_large and all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
     return is_fit and has_fast_bf16(torch.device("cpu"))
 
 
-def warn_of_fp32() -> None:
-    """Say in one sentence where weights in 8 bits are used as fp32, which is no slower than fp32, and no faster."""
-    if not has_exact_int_mm() and uses_kernels() and library() is None:
+def warn_of_slow_products(module: nn.Module) -> None:
+    """Say in one sentence that stored matrices are multiplied slowly on this processor, and what is faster."""
+    kinds = set(stored_matrices(module).values())
+    if INT8 in kinds and not has_exact_int_mm() and uses_kernels() and library() is None:
         _LOGGER.warning(
             "weights in 8 bits are turned into fp32 when they are first used, whose memory and time they then take: "
             "there are no compiled kernels, and this processor has no AVX-512 VNNI for PyTorch"
+        )
+    if any(kind.is_exact for kind in kinds) and not has_fast_bf16(torch.device("cpu")):
+        _LOGGER.warning(
+            "the weights stay in the 16 bits of the checkpoint, and this processor multiplies bf16 slowly: the "
+            "precision int8 is faster; so is fp32, which takes twice the memory"
         )
 
 
@@ -190,7 +197,7 @@ def _tree(module: Transformer, *, in_bf16: bool) -> tuple[Transformer, tuple[Ser
         product = _product(part, in_bf16=in_bf16)
         if product is not None:
             override(part, ServedLinear).product = product
-        if isinstance(part, nn.Linear | Int8Linear | HeadLinear) and part not in inside:
+        if isinstance(part, nn.Linear | HeadLinear) and part not in inside:
             kind = _kind(part, in_bf16) if product is not None else None
             report.append(_said(address, kind, "the kernels do not have it"))
     return made, tuple(report)
@@ -228,29 +235,45 @@ def _place_and_version(weight: Tensor) -> tuple[int, int]:
 def _product(part: nn.Module, *, in_bf16: bool) -> Run | None:
     if is_altered(part):
         return None
-    if isinstance(part, Int8Linear):
-        return int8_linear(part.weight_int8, part.weight_scale, part.bias)
-    if type(part) is nn.Linear:
-        return _of_weight(part.weight, part.bias, in_bf16)
-    if not isinstance(part, HeadLinear):
-        return None
-    if isinstance(holder := _holder(part), Int8Matrix):
-        run: Run | None = int8_linear(holder.weight_int8, holder.weight_scale, part.bias)
-    else:
-        run = _of_weight(part.projection.weight_VD, part.bias, in_bf16)
-    return run if run is None or part.scale == 1.0 else _scaled(run, part.scale)
+    if isinstance(part, HeadLinear):
+        run = _product_of(_holder(part), part.bias, in_bf16)
+        return run if run is None or part.scale == 1.0 else _scaled(run, part.scale)
+    if type(part) is nn.Linear or (isinstance(part, nn.Linear) and isinstance(part, Stored)):
+        return _product_of(part, part.bias, in_bf16)
+    return None
 
 
-def _of_weight(weight: Tensor, bias: Tensor | None, in_bf16: bool) -> Run | None:
-    if not in_bf16:
-        return float_linear(weight, bias)
-    return mixed_linear(weight.detach().bfloat16().contiguous(), bias)
+def _product_of(holder: nn.Module, bias: Tensor | None, in_bf16: bool) -> Run | None:
+    """Return the product with the matrix of a module; None where no kernels serve it."""
+    if isinstance(holder, Stored) and holder.format == INT8:
+        matrix, scale = holder.entries()
+        return int8_linear(matrix, scale, bias)
+    if isinstance(holder, Stored) and in_bf16:
+        return mixed_linear(holder.entries()[0].detach().bfloat16(), bias)
+    if isinstance(holder, Stored):
+        return _widened(holder, bias)
+    weight = holder.weight
+    assert isinstance(weight, Tensor)
+    return mixed_linear(weight.detach().bfloat16().contiguous(), bias) if in_bf16 else float_linear(weight, bias)
+
+
+def _widened(holder: Stored, bias: Tensor | None) -> Run:
+    """Return a product in fp32 that widens the matrix for each call."""
+
+    def run(x: Tensor) -> Tensor:
+        weight = holder.weight
+        product = float_linear(weight, bias)
+        return F.linear(x, weight, bias) if product is None else product(x)
+
+    return run
 
 
 def _kind(part: nn.Module, in_bf16: bool) -> str:
     holder = _holder(part) if isinstance(part, HeadLinear) else part
-    if isinstance(holder, Int8Matrix):
+    if isinstance(holder, Stored) and holder.format == INT8:
         return "int8"
+    if isinstance(holder, Stored):
+        return "mixed" if in_bf16 else "float32"
     weight: Tensor = holder.weight  # type: ignore[assignment]
     return "mixed" if in_bf16 or weight.dtype == torch.bfloat16 else "float32"
 

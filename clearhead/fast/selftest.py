@@ -22,13 +22,13 @@ from clearhead.base.tensors import relative_error
 from clearhead.core import Cache, Transformer, build
 from clearhead.core.head import Projection
 from clearhead.fast.cache import IndexedCache
-from clearhead.fast.int8 import LARGEST, quantize, to_int8
 from clearhead.fast.linear import float_linear, int4_linear, int8_linear, mixed_linear
 from clearhead.fast.logits import draw_tokens, top_and_log_total
 from clearhead.fast.native.load import opened, serve_only
 from clearhead.fast.native.options import INFERENCE
 from clearhead.fast.nibbles import quantize_groups, widen_groups
 from clearhead.fast.runner import Runner
+from clearhead.fast.stored import INT8, LARGEST, quantize, store
 from clearhead.fast.training.linear import has_products
 from clearhead.fast.training.loss import fast_cross_entropy
 from clearhead.fast.training.muon import Update, update_matrices
@@ -136,7 +136,7 @@ def _stacks(has_memory: bool) -> Iterator[Found]:
         "fp32": (plain, EXACT),
         "fp32 with transposed weights": (transposed, EXACT),
         "bf16 products": (plain, IN_BF16),
-        "8 bits": (to_int8(copy.deepcopy(plain)), IN_INT8),
+        "8 bits": (store(copy.deepcopy(plain), INT8), IN_INT8),
     }
     for kind, (module, most) in cases.items():
         runner = Runner(module, in_bf16=kind == "bf16 products")

@@ -25,7 +25,6 @@ from clearhead.core.rare.score_bias import BiasedAttention
 from clearhead.core.shapes import Ids, Memory, RealMemory, States
 from clearhead.core.stack import Stack
 from clearhead.fast.cache import IndexedCache
-from clearhead.fast.int8 import Int8Linear
 from clearhead.fast.kernel_arguments import (
     EVERYWHERE,
     NewTokens,
@@ -43,6 +42,7 @@ from clearhead.fast.kernel_arguments import (
 from clearhead.fast.native.abi import ACTIVATIONS, Branch, Keys, Matrix, Norm, StackCall, Unfit, address, values
 from clearhead.fast.native.load import function
 from clearhead.fast.plan import PlannedBranch, planned_branches
+from clearhead.fast.stored import INT8, Stored
 
 Weights = Literal["float32", "mixed", "int8"]
 """fp32; bf16, with rows rounded to bf16; or 8 bits, with rows rounded to 8 bits. Sums are fp32 or exact."""
@@ -274,11 +274,14 @@ class StackPlan:
             kind=NORM_KINDS["layer_norm" if isinstance(module, LayerNorm) else "rms_norm"],
         )
 
-    def _matrix(self, linear: nn.Module, outputs: int, inputs: int) -> Matrix:
+    def _matrix(self, linear: Any, outputs: int, inputs: int) -> Matrix:
         matrix = Matrix()
-        if isinstance(linear, Int8Linear):
+        if isinstance(linear, Stored) and linear.format == INT8:
             kind: Weights = "int8"
-            weight, matrix.scales = linear.weight_int8, self._address(linear.weight_scale, outputs)
+            weight, scales = linear.entries()
+            matrix.scales = self._address(scales, outputs)
+        elif isinstance(linear, Stored) and linear.format.is_exact and self._in_bf16:
+            kind, weight = "mixed", linear.entries()[0].detach().bfloat16()
         elif type(linear) is nn.Linear and linear.weight.dtype in (torch.float32, torch.bfloat16):
             weight, kind = linear.weight.detach(), "float32"
             if weight.dtype == torch.bfloat16:
@@ -378,10 +381,8 @@ def is_altered(part: nn.Module) -> bool:
 def _input_width(stack: Stack) -> int:
     """Return the width of what the first matrix of a stack multiplies."""
     for module in stack.layers.modules():
-        if isinstance(module, Int8Linear):
-            return module.weight_int8.shape[1]
         if isinstance(module, nn.Linear):
-            return module.weight.shape[1]
+            return module.in_features
     raise NotServed("no matrices")
 
 

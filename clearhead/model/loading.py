@@ -25,8 +25,8 @@ from clearhead.core.extensions.files import load_parts
 from clearhead.core.extensions.modules import recomputed_parts
 from clearhead.core.extensions.trial import try_parts
 from clearhead.fast.busy_waiting import adapt_waiting
-from clearhead.fast.int8 import is_int8, to_int8
-from clearhead.fast.runner import Runner, multiplies_in_bf16, warn_of_fp32
+from clearhead.fast.runner import Runner, multiplies_in_bf16, warn_of_slow_products
+from clearhead.fast.stored import INT8, WeightForm, is_quantized, keep_16_bits, require_formats
 from clearhead.model.facade import Model
 from clearhead.spec import Model as ModelSpec
 from clearhead.spec.tasks.record import TaskRecord
@@ -66,13 +66,9 @@ def load(
     for line in recomputed_parts(model.module):
         message(line)
     refuse_nan(model.module, str(ref))
-    in_int8 = precision == "int8"
-    if in_int8 and not is_int8(model.module):
-        to_int8(model.module)
-    elif precision == "auto":
+    if precision == "auto" and not is_quantized(model.module):
         model.runner = Runner(model.module, in_bf16=multiplies_in_bf16(model.module))
-    if is_int8(model.module):
-        warn_of_fp32()
+    warn_of_slow_products(model.module)
     return model
 
 
@@ -100,29 +96,40 @@ def load_as_stored(ref: str | Path) -> Model:
     folder = ModelReference.locate(str(ref)).checkpoint_folder()
     if folder is None:
         return load(ref, device="cpu", precision="fp32")
-    return _load_checkpoint(folder, dtype=stored_dtype(folder))
+    return _load_checkpoint(folder, WeightForm(stored_dtype(folder)))
 
 
 def _load(ref: str | Path, device: str, precision: str, *, check_rows: bool = True) -> Model:
     check_precision(precision)
     adapt_waiting()
     torch_device = choose_device(device)
-    in_int8 = precision == "int8"
-    if in_int8 and torch_device.type != "cpu":
-        raise InputError(f"precision int8 is for a CPU, and the device is {torch_device.type}; use bf16")
-    chosen = "fp32" if in_int8 else choose_precision(precision, torch_device)
-    dtype = torch.bfloat16 if chosen == "bf16" else torch.float32
+    form = _form(precision, torch_device)
     reference = ModelReference.locate(str(ref))
     checkpoint = reference.checkpoint_folder()
     if checkpoint is not None:
-        return _load_checkpoint(checkpoint, dtype=dtype, device=torch_device, check_rows=check_rows)
-    keep_int8 = in_int8 or (precision == "auto" and torch_device.type == "cpu")
-    return load_saved(reference, dtype=dtype, device=torch_device, keep_int8=keep_int8, check_rows=check_rows)
+        return _load_checkpoint(checkpoint, form, device=torch_device, check_rows=check_rows)
+    keep_quantized = precision == "int8" or (precision == "auto" and torch_device.type == "cpu")
+    return load_saved(reference, form, device=torch_device, keep_quantized=keep_quantized, check_rows=check_rows)
 
 
-def _load_checkpoint(folder: Path, *, dtype: torch.dtype, device: torch.device = CPU, check_rows: bool = True) -> Model:
+def _form(precision: str, device: torch.device) -> WeightForm:
+    """Return the form of the weights of a precision.
+
+    Raises:
+        InputError: the device cannot use weights in this form.
+    """
+    if precision == "int8":
+        if device.type != "cpu":
+            raise InputError(f"precision int8 is for a CPU, and the device is {device.type}; use bf16")
+        return WeightForm(choose=lambda module, _: require_formats(module, INT8))
+    if precision == "auto" and device.type == "cpu":
+        return WeightForm(choose=keep_16_bits)
+    return WeightForm(torch.bfloat16 if choose_precision(precision, device) == "bf16" else torch.float32)
+
+
+def _load_checkpoint(folder: Path, form: WeightForm, *, device: torch.device = CPU, check_rows: bool = True) -> Model:
     """Load a Hugging Face checkpoint."""
-    hf_checkpoint = HFCheckpoint.load(folder, dtype=dtype)
+    hf_checkpoint = HFCheckpoint.load(folder, form=form)
     assert hf_checkpoint.loaded is not None, "a loaded checkpoint has a family"
     module, tokenizers = hf_checkpoint.loaded.module.to(device), hf_checkpoint.tokenizers.pair
     if check_rows:
@@ -132,19 +139,19 @@ def _load_checkpoint(folder: Path, *, dtype: torch.dtype, device: torch.device =
 
 def load_saved(
     reference: ModelReference,
+    form: WeightForm | None = None,
     *,
-    dtype: torch.dtype = torch.float32,
     device: torch.device = CPU,
-    keep_int8: bool = False,
+    keep_quantized: bool = False,
     check_rows: bool = True,
 ) -> Model:
     """Load a model that a run or `save` wrote.
 
     Args:
         reference: a run directory, optionally with the label of a checkpoint, or the folder of a saved model.
-        dtype: dtype of the weights.
+        form: the form in which the module holds weights; None means fp32.
         device: device of the module.
-        keep_int8: whether weights that were saved in int8 stay int8.
+        keep_quantized: whether weights that were saved quantized stay so.
         check_rows: whether a tokenizer with more entries than the model has rows is refused.
 
     Raises:
@@ -154,16 +161,16 @@ def load_saved(
     def read() -> Model:
         files = find_files(reference)
         folder, weights = files.folder, files.weights
-        tensors = load_merged(weights, keep_int8=True)
+        tensors = load_merged(weights)
         task = read_task(folder)
         if find(task.kind).learns_head and weights.parent.name == "step-0":
             raise InputError(f"{weights.parent} is the beginning of a run, whose head is untrained; train further")
         spec = ModelSpec.from_file(folder / SPEC_FILE)
         _refuse_other_task(spec, task, folder)
         try_parts(spec)
-        module = filled(spec, tensors, source=str(weights), keep_int8=keep_int8)
-        if not is_int8(module):
-            module.to(dtype)
+        module = filled(spec, tensors, source=str(weights), form=form, keep_quantized=keep_quantized)
+        if form is not None and form.dtype != torch.float32:
+            module.to(form.dtype)  # computed buffers of custom modules
         tokenizers = TokenizerPair.load(folder)
         if check_rows:
             tokenizers.check_rows(module.num_source_ids, module.num_target_ids, str(folder))

@@ -32,7 +32,7 @@ from clearhead.checkpoints.runs.extra_weights import about_averaged
 from clearhead.checkpoints.runs.metrics import FILE_NAME, read_metrics
 from clearhead.checkpoints.weights.files import save_tensors
 from clearhead.core import Transformer
-from clearhead.fast.int8 import is_int8
+from clearhead.fast.stored import is_quantized
 from clearhead.spec.describe import model_summary
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.spec.tasks.registry import find
@@ -195,7 +195,7 @@ def write_card(
         kind=task.kind,
         base=base,
         loading=loading,
-        **_training(known, is_int8=is_int8(module)),
+        **_training(known, is_int8=is_quantized(module)),
     )
     card.save(folder / README)
     (folder / DRAWING).write_text(draw_architecture(module.spec, PurePath(name).name), encoding="utf-8", newline="\n")

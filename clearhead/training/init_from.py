@@ -166,7 +166,7 @@ def initial_model_of_run(run: Path) -> InitialModel:
 
 
 def _of_checkpoint(reference: str, folder: Path) -> InitialModel:
-    hf_checkpoint = HFCheckpoint.load(folder, dtype=torch.float32)
+    hf_checkpoint = HFCheckpoint.load(folder)
     pretrained = hf_checkpoint.loaded
     assert pretrained is not None, "a checkpoint is of the family that it came in"
     tokenizers = hf_checkpoint.tokenizers.pair
@@ -187,7 +187,7 @@ def _of_run(files: ModelFiles) -> InitialModel:
 
 def _load_tensors(files: ModelFiles) -> Mapping[str, Tensor]:
     model = Model.from_file(files.folder / SPEC_FILE)
-    return filled(model, load_merged(files.weights, keep_int8=True), source=str(files.weights)).state_dict()
+    return filled(model, load_merged(files.weights), source=str(files.weights)).state_dict()
 
 
 def _of_folder(name: str, folder: Path, tensors: Callable[[], Mapping[str, Tensor]]) -> InitialModel:

@@ -16,8 +16,8 @@ from torch import Tensor
 from clearhead import spec
 from clearhead.core import Transformer, build
 from clearhead.fast import kernel_arguments, stack
-from clearhead.fast.int8 import to_int8
 from clearhead.fast.runner import Runner
+from clearhead.fast.stored import INT8, store
 from clearhead.generate import prefill
 from clearhead.generate.continuation import GenerateRequest, PromptReader, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
@@ -116,7 +116,7 @@ def of_model(model: spec.Model, precision: str, *, is_transposed: bool = False) 
     for part in module.modules():
         if is_transposed and isinstance(part, torch.nn.Linear):  # as in GPT-2's files
             part.weight.data = part.weight.t().contiguous().t()
-    runner = Runner(to_int8(module) if precision == "int8" else module)
+    runner = Runner(store(module, INT8) if precision == "int8" else module)
     for part in runner.report():
         assert part.by == "kernels", part
     return runner.tree()
@@ -207,4 +207,4 @@ def test_whether_results_depend_on_the_batch_is_said() -> None:
     module = build(small("gpt2")).eval().requires_grad_(False)
     assert Runner(module).is_batch_invariant
     assert not Runner(module, in_bf16=True).is_batch_invariant
-    assert Runner(to_int8(module)).is_batch_invariant
+    assert Runner(store(module, INT8)).is_batch_invariant

@@ -21,11 +21,11 @@ from clearhead.checkpoints.weights.files import load_tensors, save_tensors
 from clearhead.core import Transformer
 from clearhead.fast import probe, runner
 from clearhead.fast.cache import IndexedCache
-from clearhead.fast.int8 import dequantized, is_int8, quantize, to_int8
 from clearhead.fast.linear import ServedLinear, int8_linear
 from clearhead.fast.native import load
 from clearhead.fast.probe import has_exact_int_mm
 from clearhead.fast.runner import Runner, multiplies_in_bf16
+from clearhead.fast.stored import INT8, is_quantized, quantize, store, widen_weights
 from tests import hf_models as made
 from tests.laws.tiny import FAMILIES, STYLES, tiny
 
@@ -50,7 +50,7 @@ def outputs(module: Transformer) -> Tensor:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_stacks_in_8_bits_go_on_without_their_head(name: str) -> None:
-    module = to_int8(seeded(name))
+    module = store(seeded(name), INT8)
     bare, ids = with_head(module, None, {}), torch.randint(1, 20, (2, 7))
     target = ids if module.encoder is not None and module.decoder is not None else None
     with torch.inference_mode():
@@ -71,8 +71,8 @@ def test_a_weight_moves_by_at_most_half_a_step_of_its_row() -> None:
 def test_the_plain_model_computes_with_the_dequantized_weights(name: str) -> None:
     module = seeded(name)
     reference = ch.build(module.spec)
-    rounded = to_int8(seeded(name))
-    reference.load_state_dict(dequantized(rounded.state_dict()))
+    rounded = store(seeded(name), INT8)
+    reference.load_state_dict(dict(widen_weights(rounded.state_dict())))
     assert torch.allclose(outputs(rounded), outputs(reference.eval()), atol=1e-6)
     assert not torch.equal(outputs(rounded), outputs(module))
 
@@ -88,7 +88,7 @@ def test_kernels_compute_what_the_plain_layers_do_and_leave_the_plain_tree_alone
     half = seeded(name).to(torch.bfloat16)
     plain = outputs(half)
     assert (outputs(Runner(half).tree()) - plain).abs().max() <= 0.05 * plain.abs().max()
-    rounded = to_int8(module)
+    rounded = store(module, INT8)
     plain = outputs(rounded)
     error = (outputs(Runner(rounded).tree()) - plain).abs()
     assert 0.0 < error.max() <= 0.1 * plain.abs().max()
@@ -177,7 +177,7 @@ def test_a_converted_model_is_small_and_generates_the_same(folder: Path, tmp_pat
     assert main(["convert", str(folder), str(out), "--precision", "int8"]) == 0
     model = ch.load(folder, device="cpu", precision="int8")
     again = ch.load(out)
-    assert is_int8(again.module)
+    assert is_quantized(again.module)
     prompt = ["the cat"]
     assert again.generate(prompt, max_new_tokens=8, temperature=0) == model.generate(
         prompt, max_new_tokens=8, temperature=0
@@ -191,7 +191,7 @@ def test_a_model_in_8_bits_loads_as_fp32_with_the_weights_that_it_has(folder: Pa
     model = ch.load(folder, device="cpu", precision="int8")
     model.save(tmp_path / "int8")
     wide = ch.load(tmp_path / "int8", device="cpu", precision="fp32")
-    assert not is_int8(wide.module)
+    assert not is_quantized(wide.module)
     assert torch.equal(outputs(wide.module), outputs(model.module))
     maps, again = (one.attention("the cat").to_json() for one in (wide, model))
     assert maps == again

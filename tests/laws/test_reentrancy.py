@@ -17,11 +17,11 @@ from torch import nn
 
 import clearhead as ch
 from clearhead.core.stack import Stack
-from clearhead.fast.int8 import to_int8
 from clearhead.fast.native import load as native
 from clearhead.fast.native.options import TRAINING
 from clearhead.fast.runner import Runner
 from clearhead.fast.stack import PlannedStack
+from clearhead.fast.stored import INT8, store
 from tests import hf_models as made
 
 PRECISIONS = ("fp32", "bf16 products", "int8")
@@ -37,7 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def load(folders: dict[str, Path], name: str, precision: str) -> ch.Model:
     model = ch.load(folders[name], device="cpu", precision="fp32")
     if precision == "int8":
-        to_int8(model.module)
+        store(model.module, INT8)
     model.runner = Runner(model.module, in_bf16=precision == "bf16 products")
     decoding = {one.by for one in model.runner.report() if one.address.startswith(("decoder", "head"))}
     assert decoding == {"kernels"}, "a law about kernels runs by them"

@@ -130,7 +130,7 @@ def compare_with_transformers(folder: Path, *, reference: Path | None = None, to
     """
     version = import_transformers().__version__
     other = folder if reference is None else reference
-    pretrained = load_module(folder, dtype=torch.float32)
+    pretrained = load_module(folder)
     read_generation_config(
         folder, pretrained.config, pretrained.module
     )  # refused and warned of as where the model is loaded

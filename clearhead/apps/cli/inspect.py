@@ -257,7 +257,7 @@ def read_reference(ref: str) -> _Found:
 def _saved_module(reference: ModelReference) -> Transformer:
     from clearhead.model.loading import load_saved
 
-    return load_saved(reference, keep_int8=True).module
+    return load_saved(reference, keep_quantized=True).module
 
 
 def _read_checkpoint(folder: Path) -> _Found:

@@ -17,7 +17,7 @@ from clearhead.base.errors import InputError
 from clearhead.core import Transformer, build
 from clearhead.core.initialize import initialize
 from clearhead.core.norm import LayerNorm, RMSNorm
-from clearhead.fast.int8 import refuse_int8
+from clearhead.fast.stored import refuse_quantized
 from clearhead.model.facade import Model
 from clearhead.spec.tasks.base import Outputs
 from clearhead.spec.tasks.record import LabelKind, TaskRecord
@@ -84,7 +84,7 @@ def apply_plan(
     """
     given: Transformer | Model = model
     old = given.module if isinstance(given, Model) else given
-    refuse_int8(old, "surgery")
+    refuse_quantized(old, "surgery")
     edited: Any
     edited, report = _build_module(old, plan_of(old))
     if isinstance(given, Model):

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from clearhead.base.errors import InputError, nearest
@@ -28,6 +27,7 @@ from clearhead.checkpoints.hf.tokenizers import CheckpointTokenizers, load_token
 from clearhead.checkpoints.reference import CONFIG, ORIGIN
 from clearhead.checkpoints.weights.files import load_tensors, save_tensors
 from clearhead.core import Transformer
+from clearhead.fast.stored import WeightForm
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.spec import Model
 from clearhead.spec.tasks.record import TaskRecord
@@ -71,12 +71,12 @@ class HFCheckpoint(Printed):
     loaded: LoadedModule | None
 
     @classmethod
-    def load(cls, folder: Path, *, dtype: torch.dtype | None = None) -> HFCheckpoint:
+    def load(cls, folder: Path, *, form: WeightForm | None = None) -> HFCheckpoint:
         """Load a checkpoint.
 
         Args:
             folder: with config.json, safetensors and the files of a tokenizer.
-            dtype: of the weights; None: float32.
+            form: the form in which the module holds its weights; None means float32.
 
         Raises:
             InputError: anything that is not supported, or a tokenizer that does not fit the model.
@@ -90,7 +90,7 @@ class HFCheckpoint(Printed):
                 "SentencePiece model"
             )
         tokenizers = load_tokenizers(folder)
-        loaded = load_module(folder, config=config, dtype=dtype)
+        loaded = load_module(folder, config=config, form=form)
         generation_config = read_generation_config(folder, config, loaded.module)
         tokenizers = with_decoder_tokens(tokenizers, generation_config, loaded.module)
         return cls(folder, tokenizers, generation_config, loaded.config, loaded)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from torch import Tensor
 from clearhead import spec
 from clearhead.base.errors import LONGEST_LINE, MOST_FAULTS, InputError, nearest, shortened
 from clearhead.base.machine import refuse_memory
-from clearhead.base.printing import num_parameters
 from clearhead.checkpoints.hf import registry
 from clearhead.checkpoints.hf.files.quantization import PackedFiles, is_packed, quantization_of
 from clearhead.checkpoints.hf.files.tensor_files import FLOATS, TensorFiles, read_config
@@ -23,11 +23,13 @@ from clearhead.checkpoints.hf.mapping.family import Family, Values, Variant
 from clearhead.checkpoints.hf.mapping.tensor_rules import BoundRule, bind
 from clearhead.checkpoints.hf.pooling import Pooling, has_pooling, read_pooling, with_head
 from clearhead.core import Transformer, build
+from clearhead.fast.stored import WeightForm, WeightPlan, store
 from clearhead.spec.tasks.record import LabelKind, TaskRecord
 from clearhead.spec.tasks.registry import find
 
 # Of a table that is computed again to compare it.
 MOST_ROWS = 2**16
+KeepMapped = Callable[[str, torch.dtype], bool]
 
 
 @dataclass(frozen=True)
@@ -56,15 +58,51 @@ class LoadedModule:
     pooling: Pooling | None = None
 
 
-def load_module(
-    directory: Path, *, config: Mapping[str, Any] | None = None, dtype: torch.dtype | None = None
-) -> LoadedModule:
-    """Load a checkpoint.
+@dataclass(frozen=True)
+class OpenCheckpoint:
+    """A checkpoint of which the headers were read and checked; tensors are read one at a time.
+
+    Args:
+        loaded: the checkpoint with its module on the meta device.
+        found: the tensors of the files.
+        sources: the tensors that fill each slot of the module.
+    """
+
+    loaded: LoadedModule
+    found: _FoundTensors
+    sources: tuple[_Source, ...]
+
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """Return the dtype that the file has for each slot of the module, by address."""
+        pooled = {} if self.loaded.pooling is None else self.loaded.pooling.tensors
+        return {
+            **{address: self.found.dtype(source) for source in self.sources for address in source.bound.ours},
+            **{address: tensor.dtype for address, tensor in pooled.items()},
+        }
+
+    def tensors(self, keep: KeepMapped = lambda *_: False) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensor of each slot of the module, by its address, in the dtype of the file.
+
+        A tensor lies in a mapping of its own, whose pages leave memory with the tensor, or was just made.
+
+        Args:
+            keep: whether the caller keeps the tensor of an address in its dtype. It then lies in the mapping of the
+                whole file, if the rule of its slot moves no bytes.
+        """
+        for source in self.sources:
+            dtype = self.found.dtype(source)
+            is_kept = source.bound.is_view and any(keep(address, dtype) for address in source.bound.ours)
+            yield from zip(source.bound.ours, self.found.read(source, is_kept=is_kept), strict=True)
+        if self.loaded.pooling is not None:
+            yield from self.loaded.pooling.tensors.items()
+
+
+def open_checkpoint(directory: Path, *, config: Mapping[str, Any] | None = None) -> OpenCheckpoint:
+    """Read the headers of a checkpoint, and find the tensors that fill the slots of its module.
 
     Args:
         directory: folder with config.json and safetensors.
         config: content of config.json; None means that the file is read.
-        dtype: dtype of the weights; None means float32, for files of any dtype.
 
     Raises:
         InputError: config keys that are not supported, tensors without a slot, slots without a tensor, other shapes:
@@ -95,16 +133,38 @@ def load_module(
             faults.append(f"config.json: no model has these sizes: {str(error).splitlines()[0]}")
     if module is None:
         raise InputError.from_faults(faults, subject=str(directory))
-    _refuse_memory(module, files, dtype or torch.float32, directory)
-    is_tied = bool(values.get("tie_word_embeddings"))
-    filled = found.fill(module, is_tied=is_tied, dtype=dtype or torch.float32, faults=faults)
+    sources = found.sources(module, is_tied=bool(values.get("tie_word_embeddings")), faults=faults)
     unused = found.rest(module.spec, faults)
     if faults:
         raise InputError.from_faults(faults, subject=str(directory))
-    module.load_state_dict(filled, strict=True, assign=True)
     task = _task(variant, config, module.spec.num_outputs or 0)
     loaded = LoadedModule(module.eval(), task, config, family, variant, found.prefix, tuple(found.notes), unused)
-    return _pooled(loaded, directory, dtype or torch.float32) if is_pooled else loaded
+    return OpenCheckpoint(_pooled(loaded, directory) if is_pooled else loaded, found, tuple(sources))
+
+
+def load_module(
+    directory: Path, *, config: Mapping[str, Any] | None = None, form: WeightForm | None = None
+) -> LoadedModule:
+    """Load a checkpoint, tensor by tensor.
+
+    Args:
+        directory: folder with config.json and safetensors.
+        config: content of config.json; None means that the file is read.
+        form: the form in which the module holds its weights; None means float32, for files of any dtype.
+
+    Raises:
+        InputError: as for `open_checkpoint`, or the weights do not fit into memory.
+    """
+    checkpoint = open_checkpoint(directory, config=config)
+    module = checkpoint.loaded.module
+    plan = (form or WeightForm()).plan(module, checkpoint.dtypes())
+    _refuse_memory(checkpoint, plan, directory)
+    store(module, plan.formats)
+    state: dict[str, Tensor] = {}
+    for address, tensor in checkpoint.tensors(plan.keeps):
+        state |= plan.hold(address, tensor)
+    module.load_state_dict(state, strict=True, assign=True)
+    return checkpoint.loaded
 
 
 def _refuse_quantized(directory: Path, config: Mapping[str, Any], files: TensorFiles) -> None:
@@ -116,31 +176,41 @@ def _refuse_quantized(directory: Path, config: Mapping[str, Any], files: TensorF
         )
 
 
-def _refuse_memory(module: Transformer, files: TensorFiles, dtype: torch.dtype, directory: Path) -> None:
+def _refuse_memory(checkpoint: OpenCheckpoint, plan: WeightPlan, directory: Path) -> None:
     """Refuse weights that do not fit into memory; those that need no conversion stay in their mapped files."""
-    stored = {header.dtype for header in files.headers.values() if header.dtype in FLOATS}
-    if isinstance(files, PackedFiles) or any(FLOATS[one] != dtype for one in stored):
-        needed = num_parameters(module) * dtype.itemsize
-        advice = "load it with the precision bf16" if dtype == torch.float32 else ""
+    dtypes, slots = checkpoint.dtypes(), checkpoint.loaded.module.state_dict()
+    is_packed = isinstance(checkpoint.found.files, PackedFiles)
+    if is_packed or not all(plan.keeps(address, dtypes[address]) for address in slots):
+        needed = sum(plan.num_bytes(address, slot) for address, slot in slots.items())
+        advice = "load it with the precision bf16" if plan.dtype == torch.float32 and not plan.formats else ""
         refuse_memory(needed, f"{directory}: to load it", advice=advice)
 
 
-def _pooled(loaded: LoadedModule, directory: Path, dtype: torch.dtype) -> LoadedModule:
+def _pooled(loaded: LoadedModule, directory: Path) -> LoadedModule:
     model = loaded.module.spec
     top = model.encoder or model.decoder
     assert top is not None, "a validated model has a stack"
     if model.encoder is not None and model.decoder is not None:
         raise InputError(f"{directory}: pooling needs a model of one stack, and this checkpoint has two")
     positions = loaded.config.get("max_position_embeddings", loaded.config.get("n_positions"))
-    pooling = read_pooling(directory, width=top.width, positions=positions, dtype=dtype)
+    pooling = read_pooling(directory, width=top.width, positions=positions)
     task = TaskRecord(kind="embed", max_length=pooling.max_length, prompt=pooling.prompt)
-    return replace(loaded, module=with_head(loaded.module, pooling.head, pooling.tensors), task=task, pooling=pooling)
+    slots = {address: torch.empty(tensor.shape, device="meta") for address, tensor in pooling.tensors.items()}
+    return replace(loaded, module=with_head(loaded.module, pooling.head, slots), task=task, pooling=pooling)
 
 
 def bind_rules(family: Family, variant: Variant, prefix: str, module: Transformer) -> tuple[list[BoundRule], list[str]]:
     """Bind the rules of a family to a module; also return the addresses without a rule."""
     stacks = (replace(rule, theirs=tuple(prefix + name for name in rule.theirs)) for rule in family.rules)
     return bind((*stacks, *variant.rules), module.state_dict(), module.spec)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A rule with the tensors of the files that it reads, by our spelling of their names; none: zeros."""
+
+    bound: BoundRule
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -177,45 +247,49 @@ class _FoundTensors:
         own = [self.prefix + name for name in (self.family.table, *self.family.table_copies)]
         return [*own, self.variant.output] if is_tied and self.variant.output else own
 
-    def fill(self, module: Transformer, *, is_tied: bool, dtype: torch.dtype, faults: list[str]) -> dict[str, Tensor]:
-        """Return the module's tensors by address; faults are added to the list."""
+    def sources(self, module: Transformer, *, is_tied: bool, faults: list[str]) -> list[_Source]:
+        """Return the tensors that fill each slot of a module; faults are added to the list."""
         bounds, without_rule = bind_rules(self.family, self.variant, self.prefix, module)
         assert not without_rule, f"{self.family.model_type} has no rule for {without_rule}"
-        filled: dict[str, Tensor] = {}
+        sources = []
         for bound in bounds:
             groups = [self._alternatives(group, is_tied) for group in bound.theirs]
             missing = [group[0] for group, names in zip(bound.theirs, groups, strict=True) if not names]
             if not missing:
-                filled |= self._bound_tensors(bound, groups, dtype, faults)
+                sources.append(_Source(bound, tuple(self._take(names, faults) for names in groups)))
+                self._check_shapes(sources[-1], groups[0][-1], faults)
             elif bound.zeros:
-                for address, shape in zip(bound.ours, bound.slots.shapes, strict=True):
-                    filled[address] = torch.zeros(shape, dtype=dtype)
+                sources.append(_Source(bound, ()))
             else:
                 faults += [f"'{name}' is missing" for name in missing]
-        return filled
+        return sources
 
-    def _bound_tensors(
-        self, bound: BoundRule, groups: Sequence[Sequence[str]], dtype: torch.dtype, faults: list[str]
-    ) -> dict[str, Tensor]:
-        """Return the tensors of a rule by address, from those of its names that the file has."""
-        filled: dict[str, Tensor] = {}
-        stored = groups[0][-1]
+    def _check_shapes(self, source: _Source, shown: str, faults: list[str]) -> None:
+        """Add a fault if the tensors of a rule do not have the shapes that its slots need."""
+        theirs = [torch.empty(self._shape(name), device="meta") for name in source.names]
         try:
-            chosen = [self._take(names, faults) for names in groups]
-            tensors = bound.load([self._tensor(name, dtype, is_view=bound.is_view) for name in chosen])
+            tensors = source.bound.load(theirs)
         except ValueError as error:
-            faults.append(f"'{stored}' has the shape {self._shape(stored)}; {error}")
-            return filled
-        # Kernels of inference read a matrix row by row, and GPT-2's are stored the other way round; what is converted
-        # anyway is turned, what lies in the mapped file stays there.
-        is_mapped = all(self._is_kept(name, dtype, is_view=bound.is_view) for name in chosen)
-        for address, tensor, shape in zip(bound.ours, tensors, bound.slots.shapes, strict=True):
-            if tensor.shape != shape:
-                has, needs = self._shape(stored), list(bound.save_shape())
-                faults.append(f"'{stored}' has the shape {has}, the config needs {needs}")
-                break
-            filled[address] = tensor.to(dtype) if is_mapped else tensor.to(dtype).contiguous()
-        return filled
+            faults.append(f"'{shown}' has the shape {self._shape(shown)}; {error}")
+            return
+        if any(tensor.shape != shape for tensor, shape in zip(tensors, source.bound.slots.shapes, strict=True)):
+            needs = list(source.bound.save_shape())
+            faults.append(f"'{shown}' has the shape {self._shape(shown)}, the config needs {needs}")
+
+    def dtype(self, source: _Source) -> torch.dtype:
+        """Return the dtype of the tensors that a rule makes."""
+        dtypes = [FLOATS[self.files.headers[self.names[name]].dtype] for name in source.names]
+        return functools.reduce(torch.promote_types, dtypes) if dtypes else torch.float32
+
+    def read(self, source: _Source, *, is_kept: bool) -> list[Tensor]:
+        """Return the tensors of a rule; kept ones lie in the mapping of their whole file."""
+        if not source.names:
+            return [torch.zeros(shape) for shape in source.bound.slots.shapes]
+        dtype, bound = self.dtype(source), source.bound
+        theirs = (self[name] if is_kept else self.files.read(self.names[name]) for name in source.names)
+        tensors = bound.load([tensor.to(dtype) for tensor in theirs])
+        # Kernels read a matrix row by row. Views of a mapped file stay there, whatever their strides.
+        return tensors if bound.is_view else [tensor.contiguous() for tensor in tensors]
 
     def _shape(self, name: str) -> list[int]:
         return list(self.files.headers[self.names[name]].shape)
@@ -232,15 +306,6 @@ class _FoundTensors:
         ):
             wanted = (*group, self.variant.output)
         return [name for name in wanted if name in self.names]
-
-    def _tensor(self, name: str, dtype: torch.dtype, *, is_view: bool) -> Tensor:
-        """Return a tensor for its slot: inside the mapped file where it needs no conversion."""
-        is_kept = self._is_kept(name, dtype, is_view=is_view)
-        return self[name] if is_kept else self.files.read(self.names[name], dtype)
-
-    def _is_kept(self, name: str, dtype: torch.dtype, *, is_view: bool) -> bool:
-        stored = FLOATS.get(self.files.headers[self.names[name]].dtype)
-        return stored is None or (is_view and stored == dtype)
 
     def _take(self, names: Sequence[str], faults: list[str]) -> str:
         """Choose among the names of a tensor: token embeddings must all be equal, else the last counts."""

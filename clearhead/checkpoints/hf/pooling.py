@@ -14,7 +14,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, TypeVar
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
@@ -155,20 +154,19 @@ def has_pooling(directory: Path) -> bool:
     return os.path.lexists(directory / MODULES)
 
 
-def read_pooling(directory: Path, *, width: int, positions: int | None, dtype: torch.dtype) -> Pooling:
+def read_pooling(directory: Path, *, width: int, positions: int | None) -> Pooling:
     """Read the modules behind the first.
 
     Args:
         directory: of the checkpoint.
         width: of its states.
         positions: `max_position_embeddings` of its config; None: it has none.
-        dtype: of the weights.
 
     Raises:
         InputError: a module, a setting or a size that is not supported; every fault is named.
     """
     modules = read_json(file_inside(directory, MODULES), what="a list of modules")
-    reader = _Reader(directory, width, dtype)
+    reader = _Reader(directory, width)
     for index, module in enumerate(typed(modules, list[_Module], name=str(directory / MODULES))):
         reader.take(index, module.type, module.path)
     reader.limits(positions)
@@ -186,7 +184,6 @@ class _Reader:
 
     directory: Path
     width: int
-    dtype: torch.dtype
     layers: list[spec.HeadLayer] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)
     files: dict[str, Any] = field(default_factory=dict)
@@ -304,7 +301,7 @@ class _Reader:
                 f"{path}/{SINGLE} does not hold floating-point numbers; quantized weights are not supported"
             )
             return
-        self.tensors |= {f"{address}.{leaf}": files[f"linear.{leaf}"].to(self.dtype) for leaf in shapes}
+        self.tensors |= {f"{address}.{leaf}": files[f"linear.{leaf}"] for leaf in shapes}
         self.layers.append(spec.Linear(size=size, bias=bias))
         inner: Any = _ACTIVATIONS[function]
         if inner is not None:

@@ -26,7 +26,7 @@ from clearhead.checkpoints.hf.tokenizers import load_tokenizers
 from clearhead.checkpoints.reference import CONFIG
 from clearhead.checkpoints.weights.files import built, save_shards
 from clearhead.core import Transformer
-from clearhead.fast.int8 import refuse_int8
+from clearhead.fast.stored import refuse_quantized
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.spec.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
@@ -62,7 +62,7 @@ def save_checkpoint(
     Raises:
         InputError: no family can express the model, or it has two tokenizers.
     """
-    refuse_int8(module, "the layout of the hub")
+    refuse_quantized(module, "the layout of the hub")
     module = _in_units(module, task)
     if hf_checkpoint is not None:
         return _save_again(module, folder, tokenizers, task, hf_checkpoint, max_shard_size)

@@ -23,13 +23,24 @@ from clearhead.base.files import open_model_file, parse_json
 from clearhead.base.machine import refuse_memory
 from clearhead.checkpoints.weights.lora import LOW_RANK, merged
 from clearhead.core import Transformer, build
-from clearhead.fast.int8 import SCALE, clamp, dequantized, holds_int8, is_int8, to_int8, weight_faults
+from clearhead.fast.stored import (
+    QUANTIZED,
+    WeightForm,
+    formats_of,
+    matching_formats,
+    repair,
+    store,
+    stored_matrices,
+    weight_faults,
+    widen_weights,
+)
 from clearhead.spec import Model
 
 # More than any model has, all its files together.
 MOST_TENSORS = 2**17
 # Faults in one report.
 MOST_SHOWN = 20
+_QUANTIZED_NAMES = {name for kind in QUANTIZED for name in kind.names}
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -108,12 +119,25 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """
     with open_model_file(path, what="weights") as opened:
         refuse_memory(os.fstat(opened.fileno()).st_size, f"{path}: to load it")
+    copies: dict[int, Tensor] = {}
+    tensors = map_tensors(path)
+    return {name: copies.setdefault(id(tensor), tensor.clone()) for name, tensor in tensors.items()}
+
+
+def map_tensors(path: Path) -> dict[str, Tensor]:
+    """Map the named tensors of a safetensors file; names that shared a tensor share it again.
+
+    A tensor inside the mapped file may be unaligned, and some kernels for floating-point numbers round by alignment.
+
+    Raises:
+        InputError: as for `load_tensors`, apart from memory.
+    """
+    with open_model_file(path, what="weights"):
         try:
             with safe_open(path, framework="pt") as file:
                 if len(file.keys()) > MOST_TENSORS:
                     raise InputError(f"{path}: {len(file.keys())} tensors are too many, at most {MOST_TENSORS}")
-                # Copied, because a tensor inside the mapped file may be unaligned, and some kernels round by alignment
-                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 aliases = parse_json((file.metadata() or {}).get("aliases", "{}"))
         except (SafetensorError, json.JSONDecodeError) as error:
             raise InputError(f"{path} is damaged or not a safetensors file: {error}") from None
@@ -125,14 +149,13 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Read the weights of a model, as `load_tensors` does; integers of weights in 8 bits are from -127 to 127.
+    """Read the weights of a model, as `load_tensors` does.
 
     Raises:
         InputError: as there; or tensors of a dtype that weights do not have.
     """
     tensors = load_tensors(path)
     refuse_dtypes(tensors, path)
-    clamp(tensors)
     return tensors
 
 
@@ -151,19 +174,15 @@ def refuse_dtypes(weights: Mapping[str, Tensor], path: Path) -> None:
         raise InputError.from_faults(faults, subject=str(path))
 
 
-def load_merged(path: Path, *, keep_int8: bool = False) -> dict[str, Tensor]:
-    """Read the weights of a run or of a saved model, with low-rank matrices merged.
-
-    Args:
-        path: the safetensors file.
-        keep_int8: whether weights in 8 bits stay so; otherwise they are fp32.
+def load_merged(path: Path) -> dict[str, Tensor]:
+    """Map the weights of a run or of a saved model, with low-rank matrices merged.
 
     Raises:
         InputError: the file cannot be read, or its tensors have other dtypes or do not fit each other.
     """
-    tensors = load_weights(path)
-    if not keep_int8 and holds_int8(tensors):
-        return dequantized(tensors)
+    tensors = map_tensors(path)
+    refuse_dtypes(tensors, path)
+    repair(tensors)
     return merged(tensors) if any(name.rpartition(".")[2] in LOW_RANK for name in tensors) else tensors
 
 
@@ -174,6 +193,16 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> No
         module: whose parameters are filled, in place.
         tensors: one for each entry of its state, by the path of its owner.
         source: where they come from, for the report.
+
+    Raises:
+        InputError: slots without tensor, tensors without slot, or shapes that differ, all in one report.
+    """
+    refuse_misfits(module, tensors, source=source)
+    module.load_state_dict(dict(tensors), strict=True, assign=True)
+
+
+def refuse_misfits(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
+    """Refuse tensors that do not fill the slots of a module; the arguments are those of `fill`.
 
     Raises:
         InputError: slots without tensor, tensors without slot, or shapes that differ, all in one report.
@@ -191,25 +220,56 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> No
     ]
     if faults:
         raise InputError.from_faults(faults, subject=source)
-    module.load_state_dict(dict(tensors), strict=True, assign=True)
 
 
-def filled(model: Model, tensors: Mapping[str, Tensor], *, source: str, keep_int8: bool = False) -> Transformer:
-    """Return a module of tensors from a file, which must fit as they are there.
+def filled(
+    model: Model,
+    tensors: Mapping[str, Tensor],
+    *,
+    source: str,
+    form: WeightForm | None = None,
+    keep_quantized: bool = False,
+) -> Transformer:
+    """Return a module of mapped tensors from a file, which are taken into memory one at a time.
 
     Args:
         model: its spec.
         tensors: of dtypes that weights have, one for each entry of its state.
         source: where they come from, for the report.
-        keep_int8: whether weights in 8 bits stay so; otherwise they are fp32.
+        form: the form in which the module holds weights; None means fp32.
+        keep_quantized: whether quantized matrices stay so, in their mapped file; otherwise they are widened first.
 
     Raises:
-        InputError: as for `fill`.
+        InputError: as for `fill`, or the weights do not fit into memory.
     """
-    module = build(model, device="meta")
-    in_int8 = holds_int8(tensors)
-    fill(to_int8(module) if in_int8 else module, tensors, source=source)
-    return built(model, dequantized(module.state_dict())) if in_int8 and not keep_int8 else module
+    formats = formats_of(tensors)
+    module = store(build(model, device="meta"), formats)
+    refuse_misfits(module, tensors, source=source)
+    if formats and keep_quantized:
+        entries = {f"{owner}.{name}" for owner, kind in formats.items() for name in kind.names}
+        state = {address: tensor if address in entries else tensor.clone() for address, tensor in tensors.items()}
+    else:
+        module = build(model, device="meta")
+        state = _hold(module, tensors, form or WeightForm(), source)
+    module.load_state_dict(state, strict=True, assign=True)
+    return module
+
+
+def _hold(module: Transformer, tensors: Mapping[str, Tensor], form: WeightForm, source: str) -> dict[str, Tensor]:
+    """Return mapped tensors in the form of a load, and prepare a module on the meta device for them."""
+    slots = module.state_dict()
+    plan = form.plan(module, {name: tensors[name].dtype if name in tensors else torch.float32 for name in slots})
+    refuse_memory(sum(plan.num_bytes(name, slot) for name, slot in slots.items()), f"{source}: to load it")
+    store(module, plan.formats)
+    state: dict[str, Tensor] = {}
+    copies: dict[int, Tensor] = {}
+    for address, tensor in widen_weights(tensors):
+        held = plan.hold(address, tensor)
+        if held.get(address) is tensor and address in tensors:
+            # Kernels may round by alignment; tensors that are shared stay so.
+            held = {address: copies.setdefault(id(tensor), tensor.clone())}
+        state |= held
+    return state
 
 
 def refuse_nan(module: nn.Module, name: str) -> None:
@@ -225,7 +285,7 @@ def refuse_nan(module: nn.Module, name: str) -> None:
     for address, weight in itertools.chain(module.named_parameters(), module.named_buffers()):
         # The sum of a tensor tells in one pass whether a closer look is needed.
         if weight.is_floating_point() and not torch.isfinite(weight.detach().sum(dtype=torch.float32)):
-            is_matrix = weight.dim() > 1 or address.endswith(SCALE)
+            is_matrix = weight.dim() > 1 or address.rpartition(".")[2] in _QUANTIZED_NAMES
             count = int((~torch.isfinite(weight)).sum() if is_matrix else torch.isnan(weight).sum())
             if count:
                 raise InputError(
@@ -244,8 +304,7 @@ def built(model: Model, tensors: Mapping[str, Tensor], *, training: bool = False
         training: whether it is in training mode.
     """
     made = build(model, device="meta")
-    if holds_int8(tensors):
-        to_int8(made)
+    store(made, matching_formats(made, tensors))
     made.load_state_dict(dict(tensors), strict=True, assign=True)
     return made.train(training)
 
@@ -260,8 +319,8 @@ def with_weights(module: Transformer, weights: Path) -> Transformer:
     Raises:
         InputError: the weights cannot be read, or belong to another model.
     """
-    like = next(module.parameters())
-    copy = filled(module.spec, load_merged(weights), source=str(weights))
+    like, formats = next(module.parameters()), stored_matrices(module)
+    form = WeightForm(torch.float32 if formats else like.dtype, lambda *_: formats)
+    copy = filled(module.spec, load_merged(weights), source=str(weights), form=form)
     refuse_nan(copy, str(weights))
-    copy = copy.to(like.device, like.dtype).eval()
-    return to_int8(copy) if is_int8(module) else copy
+    return copy.to(like.device).eval()

@@ -16,6 +16,7 @@ from clearhead.base.errors import InputError
 from clearhead.checkpoints.hf.loading import load_module
 from clearhead.checkpoints.hf.saving import save_module
 from clearhead.core import build
+from clearhead.fast.stored import WeightForm
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from tests import hf_models
 
@@ -162,7 +163,9 @@ def test_half_precision_becomes_float32_unless_asked(folder: Path) -> None:
 
     change_tensors(folder, change)
     kinds = {tensor.dtype for tensor in load_module(folder).module.state_dict().values()}
-    asked = {tensor.dtype for tensor in load_module(folder, dtype=torch.float16).module.state_dict().values()}
+    asked = {
+        tensor.dtype for tensor in load_module(folder, form=WeightForm(torch.float16)).module.state_dict().values()
+    }
     assert (kinds, asked) == ({torch.float32}, {torch.float16})
 
 

@@ -18,6 +18,7 @@ from clearhead.checkpoints.hf.files.tensor_files import BLOCK, TensorFiles
 from clearhead.checkpoints.hf.loading import load_module
 from clearhead.checkpoints.hf.saving import save_module
 from clearhead.core import build
+from clearhead.fast.stored import WeightForm
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from tests.conftest import ROOT
 
@@ -48,7 +49,7 @@ def inside(tensors: dict[str, Tensor], places: list[range]) -> list[bool]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_needs_no_change_stays_in_its_mapped_file(dtype: torch.dtype, tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", dtype)
-    module = load_module(folder, dtype=dtype).module
+    module = load_module(folder, form=WeightForm(dtype)).module
     assert all(inside(module.state_dict(), mapped(folder)))
     assert {tensor.dtype for tensor in module.state_dict().values()} == {dtype}
     feed = module.decoder.layers[0].steps[1].branches[0].function
@@ -59,7 +60,7 @@ def test_what_is_converted_leaves_nothing_of_the_file_in_memory(tmp_path: Path) 
     folder = saved(tmp_path / "model", torch.bfloat16)
     module = load_module(folder).module
     assert not any(inside(module.state_dict(), mapped(folder)))
-    plain = load_module(folder, dtype=torch.bfloat16).module.state_dict()
+    plain = load_module(folder, form=WeightForm(torch.bfloat16)).module.state_dict()
     assert all(torch.equal(one, plain[name].float()) for name, one in module.state_dict().items())
 
 
@@ -69,7 +70,7 @@ def test_what_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeypatch: p
     with pytest.raises(InputError, match=r"needs about .* but only 1\.0 kB is free: .* the precision bf16"):
         load_module(folder)
     # Nothing is copied out of the mapped file.
-    load_module(folder, dtype=torch.bfloat16)
+    load_module(folder, form=WeightForm(torch.bfloat16))
 
 
 def test_a_tensor_larger_than_a_block_is_read_whole(tmp_path: Path) -> None:
@@ -80,8 +81,8 @@ def test_a_tensor_larger_than_a_block_is_read_whole(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / TENSORS)
     files = TensorFiles(tmp_path)
     for name, tensor in tensors.items():
-        assert torch.equal(files.read(name, torch.float32), tensor.float())
-        assert torch.equal(files.read(name, torch.bfloat16), tensor)
+        assert torch.equal(files.read(name).float(), tensor.float())
+        assert torch.equal(files.read(name), tensor)
     assert files.same("several", "twin") and not files.same("several", "other") and not files.same("more", "exact")
 
 
@@ -96,7 +97,7 @@ def test_a_file_that_is_cut_off_later_is_said(tmp_path: Path) -> None:
     (folder / TENSORS).unlink()
     (folder / TENSORS).write_bytes(short)
     with pytest.raises(ValueError, match="cut off"):
-        files.read(name, torch.float32)
+        files.read(name)
 
 
 def test_peak_memory_is_that_of_the_weights(tmp_path: Path) -> None:

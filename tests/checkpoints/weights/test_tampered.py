@@ -16,7 +16,7 @@ from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError
 from clearhead.checkpoints.runs.manifest import MANIFEST
 from clearhead.checkpoints.weights.lora import adapt, merged
-from clearhead.fast.int8 import to_int8
+from clearhead.fast.stored import INT8, store
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
@@ -38,7 +38,7 @@ def save(folder: Path, *, in_int8: bool) -> Path:
     module = ch.build(build_spec(SIZES, source_vocab=rows, target_vocab=rows)).eval()
     pair = TokenizerPair(tokenizer, tokenizer, joint=True)
     record = TaskRecord(kind="generate", max_length=17)
-    ch.Model(to_int8(module) if in_int8 else module, pair, record).save(folder)
+    ch.Model(store(module, INT8) if in_int8 else module, pair, record).save(folder)
     (folder / MANIFEST).unlink()  # it tells careless edits alone
     return folder
 

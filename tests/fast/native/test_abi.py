@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clearhead.fast.int8 import to_int8
 from clearhead.fast.linear import float_linear, int8_linear, mixed_linear
 from clearhead.fast.logits import top_and_log_total
 from clearhead.fast.native.abi import Unfit, address, fits
 from clearhead.fast.runner import Runner
 from clearhead.fast.stack import stack_runner
+from clearhead.fast.stored import INT8, store
 from clearhead.training.optim.optimizers import Muon, load_optimizer
 from tests.laws.tiny import tiny
 
@@ -71,7 +71,7 @@ def test_rows_of_another_dtype_or_width_reach_no_kernel(kind: str) -> None:
 
 def test_a_model_in_8_bits_that_was_halved_still_computes() -> None:
     torch.manual_seed(3)
-    module, ids = to_int8(tiny("decoder/pre-grouped/rotary")).half(), torch.randint(1, 20, (2, 7))
+    module, ids = store(tiny("decoder/pre-grouped/rotary"), INT8).half(), torch.randint(1, 20, (2, 7))
     with torch.inference_mode():
         plain = module(ids).logits
         found = Runner(module).tree()(ids).logits

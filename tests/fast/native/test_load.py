@@ -17,21 +17,21 @@ import torch
 from clearhead import presets
 from clearhead.core import build
 from clearhead.fast.cache import IndexedCache
-from clearhead.fast.int8 import to_int8
 from clearhead.fast.native import load
 from clearhead.fast.native.load import RECENT, Turns
 from clearhead.fast.runner import Runner
+from clearhead.fast.stored import INT8, store
 
 FORKED = """
 import os, torch
 from clearhead import presets
 from clearhead.core import build
 from clearhead.fast.cache import IndexedCache
-from clearhead.fast.int8 import to_int8
+from clearhead.fast.stored import INT8, store
 from clearhead.fast.runner import Runner
 torch.set_num_threads(2)
 torch.manual_seed(1)
-runner = Runner(to_int8(build(presets.llama_tiny(60, layers=2)).eval()))
+runner = Runner(store(build(presets.llama_tiny(60, layers=2)).eval(), INT8))
 assert {one.by for one in runner.report()} == {"kernels"}
 
 def logits():
@@ -89,7 +89,7 @@ def test_a_prompt_beside_other_callers_has_the_bits_that_it_has_alone(
 ) -> None:
     torch.manual_seed(1)
     module = build(presets.llama_tiny(60, layers=2)).eval()
-    runner = Runner(to_int8(module) if precision == "int8" else module, in_bf16=precision != "int8")
+    runner = Runner(store(module, INT8) if precision == "int8" else module, in_bf16=precision != "int8")
     assert {served.by for served in runner.report()} == {"kernels"}
     ids = torch.arange(length)[None] % 60
     before, outputs = torch.get_num_threads(), []

@@ -18,8 +18,8 @@ from clearhead.core.kernels.key_values import KeyValues
 from clearhead.fast import kernel_arguments
 from clearhead.fast import stack as compiled
 from clearhead.fast.cache import IndexedCache
-from clearhead.fast.int8 import to_int8
 from clearhead.fast.runner import Runner
+from clearhead.fast.stored import INT8, store
 from clearhead.spec.presets.hyperparameters import build_spec
 from clearhead.spec.presets.named import PRESETS
 
@@ -179,7 +179,7 @@ def test_steps_with_weights_that_lie_the_other_way_round(kernels: ctypes.CDLL, s
 def rounded_copy(module: Transformer, weights: str) -> Runner:
     rounded = copy.deepcopy(module)
     if weights == "int8":
-        return Runner(to_int8(rounded))
+        return Runner(store(rounded, INT8))
     return Runner(rounded.bfloat16() if weights == "bf16" else rounded, in_bf16=weights == "mixed")
 
 

@@ -21,8 +21,8 @@ from clearhead.base.errors import InputError
 from clearhead.base.printing import num_parameters
 from clearhead.base.progress import message
 from clearhead.core import Transformer
-from clearhead.fast.int8 import is_int8
 from clearhead.fast.replica import converted, in_evaluation
+from clearhead.fast.stored import is_quantized
 from clearhead.text.pair import TokenizerPair
 from clearhead.version import __version__
 
@@ -65,7 +65,7 @@ def check_module(
         InputError: the weights are int8, or the device has no double precision.
     """
     device = next(module.parameters()).device
-    if is_int8(module):
+    if is_quantized(module):
         raise InputError("cannot check int8 weights: run the check on the full-precision model they were made from")
     if device.type == "mps":
         raise InputError("a check needs double precision, which mps does not have: use the device cpu")

@@ -97,14 +97,14 @@ class PackedFiles(TensorFiles):
             self.headers[stem] = replace(blocks, dtype="BF16", shape=(experts, groups * half * 2, rows))
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.read(name, torch.bfloat16) if name in self._packed else super().__getitem__(name)
+        return self.read(name) if name in self._packed else super().__getitem__(name)
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+    def read(self, name: str) -> Tensor:
         """Return a tensor that will be copied; a quantized one is dequantized expert by expert."""
         if name not in self._packed:
-            return super().read(name, dtype)
+            return super().read(name)
         blocks, scales = (self._mapped(header, torch.uint8).view(header.shape) for header in self._packed[name])
-        made = torch.empty(self.headers[name].shape, dtype=dtype)
+        made = torch.empty(self.headers[name].shape, dtype=torch.bfloat16)
         for place, packed, exponents in zip(made, blocks, scales, strict=True):
             place.copy_(dequantize(packed, exponents).T)
         return made

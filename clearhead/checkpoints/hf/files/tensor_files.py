@@ -116,20 +116,14 @@ class TensorFiles(Mapping[str, Tensor]):
         tensor: Tensor = self._files[self.headers[name].file].get_tensor(name)
         return tensor
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return a floating-point tensor that will be copied, in a mapping of its own, or converted.
+    def read(self, name: str) -> Tensor:
+        """Return a floating-point tensor that will be copied, in a mapping of its own.
 
         The pages of a mapped file that were read stay in memory as long as another tensor of the file lives, so that a
         copy would take the memory twice. A mapping of its own ends with the tensor.
         """
         header = self.headers[name]
-        stored = FLOATS[header.dtype]
-        if stored == dtype:
-            return self._mapped(header, stored).view(header.shape)
-        made = torch.empty(header.shape, dtype=dtype)
-        for place, part in enumerate(made.view(-1).split(BLOCK) if made.numel() else ()):
-            part.copy_(self._mapped(header, stored, place * BLOCK, part.numel()))
-        return made
+        return self._mapped(header, FLOATS[header.dtype]).view(header.shape)
 
     def same(self, first: str, second: str) -> bool:
         """Whether two tensors are equal bit by bit; neither stays in memory."""

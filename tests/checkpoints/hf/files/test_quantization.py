@@ -17,6 +17,7 @@ from clearhead.base.errors import InputError
 from clearhead.checkpoints.hf.files.quantization import dequantize
 from clearhead.checkpoints.hf.loading import load_module
 from clearhead.checkpoints.hf.saving import save_module
+from clearhead.fast.stored import WeightForm
 from tests.laws.tiny import difference
 
 EXPERTS, WIDTH, INNER = 3, 64, 32
@@ -66,7 +67,7 @@ def changed(folder: Path, copy: Path, name: str, tensor: Tensor | None) -> Path:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_number_is_what_transformers_unpacks(folders: tuple[Path, Path], dtype: torch.dtype) -> None:
-    one, other = (load_module(folder, dtype=dtype).module.state_dict() for folder in folders)
+    one, other = (load_module(folder, form=WeightForm(dtype)).module.state_dict() for folder in folders)
     assert one.keys() == other.keys()
     assert not [name for name in one if not torch.equal(one[name], other[name])]
 

@@ -1,0 +1,403 @@
+"""Matrices of weights that are stored in another format than fp32, and the modules that have them.
+
+A stored module is the plain one with another class: it has the same address, bias and settings. Its `weight` is widened
+to fp32 from the stored entries whenever it is read, and dropped when the module has run. Kernels multiply with the
+entries themselves; see `Runner`.
+
+In 8 bits a weight w becomes round(w / scale), where scale is the largest magnitude of its row / 127, so that it differs
+from what it was by at most half a scale. Source: arXiv 2208.07339, section 2.1 (quantization by the largest magnitude
+of a row). In 16 bits a matrix is as its checkpoint has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from jaxtyping import Float, Int8
+from torch import Tensor, nn
+
+from clearhead.base.errors import InputError
+from clearhead.core import Transformer
+from clearhead.core.embedding import Table
+from clearhead.core.head import Linear as HeadLinear
+from clearhead.core.rare.mixture_of_experts import ExpertMaps
+from clearhead.core.shapes import Ids
+from clearhead.fast.replica import override
+
+LARGEST = 127
+LEAST_WEIGHTS: Final = 2**20
+"""A model with fewer numbers in its matrices is fast enough in fp32, where no result depends on its batch."""
+_BLOCK: Final = 2**20
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor that a format has for each matrix: its name, dtype and number of axes, of which the first are rows."""
+
+    name: str
+    dtype: torch.dtype
+    num_axes: int
+
+
+@dataclass(frozen=True)
+class Format:
+    """A storage format of matrices.
+
+    Args:
+        name: its name in messages, such as int8.
+        entries: the tensors in place of `weight`, with their names in a module's state and in files. The name of the
+            first occurs in no other format.
+        encode: returns the entries of a weight; also of one on the meta device.
+        widen: returns the fp32 matrix of the entries, or of the same rows of each.
+        is_exact: whether the widened matrix is the one that was stored, bit by bit.
+        repair: brings the values of the first entry, from a file, into the range that kernels expect; in place.
+    """
+
+    name: str
+    entries: tuple[Entry, ...]
+    encode: Callable[[Tensor], tuple[Tensor, ...]]
+    widen: Callable[..., Tensor]
+    is_exact: bool = False
+    repair: Callable[[Tensor], object] = lambda entry: None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the entries."""
+        return tuple(entry.name for entry in self.entries)
+
+    def holds(self, shape: torch.Size) -> bool:
+        """Return whether a weight of a shape can be stored: a matrix, or in an exact format a stack of matrices."""
+        return len(shape) == 2 or (self.is_exact and len(shape) == 3)
+
+
+def quantize(
+    weight_NK: Float[Tensor, "rows columns"],
+) -> tuple[Int8[Tensor, "rows columns"], Float[Tensor, " rows"]]:
+    """Return a matrix in 8 bits, and the fp32 scale of each row."""
+    matrix_NK = torch.empty(weight_NK.shape, dtype=torch.int8, device=weight_NK.device)
+    scale_N = torch.empty(len(weight_NK), device=weight_NK.device)
+    rows = max(1, _BLOCK // max(1, weight_NK.shape[1]))
+    # A few rows at a time: whole matrices in fp32 would be several times as large as the result.
+    blocks = zip(weight_NK.detach().split(rows), matrix_NK.split(rows), scale_N.split(rows), strict=True)
+    for block_RK, integers_RK, block_scale_R in blocks:
+        block_RK = block_RK.float()
+        torch.div(block_RK.abs().amax(1), LARGEST, out=block_scale_R)
+        # A row of zeros has no scale; its integers are zeros.
+        divisor_R1 = block_scale_R.masked_fill(block_scale_R == 0.0, 1.0)[:, None]
+        integers_RK.copy_((block_RK / divisor_R1).round_())
+    return matrix_NK, scale_N
+
+
+def _times_scale(matrix: Tensor, scale: Tensor) -> Tensor:
+    return matrix * scale[..., None]
+
+
+def _clamp(matrix: Tensor) -> None:
+    """Bring integers into -127..127: the products of kernels have no room for -128."""
+    # Writing would copy every page of a mapped file.
+    if matrix.numel() and int(matrix.amin()) < -LARGEST:
+        matrix.clamp_(min=-LARGEST)
+
+
+def _in_16_bits(name: str, dtype: torch.dtype) -> Format:
+    def encode(weight: Tensor) -> tuple[Tensor, ...]:
+        return (weight.detach().to(dtype).contiguous(),)
+
+    def widen(weight: Tensor) -> Tensor:
+        # A replica for a check may have it in double precision.
+        return weight.to(torch.promote_types(weight.dtype, torch.float32))
+
+    return Format(name, (Entry("weight", dtype, 2),), encode, widen, is_exact=True)
+
+
+INT8 = Format(
+    "int8",
+    (Entry("weight_int8", torch.int8, 2), Entry("weight_scale", torch.float32, 1)),
+    quantize,
+    _times_scale,
+    repair=_clamp,
+)
+BF16 = _in_16_bits("bf16", torch.bfloat16)
+FP16 = _in_16_bits("fp16", torch.float16)
+QUANTIZED = (INT8,)
+"""The formats that round: the names of their entries tell them in a file."""
+IN_16_BITS = {torch.bfloat16: BF16, torch.float16: FP16}
+
+
+class Stored(nn.Module):
+    """A module with a stored matrix in place of the parameter `weight`."""
+
+    format: Format
+
+    @property
+    def weight(self) -> Tensor:
+        """The matrix, widened to fp32. What is written into it is lost: the stored entries stay as they are."""
+        return self.format.widen(*self.entries())
+
+    def entries(self) -> list[Tensor]:
+        """Return the stored tensors, in the order of the format."""
+        state = {**self._parameters, **self._buffers}
+        return [tensor for name in self.format.names if (tensor := state[name]) is not None]
+
+    def put(self, weight: Tensor) -> None:
+        """Store a weight of any floating-point dtype."""
+        for name, tensor in zip(self.format.names, self.format.encode(weight), strict=True):
+            # 16 bits keep the name of the parameter, and with it their place in `parameters()` and in files.
+            if name == "weight":
+                self._parameters[name] = nn.Parameter(tensor, requires_grad=False)
+            else:
+                self._parameters.pop("weight", None)
+                self._buffers[name] = tensor
+
+
+class StoredRows(Stored):
+    """A table of embeddings with a stored matrix, which an output layer may be tied to."""
+
+    def forward(self, ids_BT: Ids) -> Float[Tensor, "batch tokens width"]:
+        """Return the rows of these ids, fp32; no other row is widened."""
+        rows = (entry.index_select(0, ids_BT.flatten()) for entry in self.entries())
+        widened: Tensor = self.format.widen(*rows).unflatten(0, ids_BT.shape)
+        return widened
+
+
+_MIXINS: Final = {nn.Linear: Stored, HeadLinear: Stored, ExpertMaps: Stored, Table: StoredRows}
+
+
+def choose_formats(module: nn.Module, kind: Format) -> dict[str, Format]:
+    """Return a format for every module whose matrix it can hold, by address.
+
+    Args:
+        module: on any device.
+        kind: the format.
+    """
+    weights = {
+        address: vars(part)["_parameters"].get("weight")
+        for address, part in module.named_modules()
+        if isinstance(part, tuple(_MIXINS))
+    }
+    return {address: kind for address, weight in weights.items() if weight is not None and kind.holds(weight.shape)}
+
+
+def require_formats(module: nn.Module, kind: Format) -> dict[str, Format]:
+    """Return a format for every module whose matrix it can hold, by address; the arguments are of `choose_formats`.
+
+    Raises:
+        InputError: the model has no such matrix.
+    """
+    formats = choose_formats(module, kind)
+    if not formats:
+        raise InputError(f"precision {kind.name} is for matrices, and this model has none; load it with fp32")
+    return formats
+
+
+def store(module: Transformer, formats: Mapping[str, Format] | Format) -> Transformer:
+    """Store matrices of a model in other formats, and all other weights in fp32; in place.
+
+    Args:
+        module: on the CPU, or on the meta device, whose entries are then to be filled.
+        formats: formats by the address of a linear layer, a table or experts; other addresses have no effect. Or one
+            format for every matrix that it can hold.
+
+    Raises:
+        InputError: one format is requested, and the model has no matrix that it can hold.
+    """
+    formats = require_formats(module, formats) if isinstance(formats, Format) else formats
+    for address, part in list(module.named_modules()):
+        mixin = next((mixin for plain, mixin in _MIXINS.items() if isinstance(part, plain)), None)
+        if mixin is None or address not in formats:
+            continue
+        weight = part.weight
+        assert isinstance(weight, Tensor)
+        stored = part if isinstance(part, Stored) else override(part, mixin)
+        stored.format = formats[address]
+        stored.put(weight)
+    for part in module.modules() if formats else ():
+        for name, parameter in part.named_parameters(recurse=False):
+            if not isinstance(part, Stored) or name != "weight":
+                parameter.data = parameter.data.float()
+            parameter.requires_grad_(False)
+    return module
+
+
+def keep_16_bits(module: nn.Module, dtypes: Mapping[str, torch.dtype]) -> dict[str, Format]:
+    """Return the format of each matrix that a file has in 16 bits; none for a small model, which is fast in fp32.
+
+    Args:
+        module: on any device.
+        dtypes: the dtypes of the file, by the addresses of weights.
+    """
+    formats = {
+        address: IN_16_BITS[dtype]
+        for address in choose_formats(module, BF16)
+        if (dtype := dtypes[f"{address}.weight"]) in IN_16_BITS
+    }
+    count = sum(module.get_parameter(f"{address}.weight").numel() for address in formats)
+    return formats if count >= LEAST_WEIGHTS else {}
+
+
+def matching_formats(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Format]:
+    """Return the formats in which tensors hold the matrices of a plain module, by address.
+
+    Quantized matrices are known by the names of their entries. A matrix of 16 bits is stored if other tensors have
+    more: the module then computes in fp32.
+    """
+    formats = formats_of(tensors)
+    if any(tensor.dtype == torch.float32 for tensor in tensors.values()):
+        for address in choose_formats(module, BF16):
+            weight = tensors.get(f"{address}.weight")
+            if weight is not None and weight.dtype in IN_16_BITS:
+                formats[address] = IN_16_BITS[weight.dtype]
+    return formats
+
+
+@dataclass(frozen=True)
+class WeightPlan:
+    """The dtype or the format that every weight of one model is held in.
+
+    Args:
+        dtype: the dtype of all weights that are not stored.
+        formats: the formats of stored matrices, by the address of their modules.
+    """
+
+    dtype: torch.dtype
+    formats: Mapping[str, Format]
+
+    def keeps(self, address: str, dtype: torch.dtype) -> bool:
+        """Return whether a weight of a dtype is held as it is, and may stay in its mapped file."""
+        kind = self._format(address)
+        return dtype == (self.dtype if kind is None else kind.entries[0].dtype)
+
+    def hold(self, address: str, tensor: Tensor) -> dict[str, Tensor]:
+        """Return a weight in the form in which it is held, by the addresses of its entries."""
+        owner, kind = address.rpartition(".")[0], self._format(address)
+        if kind is not None:
+            return {f"{owner}.{name}": entry for name, entry in zip(kind.names, kind.encode(tensor), strict=True)}
+        if tensor.dtype != self.dtype:
+            tensor = torch.empty(tensor.shape, dtype=self.dtype, device=tensor.device).copy_(tensor)
+        return {address: tensor}
+
+    def num_bytes(self, address: str, slot: Tensor) -> int:
+        """Return the bytes that a weight takes; its slot is on the meta device."""
+        return sum(tensor.nbytes for tensor in self.hold(address, slot).values())
+
+    def _format(self, address: str) -> Format | None:
+        owner, _, name = address.rpartition(".")
+        return self.formats.get(owner) if name == "weight" else None
+
+
+@dataclass(frozen=True)
+class WeightForm:
+    """The form in which a load holds weights, for any model.
+
+    Args:
+        dtype: the dtype of all weights that are not stored.
+        choose: returns the formats of the matrices to store, by the address of their modules. It gets a module on the
+            meta device, and the dtypes of the file by the addresses of weights. None means that none is stored.
+    """
+
+    dtype: torch.dtype = torch.float32
+    choose: Callable[[nn.Module, Mapping[str, torch.dtype]], Mapping[str, Format]] | None = None
+
+    def plan(self, module: nn.Module, dtypes: Mapping[str, torch.dtype]) -> WeightPlan:
+        """Return the plan for one model."""
+        return WeightPlan(self.dtype, {} if self.choose is None else self.choose(module, dtypes))
+
+
+def stored_matrices(module: nn.Module) -> dict[str, Format]:
+    """Return the formats of a model's stored matrices, by address."""
+    return {address: part.format for address, part in module.named_modules() if isinstance(part, Stored)}
+
+
+def is_quantized(module: nn.Module) -> bool:
+    """Return whether a model has matrices that were rounded to fewer than 16 bits."""
+    return any(not kind.is_exact for kind in stored_matrices(module).values())
+
+
+def refuse_quantized(module: nn.Module, what: str) -> None:
+    """Refuse a model with quantized weights for work that needs all their digits.
+
+    Raises:
+        InputError: the model is quantized.
+    """
+    names = sorted({kind.name for kind in stored_matrices(module).values() if not kind.is_exact})
+    if names:
+        raise InputError(
+            f"{what} needs all digits of the weights, and this model has them in {' and '.join(names)}: load it as fp32"
+        )
+
+
+def formats_of(tensors: Mapping[str, Tensor]) -> dict[str, Format]:
+    """Return the format of each quantized matrix among the tensors of a file.
+
+    Args:
+        tensors: by address.
+
+    Returns:
+        Formats by the address of the module that has the matrix.
+    """
+    by_entry = {kind.names[0]: kind for kind in QUANTIZED}
+    owners = (name.rpartition(".") for name in tensors)
+    return {owner: by_entry[entry] for owner, _, entry in owners if entry in by_entry}
+
+
+def widen_weights(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors by address with fp32 weights in place of quantized ones, which are widened one at a time.
+
+    Args:
+        tensors: those of a file, in which `weight_faults` finds nothing, or of a module's state.
+    """
+    kinds = formats_of(tensors)
+    for name, tensor in tensors.items():
+        owner, _, entry = name.rpartition(".")
+        kind = kinds.get(owner)
+        if kind is None or entry not in kind.names:
+            yield name, tensor
+        elif entry == kind.names[0]:
+            yield f"{owner}.weight", kind.widen(*(tensors[f"{owner}.{other}"] for other in kind.names))
+
+
+def repair(tensors: Mapping[str, Tensor]) -> None:
+    """Bring the values of quantized matrices from a file into the range that kernels expect, in place."""
+    for owner, kind in formats_of(tensors).items():
+        kind.repair(tensors[f"{owner}.{kind.names[0]}"])
+
+
+def weight_faults(tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield a sentence for each tensor of a model's weights, by address, that has the dtype or shape of no weight.
+
+    A quantized matrix has every entry of its format, with the same rows. All other tensors of its model are fp32.
+    """
+    kinds = formats_of(tensors)
+    names = {name for kind in QUANTIZED for name in kind.names}
+    for address, tensor in tensors.items():
+        owner, _, name = address.rpartition(".")
+        kind = kinds.get(owner)
+        entry = None if kind is None else next((entry for entry in kind.entries if entry.name == name), None)
+        expected = (torch.float32,) if kinds else FLOATS
+        if entry is not None:
+            expected = (entry.dtype,)
+        if tensor.dtype not in expected:
+            yield f"'{address}' holds {_dtypes(tensor.dtype)}, and the model needs {_dtypes(*expected)}"
+        elif entry is None and name in names:
+            yield f"'{address}' is without its matrix"
+        elif kind is not None and name == kind.names[0]:
+            yield from _entry_faults(owner, kind, tensors)
+
+
+def _entry_faults(owner: str, kind: Format, tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield a sentence for each entry of a quantized matrix that is missing or does not fit its first entry."""
+    matrix = tensors[f"{owner}.{kind.names[0]}"]
+    for entry in kind.entries:
+        tensor = tensors.get(f"{owner}.{entry.name}")
+        if tensor is None:
+            yield f"'{owner}.{kind.names[0]}' is without its '{entry.name}'"
+        elif tensor.dim() != entry.num_axes or tensor.shape[:1] != matrix.shape[:1]:
+            yield f"'{owner}.{entry.name}' has the shape {list(tensor.shape)}, and its matrix {list(matrix.shape)}"
+
+
+def _dtypes(*dtypes: torch.dtype) -> str:
+    return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
