@@ -15,9 +15,10 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from clearhead.base.errors import InputError
+
 GROUP: Final = 32
 LOWEST, HIGHEST = -8, 7
-LARGEST_SCALE: Final = torch.finfo(torch.float16).max
 _CHUNK: Final = 2**17
 """Weights that are searched together: their copies stay in the caches."""
 _DIVISORS: Final = tuple(step / 8 for step in range(44, 85))
@@ -28,23 +29,24 @@ Nibbles = UInt8[Tensor, "rows half_columns"]
 GroupScales = Float[Tensor, "rows groups"]
 
 
-def fits_nibbles(weight: Tensor) -> bool:
-    """Return whether a matrix can be stored in 4 bits: its rows are whole groups, and fp16 holds its scales."""
-    is_divisible = weight.dim() == 2 and weight.shape[1] % GROUP == 0 and weight.numel() > 0
-    # A not-a-number fits: the scale of its group is one as well, as in 8 bits.
-    return is_divisible and (weight.is_meta or not bool(weight.detach().abs().max() > LARGEST_SCALE))
-
-
 def quantize_groups(weight_NK: Float[Tensor, "rows columns"]) -> tuple[Nibbles, GroupScales]:
     """Return a matrix in 4 bits, and the fp16 scale of each group.
 
     The scale of a group is the one with the smallest squared error of its weights: of those in a fine grid, each moved
     to the least squares of its integers.
+
+    Args:
+        weight_NK: rows of whole groups; on the meta device the results are there, too.
+
+    Raises:
+        InputError: a scale is too large for fp16.
     """
     rows, columns = weight_NK.shape
-    weight_GE = weight_NK.detach().reshape(-1, GROUP)
     nibbles = torch.empty(rows, columns // 2, dtype=torch.uint8, device=weight_NK.device)
     scales = torch.empty(rows, columns // GROUP, dtype=torch.float16, device=weight_NK.device)
+    if weight_NK.is_meta:
+        return nibbles, scales
+    weight_GE = weight_NK.detach().reshape(-1, GROUP)
     step = _CHUNK // GROUP
     for start in range(0, len(weight_GE), step):
         chunk_GE = weight_GE[start : start + step].float()
@@ -53,6 +55,8 @@ def quantize_groups(weight_NK: Float[Tensor, "rows columns"]) -> tuple[Nibbles, 
         halves = integers_GE.view(-1, 2, GROUP // 2)
         nibbles.view(-1, GROUP // 2)[start : start + step] = halves[:, 0] | halves[:, 1] << 4
         scales.view(-1, 1)[start : start + step] = scale_G1
+    if torch.isinf(scales).any():
+        raise InputError("weights in 4 bits have scales in fp16, and a weight is too large for one; use int8")
     return nibbles, scales
 
 

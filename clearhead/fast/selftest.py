@@ -28,7 +28,7 @@ from clearhead.fast.native.load import opened, serve_only
 from clearhead.fast.native.options import INFERENCE
 from clearhead.fast.nibbles import quantize_groups, widen_groups
 from clearhead.fast.runner import Runner
-from clearhead.fast.stored import INT8, LARGEST, quantize, store
+from clearhead.fast.stored import INT8, LARGEST, choose_int4, quantize, store
 from clearhead.fast.training.linear import has_products
 from clearhead.fast.training.loss import fast_cross_entropy
 from clearhead.fast.training.muon import Update, update_matrices
@@ -137,6 +137,7 @@ def _stacks(has_memory: bool) -> Iterator[Found]:
         "fp32 with transposed weights": (transposed, EXACT),
         "bf16 products": (plain, IN_BF16),
         "8 bits": (store(copy.deepcopy(plain), INT8), IN_INT8),
+        "4 bits": (store(copy.deepcopy(plain), choose_int4(plain)), IN_INT8),
     }
     for kind, (module, most) in cases.items():
         runner = Runner(module, in_bf16=kind == "bf16 products")

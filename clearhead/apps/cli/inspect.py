@@ -255,9 +255,10 @@ def read_reference(ref: str) -> _Found:
 
 
 def _saved_module(reference: ModelReference) -> Transformer:
+    from clearhead.fast.stored import QUANTIZED
     from clearhead.model.loading import load_saved
 
-    return load_saved(reference, keep_quantized=True).module
+    return load_saved(reference, keep_quantized=QUANTIZED).module
 
 
 def _read_checkpoint(folder: Path) -> _Found:

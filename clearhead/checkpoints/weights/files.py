@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -25,9 +25,11 @@ from clearhead.checkpoints.weights.lora import LOW_RANK, merged
 from clearhead.core import Transformer, build
 from clearhead.fast.stored import (
     QUANTIZED,
+    Format,
     WeightForm,
     formats_of,
     matching_formats,
+    narrowest,
     repair,
     store,
     stored_matrices,
@@ -228,7 +230,7 @@ def filled(
     *,
     source: str,
     form: WeightForm | None = None,
-    keep_quantized: bool = False,
+    keep_quantized: Collection[Format] = (),
 ) -> Transformer:
     """Return a module of mapped tensors from a file, which are taken into memory one at a time.
 
@@ -237,7 +239,7 @@ def filled(
         tensors: of dtypes that weights have, one for each entry of its state.
         source: where they come from, for the report.
         form: the form in which the module holds weights; None means fp32.
-        keep_quantized: whether quantized matrices stay so, in their mapped file; otherwise they are widened first.
+        keep_quantized: the formats in which quantized matrices stay, in their mapped file; others are widened first.
 
     Raises:
         InputError: as for `fill`, or the weights do not fit into memory.
@@ -245,7 +247,7 @@ def filled(
     formats = formats_of(tensors)
     module = store(build(model, device="meta"), formats)
     refuse_misfits(module, tensors, source=source)
-    if formats and keep_quantized:
+    if narrowest(formats) in keep_quantized:
         entries = {f"{owner}.{name}" for owner, kind in formats.items() for name in kind.names}
         state = {address: tensor if address in entries else tensor.clone() for address, tensor in tensors.items()}
     else:
