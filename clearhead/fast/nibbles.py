@@ -63,8 +63,9 @@ def quantize_groups(weight_NK: Float[Tensor, "rows columns"]) -> tuple[Nibbles, 
 def widen_groups(nibbles: Nibbles, scales: GroupScales) -> Float[Tensor, "rows columns"]:
     """Return a matrix in 4 bits as fp32."""
     bytes_NGE = nibbles.view(*scales.shape, GROUP // 2)
-    integers = torch.cat([bytes_NGE & 15, bytes_NGE >> 4], -1).float().add_(LOWEST)
-    return integers.mul_(scales.float()[..., None]).view(len(nibbles), -1)
+    widened: Tensor = torch.cat([bytes_NGE & 15, bytes_NGE >> 4], -1).float().add_(LOWEST)
+    scaled: Tensor = widened.mul_(scales.float()[..., None]).view(len(nibbles), -1)
+    return scaled
 
 
 def _find_scales(weight_GE: Tensor) -> Tensor:
@@ -81,7 +82,8 @@ def _find_scales(weight_GE: Tensor) -> Tensor:
         scale_G1 = torch.where(gain_G1 > best_G1, fitted_G1, scale_G1)
         best_G1 = torch.maximum(gain_G1, best_G1)
     # Not a number where a weight is not finite.
-    return (scale_G1 + largest_G1 * 0.0).half()
+    half_G1: Tensor = (scale_G1 + largest_G1 * 0.0).half()
+    return half_G1
 
 
 def _fit_scale(weight_GE: Tensor, scale_G1: Tensor) -> tuple[Tensor, Tensor]:

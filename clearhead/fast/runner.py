@@ -255,7 +255,8 @@ def _product_of(holder: nn.Module, bias: Tensor | None, in_bf16: bool) -> Run | 
         matrix, scale = holder.entries()
         return int8_linear(matrix, scale, bias)
     if isinstance(holder, Stored) and holder.format == INT4:
-        return int4_linear(*holder.entries(), bias)
+        nibbles, scales = holder.entries()
+        return int4_linear(nibbles, scales, bias)
     if isinstance(holder, Stored) and in_bf16:
         return mixed_linear(holder.entries()[0].detach().bfloat16(), bias)
     if isinstance(holder, Stored):

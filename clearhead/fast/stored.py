@@ -219,32 +219,41 @@ def choose_int4(module: nn.Module, in_8_bits: Collection[str] = ()) -> dict[str,
     Raises:
         InputError: less than 75 % of the layers' weights would have 4 bits.
     """
-    layers = {
+    formats = require_formats(module, INT8)
+    for address, part in _stack_layers(module).items():
+        if not isinstance(part, nn.Linear) or address not in formats or address in in_8_bits:
+            continue
+        if INT4.holds(part.weight.shape):
+            formats[address] = INT4
+    in_4_bits, total = count_int4(module, formats)
+    if in_4_bits < LEAST_SHARE_IN_4_BITS * total:
+        raise InputError(
+            f"precision int4 needs {LEAST_SHARE_IN_4_BITS:.0%} of the layers' weights in 4 bits, and "
+            f"{in_4_bits / max(1, total):.0%} of this model's are in matrices whose rows are multiples of {GROUP}; "
+            "use int8"
+        )
+    return formats
+
+
+def count_int4(module: nn.Module, formats: Mapping[str, Format]) -> tuple[int, int]:
+    """Return how many weights of the layers' matrices are in 4 bits, and how many there are; shared ones count once."""
+    counts = {}
+    for address, part in _stack_layers(module).items():
+        for weight in part.parameters(recurse=False):
+            if weight.dim() > 1:
+                counts[id(weight)] = weight.numel(), formats.get(address) == INT4
+    in_4_bits = sum(count for count, is_in_4_bits in counts.values() if is_in_4_bits)
+    return in_4_bits, sum(count for count, _ in counts.values())
+
+
+def _stack_layers(module: nn.Module) -> dict[str, nn.Module]:
+    """Return every module in the layers of a model's stacks, by address."""
+    return {
         f"{address}.layers.{inner}": part
         for address, stack in module.named_modules()
         if isinstance(stack, Stack)
         for inner, part in stack.layers.named_modules()
     }
-    formats = require_formats(module, INT8)
-    for address, part in layers.items():
-        is_linear = address in formats and isinstance(part, nn.Linear) and address not in in_8_bits
-        if is_linear and INT4.holds(part.weight.shape):
-            formats[address] = INT4
-    matrices = {
-        id(weight): (weight.numel(), formats.get(address) == INT4)
-        for address, part in layers.items()
-        for weight in part.parameters(recurse=False)
-        if weight.dim() > 1
-    }
-    total = sum(count for count, _ in matrices.values())
-    share = sum(count for count, is_in_4_bits in matrices.values() if is_in_4_bits) / max(1, total)
-    if share < LEAST_SHARE_IN_4_BITS:
-        reason = "calibration keeps the others in 8" if in_8_bits else f"rows must be multiples of {GROUP} numbers"
-        raise InputError(
-            f"precision int4 needs {LEAST_SHARE_IN_4_BITS:.0%} of the layers' weights in 4 bits, and {share:.0%} of "
-            f"this model's can be: {reason}; use int8"
-        )
-    return formats
 
 
 def store(module: Transformer, formats: Mapping[str, Format] | Format) -> Transformer:

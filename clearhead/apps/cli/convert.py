@@ -1,9 +1,9 @@
-"""`clearhead convert`: save a model for other tools or in 8 bits, or pickled weights as safetensors."""
+"""`clearhead convert`: save a model for other tools or in fewer bits, or pickled weights as safetensors."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,14 +11,22 @@ from clearhead.apps.cli.console import print_either, print_message
 from clearhead.apps.cli.options import Json, located
 from clearhead.base.errors import InputError
 
+if TYPE_CHECKING:
+    from clearhead.model.facade import Model
+
 Format = Annotated[str | None, typer.Option("--to", metavar="FORMAT", help="The layout to write: hf.")]
 FromBin = Annotated[
     bool, typer.Option("--from-bin", help="Turn pytorch_model.bin into safetensors, with PyTorch's restricted reader.")
 ]
-Int8 = Annotated[
+Precision = Annotated[
     str | None,
-    typer.Option("--precision", metavar="PRECISION", help="Write our own layout with weights in 8 bits: int8."),
+    typer.Option("--precision", metavar="PRECISION", help="Write our own layout with rounded weights: int8 or int4."),
 ]
+Calibration = Annotated[
+    Path | None,
+    typer.Option("--text", metavar="FILE", help="For int4: texts that decide which matrices stay in 8 bits."),
+]
+PRECISIONS = ("int8", "int4")
 ShardSize = Annotated[
     str | None,
     typer.Option("--max-shard-size", metavar="SIZE", help="Most in a file, such as 500MB; by default 5GB."),
@@ -34,7 +42,8 @@ def convert(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
     to: Format = None,
     from_bin: FromBin = False,
-    precision: Int8 = None,
+    precision: Precision = None,
+    text: Calibration = None,
     max_shard_size: ShardSize = None,
     push: Push = None,
     as_json: Json = False,
@@ -47,20 +56,25 @@ def convert(
       clearhead convert runs/de-en exported --to hf --push owner/de-en
       clearhead convert downloads/opus-mt-de-en opus-mt-de-en --from-bin
       clearhead convert runs/de-en de-en-int8 --precision int8
+      clearhead convert runs/stories stories-int4 --precision int4 --text sample.txt
 
     --to hf writes config.json, safetensors and the tokenizer as transformers reads them, in the first model type that
     can express the model; where none can, the report says why. Weights keep their dtype; above --max-shard-size they
     are split into shards with an index. --from-bin reads pickled weights, which no other command does, and writes the
     same folder with safetensors. --precision int8 writes a folder for clearhead, a quarter as large, whose weights are
-    rounded to 8 bits once; it loads at once. README.md is the model's card. --push uploads the same, with the token of
-    HF_TOKEN or `hf auth login`. --json ends with {"path", "format"}, "model_type" for --to hf, "commit" with --push.
+    rounded to 8 bits once; it loads at once. --precision int4 rounds the weights of the layers to 4 bits, and tables
+    and the output layer to 8. With --text it measures the loss on a file, keeps those matrices in 8 bits that lose
+    most, and prints the loss before and after. README.md is the model's card. --push uploads the same, with the token
+    of HF_TOKEN or `hf auth login`. --json ends with {"path", "format"}, "model_type" for --to hf, "commit" with --push.
     """
     from clearhead.base.files import refuse_unwritable_place
 
     if [from_bin, to is not None, precision is not None].count(True) != 1:
-        raise InputError("give one of --to hf, --from-bin and --precision int8")
-    if precision not in (None, "int8"):
-        raise InputError(f"--precision {precision} is not known; expected int8")
+        raise InputError("give one of --to hf, --from-bin and --precision int8 or int4")
+    if precision not in (None, *PRECISIONS):
+        raise InputError(f"--precision {precision} is not known; expected {' or '.join(PRECISIONS)}")
+    if text is not None and precision != "int4":
+        raise InputError("--text has an effect with --precision int4 only; leave it out")
     if to not in (None, "hf"):
         raise InputError(f"--to {to} is not known; expected hf")
     if to is None and max_shard_size is not None:
@@ -75,15 +89,17 @@ def convert(
     if out.exists():
         raise InputError(f"{out} exists already; give a new folder")
     refuse_unwritable_place(out)
-    record = {"path": str(out), "format": "safetensors" if from_bin else to or "int8"}
+    record = {"path": str(out), "format": "safetensors" if from_bin else to or precision}
     if from_bin:
         _convert_bin(ref, out)
     else:
-        record |= _convert(ref, out, push, is_int8=precision is not None, max_shard_size=size)
+        record |= _convert(ref, out, push, precision=precision, text=text, max_shard_size=size)
     print_either(as_json, record, *filter(None, [str(out), record.get("commit")]))
 
 
-def _convert(ref: str, out: Path, push: str | None, *, is_int8: bool, max_shard_size: int | None) -> dict[str, str]:
+def _convert(
+    ref: str, out: Path, push: str | None, *, precision: str | None, text: Path | None, max_shard_size: int | None
+) -> dict[str, str]:
     """Write a model, and upload it too; return its model type and the commit."""
     from clearhead.base.files import read_json_object
 
@@ -92,15 +108,30 @@ def _convert(ref: str, out: Path, push: str | None, *, is_int8: bool, max_shard_
     from clearhead.model.loading import load, load_as_stored
 
     size, record = max_shard_size or LARGEST_SHARD, dict[str, str]()
-    model = load(place, device="cpu", precision="int8") if is_int8 else load_as_stored(place)
-    layout = "clearhead" if is_int8 else "hf"
+    if precision is None:
+        model = load_as_stored(place)
+    elif text is not None:
+        model = _calibrated(load(place, device="cpu"), text)
+    else:
+        model = load(place, device="cpu", precision=precision)
+    layout = "hf" if precision is None else "clearhead"
     model.save(out, format=layout, max_shard_size=size)
-    if not is_int8:
+    if precision is None:
         record["model_type"] = str(read_json_object(out / "config.json", what="a config.json")["model_type"])
         print_message(f"written as {record['model_type']}")
     if push is not None:
         record["commit"] = model.push_to_hub(push, format=layout, max_shard_size=size)
     return record
+
+
+def _calibrated(model: Model, text: Path) -> Model:
+    """Return a model in int4, and say what calibration did."""
+    from clearhead.model.calibration import calibrate
+
+    calibration = calibrate(model, text)
+    for line in calibration.lines():
+        print_message(line)
+    return calibration.model
 
 
 def _convert_bin(ref: str, out: Path) -> None:

@@ -66,7 +66,9 @@ def check_module(
     """
     device = next(module.parameters()).device
     if is_quantized(module):
-        raise InputError("cannot check int8 weights: run the check on the full-precision model they were made from")
+        raise InputError(
+            "cannot check quantized weights: run the check on the full-precision model they were made from"
+        )
     if device.type == "mps":
         raise InputError("a check needs double precision, which mps does not have: use the device cpu")
     start = time.perf_counter()
