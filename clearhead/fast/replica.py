@@ -71,6 +71,8 @@ def converted(module: ModuleT, dtype: torch.dtype) -> ModuleT:
         return known[id(tensor)]
 
     for part in made.modules():
+        if "weight" in part._parameters:
+            part.__class__ = plain_type(part)  # a matrix in 16 bits is widened by its class
         for kind in ("_parameters", "_buffers"):
             vars(part)[kind] = {name: convert(tensor) for name, tensor in vars(part)[kind].items()}
     return made

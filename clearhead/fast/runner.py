@@ -155,12 +155,12 @@ def _runner(module: Transformer, in_bf16: bool) -> Runner:
 
 def multiplies_in_bf16(module: nn.Module) -> bool:
     """Return whether products in bf16 are faster for an fp32 model on this processor, or its matrices have 16 bits."""
+    formats = set(stored_matrices(module).values())
+    if formats:
+        return any(kind.is_exact for kind in formats)
     parts = list(module.modules())
-    if any(isinstance(part, Stored) and part.format.is_exact for part in parts):
-        return True
-    weights = [part.weight for part in parts if isinstance(part, nn.Linear) and not isinstance(part, Stored)]
-    heads = [part for part in parts if isinstance(part, HeadLinear) and not isinstance(_holder(part), Stored)]
-    weights += [head.projection.weight_VD for head in heads]
+    weights = [part.weight for part in parts if isinstance(part, nn.Linear)]
+    weights += [part.projection.weight_VD for part in parts if isinstance(part, HeadLinear)]
     is_large = sum(weight.numel() for weight in weights) >= LEAST_WEIGHTS
     is_fit = is_large and all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
     return is_fit and has_fast_bf16(torch.device("cpu"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final, Literal
 
 import torch
@@ -81,6 +82,7 @@ class StackPlan:
         self._in_bf16 = in_bf16
         self._kinds: set[Weights] = set()
         self._attentions: list[tuple[Attention, int] | None] = []
+        self._stored: dict[tuple[int, str], Stored] = {}  # matrices that are widened for each call
         self._width = _input_width(stack)
         try:
             branches = [self._branch(planned) for planned in planned_branches(stack)]
@@ -94,7 +96,8 @@ class StackPlan:
         run = stack_runner(self.kind, branches, self._width)
         if run is None:
             raise NotServed("no kernels")
-        self._run: RunStack = run
+        self._branches = branches
+        self._run: RunStack = self._run_widened if self._stored else run
         attentions = [entry[0] for entry in self._attentions if entry is not None]
         self.has_bias: bool = any(attention.spec.score_bias is not None for attention in attentions)
         self._has_window = any(isinstance(attention.spec.mask, spec.Window) for attention in attentions)
@@ -232,8 +235,10 @@ class StackPlan:
         if type(function) is FeedForward and function.spec.activation in ACTIVATIONS:
             branch.function, branch.activation = FEED_FORWARD, ACTIVATIONS[function.spec.activation]
             size, width = function.spec.size, self._width
-            branch.first, branch.last = self._matrix(function.up, size, width), self._matrix(function.down, width, size)
-            branch.second = Matrix() if function.gate is None else self._matrix(function.gate, size, width)
+            self._set_matrix(branch, "first", function.up, size, width)
+            self._set_matrix(branch, "last", function.down, width, size)
+            if function.gate is not None:
+                self._set_matrix(branch, "second", function.gate, size, width)
         elif type(function) in (Attention, BiasedAttention, MemoryAttention):
             self._attention(branch, function)
         else:
@@ -251,12 +256,11 @@ class StackPlan:
         branch.function = MEMORY_ATTENTION if is_memory else SELF_ATTENTION
         width, size = self._width, choice.head_size
         of_query, of_key = choice.num_heads * size, choice.num_kv_heads * size
-        branch.first = self._matrix(attention.query, of_query, width)
-        branch.last = self._matrix(attention.out, width, of_query)
+        self._set_matrix(branch, "first", attention.query, of_query, width)
+        self._set_matrix(branch, "last", attention.out, width, of_query)
         if not is_memory:
-            branch.second, branch.third = (
-                self._matrix(linear, of_key, width) for linear in (attention.key, attention.value)
-            )
+            self._set_matrix(branch, "second", attention.key, of_key, width)
+            self._set_matrix(branch, "third", attention.value, of_key, width)
         branch.query_norm, branch.key_norm = (
             self._norm(norm, size) for norm in (attention.query_norm, attention.key_norm)
         )
@@ -279,7 +283,8 @@ class StackPlan:
             kind=NORM_KINDS["layer_norm" if isinstance(module, LayerNorm) else "rms_norm"],
         )
 
-    def _matrix(self, linear: Any, outputs: int, inputs: int) -> Matrix:
+    def _set_matrix(self, branch: Branch, name: str, linear: Any, outputs: int, inputs: int) -> None:
+        """Set a matrix of a branch, which is the last of `_attentions`."""
         matrix = Matrix()
         if isinstance(linear, Stored) and linear.format == INT8:
             kind: Weights = "int8"
@@ -292,6 +297,9 @@ class StackPlan:
             self._kept.append(scales)
         elif isinstance(linear, Stored) and linear.format.is_exact and self._in_bf16:
             kind, weight = "mixed", linear.entries()[0].detach().bfloat16()
+        elif isinstance(linear, Stored) and linear.format.is_exact:
+            kind, weight = "float32", linear.entries()[0].detach()
+            self._stored[len(self._attentions) - 1, name] = linear
         elif type(linear) is nn.Linear and linear.weight.dtype in (torch.float32, torch.bfloat16):
             weight, kind = linear.weight.detach(), "float32"
             if weight.dtype == torch.bfloat16:
@@ -306,7 +314,7 @@ class StackPlan:
         if is_turned:
             matrix.ldb = weight.stride(1)  # GPT-2's files, which are mapped, have them so
             matrix.weight = address(weight.T, torch.float32, inputs, outputs, by_row=True)
-        else:
+        elif (len(self._attentions) - 1, name) not in self._stored:
             stored_inputs = inputs // 2 if kind == "int4" else inputs
             matrix.weight = address(weight, _DTYPES.get(kind, weight.dtype), outputs, stored_inputs)
         self._kinds.add(kind)
@@ -314,7 +322,20 @@ class StackPlan:
         matrix.outputs, matrix.inputs = outputs, inputs
         bias: Tensor | None = linear.bias
         matrix.bias = None if bias is None else self._address(bias, outputs)
-        return matrix
+        setattr(branch, name, matrix)
+
+    def _run_widened(self, x_MD: Rows, keys: list[Keys]) -> None:
+        """Run the branches step by step, with the matrices of one residual step at a time in fp32."""
+        firsts = [number for number, branch in enumerate(self._branches) if branch.is_first]
+        for first, last in pairwise([*firsts, len(self._branches)]):
+            branches = [Branch.from_buffer_copy(branch) for branch in self._branches[first:last]]
+            weights = {key: stored.weight for key, stored in self._stored.items() if first <= key[0] < last}
+            for (number, name), weight in weights.items():
+                matrix: Matrix = getattr(branches[number - first], name)
+                matrix.weight = address(weight, torch.float32, matrix.outputs, matrix.inputs)
+            run = stack_runner(self.kind, branches, self._width)
+            assert run is not None, "the plan was made with kernels"
+            run(x_MD, keys[first:last])
 
     def _address(self, tensor: Tensor, size: int) -> int:
         self._kept.append(tensor.detach().float().contiguous())

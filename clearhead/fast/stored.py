@@ -378,6 +378,22 @@ def stored_matrices(module: nn.Module) -> dict[str, Format]:
     return {address: part.format for address, part in module.named_modules() if isinstance(part, Stored)}
 
 
+def plain_state(module: nn.Module) -> dict[str, Tensor]:
+    """Return the state of a model for changes of its weights: in fp32 if matrices are stored in 16 bits."""
+    state = module.state_dict()
+    return {name: tensor.float() for name, tensor in state.items()} if stored_matrices(module) else state
+
+
+def state_to_save(module: nn.Module) -> dict[str, Tensor]:
+    """Return the state of a model for its files: in 16 bits, where matrices have them and no bit is lost."""
+    state, kinds = module.state_dict(), set(stored_matrices(module).values())
+    if kinds not in ({BF16}, {FP16}):
+        return state
+    dtype = kinds.pop().entries[0].dtype
+    shorts = {name: tensor.to(dtype) for name, tensor in state.items() if tensor.dtype == torch.float32}
+    return state | {name: short for name, short in shorts.items() if torch.equal(short.float(), state[name])}
+
+
 def is_quantized(module: nn.Module) -> bool:
     """Return whether a model has matrices that were rounded to fewer than 16 bits."""
     return any(not kind.is_exact for kind in stored_matrices(module).values())

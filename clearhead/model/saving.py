@@ -32,7 +32,7 @@ from clearhead.checkpoints.runs.extra_weights import about_averaged
 from clearhead.checkpoints.runs.metrics import FILE_NAME, read_metrics
 from clearhead.checkpoints.weights.files import save_tensors
 from clearhead.core import Transformer
-from clearhead.fast.stored import is_quantized
+from clearhead.fast.stored import is_quantized, state_to_save
 from clearhead.spec.describe import model_summary
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.spec.tasks.registry import find
@@ -360,7 +360,7 @@ class Saving:
         (folder / SPEC_FILE).write_text(self.module.spec.to_json(), encoding="utf-8")
         (folder / TASK_FILE).write_text(self.task.to_json(), encoding="utf-8")
         self.tokenizers.save(folder)
-        save_tensors(folder / WEIGHTS_FILE, self.module.state_dict())
+        save_tensors(folder / WEIGHTS_FILE, state_to_save(self.module))
         if self.hf_checkpoint is not None:
             self.hf_checkpoint.save_origin(folder)
 

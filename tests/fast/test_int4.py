@@ -153,7 +153,7 @@ def test_matrices_of_other_sizes_are_not_taken_for_those_of_4_bits(tmp_path: Pat
 
 
 def test_calibration_keeps_in_8_bits_what_loses_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here a matrix with large weights in every group, whose inputs are zeros: 4 bits would round all others to zero."""
+    """A matrix has large weights with inputs of zero in every group; beside them 4 bits round all others to zero."""
     monkeypatch.setattr(calibration_module, "MOST_LOSS", 1e-5)
     whole = model()
     layer = whole.module.get_submodule(OUT)

@@ -17,7 +17,7 @@ from clearhead.base.errors import InputError
 from clearhead.core import Transformer, build
 from clearhead.core.initialize import initialize
 from clearhead.core.norm import LayerNorm, RMSNorm
-from clearhead.fast.stored import refuse_quantized
+from clearhead.fast.stored import plain_state, refuse_quantized
 from clearhead.model.facade import Model
 from clearhead.spec.tasks.base import Outputs
 from clearhead.spec.tasks.record import LabelKind, TaskRecord
@@ -129,11 +129,11 @@ def _outputs(model: spec.Model) -> tuple[Outputs, int]:
 
 
 def _build_module(old: Transformer, plan: SurgeryPlan) -> tuple[Transformer, SurgeryReport]:
-    tensors = old.state_dict()
+    tensors = plain_state(old)
     if tensors.keys() != build(old.spec, device="meta").state_dict().keys():
         raise InputError("the module has other tensors than its spec; edit the model as it was built or loaded")
     new = build(plan.model, device="meta")
-    slots, origins, like = new.state_dict(), plan.origins, next(old.parameters())
+    slots, origins, like = new.state_dict(), plan.origins, next(iter(tensors.values()))
     drawn = _draw(new, {name for name in slots if name not in origins or origins[name].is_drawn})
     state: dict[str, Tensor] = {}
     copied, changed = dict[str, str](), dict[str, str]()

@@ -28,6 +28,7 @@ from clearhead.checkpoints.hf.mapping.blocks import no_head
 from clearhead.checkpoints.hf.mapping.family import Family, Variant
 from clearhead.checkpoints.weights.files import built
 from clearhead.core import Transformer
+from clearhead.fast.stored import plain_state
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.spec.tasks.registry import find
 
@@ -45,7 +46,7 @@ Change = Callable[[spec.Model], Equivalent | None]
 
 def changed(module: Transformer, changes: Iterable[Change]) -> Transformer:
     """Return a module after changes that apply to it, one after the other; tensors are copied where they change."""
-    model, tensors = module.spec, dict(module.state_dict())
+    model, tensors = module.spec, plain_state(module)
     for change in changes:
         equivalent = change(model)
         assert equivalent is not None, "a change that was chosen applies"

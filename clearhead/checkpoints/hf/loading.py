@@ -283,11 +283,11 @@ class _FoundTensors:
 
     def read(self, source: _Source, *, is_kept: bool) -> list[Tensor]:
         """Return the tensors of a rule; kept ones lie in the mapping of their whole file."""
-        if not source.names:
-            return [torch.zeros(shape) for shape in source.bound.slots.shapes]
         dtype, bound = self.dtype(source), source.bound
-        theirs = (self[name] if is_kept else self.files.read(self.names[name]) for name in source.names)
-        tensors = bound.load([tensor.to(dtype) for tensor in theirs])
+        if not source.names:
+            return list(map(torch.zeros, bound.slots.shapes))
+        read = self.files.__getitem__ if is_kept else self.files.read
+        tensors = bound.load([read(self.names[name]).to(dtype) for name in source.names])
         # Kernels read a matrix row by row. Views of a mapped file stay there, whatever their strides.
         return tensors if bound.is_view else [tensor.contiguous() for tensor in tensors]
 

@@ -26,7 +26,7 @@ from clearhead.checkpoints.hf.tokenizers import load_tokenizers
 from clearhead.checkpoints.reference import CONFIG
 from clearhead.checkpoints.weights.files import built, save_shards
 from clearhead.core import Transformer
-from clearhead.fast.stored import refuse_quantized
+from clearhead.fast.stored import plain_state, refuse_quantized, state_to_save
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.spec.tasks.registry import find
 from clearhead.text.pair import TokenizerPair
@@ -115,7 +115,7 @@ def _in_units(module: Transformer, task: TaskRecord) -> Transformer:
         return module
     assert module.spec.head is not None, "a model that predicts numbers has a head"
     last = f"head.layers.{len(module.spec.head.layers) - 1}"
-    tensors = dict(module.state_dict())
+    tensors = plain_state(module)
     if f"{last}.bias" not in tensors:
         raise InputError(
             f"the outputs of this model are differences from {task.number_mean:g}, and its last layer has no bias to "
@@ -226,9 +226,10 @@ def save_module(
         config |= {name: index for name, index in token_ids.items() if name not in {key.name for key in family.keys}}
     if task is not None and task.labels:
         config |= label_names(task.labels)
-    dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
+    state = state_to_save(module)
+    dtype = str(next(iter(state.values())).dtype).removeprefix("torch.")
     config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
-    tensors = module_to_hf_tensors(module, family, variant, prefix, module.state_dict())
+    tensors = module_to_hf_tensors(module, family, variant, prefix, state)
     if loaded is not None:
         tensors |= loaded.unused
     else:

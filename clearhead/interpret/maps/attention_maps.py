@@ -21,6 +21,7 @@ from clearhead.base.progress import Notify
 from clearhead.core import Transformer
 from clearhead.core.head import Head
 from clearhead.fast.replica import converted
+from clearhead.fast.stored import stored_matrices
 from clearhead.generate.batching import check_lengths
 from clearhead.interpret.maps.attention_run import AttentionRun
 from clearhead.interpret.maps.head_statistics import query_chunks
@@ -267,7 +268,9 @@ def in_precision(module: Transformer, precision: str) -> Transformer:
     if precision not in _DTYPES:
         raise InputError(f"precision must be auto, fp32 or bf16; got '{precision}'")
     dtype = _DTYPES[precision]
-    if all(parameter.dtype == dtype for parameter in module.parameters()):
+    stored = stored_matrices(module)
+    dtypes = {parameter.dtype for address, parameter in module.named_parameters() if address[:-7] not in stored}
+    if dtypes <= {dtype}:
         return module
     return converted(module, dtype)
 

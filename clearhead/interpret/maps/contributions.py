@@ -21,6 +21,7 @@ from clearhead.core.head import Linear, Pool
 from clearhead.core.norm import LayerNorm, Norm
 from clearhead.core.rare.mixture_of_experts import MixtureOfExperts
 from clearhead.core.stack import Branch, Layer, Stack, Step
+from clearhead.fast.stored import Stored
 from clearhead.interpret.maps.hook_points import Place, edit
 from clearhead.interpret.maps.outcome import Outcome
 from clearhead.interpret.maps.streams import Streams
@@ -157,12 +158,12 @@ class _Path:
 
     def _run(self, part: nn.Module, x: Tensor) -> Tensor:
         """Run a part above the layers on the chosen positions; in float64 where it has no weights."""
-        weight = next(part.parameters(), None)
+        dtypes = [torch.float32] if isinstance(part, Stored) else [weight.dtype for weight in part.parameters()]
         y: Tensor
         if isinstance(part, Pool):
             y = part(x[None], self.streams.last.mask)[0]
         else:
-            y = part(x if weight is None else x.to(weight.dtype))
+            y = part(x.to(dtypes[0]) if dtypes else x)
         return y.double()
 
     def _back(self, part: nn.Module, x: Tensor, gradient: Tensor) -> Tensor:

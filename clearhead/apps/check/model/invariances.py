@@ -25,6 +25,7 @@ from clearhead.base.errors import InputError
 from clearhead.base.tensors import relative_error
 from clearhead.core import Attention, Sequence, Transformer
 from clearhead.core.kernels.attention import SHORT_ON_CPU
+from clearhead.fast.stored import stored_matrices
 from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import prefill_prompts
@@ -338,6 +339,8 @@ def check_saving(model: Model) -> Iterator[Outcome | Finding]:
 
 def precision_of(module: Transformer) -> str:
     """Return the precision of a model's weights, as `load` calls it."""
+    if stored_matrices(module):
+        return "auto"
     return "bf16" if next(module.parameters()).dtype == torch.bfloat16 else "fp32"
 
 
