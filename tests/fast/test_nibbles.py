@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead.fast.nibbles import GROUP, fits_nibbles, quantize_groups, widen_groups
+from clearhead.base.errors import InputError
+from clearhead.fast.nibbles import GROUP, quantize_groups, widen_groups
+from clearhead.fast.stored import INT4
 
 
 def round_as_q4_0(weight: Tensor) -> Tensor:
@@ -67,8 +69,8 @@ def test_zeros_stay_and_what_is_no_number_does_not_become_one() -> None:
     assert not wide[2, GROUP:].isfinite().any() and wide[2, :GROUP].isfinite().all()
 
 
-def test_rows_of_whole_groups_with_scales_of_16_bits_fit() -> None:
-    assert fits_nibbles(torch.randn(3, 64))
-    assert not fits_nibbles(torch.randn(3, 65))
-    assert not fits_nibbles(torch.randn(64))
-    assert not fits_nibbles(torch.full((3, 64), 1e6))
+def test_rows_are_whole_groups_and_scales_fit_into_16_bits() -> None:
+    assert INT4.holds(torch.Size((3, 64)))
+    assert not INT4.holds(torch.Size((3, 65))) and not INT4.holds(torch.Size((2, 3, 64)))
+    with pytest.raises(InputError, match="too large for one; use int8"):
+        quantize_groups(torch.full((3, 64), 1e7))

@@ -42,7 +42,7 @@ def check_model(model: Model, subject: str, *, rows_at_once: int | None = None, 
         seed: the seed of the token ids that the model reads.
 
     Raises:
-        InputError: the weights are int8, or the device has no double precision.
+        InputError: the weights are quantized, or the device has no double precision.
     """
     return check_module(
         model.module, subject, tokenizers=model.tokenizers, saved=model, rows_at_once=rows_at_once, seed=seed
@@ -62,13 +62,11 @@ def check_module(
         saved: the model that is saved and loaded again; None means that saving is not checked.
 
     Raises:
-        InputError: the weights are int8, or the device has no double precision.
+        InputError: the weights are quantized, or the device has no double precision.
     """
     device = next(module.parameters()).device
     if is_quantized(module):
-        raise InputError(
-            "cannot check quantized weights: run the check on the full-precision model they were made from"
-        )
+        raise InputError("cannot check quantized weights: check the full-precision model that they were made from")
     if device.type == "mps":
         raise InputError("a check needs double precision, which mps does not have: use the device cpu")
     start = time.perf_counter()
