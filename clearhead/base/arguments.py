@@ -23,7 +23,7 @@ from clearhead.base.errors import InputError, Reference, argument, nearest, nth_
 
 CheckedT = TypeVar("CheckedT", bound=Callable[..., Any])
 
-PRECISIONS = ("auto", "fp32", "bf16", "int8")
+PRECISIONS = ("auto", "fp32", "bf16", "int8", "int4")
 _DEVICE = re.compile("auto|cpu|mps|cuda(:[0-9]+)?")
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _NUMBERS: Mapping[Any, type] = {int: Integral, float: Real}

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from clearhead.fast.native.abi import fits
 from clearhead.fast.native.load import function
+from clearhead.fast.nibbles import GROUP, GroupScales, Nibbles, widen_groups
 from clearhead.fast.probe import has_exact_int_mm
 from clearhead.fast.stored import LARGEST
 
@@ -130,6 +131,40 @@ def int8_linear(
         y = x.new_empty(*x.shape[:-1], outputs)
         bias = None if bias_N is None else bias_N.data_ptr()
         addresses = x.data_ptr(), weight_NK.data_ptr(), scale_N.data_ptr(), bias, y.data_ptr()
+        kernel(*addresses, x.numel() // inputs, outputs, inputs)
+        return y
+
+    return run
+
+
+def int4_linear(weight_N: Nibbles, scale_NG: GroupScales, bias_N: Float[Tensor, " outputs"] | None) -> Run:
+    """Return a function that computes x weight^T + bias with weights in 4 bits; each row of x is rounded to 8 bits.
+
+    Args:
+        weight_N: nibbles [outputs, inputs / 2], on the CPU; like the scales they must not move while the function is
+            in use.
+        scale_NG: fp16 [outputs, inputs / 32].
+        bias_N: fp32.
+
+    Returns:
+        The function. Without compiled kernels it multiplies in fp32, x as it is, with weights that are widened now and
+        kept.
+    """
+    kernel = function("linear_int4", pointers=5, numbers=3)
+    outputs, groups = scale_NG.shape
+    inputs = groups * GROUP
+    are_read = fits(weight_N, torch.uint8, outputs, inputs // 2) and fits(scale_NG, torch.float16, outputs, groups)
+    if kernel is None or not are_read or not (bias_N is None or fits(bias_N, torch.float32, outputs)):
+        kept_NK = widen_groups(weight_N, scale_NG)
+        return lambda x: F.linear(x, kept_NK.to(x.dtype), bias_N)
+
+    def run(x: Tensor) -> Tensor:
+        if not fits(x, torch.float32, *x.shape[:-1], inputs, by_row=True) or x.numel() == 0:
+            return F.linear(x, widen_groups(weight_N, scale_NG).to(x.dtype), bias_N)
+        x = x.contiguous()
+        y = x.new_empty(*x.shape[:-1], outputs)
+        bias = None if bias_N is None else bias_N.data_ptr()
+        addresses = x.data_ptr(), weight_N.data_ptr(), scale_NG.data_ptr(), bias, y.data_ptr()
         kernel(*addresses, x.numel() // inputs, outputs, inputs)
         return y
 

@@ -14,7 +14,7 @@ from clearhead.base.machine import refuse_memory
 from clearhead.base.printing import human_bytes
 from clearhead.core import Transformer, build
 from clearhead.fast.stack import KEPT, PlannedStack
-from clearhead.fast.stored import INT8, WeightForm, WeightPlan, require_formats
+from clearhead.fast.stored import INT8, WeightForm, WeightPlan, choose_int4, require_formats
 from clearhead.spec import Attention, Model
 from clearhead.spec.cost import cost_per_token
 
@@ -43,6 +43,7 @@ FORMATS: Final = (
     WeightFormat("fp32", WeightForm(), torch.float32),
     WeightFormat("bf16", WeightForm(torch.bfloat16), torch.bfloat16),
     WeightFormat("int8", WeightForm(choose=lambda module, _: require_formats(module, INT8)), torch.int8),
+    WeightFormat("int4", WeightForm(choose=lambda module, _: choose_int4(module)), torch.int8),
 )
 """Every precision, the most exact first."""
 

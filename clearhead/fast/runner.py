@@ -23,12 +23,12 @@ from clearhead.base.hooks import HookPoints, are_seen
 from clearhead.core import Transformer
 from clearhead.core.head import Linear as HeadLinear
 from clearhead.core.stack import Stack
-from clearhead.fast.linear import Run, ServedLinear, float_linear, int8_linear, mixed_linear
+from clearhead.fast.linear import Run, ServedLinear, float_linear, int4_linear, int8_linear, mixed_linear
 from clearhead.fast.native.load import KERNELS, library, uses_kernels
 from clearhead.fast.probe import has_exact_int_mm, has_fast_bf16
 from clearhead.fast.replica import override, replica
 from clearhead.fast.stack import NotServed, PlannedStack, StackPlan, is_altered
-from clearhead.fast.stored import INT8, LEAST_WEIGHTS, Stored, stored_matrices
+from clearhead.fast.stored import INT4, INT8, LEAST_WEIGHTS, Stored, stored_matrices
 
 _LOGGER = logging.getLogger("clearhead.fast.native")
 
@@ -40,7 +40,7 @@ class Served:
     Args:
         address: of a stack, of a linear layer outside of the stacks that are served, or "" for the whole model.
         by: "kernels" or "plain".
-        why: the kind of its weights ("float32", "mixed" for products in bf16, "int8"); or why no kernels serve it.
+        why: the kind of its weights ("float32", "int8", "int4", "mixed" for products in bf16); or why kernels do not.
     """
 
     address: str
@@ -132,10 +132,10 @@ class Runner:
     def is_batch_invariant(self) -> bool:
         """Whether what a request gets depends, to the last bit, on that request alone and not on those beside it.
 
-        It does where kernels serve the whole model with weights in 8 bits or in fp32, for one number of threads.
+        It does where kernels serve the whole model with weights in 4 or 8 bits or in fp32, for one number of threads.
         Products in bf16 are added in another order for few rows than for many.
         """
-        return all(one.by == "kernels" and one.why in ("int8", "float32") for one in self.report())
+        return all(one.by == "kernels" and one.why in ("int4", "int8", "float32") for one in self.report())
 
     def _served(self) -> _Tree:
         glance = _Glance(self.module)
@@ -169,11 +169,17 @@ def multiplies_in_bf16(module: nn.Module) -> bool:
 def warn_of_slow_products(module: nn.Module) -> None:
     """Say in one sentence that stored matrices are multiplied slowly on this processor, and what is faster."""
     kinds = set(stored_matrices(module).values())
-    if INT8 in kinds and not has_exact_int_mm() and uses_kernels() and library() is None:
-        _LOGGER.warning(
-            "weights in 8 bits are turned into fp32 when they are first used, whose memory and time they then take: "
-            "there are no compiled kernels, and this processor has no AVX-512 VNNI for PyTorch"
-        )
+    if uses_kernels() and library() is None:
+        if INT4 in kinds:
+            _LOGGER.warning(
+                "weights in 4 bits are turned into fp32 when they are first used, whose memory and time they then "
+                "take: there are no compiled kernels"
+            )
+        elif INT8 in kinds and not has_exact_int_mm():
+            _LOGGER.warning(
+                "weights in 8 bits are turned into fp32 when they are first used, whose memory and time they then "
+                "take: there are no compiled kernels, and this processor has no AVX-512 VNNI for PyTorch"
+            )
     if any(kind.is_exact for kind in kinds) and not has_fast_bf16(torch.device("cpu")):
         _LOGGER.warning(
             "the weights stay in the 16 bits of the checkpoint, and this processor multiplies bf16 slowly: the "
@@ -248,6 +254,9 @@ def _product_of(holder: nn.Module, bias: Tensor | None, in_bf16: bool) -> Run | 
     if isinstance(holder, Stored) and holder.format == INT8:
         matrix, scale = holder.entries()
         return int8_linear(matrix, scale, bias)
+    if isinstance(holder, Stored) and holder.format == INT4:
+        nibbles, scales = holder.entries()
+        return int4_linear(nibbles, scales, bias)
     if isinstance(holder, Stored) and in_bf16:
         return mixed_linear(holder.entries()[0].detach().bfloat16(), bias)
     if isinstance(holder, Stored):
@@ -270,18 +279,20 @@ def _widened(holder: Stored, bias: Tensor | None) -> Run:
 
 def _kind(part: nn.Module, in_bf16: bool) -> str:
     holder = _holder(part) if isinstance(part, HeadLinear) else part
-    if isinstance(holder, Stored) and holder.format == INT8:
-        return "int8"
+    if isinstance(holder, Stored) and not holder.format.is_exact:
+        return holder.format.name
     if isinstance(holder, Stored):
         return "mixed" if in_bf16 else "float32"
     weight: Tensor = holder.weight  # type: ignore[assignment]
     return "mixed" if in_bf16 or weight.dtype == torch.bfloat16 else "float32"
 
 
-def _holder(head: HeadLinear) -> nn.Module:
+def _holder(head: nn.Module) -> nn.Module:
     """Return the module whose matrix a head multiplies with: its own, or an embedding that it is tied to."""
-    # The weight of a stored matrix would be widened for the question.
-    return head if isinstance(head, Stored) or head.weight is not None else head.tied.module
+    if isinstance(head, Stored):  # its weight would be widened for the question
+        return head
+    assert isinstance(head, HeadLinear)
+    return head if head.weight is not None else head.tied.module
 
 
 def _scaled(run: Run, scale: float) -> Run:

@@ -22,12 +22,13 @@ from clearhead.base.tensors import relative_error
 from clearhead.core import Cache, Transformer, build
 from clearhead.core.head import Projection
 from clearhead.fast.cache import IndexedCache
-from clearhead.fast.linear import float_linear, int8_linear, mixed_linear
+from clearhead.fast.linear import float_linear, int4_linear, int8_linear, mixed_linear
 from clearhead.fast.logits import draw_tokens, top_and_log_total
 from clearhead.fast.native.load import opened, serve_only
 from clearhead.fast.native.options import INFERENCE
+from clearhead.fast.nibbles import quantize_groups, widen_groups
 from clearhead.fast.runner import Runner
-from clearhead.fast.stored import INT8, LARGEST, quantize, store
+from clearhead.fast.stored import INT8, LARGEST, choose_int4, quantize, store
 from clearhead.fast.training.linear import has_products
 from clearhead.fast.training.loss import fast_cross_entropy
 from clearhead.fast.training.muon import Update, update_matrices
@@ -46,6 +47,7 @@ def differences(kernels: str) -> Iterator[Found]:
     torch.manual_seed(1)
     if kernels == INFERENCE:
         yield from products()
+        yield from nibble_products()
         yield from _choices()
         for has_memory in (True, False):
             yield from _stacks(has_memory)
@@ -73,8 +75,7 @@ def products() -> list[Found]:
             x_MK, weight_NK, bias_N = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
             half_MK, half_NK, half_N = x_MK.bfloat16(), weight_NK.bfloat16(), bias_N.bfloat16()
             matrix_NK, scale_N = quantize(weight_NK)
-            largest_M1 = x_MK.abs().amax(1, True) / LARGEST
-            rounded_MK = (x_MK / largest_M1).round() * largest_M1
+            rounded_MK = _round_rows(x_MK)
             wide_NK = (matrix_NK * scale_N[:, None]).double()
             cases = {
                 "layers in fp32": (float_linear(weight_NK, bias_N), x_MK, x_MK, weight_NK, bias_N, EXACT),
@@ -86,6 +87,24 @@ def products() -> list[Found]:
                 assert run is not None
                 found.append((what, relative_error(run(rows_MK), F.linear(*(one.double() for one in exact))), most))
     return found
+
+
+@torch.inference_mode()
+def nibble_products() -> Iterator[Found]:
+    """Compare linear layers with weights in 4 bits, of few and of many rows, with their plain form."""
+    for rows in (1, 2, 3, 7, 9, 10, 40):  # packed weights serve many rows
+        # Whole panels and vectors, and sizes that fill none.
+        for outputs, inputs in ((96, 128), (37, 96)):
+            x_MK, weight_NK, bias_N = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
+            stored = quantize_groups(weight_NK)
+            exact = F.linear(_round_rows(x_MK).double(), widen_groups(*stored).double(), bias_N.double())
+            yield "layers in 4 bits", relative_error(int4_linear(*stored, bias_N)(x_MK), exact), 1e-3
+
+
+def _round_rows(x_MK: Tensor) -> Tensor:
+    """Return rows as products with stored weights read them: rounded to 8 bits."""
+    largest_M1 = x_MK.abs().amax(1, True) / LARGEST
+    return (x_MK / largest_M1).round() * largest_M1
 
 
 def _choices() -> Iterator[Found]:
@@ -118,6 +137,7 @@ def _stacks(has_memory: bool) -> Iterator[Found]:
         "fp32 with transposed weights": (transposed, EXACT),
         "bf16 products": (plain, IN_BF16),
         "8 bits": (store(copy.deepcopy(plain), INT8), IN_INT8),
+        "4 bits": (store(copy.deepcopy(plain), choose_int4(plain)), IN_INT8),
     }
     for kind, (module, most) in cases.items():
         runner = Runner(module, in_bf16=kind == "bf16 products")

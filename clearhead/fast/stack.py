@@ -42,19 +42,22 @@ from clearhead.fast.kernel_arguments import (
 )
 from clearhead.fast.native.abi import ACTIVATIONS, Branch, Keys, Matrix, Norm, StackCall, Unfit, address, values
 from clearhead.fast.native.load import function
+from clearhead.fast.nibbles import GROUP
 from clearhead.fast.plan import PlannedBranch, planned_branches
-from clearhead.fast.stored import INT8, Stored
+from clearhead.fast.stored import INT4, INT8, Stored
 
-Weights = Literal["float32", "mixed", "int8"]
-"""fp32; bf16, with rows rounded to bf16; or 8 bits, with rows rounded to 8 bits. Sums are fp32 or exact."""
+Weights = Literal["float32", "mixed", "int8", "int4"]
+"""fp32; bf16, with rows rounded to bf16; or 8 bits, with rows rounded to 8 bits; in int4 most matrices have 4 bits.
+Sums are fp32 or exact."""
 RunStack = Callable[[Float[Tensor, "rows width"], list[Keys]], None]
 LONGEST_TEXT: Final = 8192
 Rows = Float[Tensor, "rows width"]
 Places = Int[Tensor, " rows"]
-KEPT: Final = {"float32": torch.float32, "mixed": torch.bfloat16, "int8": torch.int8}
+KEPT: Final = {"float32": torch.float32, "mixed": torch.bfloat16, "int8": torch.int8, "int4": torch.int8}
 """What keys and values are kept in, by the weights."""
 FEED_FORWARD, SELF_ATTENTION, MEMORY_ATTENTION = values("Function").values()
 NORM_KINDS: Final = values("NormKind")
+_DTYPES: Final = {"int8": torch.int8, "int4": torch.uint8}
 
 
 class NotServed(Exception):
@@ -85,6 +88,8 @@ class StackPlan:
             branches = [self._branch(planned) for planned in planned_branches(stack)]
         except Unfit as error:
             raise NotServed(str(error)) from None
+        if "int4" in self._kinds:
+            self._kinds.discard("int8")
         if len(self._kinds) != 1:
             raise NotServed("weights of several dtypes")
         self.kind = self._kinds.pop()
@@ -285,6 +290,11 @@ class StackPlan:
             kind: Weights = "int8"
             weight, scales = linear.entries()
             matrix.scales = self._address(scales, outputs)
+        elif isinstance(linear, Stored) and linear.format == INT4:
+            kind = "int4"
+            weight, scales = linear.entries()
+            matrix.group_scales = address(scales, torch.float16, outputs, inputs // GROUP)
+            self._kept.append(scales)
         elif isinstance(linear, Stored) and linear.format.is_exact and self._in_bf16:
             kind, weight = "mixed", linear.entries()[0].detach().bfloat16()
         elif isinstance(linear, Stored) and linear.format.is_exact:
@@ -305,7 +315,8 @@ class StackPlan:
             matrix.ldb = weight.stride(1)  # GPT-2's files, which are mapped, have them so
             matrix.weight = address(weight.T, torch.float32, inputs, outputs, by_row=True)
         elif (len(self._attentions) - 1, name) not in self._stored:
-            matrix.weight = address(weight, torch.int8 if kind == "int8" else weight.dtype, outputs, inputs)
+            stored_inputs = inputs // 2 if kind == "int4" else inputs
+            matrix.weight = address(weight, _DTYPES.get(kind, weight.dtype), outputs, stored_inputs)
         self._kinds.add(kind)
         self._kept.append(weight)
         matrix.outputs, matrix.inputs = outputs, inputs
@@ -344,7 +355,8 @@ def stack_runner(weights: Weights, branches: list[Branch], width: int) -> RunSta
         where there are no compiled kernels for such weights.
     """
     kernel = function("stack", pointers=1)
-    if kernel is None or (weights == "int8" and function("linear_int8", pointers=5, numbers=3) is None):
+    needed = {"int8": ("int8",), "int4": ("int8", "int4")}.get(weights, ())
+    if kernel is None or any(function(f"linear_{kind}", pointers=5, numbers=3) is None for kind in needed):
         return None
     count, kind = len(branches), values("WeightKind")[weights]
     of_branches = (Branch * count)(*branches)

@@ -6,12 +6,12 @@ entries themselves; see `Runner`.
 
 In 8 bits a weight w becomes round(w / scale), where scale is the largest magnitude of its row / 127, so that it differs
 from what it was by at most half a scale. Source: arXiv 2208.07339, section 2.1 (quantization by the largest magnitude
-of a row). In 16 bits a matrix is as its checkpoint has it.
+of a row). In 4 bits a group of 32 weights has a scale; see `nibbles`. In 16 bits a matrix is as its checkpoint has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +25,8 @@ from clearhead.core.embedding import Table
 from clearhead.core.head import Linear as HeadLinear
 from clearhead.core.rare.mixture_of_experts import ExpertMaps
 from clearhead.core.shapes import Ids
+from clearhead.core.stack import Stack
+from clearhead.fast.nibbles import GROUP, quantize_groups, widen_groups
 from clearhead.fast.replica import override
 
 LARGEST = 127
@@ -55,6 +57,7 @@ class Format:
         widen: returns the fp32 matrix of the entries, or of the same rows of each.
         is_exact: whether the widened matrix is the one that was stored, bit by bit.
         repair: brings the values of the first entry, from a file, into the range that kernels expect; in place.
+        group: the number of columns with a scale of their own; rows are whole groups.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Format:
     widen: Callable[..., Tensor]
     is_exact: bool = False
     repair: Callable[[Tensor], object] = lambda entry: None
+    group: int = 1
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -71,7 +75,7 @@ class Format:
 
     def holds(self, shape: torch.Size) -> bool:
         """Return whether a weight of a shape can be stored: a matrix, or in an exact format a stack of matrices."""
-        return len(shape) == 2 or (self.is_exact and len(shape) == 3)
+        return (len(shape) == 2 or (self.is_exact and len(shape) == 3)) and shape[-1] % self.group == 0
 
 
 def quantize(
@@ -123,9 +127,18 @@ INT8 = Format(
     _times_scale,
     repair=_clamp,
 )
+INT4 = Format(
+    "int4",
+    (Entry("weight_int4", torch.uint8, 2), Entry("group_scale", torch.float16, 2)),
+    quantize_groups,
+    widen_groups,
+    group=GROUP,
+)
+LEAST_SHARE_IN_4_BITS: Final = 0.75
+"""Of the weights of the layers: with fewer, a model in int4 would hardly be smaller or faster than in int8."""
 BF16 = _in_16_bits("bf16", torch.bfloat16)
 FP16 = _in_16_bits("fp16", torch.float16)
-QUANTIZED = (INT8,)
+QUANTIZED = (INT8, INT4)
 """The formats that round: the names of their entries tell them in a file."""
 IN_16_BITS = {torch.bfloat16: BF16, torch.float16: FP16}
 
@@ -197,6 +210,55 @@ def require_formats(module: nn.Module, kind: Format) -> dict[str, Format]:
     return formats
 
 
+def choose_int4(module: nn.Module, in_8_bits: Collection[str] = ()) -> dict[str, Format]:
+    """Return the formats of a model in int4: 4 bits for the linear layers of its stacks, 8 bits for other matrices.
+
+    A linear layer whose rows are not whole groups has 8 bits, too.
+
+    Args:
+        module: on any device.
+        in_8_bits: addresses of linear layers that have 8 bits instead.
+
+    Raises:
+        InputError: less than 75 % of the layers' weights would have 4 bits.
+    """
+    formats = require_formats(module, INT8)
+    for address, part in _stack_layers(module).items():
+        if not isinstance(part, nn.Linear) or address not in formats or address in in_8_bits:
+            continue
+        if INT4.holds(part.weight.shape):
+            formats[address] = INT4
+    in_4_bits, total = count_int4(module, formats)
+    if in_4_bits < LEAST_SHARE_IN_4_BITS * total:
+        raise InputError(
+            f"precision int4 needs {LEAST_SHARE_IN_4_BITS:.0%} of the layers' weights in 4 bits, and "
+            f"{in_4_bits / max(1, total):.0%} of this model's are in matrices whose rows are multiples of {GROUP}; "
+            "use int8"
+        )
+    return formats
+
+
+def count_int4(module: nn.Module, formats: Mapping[str, Format]) -> tuple[int, int]:
+    """Return how many weights of the layers' matrices are in 4 bits, and how many there are; shared ones count once."""
+    counts = {}
+    for address, part in _stack_layers(module).items():
+        for weight in part.parameters(recurse=False):
+            if weight.dim() > 1:
+                counts[id(weight)] = weight.numel(), formats.get(address) == INT4
+    in_4_bits = sum(count for count, is_in_4_bits in counts.values() if is_in_4_bits)
+    return in_4_bits, sum(count for count, _ in counts.values())
+
+
+def _stack_layers(module: nn.Module) -> dict[str, nn.Module]:
+    """Return every module in the layers of a model's stacks, by address."""
+    return {
+        f"{address}.layers.{inner}": part
+        for address, stack in module.named_modules()
+        if isinstance(stack, Stack)
+        for inner, part in stack.layers.named_modules()
+    }
+
+
 def store(module: Transformer, formats: Mapping[str, Format] | Format) -> Transformer:
     """Store matrices of a model in other formats, and all other weights in fp32; in place.
 
@@ -206,7 +268,8 @@ def store(module: Transformer, formats: Mapping[str, Format] | Format) -> Transf
             format for every matrix that it can hold.
 
     Raises:
-        InputError: one format is requested, and the model has no matrix that it can hold.
+        InputError: one format is requested, and the model has no matrix that it can hold; or a format cannot hold a
+            matrix.
     """
     formats = require_formats(module, formats) if isinstance(formats, Format) else formats
     for address, part in list(module.named_modules()):
@@ -215,6 +278,9 @@ def store(module: Transformer, formats: Mapping[str, Format] | Format) -> Transf
             continue
         weight = part.weight
         assert isinstance(weight, Tensor)
+        if not formats[address].holds(weight.shape):
+            name, shape = formats[address].name, list(weight.shape)
+            raise InputError(f"'{address}' has the shape {shape}, and {name} is not for such rows")
         stored = part if isinstance(part, Stored) else override(part, mixin)
         stored.format = formats[address]
         stored.put(weight)
@@ -342,6 +408,11 @@ def state_to_save(module: nn.Module) -> dict[str, Tensor]:
 def is_quantized(module: nn.Module) -> bool:
     """Return whether a model has matrices that were rounded to fewer than 16 bits."""
     return any(not kind.is_exact for kind in stored_matrices(module).values())
+
+
+def narrowest(formats: Mapping[str, Format]) -> Format | None:
+    """Return the quantized format that a model is named after: int4 if some of its matrices are; None without any."""
+    return max((kind for kind in formats.values() if kind in QUANTIZED), key=QUANTIZED.index, default=None)
 
 
 def refuse_quantized(module: nn.Module, what: str) -> None:

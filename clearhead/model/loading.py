@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,7 +30,16 @@ from clearhead.fast.busy_waiting import adapt_waiting
 from clearhead.fast.computing import computing_in
 from clearhead.fast.replica import use_eager
 from clearhead.fast.runner import Runner, multiplies_in_bf16, warn_of_slow_products
-from clearhead.fast.stored import INT8, WeightForm, is_quantized, keep_16_bits, require_formats
+from clearhead.fast.stored import (
+    INT8,
+    QUANTIZED,
+    Format,
+    WeightForm,
+    choose_int4,
+    is_quantized,
+    keep_16_bits,
+    require_formats,
+)
 from clearhead.model.facade import Model
 from clearhead.spec import Model as ModelSpec
 from clearhead.spec.tasks.record import TaskRecord
@@ -54,9 +64,9 @@ def load(
             the layout of the Hugging Face hub; or, where there is no such folder, a name on the hub, optionally with
             @revision.
         device: auto, cpu, cuda, cuda:N or mps.
-        precision: fp32, bf16, or int8: weights in 8 bits, for a CPU. auto: bf16 on a GPU that has it; on a CPU fp32,
-            where predictions and generated text multiply in bf16 if that is faster (scores, measures and attention
-            never do). A model that was saved in int8 stays int8.
+        precision: fp32, bf16, or for a CPU int8 or int4: weights in 8 bits, or most of them in 4. auto: bf16 on a GPU
+            that has it; on a CPU fp32, where predictions and generated text multiply in bf16 if that is faster
+            (scores, measures and attention never do). A model that was saved in int8 or int4 stays so.
         parts: files of your own with the parts that the model needs; None: they are imported already, or installed.
 
     Raises:
@@ -139,7 +149,8 @@ def _load(ref: str | Path, device: str, precision: str, *, check_rows: bool = Tr
     if checkpoint is not None:
         model = _load_checkpoint(checkpoint, form, device=torch_device, check_rows=check_rows)
     else:
-        keep_quantized = precision == "int8" or (precision == "auto" and torch_device.type == "cpu")
+        is_any_kept = precision == "auto" and torch_device.type == "cpu"
+        keep_quantized = QUANTIZED if is_any_kept else tuple(kind for kind in QUANTIZED if kind.name == precision)
         model = load_saved(reference, form, device=torch_device, keep_quantized=keep_quantized, check_rows=check_rows)
     if reason:
         use_eager(model.module, reason)
@@ -152,10 +163,11 @@ def _form(precision: str, device: torch.device) -> WeightForm:
     Raises:
         InputError: the device cannot use weights in this form.
     """
-    if precision == "int8":
+    if precision in ("int8", "int4"):
         if device.type != "cpu":
-            raise InputError(f"precision int8 is for a CPU, and the device is {device.type}; use bf16")
-        return WeightForm(choose=lambda module, _: require_formats(module, INT8))
+            raise InputError(f"precision {precision} is for a CPU, and the device is {device.type}; use bf16")
+        choose = choose_int4 if precision == "int4" else partial(require_formats, kind=INT8)
+        return WeightForm(choose=lambda module, _: choose(module))
     if precision == "auto" and device.type == "cpu":
         return WeightForm(choose=keep_16_bits)
     return WeightForm(torch.bfloat16 if choose_precision(precision, device) == "bf16" else torch.float32)
@@ -176,7 +188,7 @@ def load_saved(
     form: WeightForm | None = None,
     *,
     device: torch.device = CPU,
-    keep_quantized: bool = False,
+    keep_quantized: Collection[Format] = (),
     check_rows: bool = True,
 ) -> Model:
     """Load a model that a run or `save` wrote.
@@ -185,7 +197,7 @@ def load_saved(
         reference: a run directory, optionally with the label of a checkpoint, or the folder of a saved model.
         form: the form in which the module holds weights; None means fp32.
         device: device of the module.
-        keep_quantized: whether weights that were saved quantized stay so.
+        keep_quantized: the formats in which weights that were saved quantized stay; others are widened.
         check_rows: whether a tokenizer with more entries than the model has rows is refused.
 
     Raises:

@@ -212,7 +212,7 @@ def _training(known: Known | None, *, is_int8: bool) -> dict[str, str]:
     tables = [f"{part}: {json.dumps(data[part], ensure_ascii=False)}" for part in ("train", "valid") if part in data]
     table = [f"| {_escaped(row.name)} | {row.value:.4g} | {_code(row.command)} |" for row in rows]
     if is_int8 and table:
-        table.append("\nThese are of the weights before they were rounded to 8 bits.")
+        table.append("\nThese are of the weights before they were rounded to fewer bits.")
     return {
         "data": _fenced("\n".join(tables)),
         "recipe": "`clearhead train run.toml`, with this `run.toml`; "

@@ -6,6 +6,8 @@ that comes out has to have the same bits.
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +19,7 @@ from clearhead import spec
 from clearhead.core import Transformer, build
 from clearhead.fast import kernel_arguments, stack
 from clearhead.fast.runner import Runner
-from clearhead.fast.stored import INT8, store
+from clearhead.fast.stored import INT8, choose_int4, store
 from clearhead.generate import prefill
 from clearhead.generate.continuation import GenerateRequest, PromptReader, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
@@ -116,7 +118,8 @@ def of_model(model: spec.Model, precision: str, *, is_transposed: bool = False) 
     for part in module.modules():
         if is_transposed and isinstance(part, torch.nn.Linear):  # as in GPT-2's files
             part.weight.data = part.weight.t().contiguous().t()
-    runner = Runner(store(module, INT8) if precision == "int8" else module)
+    formats = {"fp32": dict, "int8": lambda: INT8, "int4": lambda: choose_int4(module)}[precision]()
+    runner = Runner(store(module, formats))
     for part in runner.report():
         assert part.by == "kernels", part
     return runner.tree()
@@ -126,8 +129,10 @@ def same(one: object, other: object) -> bool:
     return torch.equal(one, other) if isinstance(one, Tensor) and isinstance(other, Tensor) else one == other
 
 
-@pytest.mark.parametrize("precision", ["int8", "fp32"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "precision"),
+    [*itertools.product(CASES, ("int8", "fp32")), ("greedy translations", "int4"), ("embeddings", "int4")],
+)
 def test_result_does_not_depend_on_the_requests_beside_it(case: str, precision: str) -> None:
     model, run = CASES[case]
     tree = of_model(model(), precision)
@@ -156,7 +161,7 @@ def test_rows_by_transposed_weights_do_not_depend_on_their_number(monkeypatch: p
 
 
 @pytest.mark.parametrize("tokens", [256, 512])
-@pytest.mark.parametrize("precision", ["int8", "fp32"])
+@pytest.mark.parametrize("precision", ["int4", "int8", "fp32"])
 @pytest.mark.parametrize("case", ["logits of a decoder", "embeddings"])
 def test_long_requests_do_not_depend_on_those_beside_them(
     case: str, precision: str, tokens: int, monkeypatch: pytest.MonkeyPatch
@@ -207,4 +212,5 @@ def test_whether_results_depend_on_the_batch_is_said() -> None:
     module = build(small("gpt2")).eval().requires_grad_(False)
     assert Runner(module).is_batch_invariant
     assert not Runner(module, in_bf16=True).is_batch_invariant
-    assert Runner(store(module, INT8)).is_batch_invariant
+    assert Runner(store(copy.deepcopy(module), INT8)).is_batch_invariant
+    assert Runner(store(module, choose_int4(module))).is_batch_invariant

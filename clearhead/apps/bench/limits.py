@@ -13,8 +13,9 @@ import torch
 from clearhead.fast.native.load import library
 from clearhead.fast.probe import has_exact_int_mm, has_fast_bf16, processor
 
-Precision = Literal["fp32", "bf16", "int8"]
-DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+Precision = Literal["fp32", "bf16", "int8", "int4"]
+DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""Of the matrices that are multiplied; in int8 and int4 their numbers have 8 bits."""
 
 BUFFER_BYTES: Final = 512_000_000
 """More than any cache holds."""
@@ -63,7 +64,7 @@ def measure_limits(
 
     Args:
         device: the CPU or an accelerator.
-        precisions: of the matrix products, fp32 before int8.
+        precisions: of the matrix products, fp32 before int8 and int4.
         buffer_bytes: of the buffer that is read.
         size: rows and columns of the matrices.
         repeats: tries of each.
@@ -73,11 +74,12 @@ def measure_limits(
     del buffer
     flops: dict[str, float] = {}
     for precision in precisions:
-        if precision == "int8" and not has_exact_int_mm():
-            flops["int8"] = flops["fp32"] * (4 if "avx_vnni" in processor().isa else 2)
+        in_8_bits = precision in ("int8", "int4")
+        if in_8_bits and not has_exact_int_mm():
+            flops[precision] = flops["fp32"] * (4 if "avx_vnni" in processor().isa else 2)
             continue
-        matrix = torch.full((size, size), 1 / size, device=device).to(DTYPES[precision])
-        multiply = partial(torch._int_mm if precision == "int8" else torch.mm, matrix, matrix)
+        matrix = torch.full((size, size), 1 / size, device=device).to(torch.int8 if in_8_bits else DTYPES[precision])
+        multiply = partial(torch._int_mm if in_8_bits else torch.mm, matrix, matrix)
         flops[precision] = 2 * size**3 / best_seconds(multiply, device, repeats)
     return Limits(torch.get_num_threads(), bandwidth, flops)
 

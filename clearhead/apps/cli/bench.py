@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from clearhead.apps.cli.console import print_either, print_message
 from clearhead.apps.cli.options import ComputeOptions, Json, Ref, located, takes_compute_options
@@ -12,7 +12,7 @@ from clearhead.base.errors import LackOfMemory
 from clearhead.base.printing import human_bytes, human_count
 
 if TYPE_CHECKING:
-    from clearhead.apps.bench.limits import Limits
+    from clearhead.apps.bench.limits import Limits, Precision
     from clearhead.apps.bench.speed import Speed
 
 _COLUMNS = ("work", "precision", "batch", "context", "per second", "limit", "share", "p50", "p95")
@@ -48,7 +48,10 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     device, processors = choose_device(compute.device), torch.get_num_threads()
     precisions = fast_precisions(device)
     if compute.precision != "auto":
-        precisions = ("int8",) if compute.precision == "int8" else (choose_precision(compute.precision, device),)
+        chosen = (
+            compute.precision if compute.precision in ("int8", "int4") else choose_precision(compute.precision, device)
+        )
+        precisions = (cast("Precision", chosen),)
     batch, share = compute.batch_size or Effort.batch, SECONDS / len(precisions)
     effort = Effort(batch=batch, seconds=share, seed=compute.seed or 0)
     limits: Limits | None = None

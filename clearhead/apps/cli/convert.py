@@ -22,7 +22,11 @@ FromBin = Annotated[
 ]
 Precision = Annotated[
     str | None,
-    typer.Option("--precision", metavar="PRECISION", help="Write our own layout in fewer bits: bf16 or int8."),
+    typer.Option("--precision", metavar="PRECISION", help="Write our own layout in fewer bits: bf16, int8 or int4."),
+]
+Calibration = Annotated[
+    Path | None,
+    typer.Option("--text", metavar="FILE", help="For int4: texts that decide which matrices stay in 8 bits."),
 ]
 ShardSize = Annotated[
     str | None,
@@ -31,7 +35,7 @@ ShardSize = Annotated[
 Push = Annotated[
     str | None, typer.Option("--push", metavar="OWNER/NAME", help="Also upload it to the Hugging Face hub.")
 ]
-_PRECISIONS = ("bf16", "int8")
+_PRECISIONS = ("bf16", "int8", "int4")
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -41,6 +45,7 @@ def convert(
     to: Format = None,
     from_bin: FromBin = False,
     precision: Precision = None,
+    text: Calibration = None,
     max_shard_size: ShardSize = None,
     push: Push = None,
     as_json: Json = False,
@@ -53,22 +58,26 @@ def convert(
       clearhead convert runs/de-en exported --to hf --push owner/de-en
       clearhead convert downloads/opus-mt-de-en opus-mt-de-en --from-bin
       clearhead convert runs/de-en de-en-int8 --precision int8
+      clearhead convert runs/stories stories-int4 --precision int4 --text sample.txt
 
     --to hf writes config.json, safetensors and the tokenizer as transformers reads them, in the first model type that
     can express the model; where none can, the report says why. Weights keep their dtype; above --max-shard-size they
     are split into shards with an index. --from-bin reads pickled weights, which no other command does, and writes the
-    same folder with safetensors. --precision writes a folder for clearhead whose weights are rounded once, to 8 bits
-    with int8 (a quarter as large) or to bf16; it loads at once. A model that was loaded from a checkpoint is converted
-    one tensor at a time, so it need not fit into memory. README.md is the model's card. --push uploads the same, with
-    the token of HF_TOKEN or `hf auth login`. --json ends with {"path", "format"}, "model_type" for --to hf, "commit"
-    with --push.
+    same folder with safetensors. --precision writes a folder for clearhead whose weights are rounded once: to bf16, to
+    8 bits with int8 (a quarter as large), or with int4 to 4 bits in the layers and 8 bits in tables and the output
+    layer; it loads at once. With --text, int4 measures the loss on a file, keeps those matrices in 8 bits that lose
+    most, and prints the loss before and after. Otherwise a model is converted one tensor at a time, so it need not fit
+    into memory. README.md is the model's card. --push uploads the same, with the token of HF_TOKEN or `hf auth login`.
+    --json ends with {"path", "format"}, "model_type" for --to hf, "commit" with --push.
     """
     from clearhead.base.files import refuse_unwritable_place
 
     if [from_bin, to is not None, precision is not None].count(True) != 1:
-        raise InputError("give one of --to hf, --from-bin and --precision int8")
+        raise InputError("give one of --to hf, --from-bin and --precision bf16, int8 or int4")
     if precision not in (None, *_PRECISIONS):
         raise InputError(f"--precision {precision} is not known; expected {' or '.join(_PRECISIONS)}")
+    if text is not None and precision != "int4":
+        raise InputError("--text has an effect with --precision int4 only; leave it out")
     if to not in (None, "hf"):
         raise InputError(f"--to {to} is not known; expected hf")
     if to is None and max_shard_size is not None:
@@ -87,12 +96,12 @@ def convert(
     if from_bin:
         _convert_bin(ref, out)
     else:
-        record |= _convert(ref, out, push, precision=precision, max_shard_size=size)
+        record |= _convert(ref, out, push, precision=precision, text=text, max_shard_size=size)
     print_either(as_json, record, *filter(None, [str(out), record.get("commit")]))
 
 
 def _convert(
-    ref: str, out: Path, push: str | None, *, precision: str | None, max_shard_size: int | None
+    ref: str, out: Path, push: str | None, *, precision: str | None, text: Path | None, max_shard_size: int | None
 ) -> dict[str, str]:
     """Write a model, and upload it too; return its model type and the commit."""
     from clearhead.base.files import read_json_object
@@ -103,7 +112,7 @@ def _convert(
 
     size, record = max_shard_size or LARGEST_SHARD, dict[str, str]()
     layout = "hf" if precision is None else "clearhead"
-    model, weights = _open(place, precision)
+    model, weights = _open(place, precision) if text is None else _calibrate(place, text)
     write_model(model, out, out.name, layout, size, weights())
     if precision is None:
         record["model_type"] = str(read_json_object(out / "config.json", what="a config.json")["model_type"])
@@ -127,6 +136,17 @@ def _open(place: str, precision: str | None) -> tuple[Model, Callable[[], Stream
     if can_stream(opened.model.module, opened.model.task, opened.model.hf_checkpoint):
         return in_form(opened, stored_form(opened), place)
     return load_as_stored(place), lambda: None
+
+
+def _calibrate(place: str, text: Path) -> tuple[Model, Callable[[], Stream | None]]:
+    """Return a model in int4, as `_open` does, and say what calibration did."""
+    from clearhead.model.calibration import calibrate
+    from clearhead.model.loading import load
+
+    calibration = calibrate(load(place, device="cpu"), text)
+    for line in calibration.lines():
+        print_message(line)
+    return calibration.model, lambda: None
 
 
 def _convert_bin(ref: str, out: Path) -> None:

@@ -85,7 +85,7 @@ Device = Annotated[
     str, typer.Option("--device", callback=_checked_by(check_device), help="auto, cpu, cuda, cuda:N or mps.")
 ]
 Precision = Annotated[
-    str, typer.Option("--precision", callback=_checked_by(check_precision), help="auto, fp32, bf16 or int8.")
+    str, typer.Option("--precision", callback=_checked_by(check_precision), help="auto, fp32, bf16, int8 or int4.")
 ]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; by default what torch chooses.")]
 BatchSize = Annotated[

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -26,9 +26,11 @@ from clearhead.core import Transformer, build
 from clearhead.fast.memory import refuse_load
 from clearhead.fast.stored import (
     QUANTIZED,
+    Format,
     WeightForm,
     formats_of,
     matching_formats,
+    narrowest,
     repair,
     store,
     stored_matrices,
@@ -276,7 +278,7 @@ def filled(
     *,
     source: str,
     form: WeightForm | None = None,
-    keep_quantized: bool = False,
+    keep_quantized: Collection[Format] = (),
 ) -> Transformer:
     """Return a module of mapped tensors from a file, which are taken into memory one at a time.
 
@@ -285,7 +287,7 @@ def filled(
         tensors: of dtypes that weights have, one for each entry of its state.
         source: where they come from, for the report.
         form: the form in which the module holds weights; None means fp32.
-        keep_quantized: whether quantized matrices stay so, in their mapped file; otherwise they are widened first.
+        keep_quantized: the formats in which quantized matrices stay, in their mapped file; others are widened first.
 
     Raises:
         InputError: as for `fill`, or the weights do not fit into memory.
@@ -293,7 +295,7 @@ def filled(
     formats = formats_of(tensors)
     module = store(build(model, device="meta"), formats)
     refuse_misfits(module, tensors, source=source)
-    if formats and keep_quantized:
+    if narrowest(formats) in keep_quantized:
         entries = {f"{owner}.{name}" for owner, kind in formats.items() for name in kind.names}
         state = {address: tensor if address in entries else tensor.clone() for address, tensor in tensors.items()}
     else:

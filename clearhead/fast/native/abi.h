@@ -27,8 +27,8 @@ VALUE(TANH) END_ENUM
 
 ENUM(NormKind) VALUE(NONE) VALUE(LAYER_NORM) VALUE(RMS_NORM) END_ENUM
 
-// What is multiplied. Mixed: weights and rounded rows in bfloat16, outputs in float32.
-ENUM(WeightKind) VALUE(FLOAT32) VALUE(MIXED) VALUE(INT8) END_ENUM
+// What is multiplied. Mixed: weights and rounded rows in bfloat16, outputs in float32. In 4 bits some matrices may have 8.
+ENUM(WeightKind) VALUE(FLOAT32) VALUE(MIXED) VALUE(INT8) VALUE(INT4) END_ENUM
 
 ENUM(KeyKind) VALUE(FLOAT32) VALUE(BFLOAT16) VALUE(INT8) END_ENUM
 
@@ -47,6 +47,7 @@ FIELD(const float*, bias)   // [N] or null
 FIELD(const float*, scales) // of weights in 8 bits [N]
 FIELD(int64_t, outputs) FIELD(int64_t, inputs)
 FIELD(int64_t, ldb)  // above 0: float32 weights [K, N] whose rows lie so many numbers apart
+FIELD(const uint16_t*, group_scales) // fp16, of weights in 4 bits [N, K / 32]; null: they have another kind
 END
 
 // A branch of a residual step. Matrices: query, key, value, out; or up, gate, none, down.

@@ -13,6 +13,9 @@
 #define HAS_AMX 1
 #endif
 #endif
+#if (defined(__AVX512BW__) || defined(HAS_AVX2)) && defined(__F16C__)
+#define HAS_NIBBLES 1  // weights of 4 bits, with scales in 16
+#endif
 #if defined(__AVX2__) && !defined(HAS_GEMM)
 #define HAS_PANELS 1  // packed weights of 8 bits, in the registers that there are
 #endif

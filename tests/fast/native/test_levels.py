@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from clearhead.fast import selftest
 from clearhead.fast.native import build, load, options
+from clearhead.fast.nibbles import quantize_groups, widen_groups
 from clearhead.fast.probe import processor
 
 pytestmark = pytest.mark.slow
@@ -57,7 +58,7 @@ def product(library: ctypes.CDLL, kind: str, x: Tensor, *weights: Tensor) -> Ten
     """The outputs of a linear layer: a matrix, scales in 8 bits, and a bias."""
     y = torch.full((len(x), len(weights[0])), torch.nan)
     addresses = [ctypes.c_void_p(one.data_ptr()) for one in (x, *weights, y)]
-    sizes = [ctypes.c_int64(size) for size in (len(x), *weights[0].shape, 2)]
+    sizes = [ctypes.c_int64(size) for size in (len(x), len(weights[0]), x.shape[1], 2)]
     getattr(library, f"linear_{kind}")(*addresses, *sizes)
     return y
 
@@ -72,6 +73,23 @@ def test_sums_in_8_bits_are_exact_for_any_weights(library: ctypes.CDLL) -> None:
             scale, bias = torch.rand(outputs), torch.randn(outputs)
             exact = (x.long() @ weight.long().T).float() * scale + bias
             assert torch.equal(product(library, "int8", x, weight, scale, bias), exact), (rows, outputs, inputs)
+
+
+def test_sums_in_4_bits_are_those_of_each_group_in_their_order_on_every_level(library: ctypes.CDLL) -> None:
+    """So a result has the same bits on every processor."""
+    for rows in ROWS:
+        for outputs, inputs in (96, 192), (37, 96), (130, 768), (3, 32):
+            x = torch.randint(-127, 128, (rows, inputs)).float()
+            x[:, 0] = 127
+            nibbles = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8)
+            nibbles[0], nibbles[1] = 0, 255
+            scale, bias = torch.randn(outputs, inputs // 32).half(), torch.randn(outputs)
+            integers = widen_groups(nibbles, torch.ones_like(scale)).view(outputs, -1, 32)
+            sums = torch.einsum("mge,nge->mng", x.view(rows, -1, 32).double(), integers.double()).float()
+            exact = torch.zeros(rows, outputs)
+            for group in range(inputs // 32):
+                exact += sums[..., group] * scale[:, group].float()
+            assert torch.equal(product(library, "int4", x, nibbles, scale, bias), exact + bias), (rows, outputs, inputs)
 
 
 def test_rows_from_48_on_take_packed_weights_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,11 +113,12 @@ def test_rows_from_48_on_take_packed_weights_in_fp32(tmp_path: Path, monkeypatch
     assert {what for what, error, most in selftest.products() if error > most} == {"layers in fp32"}
 
 
-@pytest.mark.parametrize("kind", ["int8", "float32"])
+@pytest.mark.parametrize("kind", ["int4", "int8", "float32"])
 def test_a_row_has_the_bits_that_it_has_alone(library: ctypes.CDLL, kind: str) -> None:
     for outputs, inputs in SIZES:
+        inputs = inputs // 32 * 32 if kind == "int4" else inputs
         x, weight, bias = torch.randn(ROWS[-1], inputs), torch.randn(outputs, inputs), torch.randn(outputs)
-        weights = (weight, bias)
+        weights: tuple[Tensor, ...] = (*quantize_groups(weight), bias) if kind == "int4" else (weight, bias)
         if kind == "int8":
             weights = weight.mul(30).clamp(-127, 127).to(torch.int8), torch.rand(outputs), bias
         alone = torch.cat([product(library, kind, row[None], *weights) for row in x])

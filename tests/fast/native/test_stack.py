@@ -19,7 +19,7 @@ from clearhead.fast import kernel_arguments
 from clearhead.fast import stack as compiled
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.runner import Runner
-from clearhead.fast.stored import INT8, store
+from clearhead.fast.stored import INT4, INT8, choose_int4, store
 from clearhead.spec.presets.hyperparameters import build_spec
 from clearhead.spec.presets.named import PRESETS
 
@@ -180,6 +180,11 @@ def rounded_copy(module: Transformer, weights: str) -> Runner:
     rounded = copy.deepcopy(module)
     if weights == "int8":
         return Runner(store(rounded, INT8))
+    if weights == "int4":
+        # Beside queries in 8 bits.
+        formats = choose_int4(rounded)
+        eighths = [address for address, kind in formats.items() if kind == INT4 and address.endswith("query")]
+        return Runner(store(rounded, formats | dict.fromkeys(eighths, INT8)))
     return Runner(rounded.bfloat16() if weights == "bf16" else rounded, in_bf16=weights == "mixed")
 
 
@@ -200,7 +205,7 @@ def by_layers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Runner, Callable[[Ru
     return run
 
 
-@pytest.mark.parametrize("weights", ["mixed", "int8", "bf16"])
+@pytest.mark.parametrize("weights", ["mixed", "int8", "int4", "bf16"])
 def test_rounded_steps_differ_as_little_as_rounded_layers(
     kernels: ctypes.CDLL, weights: str, by_layers: Callable[..., Tensor], served: list[str]
 ) -> None:

@@ -18,12 +18,13 @@ struct GemmArgs {
   const typename Traits::W* w;
   const typename Traits::Y* bias;
   const float* row_scales;      // of x in 8 bits [M]
-  const int32_t* compensation;  // of the zero point, for each row of x in 8 bits [M]
+  const int32_t* compensation;  // of the zero point, for each row of x in 8 bits [M]; for weights in 4 bits [M, K / 32]
   const float* output_scales;   // of w in 8 bits [N]
   typename Traits::Y* y;
   int64_t ldb = 0;  // above 0: float32 weights are transposed, [K, N], and their rows lie so many numbers apart
   int64_t activation = Activation::NONE;  // of what is written, where whole blocks compute it
   const float* factor = nullptr;  // what it is multiplied with after that [M, N]; null: nothing
+  const uint16_t* group_scales = nullptr;  // of w in 4 bits, fp16 [N, K / 32]
 
   bool activates() const { return (packs_weights || packed_x) && N % PANEL == 0; }
 
@@ -43,6 +44,7 @@ struct GemmArgs {
       if constexpr (std::is_same_v<Traits, Int8>)
         value = __builtin_convertvector(sum - compensation[m], Four) *
             (row_scales[m] * *reinterpret_cast<const Four*>(output_scales + n));
+      else if constexpr (std::is_same_v<Traits, Int4>) value = sum * row_scales[m];
       else value = sum;
       *reinterpret_cast<Four*>(y + m * N + n) = value + (bias ? *reinterpret_cast<const Four*>(bias + n) : Four{});
     } else
@@ -52,6 +54,7 @@ struct GemmArgs {
  private:
   float scaled(int64_t m, int64_t n, typename Traits::Sum sum) const {
     if constexpr (std::is_same_v<Traits, Int8>) return float(sum - compensation[m]) * (row_scales[m] * output_scales[n]);
+    else if constexpr (std::is_same_v<Traits, Int4>) return sum * row_scales[m];
     else return sum;
   }
 };
@@ -80,7 +83,8 @@ class Epilogue {
     if constexpr (std::is_same_v<Traits, Int8>) {
       const int32_t compensation = IS_SIGNED ? 0 : args_.compensation[m];
       return __builtin_convertvector(sums - compensation, Vec<float>) * (scales_ * args_.row_scales[m]);
-    } else return sums;
+    } else if constexpr (std::is_same_v<Traits, Int4>) return sums * args_.row_scales[m];
+    else return sums;
   }
 
   const GemmArgs<Traits>& args_;

@@ -8,6 +8,7 @@
 
 #include "float_panel.h"
 #include "gemv.h"
+#include "nibbles.h"
 #include "panel.h"
 #include "transposed.h"
 #ifdef HAS_AMX
@@ -104,6 +105,18 @@ int64_t multiply_blocks_by_team(const GemmArgs<Traits>& args, Arena& arena) {
 
 #endif
 
+template <typename Traits>
+void multiply_cached_rows_by_team(const GemmArgs<Traits>& args, Arena& arena) {
+  if constexpr (std::is_same_v<Traits, Float32>)
+    if (args.ldb) return gemm_transposed_by_team(args, arena);
+#ifdef HAS_NIBBLES
+  if constexpr (std::is_same_v<Traits, Int4>)
+    multiply_nibbles_by_team(args, args.packs_weights ? multiply_nibble_panels_by_team(args, arena) : 0);
+  else
+#endif
+    gemv_by_team(args, multiply_blocks_by_team(args, arena));
+}
+
 // Multiply so many rows at a time that they stay in the cache while all weights are read. No barrier.
 template <typename Traits>
 void gemm_by_team(const GemmArgs<Traits>& args, Arena& arena) {
@@ -114,13 +127,8 @@ void gemm_by_team(const GemmArgs<Traits>& args, Arena& arena) {
     if (args.packed_x) some.packed_x += m * args.K * int64_t(sizeof(typename Traits::X)) / 4;
     some.y += m * args.N;
     if (args.factor) some.factor += m * args.N;
-    if (args.row_scales) some.row_scales += m, some.compensation += m;
-    if constexpr (std::is_same_v<Traits, Float32>)
-      if (args.ldb) {
-        gemm_transposed_by_team(some, arena);
-        continue;
-      }
-    gemv_by_team(some, multiply_blocks_by_team(some, arena));
+    if (args.row_scales) some.row_scales += m, some.compensation += m * (std::is_same_v<Traits, Int4> ? args.K / GROUP : 1);
+    multiply_cached_rows_by_team(some, arena);
   }
 }
 
@@ -157,8 +165,12 @@ void round_row(const float* row, int64_t K, Number* to) {
 }
 
 // Rows of x as the products read them, and scales and compensations of whole rows in 8 bits.
-template <typename Traits>
+template <typename Kind>
 class GemmInput {
+  // For weights in 4 bits beside the rows for those in 8 bits, which some matrices of a stack have.
+  static constexpr bool HAS_NARROW = std::is_same_v<Kind, Int4>;
+  using Traits = std::conditional_t<HAS_NARROW, Int8, Kind>;
+
  public:
   // Called by one thread, before a team fills it, with the most numbers that a row will have; transposed weights read rows
   // as they are.
@@ -166,6 +178,10 @@ class GemmInput {
     const int64_t all = round_up(M, BLOCK) * most;
     rounded_ = arena.take<typename Traits::X>(all);
     scales_ = arena.take<float>(M), compensation_ = arena.take<int32_t>(M);
+    if (HAS_NARROW) {
+      narrow_ = arena.take<int8_t>(M * most);
+      group_compensation_ = arena.take<int32_t>(M * (most / GROUP));
+    }
     if (PACKS_ROWS && !is_transposed) packed_ = arena.take<uint32_t>(all * int64_t(sizeof(typename Traits::X)) / 4);
   }
 
@@ -196,6 +212,14 @@ class GemmInput {
             compensation_, output_scales, y};
   }
 
+  // Of a product with weights in 4 bits; K is a multiple of their groups.
+  GemmArgs<Int4> nibble_args(int64_t M, int64_t N, int64_t K, const uint8_t* w, const float* bias,
+                             const uint16_t* group_scales, float* y) const {
+    GemmArgs<Int4> made{M, N, K, narrow_, nullptr, M >= LEAST_NIBBLE_PACKED, w, bias, scales_, group_compensation_, nullptr, y};
+    made.group_scales = group_scales;
+    return made;
+  }
+
  private:
   static constexpr bool IS_FLOAT = std::is_same_v<Traits, Float32>;
 #ifdef HAS_AMX
@@ -215,6 +239,7 @@ class GemmInput {
     if constexpr (std::is_same_v<Traits, Int8>) {
       scales_[m] = quantize(row, K, to);
       compensation_[m] = compensation<Traits>(to, K);
+      if (HAS_NARROW && K % GROUP == 0) narrow_row(to, K, narrow_ + m * K, group_compensation_ + m * (K / GROUP));
     } else round_row(row, K, to);
   }
 
@@ -236,6 +261,8 @@ class GemmInput {
   uint32_t* packed_ = nullptr;
   float* scales_;
   int32_t* compensation_;
+  int8_t* narrow_ = nullptr;
+  int32_t* group_compensation_ = nullptr;
 };
 
 }  // namespace

@@ -67,6 +67,14 @@ struct Int8 : DotInt8 {
   static void add_one(int32_t& sum, X x, W w) { sum += int32_t(x) * (int32_t(w) + ZERO_POINT); }
 };
 
+// Weights in 4 bits (nibbles.h), rows as for weights in 8 bits; sums of groups are exact, and scaled before they are added.
+struct Int4 {
+  using X = int8_t;
+  using W = uint8_t;
+  using Y = float;
+  using Sum = float;
+};
+
 template <typename Traits>
 using SumsOf = Vec<typename Traits::Sum>;
 

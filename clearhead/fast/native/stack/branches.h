@@ -78,12 +78,35 @@ class Team {
     return widest_;
   }
 
-  GemmArgs<Traits> args(const Matrix& matrix, float* y) const {
-    auto made = input_.args(
-        rows_.M, matrix.outputs, matrix.inputs, static_cast<const typename Traits::W*>(matrix.weight), matrix.bias,
-        matrix.scales, y);
-    made.ldb = matrix.ldb;
-    return made;
+  // y = act(rows matrix^T + bias) * factor
+  struct Product {
+    const Matrix& matrix;
+    float* y;
+    int64_t activation = Activation::NONE;
+    const float* factor = nullptr;
+  };
+
+  // Call `use` with the arguments of a product, whose type is that of the weights.
+  template <typename Use>
+  auto with_args(const Product& product, const Use& use) const {
+    using Wide = std::conditional_t<std::is_same_v<Traits, Int4>, Int8, Traits>;
+    const Matrix& matrix = product.matrix;
+    const auto complete = [&](auto made) {
+      made.ldb = matrix.ldb, made.activation = product.activation, made.factor = product.factor;
+      return use(made);
+    };
+    if constexpr (std::is_same_v<Traits, Int4>)
+      if (matrix.group_scales)
+        return complete(input_.nibble_args(
+            rows_.M, matrix.outputs, matrix.inputs, static_cast<const uint8_t*>(matrix.weight), matrix.bias,
+            matrix.group_scales, product.y));
+    return complete(input_.args(
+        rows_.M, matrix.outputs, matrix.inputs, static_cast<const typename Wide::W*>(matrix.weight), matrix.bias,
+        matrix.scales, product.y));
+  }
+
+  void multiply_by_team(const Product& product, Arena& arena) const {
+    with_args(product, [&](const auto& args) { gemm_by_team(args, arena); });
   }
 
   // Add what the branch before b left, and norm the sum where its step ends.
@@ -126,27 +149,24 @@ class Team {
   void multiply_inputs(int64_t b, const Own& own) {
     const Branch& branch = branches_[b];
     if (branch.function == Function::FEED_FORWARD) {
-      if (branch.second.weight) gemm_by_team(args(branch.first, first_), own.arena);
-      gemm_by_team(hidden(branch), own.arena);
+      if (branch.second.weight) multiply_by_team({branch.first, first_}, own.arena);
+      multiply_by_team(hidden(branch), own.arena);
 #pragma omp barrier
       return;
     }
-    gemm_by_team(args(branch.first, rows_.queries), own.arena);
-    if (branch.second.weight) gemm_by_team(args(branch.second, second_), own.arena);
-    if (branch.third.weight) gemm_by_team(args(branch.third, third_), own.arena);
+    multiply_by_team({branch.first, rows_.queries}, own.arena);
+    if (branch.second.weight) multiply_by_team({branch.second, second_}, own.arena);
+    if (branch.third.weight) multiply_by_team({branch.third, third_}, own.arena);
 #pragma omp barrier
     prepare_by_team(branch, keys_[b]);
   }
 
   // The last product before the activation, which it applies if it can.
-  GemmArgs<Traits> hidden(const Branch& branch) const {
+  Product hidden(const Branch& branch) const {
     const bool has_gate = branch.second.weight;
-    GemmArgs<Traits> made = has_gate ? args(branch.second, second_) : args(branch.first, first_);
-    if (made.activates()) {
-      made.activation = branch.activation;
-      if (has_gate) made.factor = first_;
-    }
-    return made;
+    const Product alone{has_gate ? branch.second : branch.first, has_gate ? second_ : first_};
+    if (!with_args(alone, [](const auto& args) { return args.activates(); })) return alone;
+    return {alone.matrix, alone.y, branch.activation, has_gate ? first_ : nullptr};
   }
 
   // Norm and rotate queries and keys, and append what is new to the cache.
@@ -227,7 +247,7 @@ class Team {
     const float* gate = branch.second.weight ? second_ : nullptr;
     const float* whole = rows_.queries;
     if (!is_attention) {
-      const GemmArgs<Traits> last = hidden(branch);
+      const Product last = hidden(branch);
       whole = last.activation == Activation::NONE ? nullptr : last.y;
     }
     input_.fill_by_team(rows_.M, K, own.row, [&](int64_t m, float* row) -> const float* {
@@ -235,7 +255,7 @@ class Team {
       apply_activation(first_ + m * size, gate ? gate + m * size : nullptr, size, branch.activation, row);
       return row;
     });
-    gemm_by_team(args(branch.last, first_), own.arena);
+    multiply_by_team({branch.last, first_}, own.arena);
 #pragma omp barrier
   }
 

@@ -38,6 +38,21 @@ KERNEL void linear_mixed(
   multiply<Mixed>(x, w, nullptr, bias, y, M, N, K, threads);
 }
 
+#ifdef HAS_NIBBLES
+KERNEL void linear_int4(
+    const float* x, const uint8_t* w, const uint16_t* group_scales, const float* bias, float* y, int64_t M, int64_t N,
+    int64_t K, int64_t threads) {
+  const int team = team_size(threads, M * N * K);
+  const Workspace workspace(team);
+  GemmInput<Int4> input(workspace[0], M, K);
+#pragma omp parallel num_threads(team)
+  {
+    input.fill_by_team(M, K, nullptr, [&](int64_t m, float*) { return x + m * K; });
+    gemm_by_team(input.nibble_args(M, N, K, w, bias, group_scales, y), workspace[omp_get_thread_num()]);
+  }
+}
+#endif
+
 #if defined(HAS_GEMM) || defined(HAS_PANELS)  // elsewhere fp32 is faster
 KERNEL void linear_int8(
     const float* x, const int8_t* w, const float* scales, const float* bias, float* y, int64_t M, int64_t N, int64_t K,

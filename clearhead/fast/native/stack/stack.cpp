@@ -55,5 +55,8 @@ KERNEL void stack(const StackCall* call, int64_t threads) {
     case WeightKind::FLOAT32: return run_stack<Float32>(*call, threads);
     case WeightKind::MIXED: return run_stack<Mixed>(*call, threads);
     case WeightKind::INT8: return run_stack<Int8>(*call, threads);
+#ifdef HAS_NIBBLES
+    case WeightKind::INT4: return run_stack<Int4>(*call, threads);
+#endif
   }
 }

@@ -13,6 +13,8 @@ void linear_bfloat16(const uint16_t*, const uint16_t*, const uint16_t*, uint16_t
 void linear_mixed(const float*, const uint16_t*, const float*, float*, int64_t, int64_t, int64_t, int64_t);
 void linear_int8(
     const float*, const int8_t*, const float*, const float*, float*, int64_t, int64_t, int64_t, int64_t);
+void linear_int4(
+    const float*, const uint8_t*, const uint16_t*, const float*, float*, int64_t, int64_t, int64_t, int64_t);
 void top_float32(
     const float*, const int64_t*, float*, int64_t*, float*, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
 void top_bfloat16(
@@ -37,7 +39,7 @@ std::vector<T> numbers(int64_t count) {
 }
 
 Matrix matrix(const std::vector<float>& weights, const std::vector<float>& bias, int64_t outputs, int64_t inputs) {
-  return {weights.data(), bias.data(), bias.data(), outputs, inputs, 0};
+  return {weights.data(), bias.data(), bias.data(), outputs, inputs, 0, nullptr};
 }
 
 void stack_of(StackCall call) {
@@ -111,6 +113,11 @@ void run_stack(
     for (Matrix* one : {&branch.first, &branch.second, &branch.third, &branch.last}) one->ldb = 0;
   stack_of({x.data(), branches, in_bytes, 3, rows, width, WeightKind::INT8});
   stack_of({x.data(), branches, in_bytes, 3, rows, width, WeightKind::FLOAT32});
+  auto scales = numbers<uint16_t>(weights.size());
+  for (Branch& branch : branches)
+    for (Matrix* one : {&branch.first, &branch.second, &branch.third, &branch.last})
+      if (one->inputs % 32 == 0) one->group_scales = scales.data();  // beside others in 8 bits
+  stack_of({x.data(), branches, in_bytes, 3, rows, width, WeightKind::INT4});
   keys.row_index = nullptr, keys.bias = nullptr;  // as prompts are read: many rows in parts
   const Branch without_memory[] = {branches[0], branches[2]};
   const Keys in_parts[] = {keys, Keys{}};
@@ -121,12 +128,18 @@ void run_stack(
 int main() {
   for (int64_t rows : {1, 2, 5, 16, 17, 33, 70})
     for (int64_t outputs : {1, 3, 16, 32, 35, 64})
-      for (int64_t inputs : {1, 15, 32, 64, 65, 128}) {
+      for (int64_t inputs : {1, 15, 32, 64, 65, 160}) {
         auto x = numbers<float>(rows * inputs), w = numbers<float>(outputs * inputs), bias = numbers<float>(outputs);
         auto y = numbers<float>(rows * outputs);
         linear_float32(x.data(), w.data(), bias.data(), y.data(), rows, outputs, inputs, THREADS);
         auto w8 = numbers<int8_t>(outputs * inputs);
         linear_int8(x.data(), w8.data(), bias.data(), bias.data(), y.data(), rows, outputs, inputs, THREADS);
+        if (inputs % 32 == 0) {
+          auto nibbles = numbers<uint8_t>(outputs * inputs / 2);
+          auto scales = numbers<uint16_t>(outputs * inputs / 32);
+          linear_int4(
+              x.data(), nibbles.data(), scales.data(), bias.data(), y.data(), rows, outputs, inputs, THREADS);
+        }
         auto x16 = numbers<uint16_t>(rows * inputs), w16 = numbers<uint16_t>(outputs * inputs);
         auto bias16 = numbers<uint16_t>(outputs), y16 = numbers<uint16_t>(rows * outputs);
         linear_bfloat16(x16.data(), w16.data(), bias16.data(), y16.data(), rows, outputs, inputs, THREADS);

@@ -1,0 +1,156 @@
+"""Four bits: perplexity of a trained model beside the rounding of llama.cpp's Q4_0, and speed beside 8 bits.
+
+    python benchmarks/four_bits.py --model REF --text FILE      # perplexity
+    python benchmarks/four_bits.py --speed [--rounds 7]         # tokens per second of a random model
+
+For the perplexity, REF is a run or a checkpoint. Its weights are rounded by the rules of `precision="int8"`,
+`precision="int4"`, and llama.cpp's Q4_0: the scale of a group of 32 is its number of the largest magnitude / -8, in
+fp16. Q4_0 gets the same matrices as int4, so the rules alone differ; all three are then multiplied in fp32. The last
+line is the model as int4 runs it, with inputs rounded to 8 bits.
+
+For the speed, a decoder of 0.3 billion random weights makes tokens at batch 1 and 8, and reads a prompt of 512. The
+precisions take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import clearhead as ch
+from clearhead import spec
+from clearhead.core import Transformer, build
+from clearhead.fast.cache import IndexedCache
+from clearhead.fast.native.load import isa, library
+from clearhead.fast.nibbles import GROUP
+from clearhead.fast.runner import Runner
+from clearhead.fast.stored import INT4, INT8, choose_formats, choose_int4, store
+from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
+
+
+def round_as_q4_0(weight: Tensor) -> Tensor:
+    """Return a matrix as llama.cpp's Q4_0 rounds it."""
+    groups = weight.detach().reshape(-1, GROUP)
+    scale = groups.gather(1, groups.abs().argmax(1, keepdim=True)) / -8
+    inverse = torch.where(scale == 0.0, 0.0, 1.0 / scale)
+    integers = (groups * inverse + 8.5).floor().clamp(0, 15) - 8
+    return (integers * scale.half().float()).view(weight.shape)
+
+
+def round_as_int8(weight: Tensor) -> Tensor:
+    return INT8.widen(*INT8.encode(weight))
+
+
+def round_as_int4(weight: Tensor) -> Tensor:
+    return INT4.widen(*INT4.encode(weight))
+
+
+def measure_perplexity(ref: str, text: str) -> dict[str, float]:
+    """Return the perplexity of a model by the rule that rounded its weights."""
+    plain = ch.load(ref, device="cpu", precision="fp32")
+    formats = choose_int4(plain.module)
+    rules: dict[str, Callable[[Tensor], Tensor]] = {
+        "fp32": lambda weight: weight,
+        "int8, fp32 inputs": round_as_int8,
+        "Q4_0, fp32 inputs": round_as_q4_0,
+        "int4, fp32 inputs": round_as_int4,
+    }
+    found = {}
+    for name, rule in rules.items():
+        module = copy.deepcopy(plain.module)
+        for address, kind in formats.items():
+            weight = module.get_parameter(f"{address}.weight")
+            weight.data = (rule if kind == INT4 else round_as_int8)(weight.data) if name != "fp32" else weight.data
+        found[name] = perplexity(plain.replaced(module), text)
+    found["int4"] = perplexity(ch.load(ref, device="cpu", precision="int4"), text)
+    return found
+
+
+def perplexity(model: ch.Model, text: str) -> float:
+    return math.exp(float(model.evaluate({"text": text})["loss"]))
+
+
+def random_model() -> spec.Model:
+    """A decoder in the shape of Llama with 0.3 billion weights."""
+    sizes = Hyperparameters(
+        family="decoder", layers=16, width=1024, heads=16, feedforward=4096, activation="silu", gated=True,
+        positions="rotary", norm="rms", norm_place="pre", bias=False, tie="none",
+    )  # fmt: skip
+    return build_spec(sizes, source_vocab=8192, target_vocab=8192)
+
+
+def decode(tree: Transformer, rows: int, new: int) -> float:
+    """Return tokens per second after a short prompt."""
+    cache = IndexedCache()
+    tree.decode(torch.randint(1, 8192, (rows, 16)), cache=cache)
+    began = time.perf_counter()
+    for _ in range(new):
+        tree.decode(torch.randint(1, 8192, (rows, 1)), cache=cache)
+    return rows * new / (time.perf_counter() - began)
+
+
+def read_prompt(tree: Transformer, length: int) -> float:
+    """Return tokens per second of a prompt."""
+    began = time.perf_counter()
+    tree.decode(torch.randint(1, 8192, (1, length)), cache=IndexedCache())
+    return length / (time.perf_counter() - began)
+
+
+def measure_speed(rounds: int) -> dict[str, dict[str, float]]:
+    """Return the highest of several speeds, by work and precision."""
+    torch.manual_seed(0)
+    module = build(random_model()).eval().requires_grad_(False)
+    trees = {"bf16": Runner(module, in_bf16=True).tree()}
+    for name in ("int8", "int4"):
+        copied = copy.deepcopy(module)
+        formats = choose_int4(copied) if name == "int4" else choose_formats(copied, INT8)
+        trees[name] = Runner(store(copied, formats)).tree()
+    works: dict[str, Callable[[Transformer], float]] = {
+        "batch 1": lambda tree: decode(tree, 1, 16),
+        "batch 8": lambda tree: decode(tree, 8, 8),
+        "prompt of 512": lambda tree: read_prompt(tree, 512),
+    }
+    found: dict[str, dict[str, float]] = {}
+    with torch.inference_mode():
+        for work, run in works.items():
+            speeds: dict[str, list[float]] = {name: [] for name in trees}
+            for _ in range(rounds):
+                for name, tree in trees.items():
+                    speeds[name].append(run(tree))
+            found[work] = {name: max(several) for name, several in speeds.items()}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model")
+    parser.add_argument("--text")
+    parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    kernels = library()
+    print("kernels:", "none" if kernels is None else ", ".join(sorted(isa(kernels))))
+    if options.model and options.text:
+        found = measure_perplexity(options.model, options.text)
+        for name, value in found.items():
+            print(f"{name:18}  perplexity {value:8.4f}  {value / found['fp32'] - 1:+.2%}")
+        print(json.dumps(found))
+    if options.speed:
+        speeds = measure_speed(options.rounds)
+        for work, by_precision in speeds.items():
+            cells = [
+                f"{name} {value:8.1f} ({value / by_precision['int8']:.2f})" for name, value in by_precision.items()
+            ]
+            print(f"{work:14}", "  ".join(cells), " tokens/s (ratio to int8)")
+        print(json.dumps(speeds))
+
+
+if __name__ == "__main__":
+    main()
