@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float, Int8
@@ -27,7 +27,7 @@ from clearhead.core.rare.mixture_of_experts import ExpertMaps
 from clearhead.core.shapes import Ids
 from clearhead.core.stack import Stack
 from clearhead.fast.nibbles import GROUP, quantize_groups, widen_groups
-from clearhead.fast.replica import override
+from clearhead.fast.replica import override, plain_type
 
 LARGEST = 127
 LEAST_WEIGHTS: Final = 2**20
@@ -76,6 +76,10 @@ class Format:
     def holds(self, shape: torch.Size) -> bool:
         """Return whether a weight of a shape can be stored: a matrix, or in an exact format a stack of matrices."""
         return (len(shape) == 2 or (self.is_exact and len(shape) == 3)) and shape[-1] % self.group == 0
+
+    def __reduce__(self) -> tuple[Callable[[str], Format], tuple[str]]:
+        """Copy and pickle a format by its name."""
+        return _format_by_name, (self.name,)
 
 
 def quantize(
@@ -143,6 +147,10 @@ QUANTIZED = (INT8, INT4)
 IN_16_BITS = {torch.bfloat16: BF16, torch.float16: FP16}
 
 
+def _format_by_name(name: str) -> Format:
+    return next(kind for kind in (*QUANTIZED, *IN_16_BITS.values()) if kind.name == name)
+
+
 class Stored(nn.Module):
     """A module with a stored matrix in place of the parameter `weight`."""
 
@@ -168,6 +176,11 @@ class Stored(nn.Module):
                 self._parameters.pop("weight", None)
                 self._buffers[name] = tensor
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle a module by its plain class: its own class is made when it is needed."""
+        mixin = StoredRows if isinstance(self, StoredRows) else Stored
+        return _build_stored, (plain_type(self), mixin), vars(self)
+
 
 class StoredRows(Stored):
     """A table of embeddings with a stored matrix, which an output layer may be tied to."""
@@ -177,6 +190,10 @@ class StoredRows(Stored):
         rows = (entry.index_select(0, ids_BT.flatten()) for entry in self.entries())
         widened: Tensor = self.format.widen(*rows).unflatten(0, ids_BT.shape)
         return widened
+
+
+def _build_stored(plain: type[nn.Module], mixin: type[Stored]) -> Stored:
+    return override(object.__new__(plain), mixin)
 
 
 MIXINS: Final = {nn.Linear: Stored, HeadLinear: Stored, ExpertMaps: Stored, Table: StoredRows}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,19 @@ def test_what_promises_fp32_has_the_bits_of_an_fp32_load(folder: Path) -> None:
     edited, plain = (surgery.keep_layers(model.module, [1]).model for model in (kept, wide))
     assert {tensor.dtype for tensor in edited.state_dict().values()} == {torch.float32}
     assert all(map(torch.equal, edited.state_dict().values(), plain.state_dict().values()))
+
+
+@pytest.mark.parametrize("precision", ["auto", "int8"])
+def test_stored_models_are_copied_and_pickled(precision: str, tmp_path: Path) -> None:
+    folder = made.rotary_model(tmp_path / "model")
+    tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors")
+    model = ch.load(folder, device="cpu", precision=precision)
+    for other in (pickle.loads(pickle.dumps(model.runner)), copy.deepcopy(model.runner)):
+        assert stored_matrices(other.module) == stored_matrices(model.module)
+        with torch.inference_mode():
+            assert torch.equal(other.module(IDS).logits, model.module(IDS).logits)
+            assert torch.equal(other.tree()(IDS).logits, model.runner.tree()(IDS).logits)
 
 
 def test_mapped_and_copied_weights_give_equal_bits(folder: Path) -> None:
