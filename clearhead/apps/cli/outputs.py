@@ -109,52 +109,49 @@ def _number(name: str) -> int | None:
     return int(text) if text else None
 
 
+@dataclass
 class AnswerFile:
     """A file of answers, one line each; it has another name until it is complete, so that a later command can go on.
 
-    Args:
+    Attributes:
         path: the name of the complete file.
         partial: the name of the file while it is written.
         share: the share of the input whose answers it holds; None means the whole input.
         can_resume: whether the partial file of a stopped command is of use to a later one.
-
-    Attributes:
-        path, share: as above.
         num_answers: answers that a stopped command has written.
         file: the partial file while it is open.
         is_begun: whether a window of answers is complete.
     """
 
-    def __init__(self, path: Path, partial: Path, share: Share | None, *, can_resume: bool) -> None:
-        self.path = path
-        self.share = share
-        self.num_answers = 0
-        self.file: BinaryIO | None = None
-        self.is_begun = False
-        self._partial = partial
-        self._can_resume = can_resume
+    path: Path
+    partial: Path
+    share: Share | None
+    can_resume: bool
+    num_answers: int = 0
+    file: BinaryIO | None = None
+    is_begun: bool = False
 
     @contextmanager
     def writing(self) -> Iterator[BinaryIO]:
-        """Open the file behind its last whole answer; at the end of the with block it gets its name.
+        """Open the file to write after its last whole answer; at the end of the with block it gets its name.
 
         After a mistake in the first lines nothing is left. Any other end leaves the answers for --resume.
         """
         try:
-            with self._partial.open("r+b" if self._partial.exists() else "w+b") as file:
+            with self.partial.open("r+b" if self.partial.exists() else "w+b") as file:
                 self.num_answers, end = self.find_end(file)
                 file.truncate(end)
                 file.seek(end)
                 self.file = file
                 yield file
                 self.finish(file)
-            sync(self._partial)
-            self._partial.replace(self.path)
+            sync(self.partial)
+            self.partial.replace(self.path)
             sync(self.path.parent)
         except BaseException as error:
             is_mistake = isinstance(error, InputError) and not (self.is_begun or self.num_answers)
-            if is_mistake or not self._can_resume:
-                self._partial.unlink(missing_ok=True)
+            if is_mistake or not self.can_resume:
+                self.partial.unlink(missing_ok=True)
             raise
 
     @property
@@ -165,7 +162,7 @@ class AnswerFile:
     @property
     def rest(self) -> str:
         """What a command that is stopped leaves, as the end of a sentence."""
-        return "; --resume goes on from there" if self._can_resume else f"; {self.path} is not written"
+        return "; --resume goes on from there" if self.can_resume else f"; {self.path} is not written"
 
     def find_end(self, file: BinaryIO) -> tuple[int, int]:
         """Return the number of whole answers in a file, and the byte after the last of them."""
@@ -198,6 +195,7 @@ class RankedLines(AnswerFile):
         return max(count - 1, 0), start
 
 
+@dataclass
 class VectorFile(AnswerFile):
     """A .npy file of float32, with a row for each line of input. Its header is written again when it is complete.
 
@@ -205,9 +203,7 @@ class VectorFile(AnswerFile):
         width: numbers in a row; set before the file is written.
     """
 
-    def __init__(self, path: Path, partial: Path, share: Share | None, *, can_resume: bool) -> None:
-        super().__init__(path, partial, share, can_resume=can_resume)
-        self.width = 0
+    width: int = 0
 
     def find_end(self, file: BinaryIO) -> tuple[int, int]:
         """Return the number of whole rows and the byte after them; write the header into a new file."""
