@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from jaxtyping import Float, Int8
@@ -25,7 +25,7 @@ from clearhead.core.embedding import Table
 from clearhead.core.head import Linear as HeadLinear
 from clearhead.core.rare.mixture_of_experts import ExpertMaps
 from clearhead.core.shapes import Ids
-from clearhead.fast.replica import override
+from clearhead.fast.replica import override, plain_type
 
 LARGEST = 127
 LEAST_WEIGHTS: Final = 2**20
@@ -73,6 +73,10 @@ class Format:
         """Return whether a weight of a shape can be stored: a matrix, or in an exact format a stack of matrices."""
         return len(shape) == 2 or (self.is_exact and len(shape) == 3)
 
+    def __reduce__(self) -> tuple[Callable[[str], Format], tuple[str]]:
+        """Copy and pickle a format by its name."""
+        return _format_by_name, (self.name,)
+
 
 def quantize(
     weight_NK: Float[Tensor, "rows columns"],
@@ -80,6 +84,8 @@ def quantize(
     """Return a matrix in 8 bits, and the fp32 scale of each row."""
     matrix_NK = torch.empty(weight_NK.shape, dtype=torch.int8, device=weight_NK.device)
     scale_N = torch.empty(len(weight_NK), device=weight_NK.device)
+    if weight_NK.is_meta:
+        return matrix_NK, scale_N
     rows = max(1, _BLOCK // max(1, weight_NK.shape[1]))
     # A few rows at a time: whole matrices in fp32 would be several times as large as the result.
     blocks = zip(weight_NK.detach().split(rows), matrix_NK.split(rows), scale_N.split(rows), strict=True)
@@ -128,6 +134,10 @@ QUANTIZED = (INT8,)
 IN_16_BITS = {torch.bfloat16: BF16, torch.float16: FP16}
 
 
+def _format_by_name(name: str) -> Format:
+    return next(kind for kind in (*QUANTIZED, *IN_16_BITS.values()) if kind.name == name)
+
+
 class Stored(nn.Module):
     """A module with a stored matrix in place of the parameter `weight`."""
 
@@ -153,6 +163,11 @@ class Stored(nn.Module):
                 self._parameters.pop("weight", None)
                 self._buffers[name] = tensor
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle a module by its plain class: its own class is made when it is needed."""
+        mixin = StoredRows if isinstance(self, StoredRows) else Stored
+        return _build_stored, (plain_type(self), mixin), vars(self)
+
 
 class StoredRows(Stored):
     """A table of embeddings with a stored matrix, which an output layer may be tied to."""
@@ -162,6 +177,10 @@ class StoredRows(Stored):
         rows = (entry.index_select(0, ids_BT.flatten()) for entry in self.entries())
         widened: Tensor = self.format.widen(*rows).unflatten(0, ids_BT.shape)
         return widened
+
+
+def _build_stored(plain: type[nn.Module], mixin: type[Stored]) -> Stored:
+    return override(object.__new__(plain), mixin)
 
 
 _MIXINS: Final = {nn.Linear: Stored, HeadLinear: Stored, ExpertMaps: Stored, Table: StoredRows}

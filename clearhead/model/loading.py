@@ -51,9 +51,10 @@ def load(
             the layout of the Hugging Face hub; or, where there is no such folder, a name on the hub, optionally with
             @revision.
         device: auto, cpu, cuda, cuda:N or mps.
-        precision: fp32, bf16, or int8: weights in 8 bits, for a CPU. auto: bf16 on a GPU that has it; on a CPU fp32,
-            where predictions and generated text multiply in bf16 if that is faster (scores, measures and attention
-            never do). A model that was saved in int8 stays int8.
+        precision: fp32, bf16, or int8: weights in 8 bits, for a CPU. auto: bf16 on a GPU that has it; on a CPU the 16
+            bits of a checkpoint that has them, and otherwise fp32. Predictions and generated text then multiply in
+            bf16 if the weights have 16 bits or that is faster; scores, measures and attention are computed in fp32. A
+            model that was saved in int8 stays int8.
         parts: files of your own with the parts that the model needs; None: they are imported already, or installed.
 
     Raises:

@@ -283,8 +283,8 @@ def refuse_nan(module: nn.Module, name: str) -> None:
         InputError: a weight holds NaN, or a matrix or its scales in 8 bits an infinite number.
     """
     for address, weight in itertools.chain(module.named_parameters(), module.named_buffers()):
-        # The sum of a tensor tells in one pass whether a closer look is needed.
-        if weight.is_floating_point() and not torch.isfinite(weight.detach().sum(dtype=torch.float32)):
+        # The sum of a tensor tells in one pass, and in its own dtype without a copy, whether a closer look is needed.
+        if weight.is_floating_point() and not torch.isfinite(weight.detach().sum()):
             is_matrix = weight.dim() > 1 or address.rpartition(".")[2] in _QUANTIZED_NAMES
             count = int((~torch.isfinite(weight)).sum() if is_matrix else torch.isnan(weight).sum())
             if count:

@@ -25,8 +25,9 @@ class ExpertMaps(nn.Module):
 
     def split(self) -> list[Map]:
         """Return the weight and the bias of each expert; taken all at once, their gradients are stacked once."""
-        biases = [None] * len(self.weight) if self.bias is None else self.bias.unbind()
-        return list(zip(self.weight.unbind(), biases, strict=True))
+        weights = self.weight.unbind()
+        biases = [None] * len(weights) if self.bias is None else self.bias.unbind()
+        return list(zip(weights, biases, strict=True))
 
 
 class Experts(nn.Module):
@@ -41,8 +42,9 @@ class Experts(nn.Module):
         self.down: ExpertMaps = ExpertMaps(count, expert.size, width, expert.bias_out)
 
     def split(self) -> list[tuple[Map, Map | None, Map]]:
-        gates = [None] * len(self.up.weight) if self.gate is None else self.gate.split()
-        return list(zip(self.up.split(), gates, self.down.split(), strict=True))
+        ups = self.up.split()
+        gates = [None] * len(ups) if self.gate is None else self.gate.split()
+        return list(zip(ups, gates, self.down.split(), strict=True))
 
     def run(self, x_ND: Tokens, maps: tuple[Map, Map | None, Map]) -> Tokens:
         up, gate, down = maps
