@@ -280,8 +280,9 @@ def _kind(part: nn.Module, in_bf16: bool) -> str:
 
 def _holder(head: HeadLinear) -> nn.Module:
     """Return the module whose matrix a head multiplies with: its own, or an embedding that it is tied to."""
+    part: nn.Module = head
     # The weight of a stored matrix would be widened for the question.
-    return head if isinstance(head, Stored) or head.weight is not None else head.tied.module
+    return head if isinstance(part, Stored) or head.weight is not None else head.tied.module
 
 
 def _scaled(run: Run, scale: float) -> Run:
