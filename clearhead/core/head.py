@@ -52,8 +52,7 @@ class Linear(PrintedModule, nn.Module):
 
     @property
     def projection(self) -> Projection:
-        weight = self.weight  # read once: a stored matrix is widened each time
-        return Projection(self.tied.module.weight if weight is None else weight, self.bias, self.scale)
+        return Projection(w if (w := self.weight) is not None else self.tied.module.weight, self.bias, self.scale)
 
     def forward(self, x_D: Vectors) -> Float[Tensor, "*axes outputs"]:
         return self.projection.outputs(x_D)

@@ -54,7 +54,7 @@ def open_model(reference: ModelReference) -> OpenModel:
     folder = reference.checkpoint_folder()
     if folder is None:
         return _open_saved(reference)
-    hf_checkpoint, opened = HFCheckpoint.open(folder)
+    hf_checkpoint, opened = HFCheckpoint.read_headers(folder)
     tokenizers, loaded = hf_checkpoint.tokenizers.pair, opened.loaded
     tokenizers.check_rows(loaded.module.num_source_ids, loaded.module.num_target_ids, str(folder))
     return OpenModel(Model(loaded.module, tokenizers, loaded.task, hf_checkpoint), opened.dtypes(), opened.tensors)

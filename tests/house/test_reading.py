@@ -25,7 +25,7 @@ ALLOWED = {
     # Bodies of requests, to be typed.
     "clearhead/apps/serve/api/bodies.py": {"json.loads": 1},
     # The libraries of tensors map files that were checked just before.
-    "clearhead/checkpoints/weights/files.py": {"safe_open": 2},
+    "clearhead/checkpoints/weights/files.py": {"safe_open": 3},
     "clearhead/checkpoints/hf/files/tensor_files.py": {"safe_open": 1, ".open": 2},
     "clearhead/interpret/view/arrays.py": {"np.load": 1},
     "clearhead/checkpoints/hf/files/from_bin.py": {"torch.load": 1},
@@ -48,6 +48,7 @@ ALLOWED = {
     "clearhead/training/data_files.py": {".open": 1},
     "clearhead/apps/recipes/draft.py": {".read_text": 1},
     # What this process wrote: prepared data, pages, pictures, appended metrics, records as JSON.
+    "clearhead/checkpoints/weights/writer.py": {".open": 1},
     "clearhead/data/stores/store.py": {".open": 1, ".read_text": 1, "json.loads": 1, "np.memmap": 1},
     "clearhead/tasks/answer/store.py": {"json.loads": 1},
     "clearhead/checkpoints/runs/metrics.py": {".open": 1},

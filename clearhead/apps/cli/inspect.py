@@ -129,9 +129,10 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
     total = num_parameters(module)
     kernels = _attention_kernels(module)
     outline, fault = _read_outline(found)
-    forecasts = (
-        forecast_memory(spec) if outline is None else forecast_memory(spec, outline.dtypes, is_mapped=outline.is_mapped)
-    )
+    if outline is None:
+        forecasts = forecast_memory(spec)
+    else:
+        forecasts = forecast_memory(spec, outline.dtypes, is_mapped=outline.is_mapped)
     head = None if spec.head is None else head_summary(spec.head)
     masks = decoder_masks(spec)
     record = {
@@ -144,7 +145,7 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
         "target_flops": cost.target_flops,
         "cache_bytes_per_target_token": FP32_BYTES * cost.cache_numbers,
         "cache_bytes_per_source_token": FP32_BYTES * cost.memory_numbers,
-        "precisions": [asdict(forecast) for forecast in forecasts],
+        "precisions": list(map(asdict, forecasts)),
         "attention": kernels,
         "generation": found.notes,
         "spec": json.loads(spec.to_json()),
@@ -155,7 +156,7 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
     lines += [f"part        {line}" for line in part_lines(module)]
     if masks:
         lines.append(f"mask        {' and '.join(masks)}, in the decoder")
-    served, unknown = ([], []) if outline is None else _served(spec, outline)
+    served, unknown = _served(spec, outline)
     unknown += fault
     record["served"] = [asdict(architecture) for architecture in served]
     lines += _memory_lines(forecasts, spec)
@@ -402,8 +403,10 @@ def _attention_kernels(module: nn.Module) -> list[dict[str, Any]]:
     return found
 
 
-def _served(spec: Model, outline: _Outline) -> tuple[list[Served], list[str]]:
+def _served(spec: Model, outline: _Outline | None) -> tuple[list[Served], list[str]]:
     """Return which parts of a model kernels run on this processor, and lines about batches and the precision auto."""
+    if outline is None:
+        return [], []
     from clearhead.fast.runner import Runner, multiplies_in_bf16
     from clearhead.fast.stored import stored_matrices
     from clearhead.model.opening import outline_load

@@ -84,7 +84,7 @@ class HFCheckpoint(Printed):
         return cls._read(folder, lambda config: load_module(folder, config=config, form=form))
 
     @classmethod
-    def open(cls, folder: Path) -> tuple[HFCheckpoint, OpenCheckpoint]:
+    def read_headers(cls, folder: Path) -> tuple[HFCheckpoint, OpenCheckpoint]:
         """Read a checkpoint without its weights; its module is on the meta device.
 
         Args:

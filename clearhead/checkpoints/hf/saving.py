@@ -270,8 +270,9 @@ def save_module(
             if constant.is_written or variant.is_bare:
                 tensors[prefix + constant.name] = constant.compute(module.spec, rows)
     directory.mkdir(parents=True, exist_ok=True)
-    stream = None if weights is None else _with_their_names(weights, module, family, variant, prefix, tensors)
-    save_shards(directory, tensors, name=SINGLE, max_size=max_shard_size, stream=stream)
+    if weights is not None:
+        weights = _with_their_names(weights, module, family, variant, prefix, tensors)
+    save_shards(directory, tensors, name=SINGLE, max_size=max_shard_size, stream=weights)
     write_json(directory / CONFIG, config, is_indented=True)
     return family
 
