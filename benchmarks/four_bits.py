@@ -1,15 +1,15 @@
 """Four bits: perplexity of a trained model beside the rounding of llama.cpp's Q4_0, and speed beside 8 bits.
 
     python benchmarks/four_bits.py --model REF --text FILE      # perplexity
-    python benchmarks/four_bits.py --speed [--rounds 7]         # tokens per second of a random model
+    python benchmarks/four_bits.py --speed [--layers 16] [--rounds 7]   # tokens per second of a random model
 
 For the perplexity, REF is a run or a checkpoint. Its weights are rounded by the rules of `precision="int8"`,
 `precision="int4"`, and llama.cpp's Q4_0: the scale of a group of 32 is its number of the largest magnitude / -8, in
 fp16. Q4_0 gets the same matrices as int4, so the rules alone differ; all three are then multiplied in fp32. The last
 line is the model as int4 runs it, with inputs rounded to 8 bits.
 
-For the speed, a decoder of 0.3 billion random weights makes tokens at batch 1 and 8, and reads a prompt of 512. The
-precisions take turns.
+For the speed, a decoder of random weights, 0.3 billion with 16 layers, makes tokens at batch 1 and 8, and reads a
+prompt of 512. The precisions take turns; the highest speed of each counts.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def perplexity(model: ch.Model, text: str) -> float:
     return math.exp(float(model.evaluate({"text": text})["loss"]))
 
 
-def random_model() -> spec.Model:
-    """A decoder in the shape of Llama with 0.3 billion weights."""
+def random_model(layers: int) -> spec.Model:
+    """A decoder in the shape of Llama, with 17 million weights in each layer and 17 million in table and output."""
     sizes = Hyperparameters(
-        family="decoder", layers=16, width=1024, heads=16, feedforward=4096, activation="silu", gated=True,
+        family="decoder", layers=layers, width=1024, heads=16, feedforward=4096, activation="silu", gated=True,
         positions="rotary", norm="rms", norm_place="pre", bias=False, tie="none",
     )  # fmt: skip
     return build_spec(sizes, source_vocab=8192, target_vocab=8192)
@@ -103,10 +103,10 @@ def read_prompt(tree: Transformer, length: int) -> float:
     return length / (time.perf_counter() - began)
 
 
-def measure_speed(rounds: int) -> dict[str, dict[str, float]]:
+def measure_speed(layers: int, rounds: int) -> dict[str, dict[str, float]]:
     """Return the highest of several speeds, by work and precision."""
     torch.manual_seed(0)
-    module = build(random_model()).eval().requires_grad_(False)
+    module = build(random_model(layers)).eval().requires_grad_(False)
     trees = {"bf16": Runner(module, in_bf16=True).tree()}
     for name in ("int8", "int4"):
         copied = copy.deepcopy(module)
@@ -133,6 +133,7 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--text")
     parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     kernels = library()
@@ -143,7 +144,7 @@ def main() -> None:
             print(f"{name:18}  perplexity {value:8.4f}  {value / found['fp32'] - 1:+.2%}")
         print(json.dumps(found))
     if options.speed:
-        speeds = measure_speed(options.rounds)
+        speeds = measure_speed(options.layers, options.rounds)
         for work, by_precision in speeds.items():
             cells = [
                 f"{name} {value:8.1f} ({value / by_precision['int8']:.2f})" for name, value in by_precision.items()
