@@ -122,7 +122,7 @@ def open_training(run_file: RunFile, *, resume: bool, progress: Progress) -> Ite
         # torchrun starts all processes anew after one of them broke down; they go on with what this job began.
         is_restart = processes.job != "" and job_of(run) == processes.job
         resume = processes.first_of(resume or (is_restart and bool(checkpoint_steps(run))))
-        if resume:
+        if resume and processes.size > 1:
             check_first_has_run(processes, run)
         directory, saved = None, dict[str, Any]()
         if processes.is_first:
@@ -146,8 +146,8 @@ def open_training(run_file: RunFile, *, resume: bool, progress: Progress) -> Ite
         limit_kernel_cache()
         memory_before = memory_in_use(device)
         choices = processes.first_of(saved if resume else {})
-        blind = find_blind(processes, run)
-        description = stack.enter_context(copied_description(processes, run, is_needed=resume and bool(blind)))
+        blind = find_blind(processes, run) if processes.size > 1 else []
+        description = stack.enter_context(copied_description(processes, run)) if resume and blind else run
         for change in changed_files(choices, run_file, run):
             progress.message(change)
         yield OpenedRun(
