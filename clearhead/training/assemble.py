@@ -119,11 +119,7 @@ def open_training(run_file: RunFile, *, resume: bool, progress: Progress) -> Ite
         )
         if processes.size > 1:
             check_same_everywhere(processes, run_file)
-        # torchrun starts all processes anew after one of them broke down; they go on with what this job began.
-        is_restart = processes.job != "" and job_of(run) == processes.job
-        resume = processes.first_of(resume or (is_restart and bool(checkpoint_steps(run))))
-        if resume and processes.size > 1:
-            check_first_has_run(processes, run)
+        resume = _decide_to_resume(processes, run, resume=resume)
         directory, saved = None, dict[str, Any]()
         if processes.is_first:
             # Without resume as well: a run that is there is then refused as such, not as one of another precision.
@@ -163,6 +159,19 @@ def open_training(run_file: RunFile, *, resume: bool, progress: Progress) -> Ite
             description,
             blind,
         )
+
+
+def _decide_to_resume(processes: Processes, run: Path, *, resume: bool) -> bool:
+    """Return whether the run continues: where the user asks for it, or torchrun restarts the job that began the run.
+
+    Raises:
+        InputError: the first process has no checkpoint, but another one has.
+    """
+    is_restart = processes.job != "" and job_of(run) == processes.job
+    resume = processes.first_of(resume or (is_restart and bool(checkpoint_steps(run))))
+    if resume and processes.size > 1:
+        check_first_has_run(processes, run)
+    return resume
 
 
 def _tracked(run_file: RunFile) -> dict[str, object]:
