@@ -21,7 +21,7 @@ from clearhead.model.facade import Model
 from clearhead.model.loading import load
 from clearhead.spec.tasks.registry import kinds
 from clearhead.training.assemble import train_run
-from clearhead.training.parallel.early_faults import reporting_faults
+from clearhead.training.parallel.meeting import reporting_faults
 from clearhead.training.parallel.world import Process
 from clearhead.training.progress.console import progress_for
 from clearhead.training.progress.reports import Progress
@@ -79,9 +79,7 @@ def train(
         text, name, where = read_text_file(Path(run_file), "run file"), str(run_file), parts_folder(Path(run_file))
     changes = [f"{key}={toml_value(value)}" for key, value in (overrides or {}).items()]
     if data is None:
-        with reporting_faults():
-            checked_file = parse_run_file(text, name, changes, folder=where)
-        return TrainResult(**vars(train_run(checked_file, resume=resume)))
+        return TrainResult(**vars(train_run(_check(text, name, changes, where), resume=resume)))
     if Process.here().size > 1:
         raise InputError("each of several processes would write the lists of data; write them to files and name those")
     if resume:
@@ -95,6 +93,15 @@ def train(
     files = {folder / f"{split}.jsonl": examples for split, examples in parts.items()}
     entries = [f"data.{path.stem}={toml_value(json_lines_entry(rows, path, form))}" for path, rows in files.items()]
     return _train_on(parse_run_file(text, name, [*changes, *entries], folder=where), files, progress)
+
+
+def _check(text: str, name: str, changes: list[str], folder: Path | None) -> RunFile:
+    """Check a run file, and report its faults to the other processes of the training."""
+    process = Process.here()
+    if process.size == 1:
+        return parse_run_file(text, name, changes, folder=folder)
+    with reporting_faults(process):
+        return parse_run_file(text, name, changes, folder=folder)
 
 
 def _hold_out(parts: dict[str, Examples], kind: str, tables: Mapping[str, Any]) -> dict[str, Examples]:

@@ -121,11 +121,7 @@ def open_training(run_file: RunFile, *, resume: bool, progress: Progress) -> Ite
         )
         if processes.size > 1:
             check_same_everywhere(processes, run_file)
-        # torchrun starts all processes anew after one of them broke down; they go on with what this job began.
-        is_restart = processes.job != "" and job_of(run) == processes.job
-        resume = processes.first_of(resume or (is_restart and bool(checkpoint_steps(run))))
-        if resume:
-            check_first_has_run(processes, run)
+        resume = _decide_to_resume(processes, run, resume=resume)
         directory, saved = None, dict[str, Any]()
         if processes.is_first:
             # Without resume as well: a run that is there is then refused as such, not as one of another precision.
@@ -153,8 +149,8 @@ def open_training(run_file: RunFile, *, resume: bool, progress: Progress) -> Ite
         limit_kernel_cache()
         memory_before = memory_in_use(device)
         choices = processes.first_of(saved if resume else {})
-        blind = find_blind(processes, run)
-        description = stack.enter_context(copied_description(processes, run, is_needed=resume and bool(blind)))
+        blind = find_blind(processes, run) if processes.size > 1 else []
+        description = stack.enter_context(copied_description(processes, run)) if resume and blind else run
         for change in changed_files(choices, run_file, run):
             progress.message(change)
         yield OpenedRun(
@@ -171,6 +167,19 @@ def open_training(run_file: RunFile, *, resume: bool, progress: Progress) -> Ite
             description,
             blind,
         )
+
+
+def _decide_to_resume(processes: Processes, run: Path, *, resume: bool) -> bool:
+    """Return whether the run continues: where the user asks for it, or torchrun restarts the job that began the run.
+
+    Raises:
+        InputError: the first process has no checkpoint, but another one has.
+    """
+    is_restart = processes.job != "" and job_of(run) == processes.job
+    resume = processes.first_of(resume or (is_restart and bool(checkpoint_steps(run))))
+    if resume and processes.size > 1:
+        check_first_has_run(processes, run)
+    return resume
 
 
 def _tracked(run_file: RunFile) -> dict[str, object]:

@@ -112,6 +112,7 @@ def environment(processes: int = 1, *, is_sharded: bool = False) -> dict[str, st
         is_sharded: whether they share one model (fsdp); else each holds a copy (ddp).
     """
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    kind = {"parallel": "fsdp" if is_sharded else "ddp"}
     return {
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -119,7 +120,7 @@ def environment(processes: int = 1, *, is_sharded: bool = False) -> dict[str, st
         "threads": torch.get_num_threads(),
         "accelerator": device,
         "processes": processes,
-        **({"parallel": "fsdp" if is_sharded else "ddp"} if processes > 1 else {}),
+        **(kind if processes > 1 else {}),
     }
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 import clearhead as ch
-from clearhead.checkpoints.runs.directory import LOCK
+from clearhead.checkpoints.runs.directory import JOB_FILE, LOCK
 from clearhead.checkpoints.runs.metrics import read_metrics
 from clearhead.training.progress.pictures import write_plots
 from clearhead.training.progress.tracker import TRACKER_FILE
 from tests import hf_models
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "run-directory.md"
-# Of a package that is not always there, and of the time before a run ends.
-ELSEWHERE = {"tensorboard/", TRACKER_FILE, LOCK}
+# Of a package that is not always there, of a run under torchrun, and of the time before a run ends.
+ELSEWHERE = {"tensorboard/", TRACKER_FILE, JOB_FILE, LOCK}
 TABLES = {
     "tokenizer": {"kind": "character"},
     "model": {"layers": 1, "width": 16, "heads": 2, "feedforward": 16},

@@ -139,12 +139,17 @@ def _quietly() -> Iterator[None]:
 @contextlib.contextmanager
 def reporting() -> Iterator[Process]:
     """Report wrong input inside a with block to the other processes of a training, so that they do not wait."""
-    from clearhead.training.parallel.early_faults import reporting_faults
     from clearhead.training.parallel.world import Process
 
     with _told_once():
-        Process.here()
-    with _quietly(), reporting_faults() as process:
+        process = Process.here()
+    if process.size == 1:
+        yield process
+        return
+    # Only now: it loads PyTorch, for which a process alone need not wait.
+    from clearhead.training.parallel.meeting import reporting_faults
+
+    with _quietly(), reporting_faults(process):
         yield process
 
 

@@ -73,8 +73,6 @@ def find_blind(processes: Processes, run: Path) -> list[int]:
     A folder of the same name on another disk is not the same: the first process writes a file with a random name into
     the run directory, for which all others look.
     """
-    if processes.size == 1:
-        return []
     name = processes.first_of(temporary_beside(run / processes.attempt).name if processes.is_first else "")
     if processes.is_first:
         (run / name).touch()
@@ -89,17 +87,13 @@ def find_blind(processes: Processes, run: Path) -> list[int]:
 
 
 @contextlib.contextmanager
-def copied_description(processes: Processes, run: Path, *, is_needed: bool) -> Iterator[Path]:
+def copied_description(processes: Processes, run: Path) -> Iterator[Path]:
     """Yield a folder with the files that describe the model of a run, for machines that do not see the run directory.
 
     Args:
         processes: that train.
         run: the run directory of the first process.
-        is_needed: whether to copy the files; else the folder is the run directory itself.
     """
-    if not is_needed:
-        yield run
-        return
     paths = described_files(run) if processes.is_first else []
     contents = dict[str, bytes]()
     for path in paths:

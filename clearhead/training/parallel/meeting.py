@@ -11,7 +11,7 @@ import itertools
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Final
 
@@ -78,12 +78,17 @@ class Meeting:
                     multi_tenant=True,
                 )
             except (RuntimeError, ValueError) as error:
-                # A keeper that has ended meanwhile no longer listens: then its successor is waited for.
-                if keeps or _listens(process):
+                if _listens(process):
                     raise InputError(
                         f"MASTER_PORT is {process.port}, and another program uses {where}: name a free port"
                     ) from error
+                if keeps:
+                    raise InputError(
+                        f"MASTER_ADDR is '{process.address}', where process 0 cannot listen: name its own machine"
+                    ) from error
+                # A keeper that has ended meanwhile no longer listens: its successor is waited for.
             else:
+                store.set_timeout(timedelta(seconds=self._seconds))
                 return store
 
     def arrive(self) -> tuple[Store, str]:
@@ -192,20 +197,23 @@ def _listens(process: Process) -> bool:
     return False
 
 
-def report_wrong_input(process: Process, error: InputError) -> BaseException:
-    """Report wrong input that this process found before it joined the others; return what it raises.
+@contextlib.contextmanager
+def reporting_faults(process: Process) -> Iterator[None]:
+    """Report wrong input inside a with block to the other processes, which this process joins later.
 
     Args:
-        process: this process.
-        error: what is wrong.
+        process: one of several processes.
 
-    Returns:
-        The error, or `Quiet` if another process has told the user.
+    Raises:
+        InputError: the input is wrong, and no other process has told the user.
+        Quiet: the input is wrong, and another process has told the user.
     """
-    if process.size == 1:
-        return error
     try:
-        is_told = Meeting(process, lambda _: None, NOTICE_SECONDS).report_early(error)
-    except (InputError, RunFailure, RuntimeError):
+        yield
+    except InputError as error:
         is_told = process.local_rank == 0
-    return error if is_told else Quiet(2)
+        with contextlib.suppress(InputError, RunFailure, RuntimeError):
+            is_told = Meeting(process, lambda _: None, NOTICE_SECONDS).report_early(error)
+        if is_told:
+            raise
+        raise Quiet(2) from error
