@@ -78,6 +78,7 @@ READERS = {
     "docs/guides/diff.md": Reader({"runs/demo": "demo"}),
     "docs/guides/explain.md": Reader({"runs/demo": "demo"}),
     "docs/guides/fine-tune.md": Reader({"stories260K": "gpt2"}),
+    "docs/guides/many-texts.md": Reader({"runs/de-en": "translate"}),
     "docs/guides/share-a-model.md": Reader({"runs/de-en": "translate"}),
     "docs/guides/tour.md": Reader({"path/to/stories260K": "gpt2", "runs/stories": "gpt2", "path/to/reader": "answer"}),
     "docs/guides/view.md": Reader({"runs/demo": "translate"}),
@@ -100,8 +101,18 @@ def reason_of(command: str) -> str | None:
 
 def write_reader_files(page: Path, folder: Path) -> None:
     """Write the texts that commands name: the content is small, the names are those of the pages."""
-    for name in ("shakespeare.txt", "mine.de", "train.de", "train.en", "mine.en", "test.de", "test.en", "dates.txt"):
-        lines = LINES[:5] if name in ("test.de", "test.en", "dates.txt") else LINES
+    for name in (
+        "shakespeare.txt",
+        "mine.de",
+        "train.de",
+        "train.en",
+        "mine.en",
+        "test.de",
+        "test.en",
+        "dates.txt",
+        "large.de",
+    ):
+        lines = LINES[:5] if name in ("test.de", "test.en", "dates.txt", "large.de") else LINES
         (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     for name in ("train", "dev"):
         written = write_questions(folder, name, [line.rstrip(".") for line in LINES[:40]])
