@@ -169,7 +169,8 @@ def multiplies_in_bf16(module: nn.Module) -> bool:
 def warn_of_slow_products(module: nn.Module) -> None:
     """Say in one sentence that stored matrices are multiplied slowly on this processor, and what is faster."""
     kinds = set(stored_matrices(module).values())
-    if uses_kernels() and library() is None:
+    # Kernels may have to be compiled for the question, so it is asked for these weights alone.
+    if not kinds.isdisjoint((INT4, INT8)) and uses_kernels() and library() is None:
         if INT4 in kinds:
             _LOGGER.warning(
                 "weights in 4 bits are turned into fp32 when they are first used, whose memory and time they then "

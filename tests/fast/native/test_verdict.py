@@ -118,9 +118,9 @@ def test_right_kernels_are_far_from_what_is_refused(folder: str) -> None:
 def test_a_kernel_that_does_nothing_is_found(folder: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real, called = load._kernel, []
 
-    def kernel(found: Any, which: str, *sizes: int) -> Any:
+    def kernel(found: Any, which: str, *sizes: int, is_shared: bool) -> Any:
         if which != name:
-            return real(found, which, *sizes)
+            return real(found, which, *sizes, is_shared=is_shared)
         return lambda *_: called.append(which)
 
     monkeypatch.setattr(load, "_kernel", kernel)
