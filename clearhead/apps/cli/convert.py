@@ -58,7 +58,7 @@ def convert(
       clearhead convert runs/de-en exported --to hf --push owner/de-en
       clearhead convert downloads/opus-mt-de-en opus-mt-de-en --from-bin
       clearhead convert runs/de-en de-en-int8 --precision int8
-      clearhead convert runs/stories stories-int4 --precision int4 --text sample.txt
+      clearhead convert runs/stories small --precision int4 --text sample.txt
 
     --to hf writes config.json, safetensors and the tokenizer as transformers reads them, in the first model type that
     can express the model; where none can, the report says why. Weights keep their dtype; above --max-shard-size they

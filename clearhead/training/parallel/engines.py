@@ -232,7 +232,7 @@ class Replicated(Engine[Share[BatchT]]):
     def __init__(self, module: nn.Module, loss: Loss[BatchT], processes: Processes) -> None:
         super().__init__(module, loss)
         self._processes = processes
-        self.divisor = processes.size
+        self.divisor: int = processes.size
         self._parallel = DistributedDataParallel(BatchLoss(module, loss), gradient_as_bucket_view=True)
 
     def loss(self, batch: Share[BatchT], *, is_last: bool) -> tuple[Tensor, int]:
