@@ -64,7 +64,7 @@ def generate(
       clearhead generate runs/stories --prompt "Once upon a time"
       clearhead generate runs/stories --prompt "Once" --temperature 0.7 --seed 7
       clearhead generate runs/code --prompt-file begin.py --beam-size 4 --json
-      clearhead generate runs/stories --file prompts.txt -o out.jsonl --json --seed 7
+      clearhead generate runs/stories --file in.txt -o out.jsonl --json --seed 7
 
     Text is sampled as the settings of the checkpoint say; without any, with temperature 0.8 and, unless a filter is
     given, top-p 0.95. A line on stderr says so and names the seed, which gives the same text again. --greedy and
