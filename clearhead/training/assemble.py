@@ -141,11 +141,7 @@ def open_training(run_file: RunFile, *, resume: bool, progress: Progress) -> Ite
         else:
             progress = Progress()
         device = own_device(run_file.train.device, process)
-        eager_reason = ""
-        if needs_check(device):
-            from clearhead.fast.device_check import find_eager_reason  # not needed on most machines
-
-            eager_reason = find_eager_reason(device, choose_precision(run_file.train.precision, device))
+        eager_reason = _find_eager_reason(device, run_file.train.precision)
         limit_kernel_cache()
         memory_before = memory_in_use(device)
         choices = processes.first_of(saved if resume else {})
@@ -154,19 +150,18 @@ def open_training(run_file: RunFile, *, resume: bool, progress: Progress) -> Ite
         for change in changed_files(choices, run_file, run):
             progress.message(change)
         yield OpenedRun(
-            run,
-            run_file,
-            resume,
-            choices,
-            processes,
-            directory,
-            progress,
-            device,
-            memory_before,
-            eager_reason,
-            description,
-            blind,
-        )
+            run, run_file, resume, choices, processes, directory, progress, device, memory_before, eager_reason,
+            description, blind,
+        )  # fmt: skip
+
+
+def _find_eager_reason(device: torch.device, precision: str) -> str:
+    """Return why attention must use the eager kernel on a device; empty: it need not."""
+    if not needs_check(device):
+        return ""
+    from clearhead.fast.device_check import find_eager_reason  # not needed on most machines
+
+    return find_eager_reason(device, choose_precision(precision, device))
 
 
 def _decide_to_resume(processes: Processes, run: Path, *, resume: bool) -> bool:

@@ -93,6 +93,7 @@ def things(model: ch.Model) -> dict[type, Any]:
         ch.core.Attention(24, spec.Attention(num_heads=3, num_kv_heads=3, head_size=8)),
         ch.core.Sequence(ids),
         model.attention("abc de", target="fa cb"),
+        ch.diff(model, model),
         *(model, model.module, cache, output, edited, edited.report, ch.HookPoints()),
     ]
     return {type(thing): thing for thing in found}

@@ -12,6 +12,8 @@ from clearhead.base.errors import LackOfMemory
 from clearhead.base.printing import human_bytes, human_count
 
 if TYPE_CHECKING:
+    import torch
+
     from clearhead.apps.bench.limits import Limits, Precision
     from clearhead.apps.bench.speed import Speed
 
@@ -46,12 +48,7 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     from clearhead.training.memory import peak_memory
 
     device, processors = choose_device(compute.device), torch.get_num_threads()
-    precisions = fast_precisions(device)
-    if compute.precision != "auto":
-        chosen = (
-            compute.precision if compute.precision in ("int8", "int4") else choose_precision(compute.precision, device)
-        )
-        precisions = (cast("Precision", chosen),)
+    precisions = fast_precisions(device) if compute.precision == "auto" else (_chosen(compute.precision, device),)
     batch, share = compute.batch_size or Effort.batch, SECONDS / len(precisions)
     effort = Effort(batch=batch, seconds=share, seed=compute.seed or 0)
     limits: Limits | None = None
@@ -82,6 +79,13 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     }
     lines = [*_machine_lines(limits, peak_memory(device)), "", *_table(speeds), "", f"{found['advice']}."]
     print_either(as_json, found, *lines)
+
+
+def _chosen(precision: str, device: torch.device) -> Precision:
+    """Return the precision that the user asks for, as the device has it."""
+    from clearhead.base.machine import choose_precision
+
+    return cast("Precision", precision if precision in ("int8", "int4") else choose_precision(precision, device))
 
 
 def _machine_lines(limits: Limits, peak: int) -> Iterator[str]:

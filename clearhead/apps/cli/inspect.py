@@ -130,7 +130,7 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
     kernels = _attention_kernels(module)
     outline, fault = _read_outline(found)
     if outline is None:
-        forecasts = forecast_memory(spec)
+        forecasts = forecast_memory(spec, is_mapped=False)
     else:
         forecasts = forecast_memory(spec, outline.dtypes, is_mapped=outline.is_mapped)
     head = None if spec.head is None else head_summary(spec.head)

@@ -26,8 +26,7 @@ class ExpertMaps(nn.Module):
     def split(self) -> list[Map]:
         """Return the weight and the bias of each expert; taken all at once, their gradients are stacked once."""
         weights = self.weight.unbind()
-        biases = [None] * len(weights) if self.bias is None else self.bias.unbind()
-        return list(zip(weights, biases, strict=True))
+        return list(zip(weights, [None] * len(weights) if self.bias is None else self.bias.unbind(), strict=True))
 
 
 class Experts(nn.Module):
