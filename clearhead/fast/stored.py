@@ -32,7 +32,7 @@ from clearhead.fast.replica import override, plain_type
 LARGEST = 127
 LEAST_WEIGHTS: Final = 2**20
 """A model with fewer numbers in its matrices is fast enough in fp32, where no result depends on its batch."""
-_BLOCK: Final = 2**20
+_BLOCK: Final = 2**16
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 

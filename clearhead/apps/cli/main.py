@@ -61,8 +61,8 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 _COMPLETING: Final = "_CLEARHEAD_COMPLETE"
 # Keys and arguments for which an option of another name stands.
 _OUT_OF_MEMORY: Final = (
-    "out of memory: use a precision of fewer bits (bf16 or int8), smaller batches or shorter texts, or free some "
-    "memory; clearhead inspect REF shows the memory of a model in each precision"
+    "out of memory: use a precision of fewer bits (bf16, int8 or int4), smaller batches or shorter texts, or free some "
+    "memory; {inspect} shows the memory of a model in each precision"
 )
 _NAMES = {"task.labels": "label_kind", "task.init": "init", "field": "text_column", "layer": "layers", "head": "heads"}
 
@@ -236,7 +236,7 @@ def _run(words: Sequence[str], parts: Sequence[str], debug: bool, signals: StopO
             # A library that is interrupted while it is imported can raise an error of its own.
             raise Stopped(signals.received) from None
         if is_out_of_memory(error):
-            code = _failed(_OUT_OF_MEMORY, FAILED, debug)
+            code = _failed(_OUT_OF_MEMORY.format(inspect=make_command("inspect REF")), FAILED, debug)
         else:
             code = _unwritten(error, debug) if isinstance(error, OSError) else _unexpected(error, debug)
     if code == INTERRUPTED:

@@ -45,7 +45,7 @@ Stream = Iterable[tuple[str, Tensor]]
 MOST_TENSORS = 2**17
 # Faults in one report.
 MOST_SHOWN = 20
-_BLOCK = 2**20
+_BLOCK = 2**16
 _QUANTIZED_NAMES = {name for kind in QUANTIZED for name in kind.names}
 
 

@@ -288,7 +288,7 @@ def test_reference_that_leads_nowhere(
         (["--tokenize", "13b"], "did you mean '13a'?"),
         (["--device", "cuda:99"], "cuda:99"),
         (["--device", "gpu"], "gpu"),
-        (["--precision", "fp23"], "clearhead: --precision must be one of auto, fp32, bf16, int8; got 'fp23'"),
+        (["--precision", "fp23"], "clearhead: --precision must be one of auto, fp32, bf16, int8, int4; got 'fp23'"),
     ],
 )
 def test_faulty_option_of_evaluate(

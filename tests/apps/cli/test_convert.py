@@ -105,7 +105,9 @@ def test_a_compressed_archive_and_an_empty_index_are_refused(tmp_path: Path, cap
 def test_what_to_do_must_be_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     for options in ([], ["--to", "hf", "--from-bin"]):
-        assert "give one of --to hf, --from-bin and --precision int8" in failing(capfd, tmp_path, out, *options)
+        assert "give one of --to hf, --from-bin and --precision bf16, int8 or int4" in failing(
+            capfd, tmp_path, out, *options
+        )
     assert "--to onnx is not known; expected hf" in failing(capfd, tmp_path, out, "--to", "onnx")
     assert "exists already" in failing(capfd, tmp_path, tmp_path, "--to", "hf")
     for size in ("5", "fiveGB", "-1GB", "1XB"):
