@@ -107,8 +107,6 @@ def test_what_to_do_must_be_said(tmp_path: Path, capfd: pytest.CaptureFixture[st
     for options in ([], ["--to", "hf", "--from-bin"]):
         message = "give one of --to hf, --from-bin and --precision bf16, int8 or int4"
         assert message in failing(capfd, tmp_path, out, *options)
-            capfd, tmp_path, out, *options
-        )
     assert "--to onnx is not known; expected hf" in failing(capfd, tmp_path, out, "--to", "onnx")
     assert "exists already" in failing(capfd, tmp_path, tmp_path, "--to", "hf")
     for size in ("5", "fiveGB", "-1GB", "1XB"):
