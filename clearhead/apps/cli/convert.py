@@ -122,7 +122,7 @@ def _convert(
     return record
 
 
-def _open(place: str, precision: str | None) -> tuple[Model, Callable[[], Stream | None]]:
+def _open(ref: str, precision: str | None) -> tuple[Model, Callable[[], Stream | None]]:
     """Return a model and a function that starts to read its weights, which returns None if the model has them."""
     from clearhead.checkpoints.hf.saving import can_stream
     from clearhead.checkpoints.reference import ModelReference
@@ -130,20 +130,20 @@ def _open(place: str, precision: str | None) -> tuple[Model, Callable[[], Stream
     from clearhead.model.loading import load_as_stored
     from clearhead.model.opening import in_form, open_model, stored_form
 
-    opened = open_model(ModelReference.locate(place))
+    opened = open_model(ModelReference.locate(ref))
     if precision is not None:
-        return in_form(opened, next(choice.form for choice in FORMATS if choice.precision == precision), place)
+        return in_form(opened, next(choice.form for choice in FORMATS if choice.precision == precision), ref)
     if can_stream(opened.model.module, opened.model.task, opened.model.hf_checkpoint):
-        return in_form(opened, stored_form(opened), place)
-    return load_as_stored(place), lambda: None
+        return in_form(opened, stored_form(opened), ref)
+    return load_as_stored(ref), lambda: None
 
 
-def _calibrate(place: str, text: Path) -> tuple[Model, Callable[[], Stream | None]]:
+def _calibrate(ref: str, text: Path) -> tuple[Model, Callable[[], Stream | None]]:
     """Return a model in int4, as `_open` does, and say what calibration did."""
     from clearhead.model.calibration import calibrate
     from clearhead.model.loading import load
 
-    calibration = calibrate(load(place, device="cpu"), text)
+    calibration = calibrate(load(ref, device="cpu"), text)
     for line in calibration.lines():
         print_message(line)
     return calibration.model, lambda: None

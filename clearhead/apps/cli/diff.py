@@ -153,9 +153,9 @@ def _print_table(difference: Difference) -> None:
     print_result(f"{count_parts(difference.weights)}; --json and -o list all")
     if texts is not None:
         print_result(describe_texts(texts))
-        for token in sorted(texts.tokens, key=lambda one: -one.divergence)[:NUM_TOKENS]:
-            place = f"text {token.text + 1}" + (f", token {token.position} '{token.token}'" if token.token else "")
-            print_result(f"  KL {token.divergence:.4g} at {place}: '{token.a}' in A, '{token.b}' in B")
+        for token in sorted(texts.tokens, key=lambda token: -token.divergence)[:NUM_TOKENS]:
+            where = f"text {token.text + 1}" + (f", token {token.position} '{token.token}'" if token.token else "")
+            print_result(f"  KL {token.divergence:.4g} at {where}: '{token.a}' in A, '{token.b}' in B")
 
 
 def _choose_shown(difference: Difference) -> list[Change]:

@@ -156,12 +156,12 @@ class AnswerFile:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other files have the answers to the rest of the input."""
+        """True if other files have the answers to the rest of the input."""
         return self.share is not None and self.share.count > 1
 
     @property
     def rest(self) -> str:
-        """What a command that is stopped leaves, as the end of a sentence."""
+        """The end of the message of a stopped command: how to go on, or that no file is written."""
         return "; --resume goes on from there" if self.can_resume else f"; {self.path} is not written"
 
     def find_end(self, file: BinaryIO) -> tuple[int, int]:
@@ -242,7 +242,7 @@ class VectorFile(AnswerFile):
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Where a command that answers lines writes, and which share of the lines it reads.
+    """The output file of a command that answers lines, and the share of the lines that it reads.
 
     Attributes:
         settings: all other parameters of the command by name; answers of other settings are not mixed in one file.
@@ -265,7 +265,7 @@ class OutputOptions:
 
     @property
     def as_json(self) -> bool:
-        """Whether answers are written as JSON."""
+        """True if answers are written as JSON."""
         return bool(self.settings["as_json"])
 
     def refuse_parts(self, output: AnswerFile | None, choice: str, option: str) -> None:
