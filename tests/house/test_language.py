@@ -44,7 +44,7 @@ UNCHECKED = ("CHANGELOG.md", "docs/results-history.md")
 @cache
 def code() -> tuple[Source, ...]:
     """Return the package, the benchmarks and the helper modules of the tests."""
-    helpers = tuple(one for one in python_sources("tests") if not Path(one.path).name.startswith("test_"))
+    helpers = tuple(source for source in python_sources("tests") if not Path(source.path).name.startswith("test_"))
     return package_sources() + python_sources("benchmarks") + helpers
 
 
