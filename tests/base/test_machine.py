@@ -67,13 +67,13 @@ def test_free_memory_is_plausible() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "limit", "used"),
+    ("groups", "limit", "used"),
     [
         ("0::/pod/task", "memory.max", "memory.current"),
         ("3:cpu:/other\n4:cpu,memory:/pod/task", "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
     ],
 )
-@pytest.mark.parametrize("place", ["", "pod", "pod/task"])
+@pytest.mark.parametrize("subfolder", ["", "pod", "pod/task"])
 def test_the_limit_of_a_container_counts(
     groups: str, limit: str, used: str, subfolder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

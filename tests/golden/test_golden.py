@@ -66,7 +66,7 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "relative", "code", "said"),
+    ("facts", "relative", "code", "expected"),
     [
         ({}, 0.0, 0, "1 entries compared bitwise: 0 differ"),
         ({}, 1e-6, 1, "1 entries compared bitwise: 1 differ"),

@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return parent
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("program", WAYS)
 def test_load_and_generate_import_no_other_job(program: str, folder: Path) -> None:
     job = [sys.executable, "-c", WAYS[program] + TELL]
     done = subprocess.run(job, cwd=folder, capture_output=True, text=True, check=False, timeout=300)

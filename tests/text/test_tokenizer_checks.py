@@ -40,7 +40,7 @@ def sequence(*parts: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("stage", "part", "words"),
+    ("stage", "node", "words"),
     [
         ("normalizer", sequence(*[replace({"String": "a"}, "aa")] * 11), "2048 times as long"),
         ("normalizer", sequence(*[replace({"Regex": ""}, "a")] * 11), "2048 times as long"),

@@ -147,7 +147,7 @@ def test_json_has_one_object_for_each_sequence(runs: Runs, capfd: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    "way", [[], ["--json"], ["--num-return-sequences", "2", "--temperature", "1.0", "--seed", "3"]]
+    "prompt_options", [[], ["--json"], ["--num-return-sequences", "2", "--temperature", "1.0", "--seed", "3"]]
 )
 def test_a_text_that_is_cut_under_a_schema_ends_with_1(
     prompt_options: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -15,7 +15,7 @@ DATA = "--source", "{out}/train.source", "--target", "{out}/train.target"
 
 
 @pytest.mark.parametrize(
-    ("words", "place"),
+    ("words", "leftover"),
     [
         (("convert", "{run}", "--to", "hf", "{out}/model"), "{out}/.model.writing-{gone}"),
         (("view", "{run}", "a m u", "-o", "{out}/page.html"), "{out}/.page.html.writing-{gone}"),
