@@ -66,6 +66,8 @@ quick: lint
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@# Not the tests, which contain misspelled names on purpose.
+	$(BIN)/codespell clearhead benchmarks docs examples *.md Makefile
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy

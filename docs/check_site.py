@@ -1,11 +1,12 @@
 """Look at every page of the built site in Chromium, opened from disk: python docs/check_site.py build/site [PAGE ...].
 
-A page passes if it is there within two seconds, asks for nothing from a network, reports no error, is no wider than a
-telephone, and axe finds no violation in light or dark. The search must find a word of the pages.
+A page passes if it opens within two seconds without the network and without an error, is no wider than a telephone,
+and has no violation of axe in light or dark. The search must find a word of the pages; llms.txt must list every page.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import time
@@ -23,7 +24,7 @@ CONTRAST = {**AXE, "runOnly": {"type": "rule", "values": ["color-contrast"]}}
 
 
 def violations(page: Page, options: dict[str, object], mode: str) -> Iterator[str]:
-    """Yield what axe finds on a page as it is shown."""
+    """Yield each violation that axe finds on the visible page."""
     for violation in Axe().run(page, options=options).response["violations"]:
         places = "; ".join(f"{place['target']} {place['failureSummary']}" for place in violation["nodes"][:3])
         count = len(violation["nodes"])
@@ -31,20 +32,20 @@ def violations(page: Page, options: dict[str, object], mode: str) -> Iterator[st
 
 
 def faults_of(browser: Browser, path: Path) -> Iterator[str]:
-    """Yield what is wrong with a page."""
+    """Yield the faults of a page."""
     context = browser.new_context(viewport=WIDE, color_scheme="light", reduced_motion="reduce")
-    page, said, asked = context.new_page(), list[str](), list[str]()
-    page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("requestfailed", lambda request: said.append(f"{request.url} cannot be read"))
+    page, errors, urls = context.new_page(), list[str](), list[str]()
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("request", lambda request: urls.append(request.url))
+    page.on("requestfailed", lambda request: errors.append(f"{request.url} cannot be read"))
     begin = time.monotonic()
     page.goto(path.as_uri(), wait_until="load")
     seconds = time.monotonic() - begin
     if seconds > SECONDS:
         yield f"opens in {seconds:.1f} s"
-    yield from said
-    yield from (f"asks for {url}" for url in asked if not url.startswith(("file:", "data:", "blob:", "about:")))
+    yield from errors
+    yield from (f"asks for {url}" for url in urls if not url.startswith(("file:", "data:", "blob:", "about:")))
     yield from violations(page, AXE, "light")
     page.evaluate("document.documentElement.dataset.theme = 'dark'")
     yield from violations(page, CONTRAST, "dark")
@@ -56,12 +57,21 @@ def faults_of(browser: Browser, path: Path) -> Iterator[str]:
 
 
 def search_faults(browser: Browser, site: Path) -> Iterator[str]:
-    """Yield what is wrong with the search from disk."""
+    """Yield the faults of the search, opened from disk."""
     page = browser.new_page()
     page.goto(f"{(site / 'search.html').as_uri()}?q=attention")
     page.wait_for_selector("ul.search li a", timeout=10_000)
     if page.locator("ul.search li a").count() < 3:
         yield "finds fewer than three pages on attention"
+
+
+def llms_faults(site: Path) -> Iterator[str]:
+    """Yield the pages that llms.txt does not list, and its links to missing pages."""
+    listed = set(re.findall(r"\]\(([^)]+\.html)\)", (site / "llms.txt").read_text("utf-8")))
+    for folder in ("start", "guides", "lessons", "explanation", "coming-from"):
+        pages = {path.relative_to(site).as_posix() for path in (site / folder).glob("*.html")}
+        yield from (f"does not list {page}" for page in sorted(pages - listed - {"start/browser.html"}))
+    yield from (f"links to {page}, which is missing" for page in sorted(listed) if not (site / page).exists())
 
 
 def main(site: Path, names: list[str]) -> int:
@@ -71,15 +81,16 @@ def main(site: Path, names: list[str]) -> int:
     begin, faults = time.monotonic(), 0
     with sync_playwright() as playwright:
         names = "chromium", "chromium-browser", "google-chrome"
-        found = next(filter(None, map(shutil.which, names)), None)
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        program = next(filter(None, map(shutil.which, names)), None)
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         for path in pages:
             for fault in faults_of(browser, path):
                 faults += 1
                 print(f"{path.relative_to(site)}: {fault}")
-        for fault in search_faults(browser, site):
-            faults += 1
-            print(f"search.html: {fault}")
+        for name, listing in (("search.html", search_faults(browser, site)), ("llms.txt", llms_faults(site))):
+            for fault in listing:
+                faults += 1
+                print(f"{name}: {fault}")
         browser.close()
     print(f"{len(pages)} pages looked at in {time.monotonic() - begin:.0f} s, {faults} faults")
     return 1 if faults else 0

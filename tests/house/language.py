@@ -30,7 +30,7 @@ START = re.compile(r"(?:What|How|Which|Where|Why|Who|Whose|Whom|When|Whether|Of|
 """Words with which no docstring and no entry of an argument begins."""
 HEADER = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Legend|Shapes|Shape suffixes|Examples?):$")
 ENTRY = re.compile(r"((?:\*{0,2}\w+(?:, (?=\*{0,2}\w)| and )?)+):\s+(.*)")
-ITEM = re.compile(r"(?:[-*+] |\d+[.)] )")
+ITEM = re.compile(r"^(?:[-*+] |\d+[.)] )")
 END = re.compile(r"""(?<=[.!?])["')\]*_]*\s+(?=["'(\[*_`]*[A-Z0-9<])|(?<=[.!?])\s+(?=`)""")
 CODE = re.compile(r"``.+?``|`[^`]+`|\$[^$]+\$|</?[a-z][^<>]*>|\{[^{}]*\}")
 LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
@@ -139,7 +139,7 @@ def read_messages(source: Source) -> Iterator[Passage]:
 
 
 def read_document(path: str, text: str) -> Iterator[Passage]:
-    """Yield the passages of a Markdown page: paragraphs, list items, headings and the cells of tables."""
+    """Yield the passages of a Markdown page: paragraphs, list items, headings and the cells of tables, split at semicolons."""
     lines: list[str] = []
     start, fence = 0, ""
     for number, raw in enumerate([*text.split("\n"), ""], 1):
@@ -155,7 +155,9 @@ def read_document(path: str, text: str) -> Iterator[Passage]:
             lines = []
         if row:
             cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", content.strip("|"))]
-            yield from (Passage(path, number, "text", cell) for cell in cells if cell.strip("-: "))
+            yield from (
+                Passage(path, number, "text", item) for cell in cells for item in cell.split("; ") if item.strip("-: ")
+            )
         elif content and not content.startswith(("<!--", "![", ":", "(")):
             start = start if lines else number
             lines.append(ITEM.sub("", content.lstrip("#> "), count=1))

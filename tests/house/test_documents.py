@@ -11,6 +11,7 @@ import pytest
 import typer
 
 import clearhead as ch
+from tests.house.agents import write_instructions
 from tests.house.code_lines import code_lines
 from tests.house.source import ROOT, package_sources, repository_files
 
@@ -137,3 +138,9 @@ def test_the_readme_says_what_was_measured() -> None:
     assert len(table) == 6 and len(numbers) >= 8
     assert not [number for number in numbers if number not in results]
     assert len(readme.splitlines()) <= 45
+
+
+def test_the_instructions_for_agents_are_those_of_contributing() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    assert (ROOT / "AGENTS.md").read_text("utf-8") == write_instructions(text), "run python -m tests.house.agents"
+    assert write_instructions(text.replace("bit for bit", "roughly")) != write_instructions(text)
