@@ -1,6 +1,6 @@
-"""Compare the page that runs in the browser with the model it was made of: python docs/check_browser_page.py PAGE.
+"""Compare the browser page with the model that it contains: python docs/check_browser_page.py PAGE.
 
-200 dates are drawn now; the logits of each token must agree within 1e-4, and the translations by three beams.
+On 200 random dates the logits of each token must agree within 1e-4, and so must the translations by three beams.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ RUN = """([texts, beams, limit]) => texts.map((text) => {
 
 @torch.no_grad()
 def compare(path: Path, model: clearhead.Model, texts: list[str]) -> tuple[float, list[str]]:
-    """Return the largest difference of a logit, and the texts of which another translation is written.
+    """Return the largest difference of a logit, and the texts with different translations.
 
     Args:
         path: the page.
-        model: that it was made of.
-        texts: to translate.
+        model: the model that the page contains.
+        texts: the texts to translate.
     """
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])

@@ -1,7 +1,7 @@
 """Look at every page of the built site in Chromium, opened from disk: python docs/check_site.py build/site [PAGE ...].
 
-A page passes if it opens within two seconds without the network and without an error, is no wider than a telephone,
-and has no violation of axe in light or dark. The search must find a word of the pages; llms.txt must list every page.
+A page passes if it opens within two seconds, without the network and without an error. It is no wider than a telephone,
+and axe finds no violation in light or dark. The search must find a word of the pages; llms.txt must list every page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 SECONDS = 2.0
 WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
-# Pages of the product that a lesson shows are checked by tests of their own.
+# Pages of clearhead within a lesson are checked by other tests.
 AXE = {"resultTypes": ["violations"], "iframes": False}
 CONTRAST = {**AXE, "runOnly": {"type": "rule", "values": ["color-contrast"]}}
 
@@ -26,9 +26,9 @@ CONTRAST = {**AXE, "runOnly": {"type": "rule", "values": ["color-contrast"]}}
 def violations(page: Page, options: dict[str, object], mode: str) -> Iterator[str]:
     """Yield each violation that axe finds on the visible page."""
     for violation in Axe().run(page, options=options).response["violations"]:
-        places = "; ".join(f"{place['target']} {place['failureSummary']}" for place in violation["nodes"][:3])
+        nodes = "; ".join(f"{node['target']} {node['failureSummary']}" for node in violation["nodes"][:3])
         count = len(violation["nodes"])
-        yield f"{mode}: {violation['id']} ({count} places): {' '.join(places.split())}"
+        yield f"{mode}: {violation['id']} ({count} places): {' '.join(nodes.split())}"
 
 
 def faults_of(browser: Browser, path: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The page that needs no installation: a trained translator of dates, run by plain JavaScript in the reader's browser.
+"""A page that needs no installation: a trained translator of dates in plain JavaScript, run by the reader's browser.
 
 The site has it as start/browser.html; docs/browser has its JavaScript. It holds the explorer of `clearhead view`.
 """
@@ -27,16 +27,16 @@ LARGEST = 2_000_000
 
 
 def page_source(name: str) -> str:
-    """Return the text of a module or a sheet: of this page, or else of the explorer."""
-    own = BROWSER / name
-    return own.read_text("utf-8") if own.exists() else source_text(name)
+    """Return the text of a script or style sheet of this page, or else of the explorer."""
+    path = BROWSER / name
+    return path.read_text("utf-8") if path.exists() else source_text(name)
 
 
 def refuse_other_specs(model: spec.Model) -> None:
-    """Refuse a model that model.js does not compute.
+    """Refuse a model that model.js cannot compute.
 
     Raises:
-        ValueError: it has another part.
+        ValueError: the model has another architecture.
     """
     stacks = [model.encoder, model.decoder]
     attentions = [
@@ -61,7 +61,7 @@ def page_html(model: clearhead.Model, examples: Sequence[str]) -> str:
         examples: texts that the page offers.
 
     Raises:
-        ValueError: the model has other parts, or the page would be larger than two megabytes.
+        ValueError: the model has another architecture, or the page would be larger than two megabytes.
     """
     refuse_other_specs(model.spec)
     index, start, weights = [], 0, []
@@ -94,7 +94,7 @@ def page_html(model: clearhead.Model, examples: Sequence[str]) -> str:
 
 
 def write_page(app: Sphinx, error: Exception | None) -> None:
-    """Write the page beside the pages of the site, when these are built."""
+    """Write the page after the other pages of the site."""
     if error is None and app.builder.name == "html":
         offered = make_date_sets(seed=11, train_size=0, valid_per_locale=0, test_per_locale=1).test
         page = page_html(shared.dates_model(), [FIRST, *(pair.source for pair in offered)])
@@ -103,6 +103,6 @@ def write_page(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Write the page after the others."""
+    """Write the page when everything else is built."""
     app.connect("build-finished", write_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -30,7 +30,7 @@ def visit_math(writer: Any, node: nodes.Element) -> None:
 
 
 def visit_displaymath(writer: Any, node: nodes.Element) -> None:
-    """Write a formula of its own, with its number if it has one."""
+    """Write a formula that stands alone, with its number if it has one."""
     writer.body.append(writer.starttag(node, "div", CLASS="formula", tabindex="0", role="group"))
     writer.body.append(formula(node, as_block=True))
     if node["number"]:

@@ -1,4 +1,4 @@
-"""Pages of the reference that are made from the code when the site is built: a directive for each."""
+"""Directives for the pages of the reference that are generated from the code."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Lines = Callable[[str], Iterator[str]]
 
 
 def directive(lines: Lines) -> type[SphinxDirective]:
-    """Return a directive that stands for lines of Markdown, which are made from its argument."""
+    """Return a directive that inserts Markdown, generated from its argument."""
 
-    class Made(SphinxDirective):
+    class GeneratedPage(SphinxDirective):
         optional_arguments = 1
         final_argument_whitespace = True
 
@@ -25,12 +25,12 @@ def directive(lines: Lines) -> type[SphinxDirective]:
             argument = self.arguments[0] if self.arguments else ""
             return self.parse_text_to_nodes("\n".join(lines(argument)), allow_section_headings=True)
 
-    return Made
+    return GeneratedPage
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the directives, and what makes docstrings readable to Sphinx."""
-    made: dict[str, Lines] = {
+    """Register the directives, and escape docstrings."""
+    generators: dict[str, Lines] = {
         "commands": commands.lines,
         "glossary-of-words": glossary.lines,
         "hook-points": hook_points.lines,
@@ -38,7 +38,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
         "run-file": run_file.lines,
         "spec-nodes": spec_nodes.lines,
     }
-    for name, lines in made.items():
+    for name, lines in generators.items():
         app.add_directive(name, directive(lines))
     docstrings.setup(app)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -14,20 +14,24 @@ from clearhead.apps.cli.main import make_app
 def lines(_argument: str) -> Iterator[str]:
     """Yield every command in the order of `clearhead --help`."""
     program: Any = typer.main.get_command(make_app())
-    yield from _described(program, "clearhead")
+    yield from _describe_command(program, "clearhead")
     for name in program.list_commands(None):
         command = program.commands[name]
         yield from (f"## {name}", "")
-        yield from _described(command, f"clearhead {name}")
+        yield from _describe_command(command, f"clearhead {name}")
         for inner, below in getattr(command, "commands", {}).items():
             yield from (f"### {name} {inner}", "")
-            yield from _described(below, f"clearhead {name} {inner}")
+            yield from _describe_command(below, f"clearhead {name} {inner}")
 
 
-def _described(command: Any, name: str) -> Iterator[str]:
-    arguments = [one for one in command.params if one.param_type_name == "argument"]
-    options = [one for one in command.params if one.param_type_name == "option" and not getattr(one, "hidden", False)]
-    usage = " ".join([name, *(one.metavar or one.name.upper() for one in arguments)])
+def _describe_command(command: Any, name: str) -> Iterator[str]:
+    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+    options = [
+        parameter
+        for parameter in command.params
+        if parameter.param_type_name == "option" and not getattr(parameter, "hidden", False)
+    ]
+    usage = " ".join([name, *(argument.metavar or argument.name.upper() for argument in arguments)])
     if getattr(command, "commands", None):
         usage += " COMMAND"
     yield from ("```text", f"{usage} [OPTIONS]" if options else usage, "```", "")
@@ -38,7 +42,7 @@ def _described(command: Any, name: str) -> Iterator[str]:
 
 
 def _help(text: str) -> Iterator[str]:
-    """Yield the paragraphs of a help text; one behind a backspace keeps its lines."""
+    """Yield the paragraphs of a help text; a paragraph that begins with a backspace character keeps its lines."""
     for paragraph in re.split(r"\n\s*\n", text.strip()):
         if not paragraph.startswith("\b"):
             yield from (plain(" ".join(paragraph.split())), "")

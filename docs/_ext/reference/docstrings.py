@@ -1,4 +1,4 @@
-"""Docstrings are plain text with `code` in backticks; here their other signs are kept from meaning something."""
+"""Escape docstrings for Sphinx: they are plain text, and only `code` in backticks is markup."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ CODE = re.compile(r"(`[^`\n]*(?:\n[^`\n]*)?`)")
 
 
 def escape(text: str) -> str:
-    """Return reStructuredText that shows a text as it is; code stays code, and keeps its backslashes."""
+    """Return reStructuredText that shows a text unchanged; code stays code and keeps its backslashes."""
     pieces = CODE.split(text)
     plain = [re.sub(r"([\\*|])|(?<=\w)(_)(?!\w)", r"\\\1\2", piece) for piece in pieces[::2]]
     code = [f"``{' '.join(piece.strip('`').split())}``" if piece.strip("`") else piece for piece in pieces[1::2]]
-    return "".join(part for pair in zip(plain, [*code, ""], strict=True) for part in pair)
+    return "".join(piece for pair in zip(plain, [*code, ""], strict=True) for piece in pair)
 
 
 def escape_docstring(_app: Sphinx, _what: str, _name: str, _thing: object, _options: object, lines: list[str]) -> None:
@@ -28,7 +28,7 @@ SPANS = {"<dl>": '<span class="lines">', "</dl>": "</span>", "<dd>": '<span clas
 
 
 def without_lists(_app: Sphinx, _page: str, _template: str, context: dict[str, Any], _tree: object) -> None:
-    """Write the parameters of a long signature as lines: Sphinx makes a list without terms of them."""
+    """Show the parameters of a long signature as lines instead of a definition list without terms."""
 
     def spans(match: re.Match[str]) -> str:
         return re.sub("</?d[ld]>", lambda tag: SPANS[tag.group()], match.group())
@@ -37,6 +37,6 @@ def without_lists(_app: Sphinx, _page: str, _template: str, context: dict[str, A
 
 
 def setup(app: Sphinx) -> None:
-    """Be asked before napoleon is, and once a page is written."""
+    """Run before napoleon, and again when a page is written."""
     app.connect("html-page-context", without_lists)
     app.connect("autodoc-process-docstring", escape_docstring, priority=100)

@@ -1,4 +1,4 @@
-"""The fields of a pydantic type in words: what a value may be, its default, and the comment beside it in the code."""
+"""Fields of a pydantic type in words: allowed values, default, and the comment in the code."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ BOUNDS: Mapping[type, str] = {
 
 @cache
 def comments(cls: type) -> dict[str, str]:
-    """Return the comment of each field of a type: the `#:` lines above it, else the comment behind it."""
-    found: dict[str, str] = {}
+    """Return the comment of each field of a type: the `#:` lines above it, or else the comment at the end of its line."""
+    texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not base.__module__.startswith(("pydantic", "builtins")):
-            found |= _comments_in(_source(base))
-    return found
+            texts |= _comments_in(_source(base))
+    return texts
 
 
 def _source(cls: type) -> str:
@@ -43,7 +43,7 @@ def _source(cls: type) -> str:
 
 
 def _comments_in(source: str) -> dict[str, str]:
-    found, above = {}, list[str]()
+    comments, above = {}, list[str]()
     for line in source.splitlines():
         field = re.match(r"    (\w+)\s*:(?!:).*?(?:  # (.*))?$", line)
         if line.startswith("    #: "):
@@ -51,23 +51,23 @@ def _comments_in(source: str) -> dict[str, str]:
         elif field:
             text = " ".join(above) or field.group(2) or ""
             if text:
-                found[field.group(1)] = text[:1].upper() + text[1:].removesuffix(".") + "."
+                comments[field.group(1)] = text[:1].upper() + text[1:].removesuffix(".") + "."
             above = []
-    return found
+    return comments
 
 
 def type_words(field: FieldInfo) -> str:
-    """Return what a value of a field may be, such as "whole number, at least 1"."""
+    """Return the allowed values of a field in words, such as "whole number, at least 1"."""
     return field.description or _with_bounds(_words(field.annotation), field.metadata)
 
 
 def _words(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        own = [item for item in arguments[1:] if isinstance(item, FieldInfo)]
-        described = next((item.description for item in own if item.description), None)
+        fields = [item for item in arguments[1:] if isinstance(item, FieldInfo)]
+        description = next((item.description for item in fields if item.description), None)
         metadata = [bound for item in arguments[1:] for bound in (getattr(item, "metadata", None) or [item])]
-        return described or _with_bounds(_words(arguments[0]), metadata)
+        return description or _with_bounds(_words(arguments[0]), metadata)
     if origin is Literal:
         return " | ".join(f"`{value}`" for value in arguments)
     if origin in (Union, types.UnionType):
@@ -94,7 +94,7 @@ def _with_bounds(words: str, metadata: typing.Iterable[Any]) -> str:
 
 
 def value_words(value: object) -> str:
-    """Return a default as it is written."""
+    """Return a default value as it stands in a run file."""
     if isinstance(value, BaseModel):
         shown = repr(value).splitlines()[0]
         return f"`{shown}`"

@@ -1,4 +1,4 @@
-"""The words of the field: one sentence each, with the lesson and the file where the word lives."""
+"""Glossary: one sentence per term, with its lesson and its source file."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ WORDS = ROOT / "docs" / "reference" / "glossary.toml"
 
 
 def words() -> dict[str, dict[str, str]]:
-    """Return every word with its sentence, its file and its lesson."""
-    found = tomllib.loads(WORDS.read_text("utf-8"))
-    return {word: found[word] for word in sorted(found, key=str.casefold)}
+    """Return every term with its sentence, file and lesson."""
+    terms = tomllib.loads(WORDS.read_text("utf-8"))
+    return {word: terms[word] for word in sorted(terms, key=str.casefold)}
 
 
 def lessons() -> dict[str, str]:
     """Return the page of each lesson by its number."""
-    found = {}
+    pages = {}
     for path in sorted((ROOT / "docs" / "lessons").iterdir()):
         number = re.match(r"(?:lesson[-_])?0*(\d+)", path.stem)
         if number and path.suffix in (".py", ".md"):
-            found[number.group(1)] = path.name
-    return found
+            pages[number.group(1)] = path.name
+    return pages
 
 
 def lines(_argument: str) -> Iterator[str]:
-    """Yield every word as a definition."""
+    """Yield every term as a definition."""
     pages = lessons()
     for word, entry in words().items():
         if not (ROOT / entry["file"]).exists():
-            raise SphinxError(f"the glossary names {entry['file']} for '{word}', which is not there")
+            raise SphinxError(f"the glossary names {entry['file']} for '{word}', which does not exist")
         where = [f"`{entry['file']}`"]
         if (page := pages.get(str(entry.get("lesson", "")))) is not None:
             where.insert(0, f"[lesson {entry['lesson']}](/lessons/{page})")

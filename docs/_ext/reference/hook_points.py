@@ -1,4 +1,4 @@
-"""Every hook point: whose it is, its shape, and what the guide to activations says of it."""
+"""Table of all hook points: modules, shape, and the description in the guide to activations."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def lines(_argument: str) -> Iterator[str]:
 
 def _points(module: Transformer) -> dict[str, list[str]]:
     """Return the classes that have each point, in the order of the modules of a model."""
-    found: dict[str, list[str]] = {}
-    for part in module.modules():
-        for name in part.points if isinstance(part, HookPoints) else ():
-            owner = type(part).__name__
-            if owner not in found.setdefault(name, []):
-                found[name].append(owner)
-    return found
+    owners: dict[str, list[str]] = {}
+    for submodule in module.modules():
+        for name in submodule.points if isinstance(submodule, HookPoints) else ():
+            owner = type(submodule).__name__
+            if owner not in owners.setdefault(name, []):
+                owners[name].append(owner)
+    return owners
 
 
 def _meanings() -> dict[str, str]:
-    """Return what the guide's table says of each point."""
+    """Return the description of each point in the guide's table."""
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (.+?) \| (.+?) \|$", GUIDE.read_text("utf-8"), re.MULTILINE)
     return {name: meaning for names, _owner, meaning in rows for name in re.findall(r"`(\w+)`", names)}

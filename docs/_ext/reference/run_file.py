@@ -24,7 +24,7 @@ from clearhead.training.runfile.sections import (
 from reference.fields import comments, type_words, value_words
 
 Tables = Mapping[str, Mapping[str, Any]]
-# What the defaults that are left open may depend on: one key of a table, with the values that are tried.
+# Keys on which other defaults may depend, with the values to try.
 DECIDERS: Mapping[tuple[str, str], tuple[Any, ...]] = {
     ("train", "schedule"): ("paper", "inverse-sqrt", "cosine", "linear", "wsd", "plateau", "constant"),
     ("tokenizer", "kind"): ("bpe", "byte-bpe", "unigram", "wordpiece", "word", "character", "byte", "split"),
@@ -40,12 +40,12 @@ def lines(_argument: str) -> Iterator[str]:
     yield from ("## [task]", "", "What every task has:", "")
     yield from _keys("task", TaskSection, TaskSection.model_fields)
     for kind in task_kinds():
-        own = {
+        fields = {
             key: field for key, field in data_of(kind).task.model_fields.items() if key not in TaskSection.model_fields
         }
-        if own:
+        if fields:
             yield from (f"### `{kind}`", "")
-            yield from _keys("task", data_of(kind).task, own, kind)
+            yield from _keys("task", data_of(kind).task, fields, kind)
     yield from ("## [data]", "", "What every task has:", "")
     yield from _keys("data", DataSection, DataSection.model_fields)
     yield from _forms()
@@ -63,7 +63,7 @@ def lines(_argument: str) -> Iterator[str]:
 
 
 def _forms() -> Iterator[str]:
-    """Yield the keys and forms that [data] has for some tasks, each with those."""
+    """Yield the keys and forms of [data] that only some tasks have, with these tasks."""
     keys: dict[type[RunFileSection], list[str]] = {}
     forms: dict[type[RunFileSection], list[str]] = {}
     for kind in task_kinds():
@@ -74,10 +74,10 @@ def _forms() -> Iterator[str]:
         for form in data.forms:
             forms.setdefault(form, []).append(kind)
     for section, tasks in keys.items():
-        own = {key: field for key, field in section.model_fields.items() if key not in DataSection.model_fields}
+        fields = {key: field for key, field in section.model_fields.items() if key not in DataSection.model_fields}
         yield from (f"### {', '.join(f'`{task}`' for task in tasks)}", "")
-        yield from _keys("data", section, own, tasks[0])
-    yield from ("### What names data", "", "The tables `train` and `valid` have one of these forms.", "")
+        yield from _keys("data", section, fields, tasks[0])
+    yield from ("### Sources of data", "", "The tables `train` and `valid` have one of these forms.", "")
     for form, tasks in forms.items():
         yield from (f"#### {form.__doc__}", "", f"For {', '.join(f'`{task}`' for task in tasks)}.", "")
         yield from _keys("data", form, form.model_fields, tasks[0], prefix="train.")
@@ -102,24 +102,24 @@ def _plain_default(field: FieldInfo) -> str:
 
 
 def _default(table: str, key: str, field: FieldInfo, kind: str) -> str:
-    """Return the default of a key; where it depends on others, on which, by trying them."""
+    """Return the default of a key in words, with the other keys that it depends on, found by trial."""
     if field.is_required() or field.default is not None:
         return _plain_default(field)
     choices: dict[object, list[str]] = {}
     for name in [kind] if kind else task_kinds():
-        choices.setdefault(_filled(name, {}, table, key), []).append(f"`{name}`")
+        choices.setdefault(_default_value(name, {}, table, key), []).append(f"`{name}`")
     if len(choices) > 1:
         return _by(choices)
     for (owner, decider), values in DECIDERS.items():
-        found: dict[object, list[str]] = {}
+        choices_by_value: dict[object, list[str]] = {}
         for value in values:
             try:
-                result = _filled(kind or "translate", {owner: {decider: value}}, table, key)
+                result = _default_value(kind or "translate", {owner: {decider: value}}, table, key)
             except ValueError:
                 break
-            found.setdefault(result, []).append(value_words(value))
-        if len(found) > 1:
-            return _by(found, f"{decider} ")
+            choices_by_value.setdefault(result, []).append(value_words(value))
+        if len(choices_by_value) > 1:
+            return _by(choices_by_value, f"{decider} ")
     (only,) = choices
     return "optional" if only is None else f"default {value_words(only)}"
 
@@ -132,8 +132,8 @@ def _by(choices: Mapping[object, list[str]], decider: str = "") -> str:
     return f"default {'; '.join(parts)}"
 
 
-def _filled(kind: str, changes: Tables, table: str, key: str) -> object:
-    """Return the value that a run file of a kind of task has for a key that it leaves open."""
+def _default_value(kind: str, changes: Tables, table: str, key: str) -> object:
+    """Return the value of a key that a run file of this task does not set."""
     named = data_of(kind).forms[0].example()
     tables: dict[str, dict[str, Any]] = {
         "task": {"kind": kind},
