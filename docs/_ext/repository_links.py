@@ -19,7 +19,7 @@ def replace_links(app: Sphinx, name: str, content: list[str]) -> None:
     docs = Path(app.srcdir).resolve()
     folder = (docs / name).parent
 
-    def replaced(match: re.Match[str]) -> str:
+    def replace_link(match: re.Match[str]) -> str:
         text, target, anchor = match.group(1), match.group(2), match.group(3) or ""
         path = (folder / target).resolve()
         if path.is_relative_to(docs):
@@ -31,7 +31,7 @@ def replace_links(app: Sphinx, name: str, content: list[str]) -> None:
             return f"[{text}](/{PAGES[inside]}{anchor})"
         return f"`{inside}`" if inside in text else f"{text} (`{inside}`)"
 
-    content[0] = LINK.sub(replaced, content[0])
+    content[0] = LINK.sub(replace_link, content[0])
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

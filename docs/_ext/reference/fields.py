@@ -27,7 +27,7 @@ BOUNDS: Mapping[type, str] = {
 
 @cache
 def comments(cls: type) -> dict[str, str]:
-    """Return the comment of each field of a type: the `#:` lines above it, or else the comment at the end of its line."""
+    """Return the comment of each field of a type: the `#:` lines above it, else the comment at the end of its line."""
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not base.__module__.startswith(("pydantic", "builtins")):
