@@ -120,7 +120,7 @@ def test_neighbours_in_the_text_are_apart_in_a_pool(folder: Path, tokenizer: Tok
 
 
 def test_a_text_of_any_size_takes_the_memory_of_a_pool(tokenizer: Tokenizer) -> None:
-    """What was read is never more than one pool and one chunk ahead of what was returned."""
+    """Reading is never more than one pool and one chunk ahead of the returned batches."""
     read = 0
 
     def chunks() -> Iterator[TextChunk]:

@@ -61,7 +61,7 @@ def epoch(batches: EpochBatches[Batch]) -> list[Batch]:
 
 
 def stretches(batches: Iterable[Batch]) -> list[tuple[list[int], list[int]]]:
-    """What is read and said of every piece, with the piece's row taken apart by its document numbers."""
+    """Return the input ids and the labels of every piece; rows are split by their document numbers."""
     pieces = []
     for batch in batches:
         for row in range(len(batch.ids)):
@@ -252,7 +252,7 @@ def token_losses(module: Transformer, batch: Batch) -> torch.Tensor:
 
 
 def alone(ids: list[int], labels: list[int]) -> Batch:
-    """One piece in a row of its own, without padding."""
+    """Return a batch with one piece in a single row, without padding."""
     return Batch(torch.tensor([ids]), None, torch.tensor([labels]), len(ids), len(ids), rows=np.arange(1))
 
 

@@ -25,7 +25,7 @@ def sources(batch: Batch) -> list[list[int]]:
 
 
 def is_part(items: list[int], whole: list[int]) -> bool:
-    """Whether all of `part` stands in `whole`, in the same order."""
+    """Return whether `whole` contains all of `items`, in the same order."""
     rest = iter(whole)
     return all(number in rest for number in items)
 

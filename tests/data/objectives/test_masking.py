@@ -19,12 +19,12 @@ from tests.data.objectives.noisy import SIZES, SPACED, add_special_ids, draw_ids
 
 
 def labelled_positions(batch: Batch) -> list[np.ndarray]:
-    """For each piece, the places that have a label."""
+    """Return the positions that have a label, for each piece."""
     return [np.flatnonzero(row) for row in (batch.labels != NO_LABEL).numpy()]
 
 
 def restore(batch: Batch) -> list[list[int]]:
-    """The pieces as they were: the label where there is one, else what the model reads."""
+    """Return the original pieces: the label if there is one, else the input id."""
     whole = torch.where(batch.labels != NO_LABEL, batch.labels, batch.ids)
     mask = torch.ones_like(whole, dtype=torch.bool) if batch.mask is None else batch.mask
     return [row[real].tolist() for row, real in zip(whole, mask, strict=True)]

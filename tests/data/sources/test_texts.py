@@ -247,7 +247,7 @@ def test_tables_of_a_run_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "messages"),
     [
-        ({}, ["exactly one form (text; or dataset)", "received nothing"]),
+        ({}, ["exactly one form (text; or dataset)", "got nothing"]),
         ({"txt": "a"}, ["did you mean 'text'"]),
         ({"text": "a", "dataset": "b"}, ["exactly one form"]),
         (

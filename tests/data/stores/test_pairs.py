@@ -1,4 +1,4 @@
-"""Prepared pairs: what is kept and counted, what is found again, and what two processes and a crash leave behind."""
+"""Stores of pairs: filtering, counts, the cache, and the state after two processes or a crash."""
 
 from __future__ import annotations
 

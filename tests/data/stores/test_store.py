@@ -1,4 +1,4 @@
-"""What all stores share: a form on disk that earlier runs and caches rely on."""
+"""All stores have the same format on disk, on which earlier runs and caches rely."""
 
 from __future__ import annotations
 
