@@ -1,13 +1,13 @@
-"""A training run for `test_resume`, as a process of its own that kills itself at some moment, or in mid-write.
+"""A training run for `test_resume`: a separate process that kills itself at some moment, or during a write.
 
     python -m tests.training.resume_job whole RUN
     python -m tests.training.resume_job killed RUN SECONDS WRITE
     python -m tests.training.resume_job chain RUN SEED
 
 "whole" trains the real module on real batches, with shuffling, dropout, accumulation, EMA and averaging. "killed" does
-so in forked children: one is killed so many seconds after its first checkpoint, the next one at a write to the disk,
-and the third one reaches the end. "chain" trains a small stand-in in forked children, each killed at a random write to
-the disk, until one of them reaches the end; then it trains another one beside it, RUN-whole, undisturbed.
+so in forked children. The first is killed some seconds after its first checkpoint, the second at a write to the disk,
+and the third reaches the end. "chain" trains a small stand-in in forked children, each killed at a random write to the
+disk, until one of them reaches the end. Then it trains another one, RUN-whole, without interruption.
 """
 
 from __future__ import annotations

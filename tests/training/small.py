@@ -51,7 +51,7 @@ class Tokens:
 
 
 class ShuffledTokens:
-    """Batches of unequal size over fixed random text, in an order of its own in every epoch."""
+    """Batches of unequal size over fixed random text, in another order in every epoch."""
 
     def __init__(self, *, num_batches: int = 5, seed: int = 3) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -148,7 +148,7 @@ def small_trainer(
     loss: Callable[[nn.Module, Tokens], tuple[Tensor, int]] = sum_loss,
     **changes: Any,
 ) -> Trainer[Tokens]:
-    """A trainer over fresh parts; two of them with the same settings train the same weights."""
+    """Return a trainer with a new module; two of them with the same settings train the same weights."""
     torch.manual_seed(17)
     module = NextToken()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1.0, weight_decay=0.01)

@@ -1,4 +1,4 @@
-"""Before the first step: what does not fit is said in one report, and looking changes nothing."""
+"""Checks before the first step: one report has every fault, and the checks change nothing."""
 
 from __future__ import annotations
 

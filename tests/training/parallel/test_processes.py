@@ -192,7 +192,7 @@ def test_every_process_ends_with_the_same_result_and_one_of_them_writes(
 def test_captures_of_a_shared_model_see_what_they_see_of_a_whole_one(
     groups: Groups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the training tree, around a validation by BLEU and inside; the plain tree refuses, its weights are spread."""
+    """Capture the training tree around a validation by BLEU and inside; the plain tree refuses to run."""
     seen = watch_validations(monkeypatch)
     with inside(groups.folder):
         (expected,) = train_alone(Path("translate.toml"), "train.run=watched-alone", *WATCHED).validations
@@ -204,8 +204,7 @@ def test_captures_of_a_shared_model_see_what_they_see_of_a_whole_one(
             for value, like in zip(values, others, strict=True):
                 assert value == pytest.approx(like, rel=1e-3), address
         assert len(records["plain"]) == 2 and set(records["plain"]) == {
-            "this module cannot run: its weights are spread over processes, and the tree that they train runs in its "
-            "place"
+            "this module cannot run: its weights are sharded over processes; run the training tree instead"
         }
     ((_, loss, score),) = groups.result("watched")["validations"]
     assert (loss, score) == (pytest.approx(expected.loss, rel=1e-4), expected.score)
@@ -235,7 +234,7 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_went_on(groups: Groups, en
     for key in ("random", "random_of_others", "batches", "schedule"):
         assert ends[0].state[key] == ends[1].state[key], key
     states = [state["torch"] for state in (ends[0].state["random"], *ends[0].state["random_of_others"])]
-    assert len(set(states)) == size, "each process draws dropout of its own"
+    assert len(set(states)) == size, "each process draws its own dropout"
 
 
 @pytest.mark.parametrize("family", OWN_DISKS)
