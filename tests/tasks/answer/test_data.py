@@ -117,7 +117,7 @@ def test_squad_entries_that_cannot_be_used(tmp_path: Path, qas: Any, message: st
             rows(QUESTIONS),
             ":2: expected JSON in the SQuAD layout, but extra data; the name of a file of JSON",
         ),
-        ("t.json", "[]", ": expected an object with the field 'data', received []"),
+        ("t.json", "[]", ": expected an object with the field 'data', got []"),
         ("t.json", '{"data": []}', "expected at least one question, found none"),
         ("t.txt", "", "expected a name that ends in .json, for the SQuAD layout, or in .jsonl"),
         ("t.jsonl", '{"context": "a", "question": "b"}\n', ":1: there is no field 'answer'; the fields are"),
