@@ -130,7 +130,7 @@ def environment_changes(before: Mapping[str, str | int], now: Mapping[str, str |
     if not changes:
         return None
     changed = ", ".join(changes)
-    return f"Changed since the checkpoint was written: {changed}. Results may differ from an uninterrupted run."
+    return f"changed since the checkpoint was written: {changed}; results may differ from an uninterrupted run"
 
 
 def _encode(state: torch.Tensor) -> str:

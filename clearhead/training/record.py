@@ -171,7 +171,7 @@ class RunRecord:
     def go_back(self, tally: files.Tally) -> None:
         """Make every file agree with the checkpoint from which the run is resumed."""
         for number in self._log.find_damaged_lines():
-            message(f"{self._log.path}: line {number} is damaged and is left out.")
+            message(f"{self._log.path}: line {number} is damaged and is left out")
         self._log.cut_back(tally.logged_step)
         self._rows = self._log.rows()
         for lost in restore_recent(self.run, tally.recent):

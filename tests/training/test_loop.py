@@ -441,7 +441,7 @@ def test_threads_and_other_choices_are_read_back_on_resuming(tmp_path: Path) -> 
     other.run(resume=True)
     warning, _ = recorder(other).messages
     assert f"threads {threads + 1} -> {threads}" in warning
-    assert "Results may differ" in warning
+    assert "results may differ" in warning
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path) -> None:

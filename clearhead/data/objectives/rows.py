@@ -60,7 +60,7 @@ def check_share(share: float) -> float:
         InputError: the share is not above 0 and below 1.
     """
     if not 0.0 < share < 1.0:
-        raise InputError(f"the share of noise must be above 0 and below 1, such as 0.15, got {share}")
+        raise InputError(f"the share of noise is {share}; expected a number above 0 and below 1, such as 0.15")
     return share
 
 

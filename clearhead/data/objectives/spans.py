@@ -53,7 +53,7 @@ class SpanCorruption:
         self._sentinels = np.array(tokenizer.sentinel_ids, dtype=np.int64)
         if not len(self._sentinels):
             raise InputError(
-                "span corruption replaces spans by sentinels, but the tokenizer has no sentinels: train a tokenizer "
+                "span corruption replaces spans by sentinels, but the tokenizer has none: train a tokenizer "
                 "with sentinels, or choose another tokenizer"
             )
 
@@ -166,7 +166,7 @@ def _target(
 
 def _check_mean(mean_span: float) -> float:
     if not mean_span >= 1.0:
-        raise InputError(f"the mean length of a span must be at least 1 token, such as 3, got {mean_span}")
+        raise InputError(f"the mean length of a span is {mean_span}; expected at least 1 token, such as 3")
     return mean_span
 
 
@@ -196,7 +196,7 @@ class TextInfilling:
         if not 0.0 < mean_span <= _LARGEST_MEAN:
             raise InputError(
                 f"the mean length of a span is {mean_span}; expected above 0 and at most {_LARGEST_MEAN:g} tokens, "
-                "3 is usual"
+                "such as 3"
             )
         self._tokenizer = tokenizer
         self._mask_id = need_mask_id(tokenizer)

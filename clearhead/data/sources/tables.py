@@ -523,7 +523,7 @@ def read_table(
     if not held:
         raise InputError(
             f"{table.location(0)}: no {what} from here on can be held out for validation, since each is the only one "
-            "or the only one of its label; give validation data by itself"
+            "or the only one of its label; give validation data separately"
         )
     return table.select([row for row in range(len(rows)) if (row in held) == (share[0] > 0.0)])
 
@@ -539,7 +539,7 @@ def _choose_held_out(keys: Keys, labels: Labels, share: Share, what: str) -> lis
     if held and share[0]:
         message(
             f"validation reads {len(held):,} {what}s that training reads too, because too many are equal: scores are "
-            "too good; give validation data by itself"
+            "too good; give validation data separately"
         )
     return held
 
@@ -609,7 +609,7 @@ def check_text(value: object, field: str, location: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise InputError(f"{location}: field '{field}' holds a lone surrogate, which is not Unicode text") from None
+        raise InputError(f"{location}: field '{field}' holds a lone surrogate; expected Unicode text") from None
     return value
 
 

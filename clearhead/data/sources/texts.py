@@ -77,7 +77,7 @@ class TextFiles:
         every = list(_visible_files(self.path))
         matching = [path for path in every if path.match(self.pattern)]
         if not every:
-            raise InputError(f"{self.path}: there is no file in this folder")
+            raise InputError(f"{self.path}: there is no file in this folder; expected text files")
         if not matching:
             endings = sorted({path.suffix for path in every if path.suffix})
             there = f"its files end in {', '.join(endings[:8])}" if endings else "it has no files with an ending"
@@ -247,7 +247,7 @@ def read_chunks(source: TextSource, share: Share, size: TextSize) -> Iterator[Te
         unit = "character" if by_characters else "document"
         raise InputError(
             f"{source.location(0)}: no whole {unit} is in the share {begin:g} to {end:g} of {total} {unit}s; "
-            "give more text, or give the validation text by itself"
+            "give more text, or give the validation text separately"
         )
     yield from (_select_characters if by_characters else _select_documents)(source.chunks(), first, last)
 

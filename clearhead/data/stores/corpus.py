@@ -117,7 +117,9 @@ def prepare_corpus(source: TextSource, tokenizer: Tokenizer, *, share: Share = W
         writer = ArrayWriter(folder)
         record = _write(writer, read_chunks(source, share, measure(source)), tokenizer)
         if record["largest_id"] < 0:
-            raise InputError(f"{source.location(0)}: the tokenizer finds no token in the text from here on")
+            raise InputError(
+                f"{source.location(0)}: the tokenizer finds no token in the text from here on; try another tokenizer"
+            )
         writer.finish(record)
 
     inputs = [source.identity(), tokenizer.fingerprint, share]

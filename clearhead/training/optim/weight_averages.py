@@ -123,7 +123,7 @@ def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
         )
     refuse_absent(run, "run directory")
     if not is_run_directory(run):
-        raise InputError(f"{run} is not a run directory: it has no checkpoints folder.")
+        raise InputError(f"{run} is not a run directory: it has no checkpoints folder")
     # No snapshots: averaged checkpoints are as far apart as validations.
     files = find_undamaged_weights(recent_folder(run), run / "checkpoints")
     files.pop(0, None)

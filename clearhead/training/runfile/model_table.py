@@ -62,7 +62,7 @@ def resolve_spec(
         if head is not None:
             return try_spec(with_head(model, head))
         if model.head is None:
-            raise InputError(f"{path}: the task '{kind}' needs a spec with a head")
+            raise InputError(f"{path}: the task '{kind}' needs a spec with a head; add one to this file")
         return try_spec(model)
     hparams = _hparams(section, joint)
     _refuse_too_large(hparams)
@@ -77,7 +77,7 @@ def _refuse_too_large(hparams: Hyperparameters) -> None:
         raise InputError(
             f"{hparams.layers:,} layers of width {hparams.width:,} have at least {least_parameters(hparams):,} "
             f"parameters; training takes {TRAINING_BYTES} bytes for each, {human_bytes(needed)}, and this machine has "
-            f"{human_bytes(total)} of memory"
+            f"{human_bytes(total)} of memory: lower layers or width"
         )
 
 

@@ -382,7 +382,9 @@ def _tokenizer_faults(run: RunFile) -> Iterator[Fault]:
             "tokenizer", [key for key in _changed_keys(tokenizer) if key != "path"], "with 'path'"
         )
     elif tokenizer.joint is not None and not find_task(run.task.kind).has_two_vocabularies:
-        yield _fault("tokenizer.joint", f"has no effect for the task '{run.task.kind}', which has one tokenizer")
+        yield _fault(
+            "tokenizer.joint", f"has no effect for the task '{run.task.kind}', which has one tokenizer; remove it"
+        )
     elif tokenizer.kind == "byte" and tokenizer.vocab_size is not None:
         yield _fault("tokenizer.vocab_size", "has no effect for kind 'byte', which always has the 256 bytes; remove it")
 
@@ -417,7 +419,9 @@ def _lora_faults(run: RunFile) -> Iterator[Fault]:
     if not run.task.init:
         yield _fault("lora", "adapts a trained model, so it needs one: name it as [task] init")
     if run.train.optimizer == "muon":
-        yield _fault("train.optimizer", "= 'muon' makes updates orthogonal, which does not suit low-rank matrices")
+        yield _fault(
+            "train.optimizer", "= 'muon' makes updates orthogonal, which does not suit low-rank matrices; use 'adamw'"
+        )
 
 
 def _sizes_faults(run: RunFile) -> Iterator[Fault]:
@@ -433,7 +437,7 @@ def _positions_faults(run: RunFile) -> Iterator[Fault]:
     if limit is not None and limit < run.data.max_length:
         yield _fault(
             "model.max_positions",
-            f"= {limit} is less than [data] max_length = {run.data.max_length}: longer sequences have no positions",
+            f"= {limit} is less than [data] max_length = {run.data.max_length}: raise it, or lower max_length",
         )
 
 
