@@ -1,4 +1,4 @@
-"""Trainings of a few steps, without what would take longer than these steps."""
+"""Settings that make trainings of a few steps fast."""
 
 from __future__ import annotations
 

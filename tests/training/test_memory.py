@@ -1,4 +1,4 @@
-"""The bound on cached kernels: ours unless the user has one; and the forecast of those that all sizes need."""
+"""The limit of cached kernels, which users can override, and the forecast of memory for kernels of all sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The precision that "auto" turns out to be: tried by a batch, written into the run file, kept by a resumed run."""
+"""The precision "auto": measured with a batch, written into the run file, kept by a resumed run."""
 
 from __future__ import annotations
 

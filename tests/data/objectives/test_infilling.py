@@ -1,4 +1,4 @@
-"""Infilling: what is hidden and by how many masks, lengths from a Poisson distribution, sentences shuffled whole."""
+"""Text infilling: hidden tokens and masks, Poisson-distributed lengths, and shuffled sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masked language modelling: how much is chosen, what becomes of it, what is never touched, and whole words."""
+"""Masked language modelling: share of chosen tokens, their replacement, special tokens, and whole words."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_pieces_are_left_as_they_were() -> None:
 
 
 def word_sizes(kind: str, text: str) -> list[int]:
-    """The number of tokens of each word, from encoding every word by itself; white space counts as a word."""
+    """Return the number of tokens of each word, encoded separately; white space counts as a word."""
     trained = tokenizer(kind)
     sizes = []
     for word in text.split(" "):

@@ -1,4 +1,4 @@
-"""Sources of pairs: every form gives the same pairs, and every mistake one sentence with its place."""
+"""Sources of pairs: every form gives the same pairs, and every mistake a message with its location."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def tokenizers_of(pairs: list[tuple[str, str]]) -> TokenizerPair:
 
 @pytest.mark.parametrize("around", [PrefixSuffix(), PrefixSuffix((5,), (6, 7))], ids=["nothing", "three ids"])
 def test_what_stands_around_a_source_is_what_its_special_tokens_say(around: PrefixSuffix, tmp_path: Path) -> None:
-    """An empty prefix and suffix were once taken for unknown ones, so sources got an end token."""
+    """Empty special tokens are not unknown ones: sources get no end token."""
     pairs = random_pairs(7)
     plain = tokenizers_of(pairs)
     written = PrefixSuffix((3, 4), (2,))

@@ -98,7 +98,7 @@ V1 = {key: value for key, value in entry("q", []).items() if key != "is_impossib
         (V1, 'qas[0]: the question has no answer; where the context holds none, SQuAD 2.0 says "is_impossible": true'),
         ({"question": "q"}, "qas[0]: there is no field 'answers'; the fields are 'question'"),
         ({"question": "q", "answers": {"text": []}}, "field 'answers' is {\"text\": []}; expected a list"),
-        ("q", "qas[0]: expected an object with the field 'question', received \"q\""),
+        ("q", "qas[0]: expected an object with the field 'question', got \"q\""),
     ],
 )  # fmt: skip
 def test_squad_entries_that_cannot_be_used(tmp_path: Path, qas: Any, message: str) -> None:

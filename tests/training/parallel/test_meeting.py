@@ -74,7 +74,7 @@ def test_variables_of_torchrun_and_of_one_slurm_task_are_read(environment: Calla
 
 
 class Agent:
-    """The store of one torchrun job, and the meetings of its two processes, which this one plays."""
+    """The store of a torchrun job, and the meetings of two processes that this process simulates."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []

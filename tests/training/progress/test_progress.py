@@ -137,7 +137,7 @@ def test_the_stream_decides_what_is_shown() -> None:
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The outputs of a notebook's cell, each with the texts that it showed one after the other."""
+    """Record the outputs of a notebook cell; each is a list of the texts that it showed."""
     outputs: list[list[str]] = []
 
     class Handle:

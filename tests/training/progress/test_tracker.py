@@ -1,4 +1,4 @@
-"""Trackers: numbers and no text leave a run, a resumed one has the same id, and one that fails ends no training."""
+"""Trackers: they get numbers but no text, a resumed run keeps its id, and a failure does not end training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECRETS = [("geheimnis", "secret")] * 12
 
 
 class Tracker:
-    """The interface that wandb and trackio share; it keeps everything that it is given."""
+    """A fake of the interface that wandb and trackio share; records all calls."""
 
     def __init__(self, *, fails_at: int | None = None) -> None:
         self.options: list[dict[str, Any]] = []

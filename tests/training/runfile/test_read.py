@@ -1,4 +1,4 @@
-"""Laws of the run file: it reads back what it writes, and every fault is named in one report."""
+"""Run files: written files parse to equal values, and one report names every fault."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ steps = 700
 
 
 def report(text: str, *overrides: str) -> str:
-    """Return the report that a faulty run file ends in."""
+    """Return the report of faults for a wrong run file."""
     with pytest.raises(InputError) as caught:
         parse_run_file(text, "x.toml", overrides)
     return str(caught.value)
@@ -405,7 +405,7 @@ def test_lines_are_found_for_tables_and_keys() -> None:
     [{}, {"family": "encoder", "gated": True}, {"family": "decoder", "heads": 4, "kv_heads": 2, "head_size": 11}],
 )
 def test_the_least_parameters_are_those_of_the_layers(changes: dict[str, Any]) -> None:
-    """Counted on the built model: the weights of linear maps below a layer."""
+    """The estimate is compared with the linear weights in the layers of the built model."""
     from clearhead.core import build
 
     hparams = Hyperparameters(layers=3, width=28, feedforward=19, **({"heads": 7} | changes))
