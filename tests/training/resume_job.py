@@ -143,7 +143,7 @@ def die_at_sync(number: int) -> None:
 
 
 def import_first() -> None:
-    """Import the modules of the first optimizer step; a backward pass would start threads, which do not survive a fork."""
+    """Import the modules of the first optimizer step; a backward pass would start threads, which no fork keeps."""
     importlib.import_module("torch._dynamo")
 
 
