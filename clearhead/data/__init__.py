@@ -1,1 +1,1 @@
-"""From files of text to batches of ids: sources, stores, objectives, batches."""
+"""Training data: from text files to batches of token ids."""

@@ -1,4 +1,4 @@
-"""Rows of ids of different lengths in one array, and texts as such rows."""
+"""Ragged arrays: rows of token ids with different lengths in one flat array."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _CHUNK_TEXTS = 20_000
 
 @dataclass(frozen=True)
 class Ragged:
-    """Rows of ids of different lengths, one behind the other.
+    """A ragged array: rows of ids with different lengths, one after the other.
 
     Args:
-        ids: the ids of all rows.
-        offsets: where each row starts; the last number is where the last row ends.
+        ids: the ids of all rows, in row order.
+        offsets: the index in `ids` at which each row starts; the last entry is the end of the last row.
     """
 
     ids: Ids
@@ -35,7 +35,7 @@ class Ragged:
 
     @classmethod
     def of(cls, ids: Ids, lengths: Rows) -> Ragged:
-        """Return rows of some lengths."""
+        """Return a ragged array of flat ids and the length of each row."""
         return cls(ids, np.concatenate([[0], np.cumsum(lengths)]))
 
     def __len__(self) -> int:
@@ -48,12 +48,12 @@ class Ragged:
 
     @cached_property
     def longest(self) -> int:
-        """The most ids of a row."""
+        """The length of the longest row."""
         return int(self.lengths.max())
 
     @property
     def row_numbers(self) -> Int64[ndarray, " tokens"]:
-        """The row of each id."""
+        """The row number of each id."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     @property
@@ -65,21 +65,21 @@ class Ragged:
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
 
     def take(self, rows: Indices) -> Ragged:
-        """Return some rows, in the order of their numbers."""
+        """Return the rows with these numbers, in the given order."""
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         return Ragged.of(self.ids[positions(lengths) + np.repeat(starts, lengths)], lengths)
 
     def keep(self, mask: Bool[ndarray, " tokens"]) -> Ragged:
-        """Return all rows without the ids that are not kept."""
+        """Return all rows with only the ids at which `mask` is True."""
         counts = np.bincount(self.row_numbers[mask], minlength=len(self))
         return Ragged.of(self.ids[mask], counts.astype(np.int64))
 
     def truncate(self, lengths: Rows, keep: Bool[ndarray, " rows"]) -> Ragged:
-        """Return the rows to keep, each with its first ids only.
+        """Return the rows to keep, each cut to its first ids.
 
         Args:
-            lengths: how many ids of each row remain.
+            lengths: the number of ids that remain of each row.
             keep: True for each row to keep.
         """
         lengths = np.where(keep, lengths, 0)
@@ -88,7 +88,7 @@ class Ragged:
 
 
 def positions(lengths: Rows) -> Int64[ndarray, " items"]:
-    """Number the items of each row from 0, for rows behind each other."""
+    """Return the position of each item in its row, counted from 0, for concatenated rows."""
     counted: Int64[ndarray, " items"] = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return counted
 
@@ -99,14 +99,14 @@ def id_dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
 
 
 def pack(rows: Sequence[Sequence[int]], dtype: np.dtype[Any]) -> Ragged:
-    """Put lists of ids behind each other."""
+    """Concatenate lists of ids into a ragged array."""
     lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     flat = itertools.chain.from_iterable(rows)
     return Ragged.of(np.fromiter(flat, dtype=dtype, count=int(lengths.sum())), lengths)
 
 
 def encode_texts(texts: Sequence[str], tokenizer: Tokenizer) -> Ragged:
-    """Return the ids of each text, without special ids."""
+    """Tokenize texts into a ragged array, without special ids."""
     chunks = [
         pack(tokenizer.encode_batch(texts[start : start + _CHUNK_TEXTS]), id_dtype(tokenizer))
         for start in range(0, len(texts), _CHUNK_TEXTS)
@@ -117,11 +117,11 @@ def encode_texts(texts: Sequence[str], tokenizer: Tokenizer) -> Ragged:
 
 
 def fitting_lengths(lengths: Sequence[Rows], room: int) -> list[Rows]:
-    """Return how many ids of each text fit into some room; of a pair the longer text is truncated first.
+    """Return the number of ids of each text that fit into a limit; in a pair, the longer text is truncated first.
 
     Args:
-        lengths: ids of the texts, or of the first and of the second texts of pairs.
-        room: ids of a text, or of both together, that fit.
+        lengths: the number of ids of each text; for pairs one array for the first texts and one for the second texts.
+        room: the maximum number of ids of a text, or of both texts of a pair together.
     """
     first_N, *seconds = lengths
     if not seconds:

@@ -1,4 +1,4 @@
-"""The cache of prepared data: folders that are written atomically and found again by a hash of what they depend on."""
+"""Cache of prepared data: folders named by a hash of their inputs, and written atomically."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clearhead.base.formats import FileFormat
 
 EntryT = TypeVar("EntryT")
 
-# Its number rises with every change of how something is made as well: older entries are then no longer found.
+# The number also rises with every change in the way an entry is made: older entries are then no longer found.
 FORMAT = FileFormat("a store of prepared data", 5, "prepare the data again")
 _STALE_SECONDS = 24 * 3600
 
@@ -29,10 +29,10 @@ def load_or_make(
     """Load the cache entry of some inputs; make it first if it is missing or damaged.
 
     Args:
-        kind: the kind of entry, a folder of the cache.
-        inputs: JSON values, everything that the entry depends on.
-        load: loads an entry; an InputError means that it is damaged.
-        make: writes a new entry into an empty folder.
+        kind: the kind of entry, which names a folder of the cache.
+        inputs: JSON values that determine the entry.
+        load: a function that loads an entry from its folder; an InputError means that the entry is damaged.
+        make: a function that writes a new entry into an empty folder.
 
     Raises:
         RunFailure: the cache cannot be written.
@@ -50,9 +50,9 @@ def load_or_make(
 
 @contextlib.contextmanager
 def _atomic_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder, and rename it to `folder` when the block ends without an error.
+    """Yield a temporary folder, and rename it to `folder` if the with block ends without an error.
 
-    If two processes make the same folder, the first to finish wins and the other's work is discarded.
+    If two processes make the same folder, the first to finish wins, and the other result is discarded.
 
     Raises:
         RunFailure: the folder cannot be written.
@@ -60,14 +60,14 @@ def _atomic_folder(folder: Path) -> Iterator[Path]:
     temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.tmp"
     is_first = not folder.parent.exists()
     try:
-        # As the kernels need it, which are loaded from a cache that nobody else can write.
+        # Compiled kernels are loaded from this cache, so no other user may write to it.
         cache_root().mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary.mkdir(parents=True)
         _remove_stale(folder.parent)
         yield temporary
         for file in temporary.iterdir():
             sync(file)
-        # Renaming onto a folder that is not empty fails, which is how the loser of a race learns of it.
+        # Renaming onto a folder that is not empty fails: another process has made the same entry.
         try:
             temporary.rename(folder)
         except OSError:
@@ -76,7 +76,7 @@ def _atomic_folder(folder: Path) -> Iterator[Path]:
     except InputError:
         shutil.rmtree(temporary, ignore_errors=True)
         if is_first:
-            with contextlib.suppress(OSError):  # another process uses it already
+            with contextlib.suppress(OSError):  # another process already uses it
                 folder.parent.rmdir()
         raise
     except OSError as error:
@@ -89,7 +89,7 @@ def _atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def _discard(folder: Path) -> None:
-    """Remove a damaged folder; a reader in another process never sees half of it."""
+    """Remove a damaged folder; it is renamed first, so that other processes never read half of it."""
     aside = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.tmp"
     with contextlib.suppress(FileNotFoundError):
         folder.rename(aside)
@@ -97,7 +97,7 @@ def _discard(folder: Path) -> None:
 
 
 def _remove_stale(parent: Path) -> None:
-    """Remove temporary folders that killed processes left behind."""
+    """Remove old temporary folders that killed processes left."""
     for left in parent.glob(".*.tmp"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > _STALE_SECONDS:

@@ -1,4 +1,4 @@
-"""What the data of a task is: its tables of a run file, and its examples in a list."""
+"""Data of a task: its tables in a run file, and the format of its examples in a list."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from clearhead.spec.tasks.registry import find_task
 
 
 class TaskSection(RunFileSection):
-    """The [task] table: the kind of the task, the initial model, and the keys of one kind.
+    """The [task] table: the kind of the task, the initial model, and the keys of this kind.
 
-    A key whose default depends on other keys is None, and `defaults` decides it.
+    If the default of a key depends on other keys, the key is None until `defaults` sets it.
     """
 
-    #: What the model learns to do; it decides which keys [task] and [data] have.
+    #: The kind of task that the model learns; it decides the other keys of [task] and [data].
     kind: TaskKind
-    #: The checkpoint or run to start from, with its own model and tokenizer; empty: from scratch.
+    #: The checkpoint or run to start from, with its model and tokenizer; empty: from scratch.
     init: str = ""
 
     @property
     def languages(self) -> tuple[str | None, str | None]:
-        """The codes of the source and target language of a multilingual initial model."""
+        """The language codes of source and target, for a multilingual initial model."""
         return None, None
 
     def defaults(self, family: Family) -> dict[str, object]:
         """Return the defaults that depend on other keys.
 
         Args:
-            family: of the model; the usual one of the task where an initial model has its own.
+            family: the family of the model; with an initial model, the default family of the task.
         """
         return {}
 
     def faults(self, family: Family) -> Iterator[tuple[str, str]]:
-        """Go through what is wrong between the keys: the name of a key, and the sentence about it."""
+        """Yield the conflicts between keys: the name of a key, and the message about it."""
         yield from ()
 
 
 class PooledSection(TaskSection):
-    """The [task] table of tasks whose head reads one vector of a text."""
+    """The [task] table of a task whose head reads one vector per text."""
 
-    #: Which vector stands for a text: that of the first or last token, or the mean of all.
+    #: The vector that represents a text: the first token, the last token, or the mean of all.
     pool: Literal["first", "mean", "last"] | None = None
 
     def defaults(self, family: Family) -> dict[str, object]:
-        """Return the usual pooling of the stacks, which are not known here for an initial model."""
+        """Return the default pooling of the family; none with an initial model, whose stacks are not known."""
         if self.init:
             return {}
         return {"pool": "mean" if family == "encoder" else "last"}
@@ -62,8 +62,8 @@ class PooledSection(TaskSection):
 class DataSection(RunFileSection):
     """The [data] table: training and validation data, and the keys of one kind of task.
 
-    A number for `valid` holds out that share of `train`: rows of a table are drawn at random and by label, equal texts
-    stay together, and running text is cut at its end. The types of both follow from the forms of a task.
+    A number for `valid` holds out that share of `train`. Rows of a table are drawn at random and by label, and equal
+    texts stay together; running text is cut at its end. The forms of a task decide the types of `train` and `valid`.
     """
 
     #: The training data, in one of the forms below.
@@ -71,10 +71,10 @@ class DataSection(RunFileSection):
     #: The validation data, in one of the forms below, or the share of the training data to hold out: rows of a table
     #: at random, or the end of running text.
     valid: Form | float
-    #: Longest text in tokens, special ones included.
+    #: The longest text in tokens, special tokens included.
     max_length: Annotated[int, Field(ge=2)] = 128
-    # Every run directory has it in its run file, whatever the task.
-    #: Whether the training text is read and tokenized while the run goes on, as a text larger than the disk must be.
+    # Every task has this key, so that every resolved run file contains it.
+    #: Whether the training text is read and tokenized during the run, for a text larger than the disk.
     stream: bool = False
 
     def defaults(self) -> dict[str, object]:
@@ -82,35 +82,35 @@ class DataSection(RunFileSection):
         return {}
 
     def faults(self) -> Iterator[tuple[str, str]]:
-        """Go through what is wrong between the keys: the name of a key, and the sentence about it."""
+        """Yield the conflicts between keys: the name of a key, and the message about it."""
         yield from ()
 
 
 class PairSection(DataSection):
-    """The [data] table of tasks on pairs of texts."""
+    """The [data] table of a task on pairs of texts."""
 
-    #: How many times as long as the other a side of a training pair may be, in tokens; longer pairs are left out.
+    #: The maximum ratio of the longer side of a training pair to the shorter, in tokens; other pairs are left out.
     max_ratio: Annotated[float, Field(ge=1.0)] | None = None
 
 
 @dataclass(frozen=True)
 class LabelledExamples:
-    """Examples with labels of their own, as `clearhead new` looks at them and divides them.
+    """Labelled examples that `clearhead new` inspects, and divides into training and validation data.
 
     Attributes:
-        table: of [data], which names them.
-        what: what messages call several of them.
-        texts: what is counted of them.
-        keys: of each example: examples that share one stay in one part; none where the example is empty.
-        record: returns an example, by its number, as the JSON line of a copy.
-        facts: what else there is to say of them.
-        columns: keys of [data] that name the fields of a copy, beside its text.
-        groups: the label of each example, or a tuple of several, of which both parts have their share; None: all are
-            alike.
-        labels: what validation examples must have, for `TaskData.labelled`.
-        settings: keys of [task] that follow from them.
-        unfit: keys of [train] that do not suit them.
-        few: what a message about too few of them calls them, where it says more than `what`.
+        table: the [data] table that names the examples.
+        what: the plural noun for the examples in messages.
+        texts: the texts of each example, for counts of words and characters.
+        keys: the keys of each example; examples with a common key stay together. An empty example has no keys.
+        record: a function that returns the example with a number as a JSON object, for a copied file.
+        facts: a sentence with further facts about the examples.
+        columns: the keys of [data] that name the fields of a copied file, besides the text.
+        groups: the label of each example, or a tuple of labels; both parts get their share of each. None means that the
+            examples have no labels.
+        labels: the labels that validation examples may have, for `TaskData.labelled`.
+        settings: the keys of [task] that follow from the examples.
+        unfit: the keys of [train] that do not suit the examples.
+        few: the noun in a message about too few examples; empty means `what`.
     """
 
     table: Mapping[str, Value]
@@ -129,19 +129,21 @@ class LabelledExamples:
 
 @dataclass(frozen=True)
 class TaskData:
-    """The data of a task.
+    """The data of a task: its tables, forms and functions that read examples.
 
     Attributes:
-        task: its [task] table.
-        forms: in which its data can be named.
-        examples: its examples in a list.
-        data: its [data] table.
-        streams: whether the training text can be read and tokenized while the run goes on.
-        labelled: reads the examples that the data options of `clearhead new` name, by the names of the options; for
-            validation data with the training data, else None. None: the data are pairs or running text.
-        read: reads a share of a source, with the [task] table, as `read_table` does. None: running text.
-        num_signs: how many signs for what is missing from a text, masks or sentinels, the vocabulary of a model has
-            whose texts have a length in tokens.
+        task: the type of the [task] table.
+        forms: the forms of table that can name the data.
+        examples: the format of the examples in a list.
+        data: the type of the [data] table.
+        streams: whether the training text can be read and tokenized during the run.
+        labelled: a function that reads the labelled examples that the data options of `clearhead new` name. Its second
+            argument is the training data if it reads validation data, else None. None means that the data are pairs or
+            running text.
+        read: a function that reads a share of a source with the [task] table, like `read_table`. None means that the
+            data are running text.
+        num_signs: a function from the length of a text in tokens to the number of mask or sentinel tokens that the
+            vocabulary needs.
     """
 
     task: type[TaskSection]
@@ -154,7 +156,7 @@ class TaskData:
     num_signs: Callable[[int], int] = lambda length: 0
 
     def hold_out(self, examples: Examples, share: float, task: Mapping[str, Any]) -> set[int]:
-        """Return which examples to hold out for validation, counted from 0; none of a single text.
+        """Return the numbers of the examples to hold out for validation, from 0; empty for a single running text.
 
         Args:
             examples: the training examples.
@@ -162,7 +164,7 @@ class TaskData:
             task: the [task] table.
 
         Raises:
-            InputError: an example is unusable, or none can be held out.
+            InputError: an example is wrong, or no example can be held out.
         """
         count = len(examples.records)
         if self.read is None:
@@ -171,13 +173,13 @@ class TaskData:
         return {number - 1 for number in table.numbers}
 
     def source(self, data: object) -> Any:
-        """Return the source of some data.
+        """Return a source of data.
 
         Args:
-            data: names it, as under [data] in a run file; or a list of examples.
+            data: a table that names the data, as in [data] of a run file; or a list of examples.
 
         Raises:
-            InputError: the table or an example is not of the form of the task.
+            InputError: the table or an example does not have a form of the task.
         """
         if isinstance(data, Mapping):
             return parse_table(data, self.forms).as_source()
@@ -189,10 +191,10 @@ TEXT_EXAMPLES: Final = ListedExamples(({"text": "text"},), as_source=TextRows)
 
 
 def data_of(kind: str) -> TaskData:
-    """Return the data of a task by its name.
+    """Return the data of a task by the name of its kind.
 
     Raises:
-        InputError: there is none, or the package that has it cannot be imported.
+        InputError: there is no such task, or its package cannot be imported.
     """
     data: TaskData = find_task(kind).module("data").DATA
     return data

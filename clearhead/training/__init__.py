@@ -1,1 +1,1 @@
-"""From data to weights: the loop, its checks before the first step, and what it is built of."""
+"""Training: run files, checks before the first step, the loop, optimizers, and several processes."""

@@ -1,6 +1,6 @@
-"""Stages of a training from a run file to its first step: opening, data, model and trainer.
+"""Stages from a run file to the first step: open the run, prepare the data, build the model, build the trainer.
 
-Each stage makes a record from the records of the stages before it.
+Each stage returns a record that contains the records of the stages before it.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ from clearhead.training.runfile.read import to_toml
 from clearhead.training.runfile.sections import RunFile
 from clearhead.training.task_setup import PreparedTask, TaskSetup, one_sided, prepare_task
 
-# The keys that may change when a run is resumed: its length and what it keeps, not what its next step computes.
+# The keys that may change when a run is resumed: they do not affect what the next step computes.
 _MAY_DIFFER = """
     run steps epochs seconds planned_minutes parallel timeout activation_checkpointing device threads
     save_every keep snapshots snapshot_megabytes early_stop.patience tracker
 """
-MAY_DIFFER = ["model.parts", *(f"train.{key}" for key in _MAY_DIFFER.split())]  # the spec has the digest of the file
+MAY_DIFFER = ["model.parts", *(f"train.{key}" for key in _MAY_DIFFER.split())]  # the spec has a digest of the file
 
 
 @dataclass(frozen=True)
@@ -73,17 +73,18 @@ class OpenedRun:
 
     Attributes:
         path: the run directory.
-        run_file: the checked run file; in the first process of a resumed run with its resolved precision.
+        run_file: the checked run file; in the first process of a resumed run with the resolved precision.
         is_resumed: whether the run continues from a checkpoint.
-        choices: the choices that a resumed run made at its beginning; empty for a new run.
+        choices: the automatic choices made when a resumed run began; empty for a new run.
         processes: the processes that train together.
-        directory: the locked run directory; None in all processes but the first.
-        progress: receives the reports; only the first process shows them.
+        directory: the locked run directory. None in all processes except the first.
+        progress: the display that receives all reports; only the first process shows them.
         device: the device of this process.
-        memory_before: memory of this process before it read the data, in bytes.
-        eager_reason: why attention must use the eager kernel on the device; empty: it need not.
-        description: folder with the files that describe the model of a resumed run.
-        blind: ranks of the processes that do not see the run directory: their machines have their own disks.
+        memory_before: the memory use of this process before it read the data, in bytes.
+        eager_reason: the reason for which attention must use the eager kernel on this device; empty if it need not.
+        description: the folder with the files that describe the model of a resumed run.
+        ranks_without_folder: the ranks of processes that do not see the run directory, because their machine has its
+            own disk.
     """
 
     path: Path
@@ -102,12 +103,12 @@ class OpenedRun:
 
 @contextlib.contextmanager
 def open_training(run_file: RunFile, *, resume: bool, progress: TrainingProgress) -> Iterator[OpenedRun]:
-    """Join the other processes and open the run directory for the length of a with block.
+    """Return a context manager that joins the other processes and holds the run directory open.
 
     Args:
         run_file: the checked run file.
         resume: whether to continue from the newest undamaged checkpoint.
-        progress: receives the reports.
+        progress: the display that receives all reports.
 
     Raises:
         InputError: the run directory or the device cannot be used, processes differ, or the training data has changed.
@@ -124,11 +125,11 @@ def open_training(run_file: RunFile, *, resume: bool, progress: TrainingProgress
         resume = _decide_to_resume(processes, run, resume=resume)
         directory, saved = None, dict[str, Any]()
         if processes.is_first:
-            # Without resume as well: a run that is there is then refused as such, not as one of another precision.
+            # Read without resume too: an existing run is then refused as such, not because of another precision.
             saved = read_choices(run) or {}
             if run_file.train.precision == "auto" and "precision" in saved:
                 run_file = with_precision(run_file, saved["precision"])
-            # Without a sound checkpoint, which is refused later, the precision of the run is not known.
+            # The precision is not known without an undamaged checkpoint; resuming is then refused later.
             may_differ = MAY_DIFFER if saved else [*MAY_DIFFER, "train.precision"]
             directory = stack.enter_context(
                 open_run(run, configuration=to_toml(run_file), resume=resume, may_differ=may_differ)
@@ -156,7 +157,7 @@ def open_training(run_file: RunFile, *, resume: bool, progress: TrainingProgress
 
 
 def _find_eager_reason(device: torch.device, precision: str) -> str:
-    """Return why attention must use the eager kernel on a device; empty: it need not."""
+    """Return the reason for which attention must use the eager kernel on a device; empty if it need not."""
     if not needs_check(device):
         return ""
     from clearhead.fast.device_check import find_eager_reason  # not needed on most machines
@@ -165,10 +166,10 @@ def _find_eager_reason(device: torch.device, precision: str) -> str:
 
 
 def _decide_to_resume(processes: Processes, run: Path, *, resume: bool) -> bool:
-    """Return whether the run continues: where the user asks for it, or torchrun restarts the job that began the run.
+    """Return whether the run is resumed: on request, or if torchrun restarts the job that began the run.
 
     Raises:
-        InputError: the first process has no checkpoint, but another one has.
+        InputError: the first process has no checkpoint, but another process has one.
     """
     is_restart = processes.job != "" and read_job(run) == processes.job
     resume = processes.broadcast(resume or (is_restart and bool(checkpoint_steps(run))))
@@ -178,7 +179,7 @@ def _decide_to_resume(processes: Processes, run: Path, *, resume: bool) -> bool:
 
 
 def _tracker_config(run_file: RunFile) -> dict[str, object]:
-    """Return the settings of a run file for a tracker, without its data and its paths."""
+    """Return the settings of a run file for a tracker, without data and paths."""
     tables = run_file.model_dump(mode="json", include={"tokenizer", "model", "lora", "train"}, exclude_none=True)
     for table, key in (("tokenizer", "path"), ("model", "spec"), ("model", "parts"), ("train", "run")):
         tables[table].pop(key, None)
@@ -186,18 +187,18 @@ def _tracker_config(run_file: RunFile) -> dict[str, object]:
 
 
 def with_precision(run_file: RunFile, precision: str) -> RunFile:
-    """Return a run file with a resolved precision in place of "auto"."""
+    """Return a copy of a run file with this precision instead of "auto"."""
     return run_file.model_copy(update={"train": run_file.train.model_copy(update={"precision": precision})})
 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """The data of a run, and the parts that its task makes from them.
+    """The prepared data of a run, and its prepared task.
 
     Attributes:
         run: the open run.
-        initial: the trained model that the run starts from; None: from scratch.
-        parts: tokenizers, batches, loss, validation and spec.
+        initial: the trained model from which the run starts. None means from scratch.
+        parts: the prepared task: tokenizers, batches, loss, validation and spec.
     """
 
     run: OpenedRun
@@ -206,7 +207,7 @@ class PreparedData:
 
 
 def prepare_data(run: OpenedRun) -> PreparedData:
-    """Find or train the tokenizers, and prepare the data.
+    """Find or train the tokenizers, and prepare the data of a run.
 
     Raises:
         InputError: the data, the tokenizers, the initial model or the sizes cannot be used, or processes differ.
@@ -226,7 +227,7 @@ def prepare_data(run: OpenedRun) -> PreparedData:
 
 
 def _find_tokenizers(run: OpenedRun, initial: InitialModel | None, train: Callable[[], TokenizerPair]) -> TokenizerPair:
-    """Train or load the tokenizers; refuse tokenizers that differ from those of a resumed run."""
+    """Load or train the tokenizers of a run; refuse tokenizers that differ from those of a resumed run."""
     path, remembered = run.run_file.tokenizer.path, run.choices.get("tokenizer")
     if initial is not None:
         tokenizers = initial.tokenizers
@@ -247,27 +248,27 @@ def _find_tokenizers(run: OpenedRun, initial: InitialModel | None, train: Callab
 
 
 def load_tokenizers(path: Path) -> TokenizerPair:
-    """Load the tokenizers that a run file names: a file, or a folder with one or two.
+    """Load the tokenizers that a run file names: a file, or a folder with one or two tokenizers.
 
     Raises:
-        InputError: there are none.
+        InputError: there is no tokenizer at this path.
     """
     return TokenizerPair.load(path) if path.is_dir() else one_sided(Tokenizer.load(path))
 
 
-# Key of the choice that lists the tensors which LoRA trains whole.
+# Key of the choice with the addresses of the tensors that LoRA trains whole.
 NEW_TENSORS: Final = "new_tensors"
 
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """The model of a run with the weights that it starts with.
+    """The model of a run with its first weights.
 
     Attributes:
-        data: the data of the run.
+        data: the prepared data of the run.
         module: the plain module.
-        is_sharded: whether the processes share its weights.
-        new: addresses of the tensors that the initial model does not have.
+        is_sharded: whether the weights are sharded over the processes.
+        new: the addresses of the tensors that the initial model does not have.
         precision: the precision of the computation.
     """
 
@@ -291,7 +292,7 @@ def build_model(data: PreparedData) -> BuiltModel:
     if is_sharded:
         refuse_sharing(run.ranks_without_folder, run.path)
     refuse_large(spec, run.device, is_trained_whole=run_file.lora is None, process=process, is_sharded=is_sharded)
-    # A shared model may not fit on one device: the first process has it in main memory, and sends the others theirs.
+    # A sharded model may not fit on one device: the first process builds it in main memory and sends each shard.
     before_sharing = "cpu" if run.processes.is_first else "meta"
     module = build(spec, device=before_sharing if is_sharded else run.device)
     if run.eager_reason:
@@ -303,7 +304,7 @@ def build_model(data: PreparedData) -> BuiltModel:
 
 
 def _take_weights(data: PreparedData, module: Transformer, *, is_sharded: bool) -> list[str]:
-    """Copy the weights of the initial model; return the addresses of the tensors that it does not have."""
+    """Copy the weights of the initial model, and return the addresses of the tensors that it does not have."""
     run = data.run
     if data.initial is None or run.is_resumed:
         return str(run.choices.get(NEW_TENSORS, "")).split()
@@ -314,7 +315,7 @@ def _take_weights(data: PreparedData, module: Transformer, *, is_sharded: bool) 
 
 
 def _choose_precision(data: PreparedData, module: Transformer, *, is_sharded: bool) -> Literal["fp32", "bf16"]:
-    """Return the precision that a resumed run remembers, or the faster one."""
+    """Return the precision of a resumed run, or the faster precision for a new run."""
     run = data.run
     remembered: Literal["fp32", "bf16"] | None = run.choices.get("precision")
     if remembered is not None:
@@ -326,7 +327,7 @@ def _choose_precision(data: PreparedData, module: Transformer, *, is_sharded: bo
 
 
 def describe_model(model: BuiltModel) -> None:
-    """Write the resolved run file, the tokenizers, the spec and the task into the run directory.
+    """Write the resolved run file, the tokenizers, the spec and the task record into the run directory.
 
     Raises:
         InputError: a resumed run has another spec.
@@ -347,7 +348,7 @@ def describe_model(model: BuiltModel) -> None:
     directory.seal()
 
 
-# Key of the choice with the steps of the schedule; 0: the number of steps was not known.
+# Key of the choice with the number of steps of the schedule; 0 if it was not known.
 PLANNED_STEPS: Final = "planned_steps"
 
 
@@ -359,18 +360,16 @@ def build_trainer(model: BuiltModel) -> Trainer[Any]:
     """
     run, parts = model.data.run, model.data.parts
     train, processes = run.run_file.train, run.processes
-    assert train.learning_rate is not None and train.warmup is not None, "the run file fills its defaults"
+    assert train.learning_rate is not None and train.warmup is not None, "the run file has every default filled in"
     tree = training_tree(model.module, model.precision, recomputes_layers=train.activation_checkpointing)
-    # Before the optimizer: a sharded tree has other parameters.
+    # Before the optimizer: sharding replaces the parameters of the tree.
     engine = None
     if processes.size > 1:
         engine = build_engine(
             tree, parts.loss, processes, is_sharded=model.is_sharded, device=run.device, precision=model.precision
         )
     if model.is_sharded:
-        refuse_to_run(
-            model.module, "its weights are spread over processes, and the tree that they train runs in its place"
-        )
+        refuse_to_run(model.module, "its weights are sharded over processes; run the training tree instead")
     steps = planned_steps(train, parts.batches.batches_per_epoch)
     top = tree.spec.decoder or tree.spec.encoder
     return Trainer(
@@ -402,7 +401,7 @@ def build_trainer(model: BuiltModel) -> Trainer[Any]:
 
 
 def _settings(model: BuiltModel, steps: int | None) -> TrainSettings:
-    """Return the [train] table with resolved values, and the choices that every checkpoint remembers."""
+    """Return the [train] table with resolved values, and the choices that every checkpoint stores."""
     run, parts = model.data.run, model.data.parts
     train = run.run_file.train
     choices = {
@@ -425,8 +424,8 @@ class AssembledRun:
     """A run before its first step.
 
     Attributes:
-        model: with its first weights.
-        trainer: trains the model.
+        model: the model with its first weights.
+        trainer: the trainer of the model.
     """
 
     model: BuiltModel
@@ -434,7 +433,7 @@ class AssembledRun:
 
     @property
     def data(self) -> PreparedData:
-        """The data of the run."""
+        """The prepared data of the run."""
         return self.model.data
 
     @property
@@ -449,17 +448,17 @@ def assemble_run(run: OpenedRun) -> AssembledRun:
     Raises:
         InputError: the data, the sizes or the initial model cannot be used.
     """
-    # A resumed run has the same bits only in this order: tokenizers, stores, seed, model.
+    # A resumed run has equal bits only in this order: tokenizers, stores, seed, model.
     model = build_model(prepare_data(run))
     describe_model(model)
     return AssembledRun(model, build_trainer(model))
 
 
 def forecast(assembled: AssembledRun) -> Preflight:
-    """Check the data of a new run against the model, and report and return the forecast of its cost.
+    """Check the data of a new run against the model; report and return the forecast of its cost.
 
     Raises:
-        InputError: ids, lengths, memory or disk do not suffice, in one report.
+        InputError: ids or lengths exceed the model, or memory or disk space are too small, in one report.
     """
     run, parts, module, trainer = assembled.run, assembled.data.parts, assembled.model.module, assembled.trainer
     work: Workload[Any] = parts
@@ -478,7 +477,7 @@ def forecast(assembled: AssembledRun) -> Preflight:
 
 
 def warn_of_new_schedule(assembled: AssembledRun) -> None:
-    """Warn that a resumed run has another number of steps and thus another schedule."""
+    """Warn if a resumed run has another number of steps and thus another schedule."""
     run, now = assembled.run, assembled.trainer.settings.choices[PLANNED_STEPS]
     train, before = run.run_file.train, run.choices.get(PLANNED_STEPS)
     depends = train.schedule in SCHEDULES_WITH_AN_END or isinstance(train.warmup, float)
@@ -490,17 +489,17 @@ def warn_of_new_schedule(assembled: AssembledRun) -> None:
 
 
 def train_run(run_file: RunFile, *, resume: bool = False, progress: TrainingProgress | None = None) -> RunResult:
-    """Train what a run file describes.
+    """Train the model that a run file describes.
 
     Args:
         run_file: the checked run file.
         resume: whether to continue from the newest undamaged checkpoint of its run directory.
-        progress: receives the reports; None: a live panel or lines on stderr.
+        progress: the display that receives all reports. None means a live panel or lines on stderr.
 
     Raises:
         InputError: the data, the sizes or the run directory cannot be used; no files remain.
         RunFailure: training failed; the last checkpoint is complete.
-        Interrupted: stopped by a signal; everything is saved.
+        Interrupted: training was stopped by a signal; everything is saved.
     """
     with open_training(run_file, resume=resume, progress=progress or progress_for()) as run:
         return _train(run)
@@ -509,8 +508,8 @@ def train_run(run_file: RunFile, *, resume: bool = False, progress: TrainingProg
 def _train(run: OpenedRun) -> RunResult:
     """Train in an open run directory.
 
-    When this returns nobody holds the engine: if it outlived the processes' group, PyTorch would end the group's thread
-    while it holds Python's lock, for which that thread may wait.
+    The engine is freed when this function returns. If it outlived the process group, PyTorch would join the thread of
+    the group while holding the GIL, for which that thread may wait.
     """
     assembled = assemble_run(run)
     trainer = assembled.trainer

@@ -1,4 +1,4 @@
-"""The files of a run's data: remembered when it begins, and compared when it goes on."""
+"""Digests of a run's data files: stored when the run begins, and compared when it is resumed."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from clearhead.data.sources.texts import TextShard, text_shards
 from clearhead.training.runfile.sections import RunFile
 
 DATA_FILES: Final = "data_files"
-"""The choice of a run under which its files are remembered."""
+"""Key of the choice that stores the digests of the data files."""
 
 _BLOCK: Final = 1 << 20
 
 
 class _FileDigests(RootModel[dict[str, dict[str, tuple[int, str]]]]):
-    """Of each part of the data, by file: lines and digest."""
+    """Number of lines and digest of each data file, by split and file name."""
 
 
 def describe_files(run_file: RunFile) -> str:
-    """Return lines and digest of every file of the training and validation data, as JSON text.
+    """Return number of lines and digest of every training and validation file, as JSON text.
 
-    Of a streamed text it is the bytes of each file and a digest of its ends.
+    For a streamed text, the number of bytes of each file and a digest of its ends are used instead.
 
     Args:
-        run_file: the checked run file; folders that are not streamed and datasets by name are left out.
+        run_file: the checked run file; folders that are not streamed, and named data sets, are left out.
     """
     described: dict[str, dict[str, list[Any]]] = {}
     for split in ("train", "valid"):
@@ -48,15 +48,15 @@ def describe_files(run_file: RunFile) -> str:
 
 
 def compare_files(choices: Mapping[str, object], run_file: RunFile, run: Path) -> list[str]:
-    """Compare the files of the validation data with those that a run began with.
+    """Compare the data files with those that the run began with.
 
     Args:
-        choices: that the run remembers.
+        choices: the stored choices of the run.
         run_file: the checked run file.
         run: the run directory, for the message.
 
     Returns:
-        One message about the validation data if it has changed.
+        A list with one message if the validation data has changed, else an empty list.
 
     Raises:
         InputError: the training data has changed.
@@ -86,7 +86,7 @@ def compare_files(choices: Mapping[str, object], run_file: RunFile, run: Path) -
 
 
 def _parse_digests(text: str, run: Path) -> dict[str, dict[str, tuple[int, str]]]:
-    """Return what `describe_files` wrote as text."""
+    """Parse the JSON text of `describe_files`."""
     try:
         described = convert_json(parse_json(text), _FileDigests, name=f"{run}, the files of its data").root
     except json.JSONDecodeError as error:
@@ -107,7 +107,7 @@ def list_stream_shards(run_file: RunFile) -> list[TextShard]:
     """Return the files of a streamed training text.
 
     Raises:
-        InputError: there is none, or the text is not in files.
+        InputError: there is no file, or the text is not in files.
     """
     with within("[data] train"):
         return text_shards(run_file.data.train.as_source())

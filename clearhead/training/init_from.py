@@ -1,4 +1,4 @@
-"""The initial model of a run ([task] init): a trained run or a Hugging Face checkpoint, and what the task can reuse."""
+"""The initial model of a run ([task] init): a trained run or a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ HEAD = "head."
 
 @dataclass(frozen=True)
 class InitialModel:
-    """A trained model whose weights a run starts from.
+    """A trained model from whose weights a run starts.
 
     Attributes:
-        name: for messages.
-        spec: of the model.
-        tokenizers: that it was trained with.
-        record: of the task that it was trained for.
-        tensors: loads its weights, by address.
-        hf_checkpoint: the Hugging Face checkpoint that it is or was fine-tuned from; None if there is none.
+        name: the name of the model in messages.
+        spec: the spec of the model.
+        tokenizers: the tokenizers of the model.
+        record: the record of the task for which the model was trained.
+        tensors: a function that loads the weights by address.
+        hf_checkpoint: the Hugging Face checkpoint of the model, or the one from which it was fine-tuned. None means
+            that there is none.
     """
 
     name: str
@@ -55,18 +56,18 @@ class InitialModel:
         return all(getattr(self.record, name) == getattr(record, name) for name in fields)
 
     def match_labels(self, kind: str, labels: Sequence[str]) -> tuple[str, ...] | None:
-        """Return the labels of the model, in its order, if they are those of the data; else None."""
+        """Return the labels of the model, in its order, if they equal the labels of the data; else None."""
         if self.record.kind != kind or not self.record.labels or sorted(self.record.labels) != sorted(labels):
             return None
         return self.record.labels
 
     @property
     def has_vocabulary_head(self) -> bool:
-        """Whether the head returns scores over the vocabulary."""
+        """True if the head returns scores over the vocabulary."""
         return self.spec.head is not None and find_task(self.record.kind).outputs == "vocabulary"
 
     def vocabulary_head(self, kind: str) -> Head | None:
-        """Return the vocabulary head of the checkpoint's family, for a checkpoint saved without one."""
+        """Return the vocabulary head of the checkpoint's family, for a checkpoint saved without one; else None."""
         for task_kind in dict.fromkeys((kind, *(task.kind for task in tasks_with_outputs("vocabulary")))):
             head_and_repeats = self.family_head(TaskRecord(kind=task_kind))
             if head_and_repeats is not None:
@@ -74,13 +75,14 @@ class InitialModel:
         return None
 
     def family_head(self, record: TaskRecord) -> tuple[Head, Repeats | None] | None:
-        """Return the head that the checkpoint's family has for a task, and its decoder's input.
+        """Return the head of the checkpoint's family for a task, and the decoder input that it needs.
 
         Args:
-            record: of the task; it has one output for each label.
+            record: the record of the task; the head has one output for each label.
 
         Returns:
-            None if the family has none: the trained model could not be saved as a checkpoint of that family.
+            The head and `repeats` of its decoder input; None if the family has no head for the task. A model with
+            another head cannot be saved as a checkpoint of this family.
         """
         if self.hf_checkpoint is None:
             return None
@@ -105,11 +107,11 @@ class InitialModel:
         return [variant for variant in variants if variant.task == kind and (variant.has_decoder or not has_two)]
 
     def head_tensors(self, module: Transformer, kind: str) -> dict[str, Tensor]:
-        """Return tensors of a new head that are in the checkpoint though its own class does not use them.
+        """Return the tensors of a new head that the checkpoint contains although its own class does not use them.
 
         Args:
-            module: with the new head.
-            kind: of the task.
+            module: the module with the new head.
+            kind: the kind of the task.
         """
         if self.hf_checkpoint is None or self.hf_checkpoint.loaded is None:
             return {}
@@ -123,10 +125,10 @@ class InitialModel:
 
 
 def _spare_tensors(rule: BoundRule, spare: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors of a rule, by their addresses; none if one is missing or has another shape."""
+    """Return the tensors of a rule by address; empty if one of them is missing or has another shape."""
     theirs = []
     for group in rule.theirs:
-        # A class without a head saves its tensors without the prefix.
+        # Checkpoints of a class without a head have tensor names without the prefix.
         spellings = [spelling for name in group for spelling in (name, name.removeprefix(prefix))]
         theirs += [spare[name] for name in spellings if name in spare][:1]
     if len(theirs) < len(rule.theirs):
@@ -141,8 +143,8 @@ def find_initial_model(reference: str, source: str | None, target: str | None) -
     """Return the trained model that [task] init names; None if the run starts from scratch.
 
     Args:
-        reference: a run directory, a saved model, a checkpoint folder or a name on the hub; empty: from scratch.
-        source, target: language codes of the task, for a multilingual checkpoint.
+        reference: a run directory, a saved model, a checkpoint folder or a name on the hub; empty means from scratch.
+        source, target: the language codes of the task, for a multilingual checkpoint. None means no code.
 
     Raises:
         InputError: there is no such model; or a language code is missing, unknown or not supported by the model.
@@ -157,7 +159,7 @@ def find_initial_model(reference: str, source: str | None, target: str | None) -
 
 
 def load_resumed_model(run: Path) -> InitialModel:
-    """Return the model of a resumed run; the model that it started from is not needed.
+    """Return the initial model of a resumed run, read from the run directory; the original model is not needed.
 
     Raises:
         InputError: a file of the run is missing.
@@ -168,7 +170,7 @@ def load_resumed_model(run: Path) -> InitialModel:
 def _load_checkpoint_model(reference: str, folder: Path) -> InitialModel:
     hf_checkpoint = HFCheckpoint.load(folder)
     pretrained = hf_checkpoint.loaded
-    assert pretrained is not None, "a checkpoint is of the family that it came in"
+    assert pretrained is not None, "a loaded checkpoint has a family"
     tokenizers = hf_checkpoint.tokenizers.pair
     tokenizers.check_rows(pretrained.module.num_source_ids, pretrained.module.num_target_ids, reference)
     return InitialModel(
@@ -200,7 +202,7 @@ def _load_folder_model(name: str, folder: Path, tensors: Callable[[], Mapping[st
 
 
 def _select_languages(initial: InitialModel, source: str | None, target: str | None) -> InitialModel:
-    """Return the model for one pair of languages, if its checkpoint has several languages."""
+    """Return the initial model with the tokenizers of one pair of languages, if its checkpoint has several."""
     if initial.hf_checkpoint is None or not initial.hf_checkpoint.tokenizers.languages:
         if source is not None or target is not None:
             raise InputError("the model has no language codes: remove from_language and to_language")
@@ -217,10 +219,10 @@ def take_weights(
     """Copy the weights of an initial model into a module, except those of a head that the task replaces.
 
     Args:
-        module: with the stacks of the initial model.
-        initial: the model to copy from.
-        record: of the task to train.
-        progress: receives a message about copied, new and unused tensors.
+        module: the module to fill; it has the stacks of the initial model.
+        initial: the initial model.
+        record: the record of the task to train.
+        progress: the display that receives a message about copied, new and unused tensors.
 
     Returns:
         The addresses of the new tensors.

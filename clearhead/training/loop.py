@@ -1,8 +1,8 @@
 """The training loop: steps, validations and checkpoints, with exact resumption.
 
-A checkpoint holds everything that decides the next step: weights, their exponential average, the states of optimizer,
-schedule, data and random generators, and the counters of `Tally`. The loop depends on nothing else, so a resumed run
-takes the same steps as an uninterrupted one, bit by bit.
+A checkpoint holds everything that decides the next step: weights, their exponential average, and the states of
+optimizer, schedule, data and random generators. It also holds the counters of `Tally`. The loop depends on nothing
+else. A resumed run therefore takes the same steps as an uninterrupted one, bit for bit.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ from clearhead.training.record import FollowerRecord, RunRecord, RunResult, Trai
 
 @dataclass
 class Trainer(Generic[BatchT]):
-    """Trains any module on any batches, whatever the task.
+    """Trains a module of any task on endless batches.
 
     Attributes:
         module: the training tree: see `training_tree`.
-        optimizer: over its parameters.
-        schedule: the learning rate of each step.
-        batches: endless training batches.
-        loss: returns the summed loss of a batch (a scalar with gradient) and the number of its labels.
-        validate: called in evaluation mode and without gradients.
-        settings: of the run.
-        progress: receives the reports.
-        directory: the run directory, if it is open already; None: `run` opens `settings.run`.
-        validation_seconds: forecast of one validation with its checkpoint, for the time left.
-        processes: that train together; all run the same loop, and the first one writes and reports.
-        engine: computes the loss and its gradients; None: this process alone.
+        optimizer: the optimizer of its parameters.
+        schedule: the schedule of the learning rate.
+        batches: the endless training batches.
+        loss: a function that returns the summed loss of a batch (a scalar with gradient) and the number of its labels.
+        validate: a function that validates the module; called in evaluation mode and without gradients.
+        settings: the settings of the run.
+        progress: the display that receives all reports.
+        directory: the open run directory. None means that `run` opens `settings.run`.
+        validation_seconds: the forecast time of one validation with its checkpoint in seconds, for the remaining time.
+        processes: the processes that train together; all run the same loop, and the first one writes and reports.
+        engine: the engine that computes the loss and its gradients. None means that one process trains alone.
     """
 
     module: nn.Module
@@ -87,12 +87,12 @@ class Trainer(Generic[BatchT]):
         """Train until a limit of the settings is reached.
 
         Args:
-            resume: continue from the newest undamaged checkpoint of the run directory.
+            resume: whether to continue from the newest undamaged checkpoint of the run directory.
 
         Raises:
             InputError: there is nothing to resume, or the run directory cannot be used.
             RunFailure: the loss or the gradient is not finite, memory runs out, or a checkpoint cannot be saved.
-            Interrupted: stopped by a signal; everything is saved.
+            Interrupted: training was stopped by a signal; everything is saved.
         """
         with contextlib.ExitStack() as stack:
             run = Path(self.settings.run)
@@ -109,11 +109,11 @@ class Trainer(Generic[BatchT]):
 
 
 OTHER_RANDOM_STATES: Final = "random_of_others"
-"""The random states of all processes but the first, in the state of a checkpoint."""
+"""Key of the random states of all processes except the first, in the state of a checkpoint."""
 
 
 class _TrainingLoop(Generic[BatchT]):
-    """The state of one call of `Trainer.run`."""
+    """The loop of one call of `Trainer.run`, with its state."""
 
     def __init__(self, trainer: Trainer[BatchT], run: Path, signals: StopSignals) -> None:
         self.trainer = trainer
@@ -138,7 +138,7 @@ class _TrainingLoop(Generic[BatchT]):
     # Starting
 
     def start(self) -> None:
-        """Begin a new run with a checkpoint of step 0, so that it can always be resumed."""
+        """Begin a new run with a checkpoint of step 0: from then on the run can be resumed."""
         if self.settings.threads is not None:
             torch.set_num_threads(self.settings.threads)
         self.choices = self._choices_here()
@@ -157,11 +157,11 @@ class _TrainingLoop(Generic[BatchT]):
         self.agreed = AgreedStop(seconds=self.tally.seconds)
         self.saved_step = self.tally.step
         self.record.go_back(self.tally)
-        # Last: nothing above may draw random numbers after the generators are restored.
+        # Last, because the code above may draw random numbers.
         self._restore_random_state(saved.state)
 
     def _restore(self, saved: files.Checkpoint) -> None:
-        """Restore all that is in memory, before a file of the run is changed."""
+        """Restore everything in memory, before any file of the run is changed."""
         parts, state = self.trainer, saved.state
         torch.set_num_threads(self.settings.threads or state["choices"]["threads"])
         self.choices = self._choices_here()
@@ -177,12 +177,12 @@ class _TrainingLoop(Generic[BatchT]):
         parts.batches.load_state(state["batches"])
         self.tally = files.Tally(**state["tally"])
         if self.tally.step:
-            # A run that has ended takes no further step, and may save once more.
+            # A run that has ended takes no further step, but may save again.
             self._set_learning_rate(self.tally.step)
         self._restore_random_state(state)
 
     def _restore_random_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the generators of this process, or seed them where the checkpoint is of fewer processes."""
+        """Restore the random generators of this process, or seed them if the checkpoint has fewer processes."""
         states = [state["random"], *state.get(OTHER_RANDOM_STATES, ())][self.processes.this.rank :][:1]
         if states:
             restore_random_state(states[0])
@@ -198,7 +198,7 @@ class _TrainingLoop(Generic[BatchT]):
     # The loop
 
     def train(self) -> RunResult:
-        """Train from the present step to the end."""
+        """Train from the current step to the end of the run."""
         self._announce()
         self.trainer.module.train()
         self._warm_up()
@@ -221,11 +221,11 @@ class _TrainingLoop(Generic[BatchT]):
 
     @property
     def _signal(self) -> signal.Signals | None:
-        """The signal to stop, if there was one, in which all processes agree."""
+        """The stop signal that all processes have agreed on, or None."""
         return self.signals.received if self.processes.size == 1 else self.agreed.signal
 
     def _warm_up(self) -> None:
-        """Let the engine make its first pass on the next batch, without effect."""
+        """Let the engine make its first pass on the next batch, without any effect on the run."""
         with preserve_random_state(), self._precision():
             if self.processes.size > 1:
                 before = self.trainer.batches.state()
@@ -303,14 +303,14 @@ class _TrainingLoop(Generic[BatchT]):
         parts.progress.step(StepReport(step, mean, learning_rate, sums.num_tokens, spent, self._seconds()))
 
     def _set_learning_rate(self, step: int) -> float:
-        """Give the optimizer the learning rate of a step, and return it."""
+        """Set the learning rate of a step in the optimizer, and return it."""
         learning_rate = self.trainer.schedule(step)
         for group in self.trainer.optimizer.param_groups:
             group["lr"] = learning_rate
         return learning_rate
 
     def _accumulate_gradients(self, step: int) -> StepSums:
-        """Accumulate the gradients of the summed loss over the batches of one step, as far as it is finite."""
+        """Accumulate the gradients of the summed loss over the batches of one step, and return the sums of the step."""
         parts, accumulate = self.trainer, self.settings.accumulate
         parts.optimizer.zero_grad(set_to_none=True)
         sums = StepSums()
@@ -331,7 +331,7 @@ class _TrainingLoop(Generic[BatchT]):
         return sums
 
     def _agree(self, sums: StepSums) -> StepSums:
-        """Return the sums of all processes, and learn whether one was stopped, and how late it is on the first one."""
+        """Add up the sums of all processes; also share stop signals and the run time of the first process."""
         rows = self.processes.all_gather_rows([*sums.row(), float(self.signals.received or 0), self._seconds()])
         self.agreed = AgreedStop.of(rows)
         return StepSums.of(rows)
@@ -362,7 +362,7 @@ class _TrainingLoop(Generic[BatchT]):
             raise self._not_finite(f"validation loss became {validation.loss}", f"step {step}")
         before = None
         if step % self.settings.validate_every:
-            # Only the end of the run makes it due: a run that goes on takes the way of one that did not end here.
+            # Due only because the run ends here: a longer resumed run continues as if this validation had not run.
             before = copy.deepcopy((self.tally, self.trainer.schedule.state()))
         is_best = self._judge(validation)
         self._write_line(validation)
@@ -373,10 +373,10 @@ class _TrainingLoop(Generic[BatchT]):
         self.trainer.progress.end_validation(report)
 
     def _measure(self, weights: Mapping[str, Tensor] | None) -> Validation:
-        """Validate the given weights, or the module's own; random states and module are the same afterwards.
+        """Validate the given weights, or those of the module; restores random states and module afterwards.
 
         Raises:
-            StopRequested: a signal came; processes that hold whole weights do not wait for the end of a validation.
+            StopRequested: a stop signal arrived; only sharded weights wait for the end of the validation.
         """
         module = self.trainer.module
         in_place = weights_in_place(module, weights) if weights is not None else contextlib.nullcontext()
@@ -394,7 +394,7 @@ class _TrainingLoop(Generic[BatchT]):
         return self._agree_on(validation)
 
     def _agree_on(self, validation: Validation | None) -> Validation:
-        """Return the validation of the first process; raise StopRequested where one of them left it unfinished."""
+        """Return the validation of the first process; raise StopRequested if any process has not finished."""
         gathered = self.processes.all_gather((validation, int(self.signals.received or 0)))
         number = max(number for _, number in gathered)
         self.agreed = AgreedStop(self.agreed.seconds, signal.Signals(number) if number else None)
@@ -404,7 +404,7 @@ class _TrainingLoop(Generic[BatchT]):
         return validations[0]
 
     def _judge(self, validation: Validation) -> bool:
-        """Update the counters, and return whether this validation is the best so far."""
+        """Update the counters with a validation, and return whether it is the best so far."""
         tally, metric = self.tally, self.settings.metric
         value = validation.loss if metric == "loss" else validation.score
         if value is None:
@@ -419,7 +419,7 @@ class _TrainingLoop(Generic[BatchT]):
             tally.recent = [*tally.recent, tally.step][-self.settings.average :]
         return is_best
 
-    # What goes to the disk
+    # Files of the run
 
     def _write_line(self, validation: Validation | None = None) -> None:
         tally = self.tally
@@ -442,7 +442,7 @@ class _TrainingLoop(Generic[BatchT]):
         """Save a checkpoint.
 
         Args:
-            resumed: tally and schedule for a run that goes on from it; None: the present ones.
+            resumed: the tally and the schedule state for a run that is resumed from here. None means the current ones.
         """
         tally = self.tally
         tally.seconds = self._seconds()
@@ -463,14 +463,14 @@ class _TrainingLoop(Generic[BatchT]):
             ema, state["ema_updates"] = self.ema.weights, self.ema.num_updates
         weights, optimizer = self.trainer.module.state_dict(), self.trainer.optimizer.state_dict()
         self.record.save(files.Checkpoint(tally.step, weights, optimizer, ema, state), tally)
-        # No process goes on, or leaves, before it is on the disk.
+        # A barrier: no process continues or stops before the checkpoint is on the disk.
         self.saved_step = self.processes.broadcast(tally.step)
 
     def _keep_snapshot(self) -> None:
         assert self.saved_step is not None, "a run saves before its first step"
         weights = self.ema.weights if self.ema is not None else self.trainer.module.state_dict()
         self.record.keep_snapshot(self.tally.step, weights, self.saved_step)
-        # As of a checkpoint: no process goes on before it is on the disk.
+        # A barrier: no process continues before the snapshot is on the disk.
         self.processes.broadcast(self.tally.step)
 
     def _leave(self, number: signal.Signals) -> NoReturn:
@@ -498,14 +498,14 @@ class _TrainingLoop(Generic[BatchT]):
         )
 
     def _average(self) -> Validation | None:
-        """Average the last validated weights, validate the average and save it."""
+        """Average the last validated weights, validate the average, save it and return its validation."""
         steps = self.tally.recent
         if len(steps) < 2:
             return None
         about = self.processes.broadcast(read_average_record(self.run))
         if about is not None and about.steps == steps and about.valid_loss is not None:
             return Validation(about.valid_loss, about.valid_score)
-        # Only the first process reads them, unless all processes share weights and thus the folder.
+        # Only the first process reads the files; with sharded weights all processes do, from a shared folder.
         reads = self.processes.is_first or self.engine.is_sharded
         weights = average_checkpoints(load_recent(self.run, steps)) if reads else {}
         self.trainer.progress.begin_validation(self.tally.step)

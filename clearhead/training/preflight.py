@@ -1,4 +1,4 @@
-"""Checks and forecasts before the first step: faults of data and disk, and the time and memory of a step."""
+"""Checks before the first step: faults of data and disk, and a forecast of time, memory and disk space."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ from clearhead.training.runfile.sections import Train
 from clearhead.training.slowdowns import NOTABLE, Slowdown, find_suspects
 
 CHECKPOINT_SPEED: Final = 2e8
-"""Bytes of a checkpoint that are written, synced and hashed in a second, roughly."""
+"""Rough speed of writing, syncing and hashing a checkpoint, in bytes per second."""
 PLOT_BYTES: Final = 60_000_000
-"""What the plots take: matplotlib is imported for the first of them."""
+"""Memory of the plots in bytes; the first plot imports matplotlib."""
 
 _SMALLER_BATCHES: Final = "lower train.batch_tokens and raise train.accumulate instead"
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """The cost of training on this machine, as a few steps without effect show it.
+    """The cost of training on this machine, measured with a few steps without effect.
 
     Attributes:
-        step_seconds: one step: an average batch, or as many as are accumulated, and the optimizer.
-        validation_seconds: one validation.
-        memory_bytes: the peak of memory, less the memory in use before: activations, gradients, optimizer states.
+        step_seconds: the time of one step in seconds: its average batches and the update.
+        validation_seconds: the time of one validation in seconds.
+        memory_bytes: the peak memory use less the use before, in bytes: activations, gradients, optimizer states.
         slowdowns: the settings that make a step slower.
     """
 
@@ -69,17 +69,17 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Workload(Generic[BatchT]):
-    """The computation of a run: loss and batches, with the sizes that its cost depends on.
+    """The work of a run: its loss and batches, and the sizes that determine its cost.
 
     Attributes:
-        loss: gives, for a batch, the summed loss and the number of labels.
+        loss: a function that returns the summed loss of a batch and the number of its labels.
         batches: the training batches.
-        largest: the training batch with the most positions; None: any.
-        num_sizes: different numbers of padded tokens that the stacks read in an epoch.
-        valid_share: size of the validation data, as a share of the training data.
-        score_seconds: called with the module in evaluation mode, returns the seconds that a score takes beside the
-            validation loss; None: the score comes with the loss.
-        reading_seconds: that a batch of a streamed text takes to be read and tokenized, on average.
+        largest: the training batch with the most positions. None means that any batch is measured.
+        num_sizes: the number of different batch sizes (in padded tokens of a stack) in an epoch.
+        valid_share: the size of the validation data, as a share of the training data.
+        score_seconds: a function that returns the time in seconds that the score takes in addition to the validation
+            loss; called with the module in evaluation mode. None means that the score needs no extra time.
+        reading_seconds: the average time in seconds to read and tokenize a batch of a streamed text.
     """
 
     loss: Callable[[nn.Module, BatchT], tuple[Tensor, int]]
@@ -97,9 +97,9 @@ class Trial(Generic[BatchT]):
 
     Attributes:
         module: the module to train.
-        optimizer: over the parameters of the module, without a state yet.
+        optimizer: the optimizer of the module, still without a state.
         work: the workload of the run.
-        settings: of the run.
+        settings: the settings of the run.
     """
 
     module: nn.Module
@@ -113,18 +113,19 @@ class Preflight:
     """A forecast of the cost of a run.
 
     Attributes:
-        parameters: number of trained parameters.
-        checkpoint_bytes: size of one checkpoint.
-        snapshots: how many are kept at most, and how many the run file asks for.
-        disk_bytes: size of everything that is kept at one time.
-        disk_free: free space on the disk of the run directory, and the space that the run already uses.
-        memory_bytes: the peak of memory, with what the data of the run holds now.
-        memory_free: memory that is free, with what the data of the run holds now.
-        cost: of one step and one validation.
-        steps: the last step; None if it is not known.
-        validations: how many there are in these steps.
-        seconds: the time of the run, with validations and checkpoints; None if the number of steps is not known.
-        limit: the seconds after which the run ends early; None without such a limit.
+        parameters: the number of trained parameters.
+        checkpoint_bytes: the size of one checkpoint in bytes.
+        snapshots: the maximum number of snapshots that the run keeps, and the number that the run file requests.
+        disk_bytes: the maximum disk space of the run directory in bytes.
+        disk_free: the free disk space plus the space that the run already uses, in bytes.
+        memory_bytes: the peak memory use in bytes, including the memory of the data.
+        memory_free: the free memory plus the memory of the data, in bytes.
+        cost: the cost of one step and one validation.
+        steps: the last step. None means that it is not known.
+        validations: the number of validations in these steps.
+        seconds: the time of the run in seconds, with validations and checkpoints. None means that the number of steps
+            is not known.
+        limit: the time in seconds after which the run ends early. None means no such limit.
     """
 
     parameters: int
@@ -165,17 +166,17 @@ class Preflight:
 def refuse_large(
     model: Model, device: torch.device, *, is_trained_whole: bool, process: Process = ALONE, is_sharded: bool = False
 ) -> None:
-    """Refuse a model that does not fit into memory with what its training needs at least, before it is built.
+    """Refuse a model whose training cannot fit into memory, before the model is built.
 
     Args:
-        model: its spec.
-        device: on which it will be trained.
-        is_trained_whole: each weight has a gradient and the two moments of an optimizer.
-        process: this one among all that train.
-        is_sharded: whether they share the model.
+        model: the spec of the model.
+        device: the device for training.
+        is_trained_whole: whether every weight has a gradient and two optimizer moments; False with LoRA.
+        process: this process among all that train together.
+        is_sharded: whether the model is sharded over the processes.
 
     Raises:
-        InputError: it does not fit.
+        InputError: the memory is too small.
     """
     count = num_parameters(build(model, device="meta"))
     needed = least_memory(count, is_trained_whole=is_trained_whole) // (process.size if is_sharded else 1)
@@ -187,12 +188,12 @@ def refuse_large(
 
 
 def least_memory(count: int, *, is_trained_whole: bool) -> int:
-    """Return the bytes that the training of so many parameters needs at least."""
+    """Return the minimum memory in bytes to train `count` parameters."""
     return count * (TRAINING_BYTES if is_trained_whole else FP32_BYTES)
 
 
 def free_for_each(device: torch.device, processes_here: int) -> int:
-    """Return the bytes of memory that each process of this machine can still take: GPUs have their own."""
+    """Return the free memory in bytes for each process of this machine; on CUDA each process has its own GPU."""
     return free_memory(device) // (1 if device.type == "cuda" else processes_here)
 
 
@@ -204,16 +205,16 @@ def preflight(
     process: Process = ALONE,
     display: Display = SILENT,
 ) -> Preflight:
-    """Check a run before its first step and forecast its cost, without changing anything.
+    """Check a run before its first step and forecast its cost; nothing is changed.
 
-    It takes at most a second, `MOST_STEPS` steps or `MOST_SHARE` of the run, whichever is most.
+    The time limit is a second, `MOST_STEPS` steps or `MOST_SHARE` of the run, whichever is longest.
 
     Args:
-        trial: the run.
-        faults: messages about data that does not fit the module.
-        memory_before: `memory_in_use` before the data was read, in bytes; None: the present use.
-        process: this process; the others of its machine take as much memory.
-        display: shows a line before each measurement.
+        trial: the training to check.
+        faults: the messages about data that does not fit the module.
+        memory_before: the result of `memory_in_use` before the data was read, in bytes. None means the current use.
+        process: this process; the other processes of its machine take the same memory.
+        display: the display that shows a line before each measurement.
 
     Raises:
         InputError: every fault, in one report.
@@ -221,19 +222,19 @@ def preflight(
     module, settings, every_fault = trial.module, trial.settings, list(faults)
     run = Path(settings.run)
     checkpoint_bytes, disk_bytes = disk_forecast(module, settings)
-    disk_free = _free_disk(run) if process.rank == 0 else disk_bytes  # the first process writes
+    disk_free = _free_disk(run) if process.rank == 0 else disk_bytes  # only the first process writes
     if disk_bytes > disk_free:
         every_fault.append(
             f"The checkpoints need up to {human_bytes(disk_bytes)}, but the disk of {settings.run} has "
             f"{human_bytes(disk_free)} free: free some space, or lower train.keep, train.average or train.snapshots."
         )
     if every_fault:
-        # Ids outside the vocabulary would fail inside the dry step, with a worse message.
+        # Ids outside the vocabulary would make the dry step fail, with a worse message.
         raise InputError.from_faults(every_fault, subject="the run")
     held = 0 if memory_before is None else max(0, memory_in_use(device_of(module)) - memory_before)
     memory_free = free_for_each(device_of(module), process.local_size) + held
     cost = measure_step_cost(trial, is_alone=process.size == 1, display=display)
-    # A checkpoint is copied once while it is written.
+    # Writing a checkpoint makes one copy of it.
     memory = held + cost.memory_bytes + checkpoint_bytes + (PLOT_BYTES if settings.plots else 0)
     refuse_memory(memory, "Training", free=memory_free, advice=_SMALLER_BATCHES)
     steps = planned_steps(settings, trial.work.batches.batches_per_epoch)
@@ -256,11 +257,11 @@ def preflight(
 
 
 def disk_forecast(module: nn.Module, settings: TrainSettings) -> tuple[int, int]:
-    """Return the bytes of one checkpoint, and of everything that a run keeps at one time."""
+    """Return the size of one checkpoint in bytes, and the maximum size of all files that a run keeps."""
     weights = weight_bytes(module)
     trained = sum(parameter.nbytes for parameter in module.parameters() if parameter.requires_grad)
     checkpoint = weights * (1 + (settings.ema is not None)) + trained * OPTIMIZER_SLOTS
-    # The last checkpoints, the best one, and the one being written before an old one is deleted.
+    # The last checkpoints, the best one, and the one that is written before an old one is deleted.
     checkpoints = checkpoint * (settings.keep + 2)
     averaging = weights * (settings.average + 1) if settings.average else 0
     return checkpoint, checkpoints + averaging + weights * num_snapshots(settings, module)
@@ -275,43 +276,43 @@ def _free_disk(run: Path) -> int:
 
 
 LEAST_SIZES: Final = 4
-"""So many sizes of batches are tried at least where each needs kernels of its own."""
+"""Minimum number of batch sizes to measure if each size needs its own kernels."""
 MOST_BATCHES: Final = 8
-"""So many batches are tried at most: enough for an average."""
+"""Maximum number of batches to measure: enough for an average."""
 LEAST_PRODUCTS: Final = 2**30
-"""With fewer products of a weight and a token in a batch, no precision is worth a trial on a CPU."""
+"""Minimum number of products (weights * tokens) in a batch for which a CPU compares two precisions."""
 TRIAL_PRODUCTS: Final = 2**34
-"""Products of a weight and a token that suffice to compare two precisions: they take about a second."""
+"""Number of products (weights * tokens) to compare two precisions: they take about a second."""
 MOST_TIMES: Final = 3
-"""Most timings of one measurement; the fastest counts, since other load only slows it down."""
+"""Maximum number of timings of one measurement; the fastest counts, since other load only slows it down."""
 ONCE: Final = 1.0
-"""Seconds from which on a measurement is not repeated."""
+"""A measurement that takes this time in seconds, or longer, is not repeated."""
 MOST_STEPS: Final = 3
-"""Steps whose time a pre-flight may take."""
+"""Number of steps whose time a pre-flight may take."""
 MOST_SHARE: Final = 0.05
-"""Share of the forecast run that a pre-flight may take where this is more."""
+"""Share of the forecast run time that a pre-flight may take, if it is longer."""
 REPEATED: Final = 0.5
-"""Share of that time after which nothing is repeated: the rest is for what is measured once."""
+"""Share of the time limit after which no measurement is repeated; the rest is for single measurements."""
 WORTHWHILE: Final = 0.9
-"""bf16 is chosen where its time is at most this share of that of fp32."""
+"""bf16 is chosen if its time is at most this share of the time of fp32."""
 
 
 def measure_step_cost(
     trial: Trial[BatchT], *, seconds: float = 0.8, is_alone: bool = True, display: Display = SILENT
 ) -> StepCost:
-    """Measure the cost of training by steps without effect on module, optimizer and random states.
+    """Measure the cost of training with steps that have no effect on module, optimizer and random states.
 
     Args:
-        trial: the training.
-        seconds: no further batch is tried after this time.
-        is_alone: whether no other process takes part in each step; several processes measure everything once.
-        display: shows a line before each measurement.
+        trial: the training to measure.
+        seconds: the time in seconds after which no further batch is measured.
+        is_alone: whether one process trains alone; several processes measure everything once.
+        display: the display that shows a line before each measurement.
 
     Raises:
         InputError: the largest batch does not fit into memory.
     """
     module, optimizer, work, settings = trial.module, trial.optimizer, trial.work, trial.settings
-    assert not optimizer.state, "an optimizer with a state would lose it"
+    assert not optimizer.state, "the optimizer has a state, which would be lost"
     device, batches_state = device_of(module), work.batches.state()
     limit = TimeLimit(time.perf_counter(), max(seconds, ONCE), is_alone)
     dry = _DryRun(module, work.loss, device, settings.precision, limit, display)
@@ -344,15 +345,15 @@ def measure_step_cost(
 def faster_precision(
     module: nn.Module, work: Workload[BatchT], train: Train, display: Display = SILENT
 ) -> Literal["fp32", "bf16"]:
-    """Return the precision of a run; "auto" on a CPU that multiplies bf16 becomes the faster one in a trial.
+    """Return the precision of a run; on a CPU with bf16 products, "auto" is the faster precision in a trial.
 
-    The trial computes rows of one batch forward and backward in each precision. It has no effect.
+    The trial computes rows of one batch forward and backward in each precision, without any effect.
 
     Args:
         module: the module to train.
         work: the workload of the run.
-        train: the settings of the run.
-        display: shows a line before and after the trial.
+        train: the [train] table of the run.
+        display: the display that shows a line before and after the trial.
 
     Raises:
         InputError: a batch does not fit into memory.
@@ -377,7 +378,7 @@ def faster_precision(
                 name: dry.time_fastest(partial(dry.time_forward_backward, rows), 0.0, warms_up=True)
                 for name, dry in tries.items()
             }
-        return_memory(0, device, "bf16")  # which the kernels of the other precision took
+        return_memory(0, device, "bf16")  # the memory of the kernels of the other precision
         chosen = "bf16" if spent["bf16"] <= WORTHWHILE * spent["fp32"] else "fp32"
         ratio = spent["fp32"] / max(spent["bf16"], 1e-9)
         display.message(f"precision   {chosen}: bf16 has {ratio:.2g} times the speed of fp32")
@@ -386,7 +387,7 @@ def faster_precision(
 
 
 def take_some_rows(batch: BatchT, most_tokens: int) -> BatchT:
-    """Return as many rows of a batch as have about so many tokens, at least one row; batches of other types whole."""
+    """Return the first rows of a batch with about `most_tokens` tokens, at least one; or a whole other batch."""
     if not isinstance(batch, Batch):
         return batch
     count = max(1, len(batch.ids) * most_tokens // max(1, batch.num_tokens))
@@ -395,12 +396,13 @@ def take_some_rows(batch: BatchT, most_tokens: int) -> BatchT:
 
 @dataclass
 class TimeLimit:
-    """The time after which a pre-flight leaves out all measurements that it can do without.
+    """The time limit of a pre-flight; after it, all optional measurements are left out.
 
     Attributes:
-        began: start of the pre-flight, in seconds of the performance counter.
-        seconds: the limit; at first that of a run of short steps.
-        is_alone: whether one process trains. Several cannot decide by their clocks, and leave out the same.
+        began: the start of the pre-flight, in seconds of the performance counter.
+        seconds: the limit in seconds; at first the limit for a run with short steps.
+        is_alone: whether one process trains alone. Several processes cannot decide by their clocks, so they leave out
+            all optional measurements.
     """
 
     began: float
@@ -408,25 +410,25 @@ class TimeLimit:
     is_alone: bool = True
 
     def fit_run(self, settings: TrainSettings, batch_seconds: float, batches_per_epoch: int) -> None:
-        """Raise the limit to that of a run whose batches take so many seconds each."""
+        """Raise the limit for a run whose batches take `batch_seconds` seconds each."""
         step, steps = batch_seconds * settings.accumulate, planned_steps(settings, batches_per_epoch)
         ends = [end for end in (settings.seconds, None if steps is None else step * steps) if end is not None]
         self.seconds = max(self.seconds, MOST_STEPS * step, MOST_SHARE * min(ends, default=0.0))
 
     def allows(self, seconds: float, share: float = 1.0) -> bool:
-        """Return whether a measurement of so many seconds ends within a share of the limit."""
+        """Return whether a measurement of `seconds` seconds would end within a share of the limit."""
         return self.is_alone and time.perf_counter() - self.began + seconds <= share * self.seconds
 
 
 @dataclass
 class _DryRun(Generic[BatchT]):
-    """Parts of a step, timed; the module's weights stay as they are.
+    """Timing of the parts of a step, without changing the weights of the module.
 
     Attributes:
-        limit: decides what is measured again.
-        display: shows what is measured.
-        peak: of memory, seen within a pass.
-        state_bytes: size of the optimizer's state, which a real pass finds in memory.
+        limit: the time limit, which decides whether a measurement is repeated.
+        display: the display that shows the current measurement.
+        peak: the peak memory use during a pass, in bytes.
+        state_bytes: the size of the optimizer's state in bytes, which later passes have in memory.
     """
 
     module: nn.Module
@@ -439,16 +441,16 @@ class _DryRun(Generic[BatchT]):
     state_bytes: int = 0
 
     def announce(self, measurement: str) -> None:
-        """Show the measurement that begins."""
+        """Show the name of the measurement that begins."""
         self.display.message(f"measuring   {measurement}")
 
     def time_fastest(self, measure: Callable[[], float], seconds: float, *, warms_up: bool = False) -> float:
-        """Return the least of some times of one measurement.
+        """Repeat a measurement, and return the shortest time in seconds.
 
         Args:
-            timed: measures once.
-            seconds: it is measured twice, and again while all together took less.
-            warms_up: whether the first measurement does more than later ones; it counts only if none follows.
+            measure: a function that measures once and returns the time in seconds.
+            seconds: the total time in seconds until which the measurement is repeated, at least twice.
+            warms_up: whether the first measurement does more work than later ones; it counts only if none follows.
         """
         times, repeats = [measure()], self.limit.is_alone
         if warms_up and not (repeats and times[0] >= ONCE):
@@ -460,13 +462,13 @@ class _DryRun(Generic[BatchT]):
         return min(times)
 
     def time_forward_backward(self, batch: BatchT) -> float:
-        """Return the seconds of a forward and backward pass."""
+        """Return the time of a forward and backward pass in seconds."""
         self.module.train()
         self.module.zero_grad(set_to_none=True)
         began = time.perf_counter()
         try:
             total, _ = self._loss(batch)
-            # Here all activations are in memory, which matters where the system reports no peak.
+            # All activations are in memory now; read the use in case the system reports no peak.
             self.peak = max(self.peak, peak_memory(self.device))
             total.backward()
             return self._since(began)
@@ -479,10 +481,11 @@ class _DryRun(Generic[BatchT]):
             ) from error
 
     def measure_passes(self, trial: Trial[BatchT], *, seconds: float) -> tuple[list[float], BatchT, int]:
-        """Try the largest batch, and others while there is time.
+        """Measure the largest batch, and average batches while there is time.
 
         Returns:
-            the seconds of each average batch, the last of them, and the peak of memory once all sizes were read.
+            The time of each average batch in seconds, the last of these batches, and the forecast peak memory in bytes
+            after batches of all sizes.
         """
         work, limit = trial.work, self.limit
         needs_all = needs_kernels(self.device, self.precision)
@@ -507,20 +510,20 @@ class _DryRun(Generic[BatchT]):
             sizes |= _sizes(batch)
             if spent >= ONCE:
                 self.announce(f"forward and backward passes of {batch.num_tokens:,} tokens")
-            # The first pass of a size chooses kernels as well.
+            # The first pass of a size also compiles kernels.
             taken.append(fetching + self.time_fastest(partial(self.time_forward_backward, batch), 0.0))
         peak = max(self.peak, peak_memory(self.device))
         if needs_all and len(sizes) > first:
-            grown = max(0, memory_in_use(self.device) - held)  # as much for each size that was not tried
+            grown = max(0, memory_in_use(self.device) - held)  # the same growth for each other size
             peak = max(peak, self.peak + grown * max(1, work.num_sizes - first) // (len(sizes) - first))
         return taken, batch, peak
 
     def find_slowdowns(self, batch: BatchT, seconds: float) -> list[Slowdown]:
-        """Return the settings that slow down steps, by passes of some rows of a batch with and without each.
+        """Return the settings that slow down steps, measured with passes of some rows with and without each setting.
 
         Args:
-            batch: a batch.
-            seconds: those of a forward and backward pass of the whole batch.
+            batch: the batch that has the rows.
+            seconds: the time of a forward and backward pass of the whole batch in seconds.
         """
         self.module.train()
         suspects = find_suspects(self) if self.limit.is_alone else []
@@ -543,7 +546,7 @@ class _DryRun(Generic[BatchT]):
         return slowdowns
 
     def time_forward(self, batch: BatchT) -> float:
-        """Return the seconds of a forward pass as in a validation."""
+        """Return the time of a forward pass of a validation in seconds."""
         self.module.eval()
         with torch.no_grad():
             began = time.perf_counter()
@@ -551,15 +554,15 @@ class _DryRun(Generic[BatchT]):
             return self._since(began)
 
     def time_score(self, seconds: Callable[[nn.Module], float]) -> float:
-        """Return the seconds of the score of a validation."""
+        """Return the time of the score of a validation in seconds."""
         self.module.eval()
         with torch.no_grad(), self._autocast():
             return seconds(self.module)
 
     def time_update_step(self, optimizer: torch.optim.Optimizer, *, clip: float | None, seconds: float) -> float:
-        """Return the seconds of an update by the optimizer, whose state is empty again afterwards.
+        """Return the time of an optimizer update in seconds; the optimizer's state is cleared afterwards.
 
-        A learning rate of 0 and gradients of 0 leave every bit of the weights as it is.
+        With a learning rate of 0 and gradients of 0, no bit of the weights changes.
         """
         rates = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
@@ -573,7 +576,7 @@ class _DryRun(Generic[BatchT]):
             optimizer.step()
             return self._since(began)
 
-        spent = self.time_fastest(time_update, seconds, warms_up=True)  # the first update makes the state
+        spent = self.time_fastest(time_update, seconds, warms_up=True)  # the first update also allocates the state
         values = [value for state in optimizer.state.values() for value in state.values()]
         self.state_bytes = sum(size_of(value) for value in values if isinstance(value, Tensor))
         optimizer.state.clear()
@@ -595,7 +598,7 @@ class _DryRun(Generic[BatchT]):
 
 
 def _sizes(batch: object) -> set[int]:
-    """Return the numbers of padded tokens that the stacks read."""
+    """Return the batch size of each stack, in padded tokens."""
     return {value.numel() for value in vars(batch).values() if isinstance(value, Tensor) and value.dim() == 2}
 
 

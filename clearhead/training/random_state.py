@@ -1,4 +1,4 @@
-"""Random states that can be saved and restored, and the settings for deterministic results."""
+"""Random states to save and restore, and settings for deterministic results."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from clearhead.fast.probe import processor
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the generators of torch (all devices), Python and numpy; numpy takes the seed modulo 2**32."""
+    """Seed the random generators of torch (all devices), Python and numpy; numpy gets the seed modulo 2**32."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 def seed_process(seed: int, rank: int, step: int = 0) -> None:
-    """Seed the generators of one process of several so that each draws other numbers; the first draws those of one.
+    """Seed the generators of one of several processes; each gets its own stream, and rank 0 that of a single process.
 
     Args:
-        seed: of the run.
-        rank: of the process.
-        step: from which on it draws; the first process has drawn nothing before step 0.
+        seed: the seed of the run.
+        rank: the rank of the process.
+        step: the step at which the stream starts.
     """
     mixed = np.random.SeedSequence([seed, rank, step]).generate_state(1, np.uint64)[0] >> np.uint64(1)
     seed_everything(seed if rank == 0 else int(mixed))
 
 
 def random_state() -> dict[str, Any]:
-    """Return the states of the generators of torch (all devices), Python and numpy as JSON values."""
+    """Return the states of the random generators of torch (all devices), Python and numpy as JSON values."""
     name, keys, *position = cast(tuple[Any, ...], np.random.get_state())
     return {
         "torch": _encode(torch.get_rng_state()),
@@ -47,7 +47,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Restore the generators from what `random_state` returned, also after a round trip through JSON."""
+    """Restore the random generators from the result of `random_state`, which may have been stored as JSON."""
     torch.set_rng_state(_decode(state["torch"]))
     devices = [_decode(text) for text in state["cuda"]]
     if torch.cuda.is_available() and len(devices) == torch.cuda.device_count():
@@ -61,7 +61,7 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def preserve_random_state() -> Iterator[None]:
-    """Restore the random states at the end of a with block."""
+    """Return a context manager that restores the random states at its end."""
     state = random_state()
     try:
         yield
@@ -71,18 +71,18 @@ def preserve_random_state() -> Iterator[None]:
 
 @contextlib.contextmanager
 def deterministic_algorithms() -> Iterator[None]:
-    """Use deterministic algorithms of torch in a with block, and restore its settings afterwards.
+    """Return a context manager in which torch uses deterministic algorithms.
 
     Raises:
-        RuntimeError: from torch, inside the block, if an operation has no deterministic algorithm on the device.
+        RuntimeError: raised by torch in the with block if an operation has no deterministic algorithm on the device.
     """
     mode = torch.get_deterministic_debug_mode()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     benchmark = torch.backends.cudnn.benchmark
-    # cuBLAS reads this once, when its first handle is created, and is not deterministic without it.
+    # cuBLAS needs this to be deterministic; it reads the variable when its first handle is created.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
-        # The other function for this imports torch's compiler, to set it as well, which takes a second.
+        # torch.use_deterministic_algorithms would import torch's compiler, which takes a second.
         torch.set_deterministic_debug_mode("error")
         # Filling every new tensor with NaN costs time and changes no result.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -96,7 +96,7 @@ def deterministic_algorithms() -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserve_threads() -> Iterator[None]:
-    """Restore the number of threads of torch at the end of a with block."""
+    """Return a context manager that restores the number of threads of torch at its end."""
     threads = torch.get_num_threads()
     try:
         yield
@@ -105,11 +105,11 @@ def preserve_threads() -> Iterator[None]:
 
 
 def environment(processes: int = 1, *, is_sharded: bool = False) -> dict[str, str | int]:
-    """Return what can change the bits of a result: versions, processor features, threads, accelerator, processes.
+    """Return the facts that can change the bits of a result: versions, processor, threads, accelerator, processes.
 
     Args:
-        processes: number of processes that train.
-        is_sharded: whether they share one model (fsdp); else each holds a copy (ddp).
+        processes: the number of processes that train together.
+        is_sharded: whether the model is sharded over them (fsdp); else each process holds a copy (ddp).
     """
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     kind = {"parallel": "fsdp" if is_sharded else "ddp"}
@@ -125,12 +125,12 @@ def environment(processes: int = 1, *, is_sharded: bool = False) -> dict[str, st
 
 
 def environment_changes(before: Mapping[str, str | int], now: Mapping[str, str | int]) -> str | None:
-    """Return a message with the differences between two environments, or None."""
+    """Return a message about the differences between two environments, or None if there are none."""
     changes = [f"{name} {before[name]} -> {value}" for name, value in now.items() if before.get(name, value) != value]
     if not changes:
         return None
     changed = ", ".join(changes)
-    return f"Changed since the checkpoint was written: {changed}. Results may differ from an uninterrupted run."
+    return f"changed since the checkpoint was written: {changed}; results may differ from an uninterrupted run"
 
 
 def _encode(state: torch.Tensor) -> str:

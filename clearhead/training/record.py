@@ -1,4 +1,4 @@
-"""Settings, files and result of a run."""
+"""Record of a run: its settings, its files and its result."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from clearhead.training.progress.plots import Plotter
 from clearhead.training.runfile.sections import Train
 
 STARTUP_SECONDS: Final = 10.0
-"""What training takes before its first step: libraries, data, the forecast."""
+"""Rough time in seconds before the first step, for libraries, data and forecast."""
 Metric = Literal["loss", "score"]
 
 
 class TrainSettings(Train):
-    """The [train] table of a run file, and what the task and the machine add to it.
+    """The [train] table of a run file with resolved values, and settings of the task.
 
     Args:
-        precision: of the computation; "auto" has been resolved.
-        validate_every: steps between two validations; a share has been resolved.
-        log_every: steps between two lines of metrics.
+        precision: the precision of the computation; never "auto".
+        validate_every: the number of steps between two validations; never a share.
+        log_every: the number of steps between two lines of metrics.
         best_by: the metric that decides which checkpoint is best, unless `early_stop` names one.
-        score_name: name of the validation score.
-        plots: whether to plot the metrics into the run directory.
-        choices: automatic choices to remember in every checkpoint (`checkpoint.saved_choices`).
+        score_name: the name of the validation score.
+        plots: whether the metrics are plotted into the run directory.
+        choices: the automatic choices that every checkpoint stores (`checkpoint.saved_choices`).
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -71,13 +71,13 @@ class RunResult(Printed):
 
     Attributes:
         run: the run directory.
-        step: optimizer steps taken.
-        best: name of the best checkpoint, "step-N"; None if no step was validated.
-        best_value: its validation loss or score.
-        best_by: which of them, for the user: "validation loss" or the name of the score.
-        seconds: wall-clock seconds over all resumptions.
-        reason: why training ended, for the user.
-        averaged: validation of the averaged weights; None if the run does not average.
+        step: the number of optimizer steps taken.
+        best: the name of the best checkpoint, "step-N". None means that no step was validated.
+        best_value: the validation loss or score of the best checkpoint. None means that no step was validated.
+        best_by: the name of the metric in `best_value`: "validation loss" or the name of the score.
+        seconds: the wall-clock time over all resumptions, in seconds.
+        reason: a phrase with the reason for the end of training.
+        averaged: the validation of the averaged weights. None means that the run does not average.
     """
 
     run: Path
@@ -91,7 +91,7 @@ class RunResult(Printed):
 
 
 def planned_steps(settings: Train, batches_per_epoch: int) -> int | None:
-    """Return the last step by the number of steps or epochs; None if only time or early stopping ends the run."""
+    """Return the last step, from the number of steps or epochs; None if only time or early stopping ends the run."""
     ends = [settings.steps] if settings.steps is not None else []
     if settings.epochs is not None:
         ends.append(max(1, math.ceil(settings.epochs * batches_per_epoch / settings.accumulate)))
@@ -99,39 +99,39 @@ def planned_steps(settings: Train, batches_per_epoch: int) -> int | None:
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """Return the bytes of the weights of a module, shared ones counted once."""
+    """Return the size of the weights of a module in bytes; shared weights count once."""
     return sum(tensor.nbytes for tensor in chain(module.parameters(), module.buffers()))
 
 
 def num_snapshots(settings: Train, module: nn.Module) -> int:
-    """Return how many snapshots a run keeps."""
+    """Return the number of snapshots that a run keeps."""
     return min(settings.snapshots, settings.snapshot_megabytes * 10**6 // max(1, weight_bytes(module)))
 
 
 def in_steps(count: int | float, steps: int | None, *, least: int = 1) -> int:
-    """Return a number of steps that is given as such, or as a share of all steps.
+    """Return a number of steps; a share is converted to steps.
 
     Args:
-        count: steps, or a share below 1.
-        steps: the last step of the run; None if it is not known, where a share has no meaning.
-        least: the fewest steps that a share means.
+        count: the number of steps (int), or a share of all steps below 1 (float).
+        steps: the last step of the run. None means that it is not known; `count` is then no share.
+        least: the minimum result for a share.
     """
     if isinstance(count, int):
         return count
     assert steps is not None, "the rules of the run file refuse a share of unknown steps"
-    # Not one step less for a share such as 0.57 that a float holds a little too low.
+    # The small number corrects a share such as 0.57, whose float is slightly too low.
     return max(least, math.floor(count * steps + 1e-9))
 
 
 class RunRecord:
-    """The files of a run, as the process that owns its directory writes them.
+    """The files of a run: writes checkpoints, metrics, snapshots and plots in the first process.
 
     Args:
         run: the run directory.
-        settings: of the run.
-        engine: writes the tensors of a checkpoint.
-        num_snapshots: how many are kept.
-        note: about the training loss, for its plot.
+        settings: the settings of the run.
+        engine: the training engine, which writes the tensors of a checkpoint.
+        num_snapshots: the number of snapshots to keep.
+        note: the note about the training loss, for its plot.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class RunRecord:
         self._rows: list[MetricsRow] = []
 
     def begin(self) -> None:
-        """Remove what an attempt left that took no step."""
+        """Remove the files of an earlier attempt that took no step."""
         files.clear_leftovers(self.run)
         self._log.cut_back(0)
         if self._settings.average:
@@ -158,7 +158,7 @@ class RunRecord:
         """Return the folder of the newest undamaged checkpoint.
 
         Raises:
-            InputError: there is none.
+            InputError: there is no undamaged checkpoint.
         """
         files.clear_leftovers(self.run)
         folder, skipped = files.find_newest_undamaged(self.run)
@@ -169,9 +169,9 @@ class RunRecord:
         return folder
 
     def go_back(self, tally: files.Tally) -> None:
-        """Make every file agree with the checkpoint that a run goes on from."""
+        """Make every file agree with the checkpoint from which the run is resumed."""
         for number in self._log.find_damaged_lines():
-            message(f"{self._log.path}: line {number} is damaged and is left out.")
+            message(f"{self._log.path}: line {number} is damaged and is left out")
         self._log.cut_back(tally.logged_step)
         self._rows = self._log.rows()
         for lost in restore_recent(self.run, tally.recent):
@@ -181,7 +181,7 @@ class RunRecord:
         self._prune(tally)
 
     def _restore_best(self, tally: files.Tally) -> None:
-        """Make the file `best` agree with the checkpoint: a later best checkpoint may be damaged."""
+        """Make the file `best` agree with the resumed checkpoint; the best checkpoint may be damaged."""
         best = tally.best_step
         if best is None:
             (self.run / "best").unlink(missing_ok=True)
@@ -194,9 +194,9 @@ class RunRecord:
             files.write_best(self.run, best)
 
     def write_line(self, row: MetricsRow) -> None:
-        """Write a line of metrics; of a step that has a line already, only the validation is new."""
+        """Write a line of metrics; if the step already has a line, only its validation is added."""
         if self._rows and self._rows[-1].step == row.step:
-            # A signal came between this step's line and its validation.
+            # A signal arrived between the line of this step and its validation.
             self._log.cut_back(row.step - 1)
             row = replace(self._rows.pop(), valid_loss=row.valid_loss, valid_score=row.valid_score)
         self._log.append(row)
@@ -205,7 +205,7 @@ class RunRecord:
             self._plotter.draw_if_due(self._rows, score_name=self._settings.score_name)
 
     def save(self, checkpoint: files.Checkpoint, tally: files.Tally) -> None:
-        """Write a checkpoint, mark the best one and delete those that are not kept.
+        """Write a checkpoint, mark the best one, and delete old ones.
 
         Raises:
             RunFailure: the disk is full or refuses the write.
@@ -233,12 +233,12 @@ class RunRecord:
         prune_snapshots(self.run, newest=tally.step, keep=self._num_snapshots)
 
     def keep_snapshot(self, step: int, weights: Mapping[str, Tensor], saved_step: int) -> None:
-        """Write the weights of a step by themselves, and delete the snapshots that they replace.
+        """Write the weights of a step as a snapshot, and delete the snapshots that it replaces.
 
         Args:
-            step: of the weights.
-            weights: those that a validation measures.
-            saved_step: that of the last checkpoint, which shares its file where the step is the same.
+            step: the step of the weights.
+            weights: the weights, in the form that validations use.
+            saved_step: the step of the last checkpoint; if it is the same step, its file is linked.
 
         Raises:
             RunFailure: the disk is full or refuses the write.
@@ -252,45 +252,45 @@ class RunRecord:
         prune_snapshots(self.run, newest=saved_step, keep=self._num_snapshots)
 
     def save_averaged(self, weights: Mapping[str, Tensor], steps: list[int], validation: Validation) -> None:
-        """Write averaged weights.
+        """Write the averaged weights.
 
         Args:
-            weights: their mean.
-            steps: those it is the mean of.
-            validation: their validation.
+            weights: the averaged weights.
+            steps: the steps that were averaged.
+            validation: the validation of the averaged weights.
         """
         facts = {"steps": steps, "valid_loss": validation.loss, "valid_score": validation.score}
         save_averaged(self.run, weights, facts)
 
     def draw(self) -> None:
-        """Draw the plots."""
+        """Draw all plots."""
         if self._plotter is not None:
             self._plotter.draw(self._rows, score_name=self._settings.score_name)
 
 
 class FollowerRecord(RunRecord):
-    """The record of the other processes of a run, which write nothing of their own."""
+    """The record of all other processes: writes no files except shards of weights."""
 
     def begin(self) -> None:
-        """Leave it to the first process."""
+        """Do nothing: the first process writes this."""
 
     def go_back(self, tally: files.Tally) -> None:
-        """Leave it to the first process."""
+        """Do nothing: the first process writes this."""
 
     def write_line(self, row: MetricsRow) -> None:
-        """Leave it to the first process."""
+        """Do nothing: the first process writes this."""
 
     def save(self, checkpoint: files.Checkpoint, tally: files.Tally) -> None:
-        """Write this process's part of sharded weights."""
+        """Write the shards of this process, if the weights are sharded."""
         self._engine.join_save([tensors for _, tensors in files.tensor_files(checkpoint)])
 
     def keep_snapshot(self, step: int, weights: Mapping[str, Tensor], saved_step: int) -> None:
-        """Write this process's part of sharded weights."""
+        """Write the shards of this process, if the weights are sharded."""
         if step != saved_step:
             self._engine.join_save([weights])
 
     def save_averaged(self, weights: Mapping[str, Tensor], steps: list[int], validation: Validation) -> None:
-        """Leave it to the first process."""
+        """Do nothing: the first process writes this."""
 
     def draw(self) -> None:
-        """Leave it to the first process."""
+        """Do nothing: the first process writes this."""

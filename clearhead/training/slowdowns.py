@@ -1,4 +1,4 @@
-"""Settings that make the steps of a run slower than they need to be, and how to run without them."""
+"""Settings that slow down the steps of a run, and how to measure steps without them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clearhead.fast.training.tree import FusedAttention, RecomputedLayer
 from clearhead.generate.batching import device_of
 
 NOTABLE: Final = 1.1
-"""A setting is named where steps with it take at least so many times the time of steps without it."""
+"""Minimum ratio of the time of steps with a setting to that without it for which the setting is reported."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Slowdown:
 
     Attributes:
         setting: the key of the run file and its value, such as "model.attention_dropout = 0.1".
-        reason: what takes the time.
-        factor: time of a step with the setting over that without it; None: there was no time to measure it.
+        reason: the reason for the extra time.
+        factor: the time of a step with the setting divided by that without it. None means that it was not measured.
     """
 
     setting: str
@@ -41,7 +41,7 @@ class Slowdown:
 
 @runtime_checkable
 class Passes(Protocol):
-    """Forward and backward passes that can be timed, of a module in training, in "fp32" or "bf16"."""
+    """An object that times forward and backward passes of a module in a precision, "fp32" or "bf16"."""
 
     module: nn.Module
     precision: str
@@ -52,9 +52,9 @@ class Suspect:
     """A setting that may make steps slower.
 
     Attributes:
-        setting, reason: those of `Slowdown`.
-        owners: the objects that follow the setting.
-        attribute: the attribute of these objects that turns it off.
+        setting, reason: the key with its value, and the reason, as in `Slowdown`.
+        owners: the objects that have the setting as an attribute.
+        attribute: the name of this attribute.
         off: the value of the attribute without the setting.
     """
 
@@ -66,7 +66,7 @@ class Suspect:
 
     @contextlib.contextmanager
     def turn_off(self) -> Iterator[None]:
-        """Run the owners without the setting for the length of a with block."""
+        """Return a context manager in which the setting is off."""
         before = [getattr(owner, self.attribute) for owner in self.owners]
         for owner in self.owners:
             setattr(owner, self.attribute, self.off)
@@ -78,7 +78,7 @@ class Suspect:
 
 
 def find_suspects(passes: Passes) -> list[Suspect]:
-    """Return the settings whose effect on the time of a step is worth a measurement."""
+    """Return the settings that may slow down a step, to be measured."""
     suspects = _attention_dropout(passes), _recomputation(passes), _slow_precision(passes)
     return [suspect for suspect in suspects if suspect is not None]
 

@@ -1,4 +1,4 @@
-"""The summary of a run that has ended: its best checkpoint, and the commands to go on with."""
+"""The summary of a finished run: its best checkpoint, and the next commands."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from clearhead.training.record import STARTUP_SECONDS, RunResult
 from clearhead.training.runfile.sections import RunFile
 
 MUCH_LESS: Final = 0.6
-"""Of the planned time."""
+"""Share of the planned time below which a run counts as much shorter than planned."""
 
 
 def summary_lines(result: RunResult, run_file: RunFile) -> list[str]:
     """Return the summary of a run as lines of text.
 
     Args:
-        result: of the run.
-        run_file: that described it.
+        result: the result of the run.
+        run_file: the run file.
     """
     lines = []
     if result.best is not None and result.best_value is not None:
@@ -41,7 +41,7 @@ def summary_lines(result: RunResult, run_file: RunFile) -> list[str]:
 
 
 def _suggest_longer_run(result: RunResult, run_file: RunFile) -> list[str]:
-    """Say that a run took much less time than was planned for it, and how to make it longer."""
+    """Return a line that suggests a longer run if the run took much less time than planned, else no line."""
     minutes, steps = run_file.train.planned_minutes, run_file.train.steps
     if minutes is None or steps is None or result.step < steps:
         return []
@@ -55,11 +55,11 @@ def _suggest_longer_run(result: RunResult, run_file: RunFile) -> list[str]:
 
 
 def next_commands(run: Path, run_file: RunFile) -> list[str]:
-    """Return the commands that measure and use the model of a run; words in capitals stand for what the user has.
+    """Return the commands that evaluate and use the model of a run; words in capitals are placeholders.
 
     Args:
         run: the run directory.
-        run_file: that described it.
+        run_file: the run file of the run.
     """
     name = quote(str(run))
     use = find_task(run_file.task.kind).used_with.format(run=name)

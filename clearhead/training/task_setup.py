@@ -1,6 +1,6 @@
-"""What training gives to a task, and what the task contributes to a run: the protocol between both.
+"""Protocol between training and tasks: the inputs of a task, and the prepared task that it returns.
 
-Training asks for the parts of a task by its name and imports no task; the training of a task imports this file.
+Training finds a task by its name and imports none; the `train` module of a task imports this file.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from clearhead.training.runfile.sections import RunFile
 
 @dataclass(frozen=True)
 class TaskSetup:
-    """The input of a task.
+    """The inputs that a task gets from training.
 
     Attributes:
         run_file: the checked run file.
-        find_tokenizers: returns the tokenizers of the run: those of its checkpoint, of its initial model or of a file;
-            else those that the given function trains.
-        initial: the model that the run starts from; None: from scratch.
-        progress: receives the reports.
-        device: of the model.
+        find_tokenizers: a function that returns the tokenizers of the run: those of its checkpoint, of its initial
+            model or of a file. If there are none, it calls its argument, which trains them.
+        initial: the model from which the run starts. None means from scratch.
+        progress: the display that receives messages.
+        device: the device of the model.
     """
 
     run_file: RunFile
@@ -61,7 +61,7 @@ class TaskSetup:
         """Return the tokenizer of a task with one tokenizer; `train` trains it if there is none yet.
 
         Raises:
-            InputError: there are two, or it is not the tokenizer of the checkpoint.
+            InputError: the two sides have different tokenizers, or the tokenizer differs from that of the checkpoint.
         """
 
         pair = self.find_tokenizers(lambda: one_sided(train()))
@@ -83,10 +83,10 @@ class TaskSetup:
         """Return the spec of the model: that of the initial model, or that of the [model] table.
 
         Args:
-            source_vocab: vocabulary size of the first stack.
-            target_vocab: vocabulary size of the decoder; None: the same.
+            source_vocab: the vocabulary size of the first stack.
+            target_vocab: the vocabulary size of the decoder. None means the same as `source_vocab`.
             joint: whether both sides share one vocabulary.
-            head: None: a vocabulary head.
+            head: the head of the model. None means a vocabulary head.
 
         Raises:
             InputError: the sizes are impossible, or the initial model does not suit the task.
@@ -117,13 +117,13 @@ class TaskSetup:
         return with_head(base, head)
 
     def find_head(self, record: TaskRecord) -> tuple[spec.Head, Repeats | None] | None:
-        """Return the head for these labels that the initial model or its family has, and its decoder's input.
+        """Return the head of the initial model or of its family for these labels, and the decoder input that it needs.
 
         Args:
-            record: of the task.
+            record: the record of the task.
 
         Returns:
-            None if there is no initial model or no such head.
+            The head and `repeats` of its decoder input; None if there is no initial model or no such head.
         """
         if self.initial is None:
             return None
@@ -134,13 +134,13 @@ class TaskSetup:
 
 @dataclass(frozen=True)
 class DataSide:
-    """Source or target side of the data: the facts that must fit the model.
+    """One side of the data, source or target: the facts that must fit the model.
 
     Attributes:
-        name: "source" or "target".
+        name: the name of the side, "source" or "target".
         largest_id: the largest token id in the data.
-        longest: tokens of the longest sequence, with special tokens.
-        special_ids: ids of the special tokens by role, such as "pad" and "eos".
+        longest: the number of tokens of the longest sequence, special tokens included.
+        special_ids: the ids of the special tokens by role, such as "pad" and "eos".
     """
 
     name: str
@@ -150,7 +150,7 @@ class DataSide:
 
     @classmethod
     def of(cls, name: str, tokenizer: Tokenizer, *, largest_id: int, longest: int) -> DataSide:
-        """Return a side whose texts were tokenized by this tokenizer."""
+        """Return a side of the data with the special ids of a tokenizer."""
         return cls(
             name, largest_id, longest, {role: getattr(tokenizer, f"{role}_id") for role in ("pad", "bos", "eos")}
         )
@@ -159,16 +159,16 @@ class DataSide:
     def of_texts(
         cls, name: str, tokenizer: Tokenizer, texts: Iterable[Ragged], lengths: Iterable[Int64[ndarray, " _"]]
     ) -> DataSide:
-        """Return the side of these texts; `lengths` counts the tokens of each row with special tokens."""
+        """Return the side of some texts; `lengths` has the number of tokens per row, special tokens included."""
         largest = max(int(text_ids.ids.max()) for text_ids in texts)
         return cls.of(name, tokenizer, largest_id=largest, longest=max(int(counts.max()) for counts in lengths))
 
     def faults(self, model: Transformer, init: str = "") -> list[str]:
-        """Return one message for each way in which the side does not fit a model.
+        """Return one message for each fact of the side that does not fit a model.
 
         Args:
             model: the plain module.
-            init: the trained model that the run starts from; empty: none.
+            init: the trained model from which the run starts; empty means none.
         """
         faults, rows = [], model.num_target_ids if self.name == "target" else model.num_source_ids
         if self.largest_id >= rows:
@@ -191,7 +191,7 @@ class DataSide:
 
 
 def _more_positions(init: str, longest: int) -> str:
-    """Return how a model gets more positions: by the run file, or, for a trained model, before the run."""
+    """Return the fix for too few positions: a key of the run file, or a command that extends a trained model."""
     if not init:
         return "raise model.max_positions"
     saved = f"{Path(init.partition('@')[0]).name}-{longest}"
@@ -204,21 +204,21 @@ def _more_positions(init: str, longest: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedTask(Workload[BatchT]):
-    """The parts that a task contributes to a training run: its workload, model and data.
+    """A task that is prepared for training: its workload, model and data.
 
     Attributes:
-        tokenizers: of the run; the same one on both sides if the task has only one.
-        spec: the model to build.
-        batches: endless training batches.
-        validate: called with the module in evaluation mode.
+        tokenizers: the tokenizers of the run; both sides have the same one if the task has only one.
+        spec: the spec of the model to build.
+        batches: the endless training batches.
+        validate: a function that validates the module; called in evaluation mode.
         sides: the sides of the data, for the checks before the first step.
-        mean_tokens: tokens of an average batch.
+        mean_tokens: the number of tokens of an average batch.
         record: the task record of the trained model.
-        valid_data: identity of the validation data; scores on other data cannot be compared.
-        score_name: name of the validation score; empty: that of the task.
+        valid_data: the identity of the validation data; scores on other data cannot be compared.
+        score_name: the name of the validation score; empty means that of the task.
         best_by: the metric that decides which checkpoint is best.
-        compares_rows: whether the loss compares the rows of a batch, so that processes cannot divide them; else a batch
-            is a `Batch`.
+        compares_rows: whether the loss compares the rows of a batch; several processes then cannot divide them. False
+            means that batches are of the class `Batch`.
     """
 
     tokenizers: TokenizerPair
@@ -235,7 +235,7 @@ class PreparedTask(Workload[BatchT]):
 
 
 def prepare_task(setup: TaskSetup) -> PreparedTask[Any]:
-    """Prepare the data, tokenizers and model of a run by the `Training` of its task.
+    """Prepare the data, tokenizers and spec of a run with the class `Training` of its task.
 
     Raises:
         InputError: the data, the tokenizers or the sizes cannot be used.
@@ -249,5 +249,5 @@ def prepare_task(setup: TaskSetup) -> PreparedTask[Any]:
 
 
 def one_sided(tokenizer: Tokenizer) -> TokenizerPair:
-    """Return one tokenizer as the pair that a run keeps."""
+    """Return a pair that has the same tokenizer on both sides."""
     return TokenizerPair(source=tokenizer, target=tokenizer, joint=True)

@@ -1,4 +1,4 @@
-"""Trainings of a few steps, without what would take longer than these steps."""
+"""Settings that make trainings of a few steps fast."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clearhead.training.progress.plots import Plotter
 
 
 def leave_out(patch: pytest.MonkeyPatch) -> None:
-    """Draw no plots, and forecast from one batch whose memory is not compared; each has tests of its own."""
+    """Draw no plots, and forecast from one batch whose memory is not compared; other tests cover both."""
     patch.setattr(Plotter, "draw", lambda self, rows, **named: None)
     patch.setattr(preflight, "MOST_BATCHES", 1)
     patch.setattr(preflight, "start_peak", memory.peak_memory)

@@ -1,13 +1,13 @@
-"""A training run for `test_resume`, as a process of its own that kills itself at some moment, or in mid-write.
+"""A training run for `test_resume`: a separate process that kills itself at some moment, or during a write.
 
     python -m tests.training.resume_job whole RUN
     python -m tests.training.resume_job killed RUN SECONDS WRITE
     python -m tests.training.resume_job chain RUN SEED
 
 "whole" trains the real module on real batches, with shuffling, dropout, accumulation, EMA and averaging. "killed" does
-so in forked children: one is killed so many seconds after its first checkpoint, the next one at a write to the disk,
-and the third one reaches the end. "chain" trains a small stand-in in forked children, each killed at a random write to
-the disk, until one of them reaches the end; then it trains another one beside it, RUN-whole, undisturbed.
+so in forked children. The first is killed some seconds after its first checkpoint, the second at a write to the disk,
+and the third reaches the end. "chain" trains a small stand-in in forked children, each killed at a random write to the
+disk, until one of them reaches the end. Then it trains another one, RUN-whole, without interruption.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STEPS = 28
 
 
 def write_reversed_words(folder: Path) -> None:
-    """Pairs to learn from: letters, and the same letters backwards."""
+    """Write the training pairs: letters, and the same letters backwards."""
     draw = random.Random(4)
     lines = [" ".join(draw.choices("abcdefghijk", k=draw.randint(2, 9))) for _ in range(67)]
     (folder / "source.txt").write_text("".join(f"{line}\n" for line in lines))
@@ -47,7 +47,7 @@ def write_reversed_words(folder: Path) -> None:
 
 
 def real_trainer(run: Path, *, steps: int = STEPS, precision: Literal["fp32", "bf16"] = "fp32") -> Trainer[Any]:
-    """The parts of a translation run, with everything on that could be forgotten in a checkpoint."""
+    """Return a trainer of a translation run with every feature whose state a checkpoint must hold."""
     from clearhead.core import build
     from clearhead.data.batches.base import Batch
     from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, training_batches
@@ -104,7 +104,7 @@ def real_trainer(run: Path, *, steps: int = STEPS, precision: Literal["fp32", "b
 
 
 def die_after(trainer: Trainer[Any], seconds: float) -> None:
-    """Kill this process some time after its first checkpoint, whatever it is doing; steps and writes are stretched."""
+    """Kill this process some time after its first checkpoint; steps and writes are slowed down."""
     fast_sync, fast_loss = os.fsync, trainer.loss
 
     def slow_sync(descriptor: int) -> None:
@@ -143,12 +143,12 @@ def die_at_sync(number: int) -> None:
 
 
 def import_first() -> None:
-    """Import what the first step of an optimizer does; a backward pass would leave threads that survive no fork."""
+    """Import the modules of the first optimizer step; a backward pass would start threads, which no fork keeps."""
     importlib.import_module("torch._dynamo")
 
 
 def was_killed(action: Callable[[], None]) -> bool:
-    """Do something in a forked child, and return whether that was killed, or came to its end."""
+    """Run a function in a forked child, and return whether the child was killed."""
     child = os.fork()
     if child == 0:
         action()
@@ -160,7 +160,7 @@ def was_killed(action: Callable[[], None]) -> bool:
 
 
 def kill_twice(run: Path, seconds: float, write: int) -> None:
-    """Train in three children, of which two are killed; print the step that the first one reached."""
+    """Train in three children, two of which are killed; print the step that the first one reached."""
     import_first()
 
     def first() -> None:
@@ -185,7 +185,7 @@ def kill_twice(run: Path, seconds: float, write: int) -> None:
 
 
 def chain(run: Path, seed: int) -> int:
-    """Train in children that die at random writes, and return how many did."""
+    """Train in children that are killed at random writes, and return the number of kills."""
     draw = random.Random(seed)
     import_first()
     for deaths in range(200):

@@ -25,7 +25,7 @@ VOCABULARY, WIDTH = 13, 7
 
 
 class NextToken(nn.Module):
-    """Predicts a token from the one before; its table is tied to its head."""
+    """A model that predicts a token from the previous one; its embedding is tied to its head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Tokens:
 
 
 class ShuffledTokens:
-    """Batches of unequal size over fixed random text, in an order of its own in every epoch."""
+    """Batches of unequal size over fixed random text, in another order in every epoch."""
 
     def __init__(self, *, num_batches: int = 5, seed: int = 3) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -82,7 +82,7 @@ class ShuffledTokens:
 
 
 class Falling(Schedule):
-    """A learning rate that falls with the step, and remembers what it observed."""
+    """A schedule that falls with the step, and records the observed losses."""
 
     def __init__(self, first: float = 0.02) -> None:
         self.first = first
@@ -103,7 +103,7 @@ class Falling(Schedule):
 
 @dataclass
 class Recorder(TrainingProgress):
-    """Keeps every report."""
+    """A display that records every report."""
 
     plans: list[RunPlan] = field(default_factory=list)
     steps: list[StepReport] = field(default_factory=list)
@@ -134,7 +134,7 @@ def sum_loss(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
 
 
 def validation(module: nn.Module) -> Validation:
-    """Loss on one fixed text; it draws random numbers, as a careless validation might."""
+    """Return the loss of a fixed text; draws random numbers, like a careless validation."""
     torch.rand(3), random.random()
     text_BT = torch.arange(VOCABULARY).repeat(3, 2)
     loss, num_labels = sum_loss(module, Tokens(text_BT[:, :-1], text_BT[:, 1:]))
@@ -148,7 +148,7 @@ def small_trainer(
     loss: Callable[[nn.Module, Tokens], tuple[Tensor, int]] = sum_loss,
     **changes: Any,
 ) -> Trainer[Tokens]:
-    """A trainer over fresh parts; two of them with the same settings train the same weights."""
+    """Return a trainer with a new module; two of them with the same settings train the same weights."""
     torch.manual_seed(17)
     module = NextToken()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1.0, weight_decay=0.01)

@@ -75,7 +75,7 @@ def test_the_loss_of_a_line_is_the_mean_per_label_since_the_line_before(tmp_path
 
 
 class OneBatch:
-    """The same batches over and over, given one by one or joined into one."""
+    """Endless batches that repeat a list of batches."""
 
     batches_per_epoch = 1
 
@@ -95,7 +95,7 @@ class OneBatch:
 
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_accumulated_batches_equal_one_batch(tmp_path: Path, clip: float | None) -> None:
-    """Counted by tokens: the parts have 3, 7 and 11 rows, of which some positions carry no loss."""
+    """The mean counts labels: the batches have 3, 7 and 11 rows, and some positions have no label."""
     torch.manual_seed(5)
     ids = torch.randint(0, 13, (21, 6))
 
@@ -179,7 +179,7 @@ def test_seconds_end_a_run_early_validated_and_it_stays_ended(tmp_path: Path, st
 
 
 def test_a_resumed_run_forecasts_its_validations_by_the_one_before(tmp_path: Path) -> None:
-    """The time of which stands in the checkpoint; before the first it is that of the forecast."""
+    """The checkpoint stores the time of the last validation; before the first, that of the forecast."""
     parts = [small_trainer(tmp_path / "run", steps=steps) for steps in (3, 6)]
     parts[0].validation_seconds = 100.0
     parts[0].run()
@@ -265,7 +265,7 @@ def test_validation_measures_the_exponential_average(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ema", [None, 0.5])
 def test_the_last_validated_weights_are_averaged(tmp_path: Path, ema: float | None) -> None:
-    """Three are averaged though only one checkpoint is kept."""
+    """Three weights are averaged although only one checkpoint is kept."""
     measured = []
 
     def keep(module: nn.Module) -> Validation:
@@ -398,7 +398,7 @@ def test_a_second_interrupt_stops_at_once(tmp_path: Path) -> None:
 
 
 def same_metrics(first: Path, second: Path) -> bool:
-    """The same steps, losses, tokens and validations; times differ."""
+    """Return whether two runs have equal steps, losses, tokens and validations; times may differ."""
     rows = [
         [
             (row.step, row.loss, row.tokens, row.learning_rate, row.valid_loss, row.valid_score)
@@ -441,7 +441,7 @@ def test_threads_and_other_choices_are_read_back_on_resuming(tmp_path: Path) -> 
     other.run(resume=True)
     warning, _ = recorder(other).messages
     assert f"threads {threads + 1} -> {threads}" in warning
-    assert "Results may differ" in warning
+    assert "results may differ" in warning
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path) -> None:
@@ -491,7 +491,7 @@ def test_extra_saves_change_nothing_and_are_resumed_from(tmp_path: Path) -> None
 
 
 def test_averaged_parts_of_a_lost_future_are_dropped(tmp_path: Path) -> None:
-    """Going back to an older checkpoint takes the recent weights back as well."""
+    """Resuming from an older checkpoint removes later recent weights."""
     run, options = tmp_path / "run", {"average": 3, "keep": 2, "validate_every": 3}
     small_trainer(run, **options).run()
     (files.checkpoint_folder(run, 12) / files.WEIGHTS).write_bytes(b"")
@@ -506,7 +506,7 @@ def test_averaged_parts_of_a_lost_future_are_dropped(tmp_path: Path) -> None:
 
 
 class Decaying(Falling):
-    """A learning rate that is halved by every validation that is not better than the last one."""
+    """A schedule that is halved by every validation that is not better than the last one."""
 
     def __call__(self, step: int) -> float:
         rises = sum(later >= earlier for earlier, later in pairwise(self.observed))
@@ -518,7 +518,7 @@ class Decaying(Falling):
 def test_the_validation_at_an_end_changes_nothing_for_a_run_that_goes_on(
     tmp_path: Path, end: dict[str, Any], keep: int
 ) -> None:
-    """Neither patience nor learning rate nor the best checkpoint, nor any bit of the weights."""
+    """Patience, learning rate, the best checkpoint and all bits of the weights stay the same."""
     # The run that is parted has its best loss in the validation that only its end made due.
     losses = {4: 3.0, 8: 3.1, 12: 2.5, 16: 2.9, 20: 2.6, 24: 2.7} | dict.fromkeys((1, 14, 15), 0.1)
     options: dict[str, Any] = {"keep": keep, "average": 2, "early_stop": EarlyStop(metric="loss", patience=3)}

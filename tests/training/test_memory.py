@@ -1,4 +1,4 @@
-"""The bound on cached kernels: ours unless the user has one; and the forecast of those that all sizes need."""
+"""The limit of cached kernels, which users can override, and the forecast of memory for kernels of all sizes."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def test_kernels_are_needed_for_products_of_onednn_on_a_cpu(
 
 @pytest.mark.parametrize("is_needed", [True, False])
 def test_sizes_that_were_not_tried_count_as_those_that_were(monkeypatch: pytest.MonkeyPatch, is_needed: bool) -> None:
-    """Each size keeps 40 MB: of 41 sizes at least 4 are tried, although the time is over after the first pass.
+    """Each size takes 40 MB: at least 4 of 41 sizes are measured, although time is up after the first pass.
 
-    An array of so many bytes is never put where the process has memory that other tests gave back.
+    An array of this size is never placed in memory that other tests have freed.
     """
     arrays: dict[torch.Size, Tensor] = {}
 

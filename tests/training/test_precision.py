@@ -1,4 +1,4 @@
-"""The precision that "auto" turns out to be: tried by a batch, written into the run file, kept by a resumed run."""
+"""The precision "auto": measured with a batch, written into the run file, kept by a resumed run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Precision = Literal["auto", "fp32", "bf16"]
 
 
 class Timed:
-    """A loss that takes longer in one precision, by a clock of its own, and counts its calls."""
+    """A loss that takes longer in one precision, by a simulated clock, and counts its calls."""
 
     def __init__(self, slow: str) -> None:
         self.slow, self.calls, self.clock = slow, 0, 0.0

@@ -1,4 +1,4 @@
-"""Before the first step: what does not fit is said in one report, and looking changes nothing."""
+"""Checks before the first step: one report has every fault, and the checks change nothing."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_a_dry_step_changes_nothing() -> None:
 
 
 def test_a_dry_step_measures_memory() -> None:
-    """64 MB of activations cannot hide in what the process holds already."""
+    """The forecast contains 64 MB of activations, despite the memory that the process already has."""
 
     def hungry(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
         loss, labels = sum_loss(module, batch)
@@ -220,7 +220,7 @@ def test_a_dry_step_measures_memory() -> None:
 
 
 class SlowMachine(Display):
-    """A clock on which forward, backward and update take set seconds, and the lines shown at their times."""
+    """A simulated clock with fixed times of forward, backward and update; records the lines shown."""
 
     def __init__(self, **seconds: float) -> None:
         self.seconds, self.clock, self.calls = seconds, 0.0, Counter[str]()
@@ -255,7 +255,7 @@ class SlowMachine(Display):
 def test_a_slow_step_is_measured_once_and_in_the_open(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scale: float, num_sizes: int, accumulate: int
 ) -> None:
-    """The whole takes a second, 3 steps or 5 % of the run at most, and every measurement has a line before it."""
+    """The pre-flight takes at most a second, 3 steps or 5 % of the run, and shows a line before each measurement."""
     machine, module = SlowMachine(forward=0.3 * scale, backward=0.6 * scale, update=0.1 * scale), NextToken()
     monkeypatch.setattr(module_under_test, "time", machine)
     monkeypatch.setattr(module_under_test, "needs_kernels", lambda device, precision: True)
@@ -284,7 +284,7 @@ def test_a_slow_step_is_measured_once_and_in_the_open(
 def test_time_counts_batches_optimizer_and_validation(monkeypatch: pytest.MonkeyPatch, disturbance: float) -> None:
     """Passes of 20 ms forward and 10 ms backward, an optimizer of 30 ms, half an epoch and 0.4 s of validation.
 
-    Where another program adds to every second one, the forecast is the same.
+    If another program slows down every second measurement, the forecast is the same.
     """
     clock, calls = [0.0], {"forward": 0, "update": 0}
     monkeypatch.setattr(module_under_test, "time", SimpleNamespace(perf_counter=lambda: clock[0]))

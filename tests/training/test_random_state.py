@@ -1,4 +1,4 @@
-"""Random states come back from a checkpoint, whatever devices there are."""
+"""Random states are restored from a checkpoint on any devices."""
 
 from __future__ import annotations
 

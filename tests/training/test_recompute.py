@@ -1,4 +1,4 @@
-"""Activation checkpointing: layers run twice, and the gradients are the same bits."""
+"""Activation checkpointing: layers run twice, and the gradients are equal bit for bit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 
 
 def gradients(is_recomputed: bool) -> tuple[dict[str, Tensor], int]:
-    """The gradients of one batch with dropout, and how often a layer ran."""
+    """Return the gradients of one batch with dropout, and the number of runs of a layer."""
     torch.manual_seed(5)
     hparams = Hyperparameters(layers=2, width=14, heads=2, feedforward=19, dropout=0.3, attention_dropout=0.2)
     plain = build(build_spec(hparams, source_vocab=23, target_vocab=23))

@@ -1,4 +1,4 @@
-"""Exact resume: killed at random moments, also in mid-write, a run ends with the very bits of the run left alone."""
+"""Exact resumption: a run killed at random moments or during a write ends with the bits of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_killed_twice_and_resumed_the_weights_are_bit_identical(tmp_path: Path) 
 
 
 def test_killed_in_the_middle_of_any_write_the_end_is_the_same(tmp_path: Path) -> None:
-    """Many deaths, each at a random write: checkpoint, manifest, rename, metrics, best, recent weights."""
+    """Many kills at random writes: checkpoint, manifest, rename, metrics, best, recent weights."""
     seed = random.SystemRandom().randrange(10**6)
     out = finish(start("chain", str(tmp_path / "killed"), str(seed)))
     assert int(out) >= 2, f"seed {seed}"
@@ -101,7 +101,7 @@ def test_a_run_in_bf16_is_resumed_with_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_the_test_can_fail(tmp_path: Path) -> None:
-    """Without the random state of the checkpoint the end is another one."""
+    """Without the random state of the checkpoint, the run ends differently."""
     run = tmp_path / "run"
     trainer = chain_trainer(run)
     trainer.run()

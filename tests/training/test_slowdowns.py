@@ -20,7 +20,7 @@ from tests.training.small import ShuffledTokens, Tokens
 
 
 def seconds_of(module: nn.Module) -> float:
-    """Return the seconds of a pass on a machine on which each setting has its own factor."""
+    """Return the time of a pass on a simulated machine on which each setting has its own factor."""
     seconds = 3.0 if torch.is_autocast_enabled("cpu") else 1.0
     for submodule in module.modules():
         if isinstance(submodule, Attention) and submodule.training and submodule.dropout.p > 0.0:

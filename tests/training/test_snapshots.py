@@ -1,4 +1,4 @@
-"""A run keeps the weights of some steps, the same ones however often it is stopped."""
+"""Snapshots: a run keeps the weights of the same steps, even if it is stopped and resumed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.training.small import Tokens, small_trainer, sum_loss
 
 
 def snapshots(run: Path) -> dict[int, dict[str, Tensor]]:
-    """The weights of every snapshot, all of which must be sound."""
+    """Return the weights of every snapshot; all must be undamaged."""
     paths = files.find_undamaged_weights(files.snapshots_folder(run))
     assert list(paths) == files.steps_in(files.snapshots_folder(run))
     return {step: files.load_tensors(file) for step, file in paths.items()}
@@ -79,7 +79,7 @@ def test_a_run_that_goes_back_and_stops_has_those_of_one_that_stopped_there(
 
 
 def test_snapshots_of_a_lost_future_are_dropped(tmp_path: Path) -> None:
-    """Going back to an older checkpoint takes the snapshots back as well; what follows writes them anew."""
+    """Resuming from an older checkpoint removes later snapshots; the run writes them again."""
     run = tmp_path / "run"
     small_trainer(run, steps=12, validate_every=3).run()
     (files.checkpoint_folder(run, 12) / files.WEIGHTS).write_bytes(b"")

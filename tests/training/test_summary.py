@@ -1,4 +1,4 @@
-"""What a finished run says to do next."""
+"""The summary of a finished run, with the next commands."""
 
 from __future__ import annotations
 

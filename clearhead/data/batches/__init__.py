@@ -1,1 +1,1 @@
-"""Batches of similar lengths by token budget, packed where that helps, in an order that a seed fixes."""
+"""Batches: rows of similar lengths within a token budget, in an order that a seed fixes."""

@@ -1,8 +1,8 @@
-"""Batches: their padded rows of ids, masks and labels, the protocols that training uses, and their token counts.
+"""Batches: padded rows of ids, masks and labels, the protocols that training uses, and token counts.
 
-Lengths and numbers of rows are rounded to few shapes, because some kernels are made anew for every shape. On CPUs with
-matrix units oneDNN makes one for each product in 16 bits, by its number of rows * tokens: some milliseconds and almost
-a megabyte for each.
+Lengths and numbers of rows are rounded to few shapes, because some kernels are compiled for each shape. On CPUs with
+matrix units, oneDNN compiles a kernel for each 16-bit product, by its number of rows * tokens. Each kernel takes some
+milliseconds and almost a megabyte.
 
 Shape suffixes: B rows, T columns.
 """
@@ -25,24 +25,25 @@ from clearhead.spec.token_counts import TokenCounts
 from clearhead.text.special_tokens import PrefixSuffix
 from clearhead.text.tokenizer import Tokenizer
 
-# With it, and with the steps of rows, Multi30k has 51 different products of rows and tokens instead of 102, for 2.5 %
-# more padding.
+# With this step and rounded rows, Multi30k has 51 different products of rows and tokens instead of 102, for 2.5 % more
+# padding.
 _LEAST_LENGTH_STEP = 2
 
 
 def padded_length(longest: int, limit: int) -> int:
-    """Return how many tokens the rows of a batch have.
+    """Return the padded length of the rows of a batch, in tokens.
 
     Args:
-        longest: tokens of the longest row, at least 1.
-        limit: the longest row of all data, which no batch exceeds: a model may have no more positions.
+        longest: the number of tokens of the longest row, at least 1.
+        limit: the length of the longest row in the data set; padding never exceeds it, since a model may have no more
+            positions.
     """
     step = max(_LEAST_LENGTH_STEP, shape_step(longest))
     return min(-(-longest // step) * step, limit)
 
 
 def round_rows(most: int) -> int:
-    """Return how many rows a batch has where it may have so many, at least 1."""
+    """Return the number of rows of a batch, rounded down to one of few sizes; `most` is the limit, at least 1."""
     return most - most % shape_step(most)
 
 
@@ -52,7 +53,7 @@ DeviceBatchT = TypeVar("DeviceBatchT", bound="DeviceBatch")
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """A batch whose tensors can be moved to a device together."""
+    """A batch whose tensors move to a device together."""
 
     def to(self: DeviceBatchT, device: torch.device | str) -> DeviceBatchT:
         """Return the same batch with its tensors on a device."""
@@ -63,20 +64,22 @@ class DeviceBatch:
 
 @dataclass(frozen=True)
 class Batch(DeviceBatch):
-    """A padded batch; masks are True at real tokens, and None if all tokens are real.
+    """A padded batch of training or validation examples.
+
+    Masks are True at real tokens. A mask of None means that all tokens are real.
 
     Args:
-        ids: what the first stack reads.
-        mask: where `ids` is real.
-        labels: an id for each token of the last stack, NO_LABEL where none is predicted; or for each example a class, a
-            number, or 1 or 0 for each class.
-        num_labels: labels that are not NO_LABEL.
-        num_tokens: real tokens that the stacks read.
-        rows: which examples of the store these are.
-        target_ids: what the decoder of a two-stack model reads, already shifted.
-        target_mask: where `target_ids` is real.
-        documents: the document each of `ids` belongs to; None: each row is one.
-        segments: the segment of each of `ids`.
+        ids: the input ids of the first stack.
+        mask: the mask of `ids`.
+        labels: one id for each token of the last stack, or NO_LABEL if none is predicted; or for each example a class,
+            a number, or 1 or 0 for each class.
+        num_labels: the number of labels that are not NO_LABEL.
+        num_tokens: the number of real tokens that the stacks read.
+        rows: the numbers of these examples in the store.
+        target_ids: the input ids of the decoder of a two-stack model, already shifted.
+        target_mask: the mask of `target_ids`.
+        documents: the document number of each of `ids`. None means that each row is one document.
+        segments: the segment number of each of `ids`.
     """
 
     ids: Int64[Tensor, "batch source"]
@@ -91,7 +94,7 @@ class Batch(DeviceBatch):
     segments: Int64[Tensor, "batch source"] | None = None
 
     def take_rows(self, rows: slice) -> Batch:
-        """Return some rows of the batch, which keep its padding."""
+        """Return a batch of some rows, with the padding of the whole batch."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         cut: dict[str, Any] = {
             name: value[rows] for name, value in values.items() if isinstance(value, Tensor | ndarray)
@@ -101,10 +104,10 @@ class Batch(DeviceBatch):
         return replace(self, **cut, num_labels=int((cut["labels"] != NO_LABEL).sum()), num_tokens=tokens)
 
     def split_rows(self, most: int | None) -> Iterator[Batch]:
-        """Yield the batch in parts, which keep its padding.
+        """Yield the batch in groups of rows, with the padding of the whole batch.
 
         Args:
-            most: rows of a part; None: all of them.
+            most: the maximum number of rows in a group. None means all rows.
         """
         size = len(self.ids) if most is None else most
         return (self.take_rows(slice(start, start + size)) for start in range(0, len(self.ids), size))
@@ -112,14 +115,14 @@ class Batch(DeviceBatch):
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """Rows padded on the right, and a mask that is True at real tokens."""
+    """Rows padded on the right, and their mask, which is True at real tokens."""
 
     ids: Int64[Tensor, "rows columns"]
     mask: Bool[Tensor, "rows columns"]
 
     @property
     def padding_mask(self) -> Bool[Tensor, "rows columns"] | None:
-        """The mask, or None if nothing is padded, so that attention need not look at it."""
+        """The mask, or None if no row is padded, so that attention can skip it."""
         return None if bool(self.mask.all()) else self.mask
 
     @property
@@ -129,13 +132,13 @@ class PaddedRows:
 
 
 def pad_rows(rows: Ragged, special: PrefixSuffix = _NOTHING, *, fill: int, limit: int | None = None) -> PaddedRows:
-    """Pad rows on the right.
+    """Pad rows on the right, after adding special ids.
 
     Args:
-        rows: at least one.
-        special: the special ids in front of each row and behind it.
+        rows: at least one row of ids.
+        special: the special ids before and after each row.
         fill: the padding id.
-        limit: as of `padded_length`; None: rows are padded to the longest of them.
+        limit: the limit of `padded_length`. None means that rows are padded to the longest of them.
     """
     lengths_B, front = rows.lengths, len(special.prefix)
     longest = int(lengths_B.max()) + len(special)
@@ -157,13 +160,13 @@ def seq2seq_batch(
     *,
     limits: tuple[int | None, int | None] = (None, None),
 ) -> Batch:
-    """Make a batch for two stacks: the encoder reads the sources, the decoder learns to write the targets.
+    """Make a batch for an encoder-decoder: the encoder reads the sources, the decoder learns to write the targets.
 
     Args:
-        sources, targets: ids without special ids.
-        source_tokenizer, target_tokenizer: add the special ids and the padding.
-        rows: which examples these are.
-        limits: of `pad_rows`, for each side.
+        sources, targets: the ids of the texts, without special ids.
+        source_tokenizer, target_tokenizer: the tokenizers, which define the special ids and the padding id.
+        rows: the numbers of these examples in the store.
+        limits: the `limit` of `pad_rows` for sources and for targets.
     """
     special = target_tokenizer.special_tokens.for_target
     source = pad_rows(
@@ -189,23 +192,23 @@ class CountedBatch(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Source and target tokens, without padding."""
+        """The number of source and target tokens, without padding."""
 
 
 BatchT = TypeVar("BatchT", bound=CountedBatch)
 BatchT_co = TypeVar("BatchT_co", bound=CountedBatch, covariant=True)
 
 Loss = Callable[[nn.Module, BatchT], tuple[Tensor, int]]
-"""Gives, for a batch, the summed loss (a scalar with gradient) and the number of its labels."""
+"""A function of module and batch that returns the summed loss (a scalar with gradient) and the number of labels."""
 
 
 @runtime_checkable
 class Batches(Protocol[BatchT_co]):
-    """An endless iterator over training batches whose position can be saved and restored."""
+    """An endless iterator over training batches, whose position can be saved and restored."""
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches in one pass over the data."""
+        """The number of batches in one pass over the data."""
 
     def __next__(self) -> BatchT_co:
         """Return the next batch."""
@@ -214,19 +217,19 @@ class Batches(Protocol[BatchT_co]):
         """Return the position in the data as JSON values."""
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go to a position in the data."""
+        """Go to a position that `state` returned."""
 
 
 MOST_BATCHES: Final = 100
-"""So many batches of a shuffled epoch are like the rest of it, and are made in less than a second."""
+"""The number of batches that are counted: they represent a shuffled epoch, and are made in less than a second."""
 
 
 def count_tokens(batches: Batches[Any], most: int = MOST_BATCHES) -> TokenCounts:
-    """Add up the work of the next batches of one epoch at most, and go back to where they began.
+    """Return the token counts of the next batches; their position is restored afterwards.
 
     Args:
-        batches: training batches.
-        most: how many batches to look at; fewer where an epoch has fewer.
+        batches: the training batches.
+        most: the number of batches to count, at most one epoch.
     """
     before, count = batches.state(), min(most, batches.batches_per_epoch)
     work = sum((count_batch(next(batches)) for _ in range(count)), TokenCounts())
@@ -235,12 +238,12 @@ def count_tokens(batches: Batches[Any], most: int = MOST_BATCHES) -> TokenCounts
 
 
 def count_batch(batch: Any) -> TokenCounts:
-    """Return the work of one batch of any task.
+    """Return the token counts of one batch of any task.
 
     Args:
-        batch: with `num_tokens`, `num_labels`, `ids` [B, T] and `mask` [B, T] or None, and, where the task has them,
-            `target_ids` [B, U] and `target_mask` for a second stack, `other_ids` and `other_mask` for a second text
-            of the first stack, and `documents` [B, T], the document of each token.
+        batch: a batch with `num_tokens`, `num_labels`, `ids` [B, T] and `mask` [B, T] or None. It may also
+            have `target_ids` [B, U] and `target_mask` for a second stack. A second text of the first stack is in
+            `other_ids` and `other_mask`. `documents` [B, T] has the document number of each token.
     """
     first = _lengths(batch.ids, batch.mask)
     documents = getattr(batch, "documents", None)
@@ -271,7 +274,7 @@ def _lengths(ids_BT: Tensor, mask_BT: Tensor | None) -> Int[Tensor, " batch"]:
 def _document_lengths(
     documents_BT: Int[Tensor, "batch tokens"], mask_BT: Bool[Tensor, "batch tokens"] | None
 ) -> Int[Tensor, " documents"]:
-    """Return the tokens of every document in every row."""
+    """Return the number of tokens of each document in each row."""
     row_BT = torch.arange(len(documents_BT), device=documents_BT.device)[:, None].expand(documents_BT.shape)
     both_2N = torch.stack([row_BT.flatten(), documents_BT.flatten()])
     if mask_BT is not None:

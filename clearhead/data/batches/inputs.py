@@ -21,22 +21,21 @@ from clearhead.spec.tasks.record import Repeats
 from clearhead.text.special_tokens import SpecialTokens, TemplateItem
 from clearhead.text.tokenizer import Tokenizer
 
-# Texts of one call differ in length, so their axis has no name.
+# The texts of one call differ in length, so their axis has no name.
 Ids = Integer[ndarray, " _"] | Sequence[int]
 
 
 @dataclass(frozen=True)
 class ModelInputs(DeviceBatch):
-    """Padded texts with their special ids, and the other inputs of a model.
+    """The inputs of a model for some texts: padded ids with special ids, masks, segments and decoder input.
 
     Args:
-        ids: with padding on the right.
-        mask: where `ids` is real; None where all are.
-        segments: which text each id belongs to; None where all are 0, or a model has no segments.
-        target_ids: what the decoder of a two-stack model reads: its start token, or the text once more; None for other
-            models.
-        target_mask: where `target_ids` is real; None where all are.
-        num_tokens: real tokens that the stacks read.
+        ids: the ids, padded on the right.
+        mask: the mask of `ids`, True at real tokens. None means that all tokens are real.
+        segments: the segment number of each id. None means that all are 0, or that the model has no segments.
+        target_ids: the decoder input of a two-stack model: its start token, or the text again. None for other models.
+        target_mask: the mask of `target_ids`. None means that all tokens are real.
+        num_tokens: the number of real tokens that the stacks read.
     """
 
     ids: Int64[Tensor, "batch tokens"]
@@ -47,12 +46,12 @@ class ModelInputs(DeviceBatch):
     target_mask: Bool[Tensor, "batch target"] | None = None
 
     def with_labels(self, labels: Tensor, rows: Indices, *, num_labels: int) -> Batch:
-        """Return a batch with labels.
+        """Return a batch of these inputs with labels.
 
         Args:
-            labels: as of `Batch`.
-            rows: which examples these are.
-            num_labels: labels that are not NO_LABEL.
+            labels: the labels, as in `Batch`.
+            rows: the numbers of these examples in the store.
+            num_labels: the number of labels that are not NO_LABEL.
         """
         inputs = {field.name: getattr(self, field.name) for field in fields(self)}
         return Batch(**inputs, labels=labels, num_labels=num_labels, rows=rows)
@@ -60,14 +59,15 @@ class ModelInputs(DeviceBatch):
 
 @dataclass(frozen=True)
 class InputCollator:
-    """Adds the special ids, segments and padding that one model reads.
+    """Turns ids of texts into the inputs of one model: adds special ids, segments and padding.
 
     Args:
-        special_tokens: of one text, and of a pair.
+        special_tokens: the special tokens of a single text and of a pair.
         pad: the padding id.
-        has_segments: the model has a table that tells the two texts apart.
-        start: the start id of a decoder behind an encoder; None: there is one stack.
-        repeats: how the decoder reads the text once more, as in a task record; None: it reads the start token alone.
+        has_segments: whether the model has a segment embedding, which tells the two texts of a pair apart.
+        start: the start id of the decoder of a two-stack model. None means that the model has one stack.
+        repeats: the way in which the decoder reads the text again, as in the task record. None means that it reads the
+            start token alone.
 
     Source: arXiv 1810.04805, section 3 (pairs); arXiv 1910.13461, section 3.1 (two stacks).
     """
@@ -83,12 +83,12 @@ class InputCollator:
         """Return the collator of a model.
 
         Args:
-            model: its spec.
-            tokenizer: its tokenizer.
-            repeats: as in its task record.
+            model: the spec of the model.
+            tokenizer: the tokenizer of the model.
+            repeats: the field `repeats` of its task record.
 
         Raises:
-            InputError: the start token of a decoder behind an encoder is not known.
+            InputError: the model has two stacks, and the start token of its decoder is not known.
         """
         first = model.encoder or model.decoder
         assert first is not None, "a validated model has a stack"
@@ -103,28 +103,28 @@ class InputCollator:
 
     @property
     def front(self) -> int:
-        """The number of special ids in front of a single text."""
+        """The number of special ids before a single text."""
         return len(self.special_tokens.prefix)
 
     @property
     def has_pair_front(self) -> bool:
-        """Whether a special id stands in front of a pair."""
+        """True if a special id precedes a pair."""
         return not isinstance(self.special_tokens.template(paired=True)[0][0], str)
 
     def second_start(self, num_first: int) -> int:
-        """Return the place of the second text of a pair, behind a first text of so many ids."""
+        """Return the position at which the second text of a pair starts, after a first text of `num_first` ids."""
         template = [item for item, _ in self.special_tokens.template(paired=True)]
         return sum(num_first if item == "A" else 1 for item in template[: template.index("B")])
 
     def collate(
         self, firsts: Sequence[Ids], seconds: Sequence[Ids] | None = None, *, limit: int | None = None
     ) -> ModelInputs:
-        """Add special ids and padding to some texts.
+        """Return the model inputs of some texts.
 
         Args:
-            firsts: plain ids of each text; at least one text.
-            seconds: plain ids of the second text of each pair; None: single texts.
-            limit: as of `padded_length`; None: texts are padded to the longest of them.
+            firsts: the plain ids of each text, or of the first text of each pair; at least one.
+            seconds: the plain ids of the second text of each pair. None means single texts.
+            limit: the limit of `padded_length`. None means that texts are padded to the longest of them.
 
         Raises:
             InputError: there are pairs, and the tokenizer has no template for them.
@@ -168,10 +168,10 @@ class InputCollator:
         mask_BT: Bool[Tensor, "batch tokens"],
         template: Sequence[TemplateItem],
     ) -> tuple[Int64[Tensor, "batch target"] | None, Bool[Tensor, "batch target"] | None]:
-        """Return what the decoder reads, and its mask."""
+        """Return the decoder input and its mask; None for models with one stack."""
         if self.repeats is None:
             return None if self.start is None else torch.full((len(ids_BT), 1), self.start), None
-        # The state of the end token represents the text, and some templates have a language token behind it.
+        # The state of the end token represents the text; some templates have a language token after it.
         last = next(index for index, (item, _) in enumerate(reversed(template)) if isinstance(item, str))
         num_after = max(last - 1, 0)
         ends_B1 = mask_BT.sum(1, keepdim=True) - num_after
@@ -190,14 +190,14 @@ def _concat_ids(texts: Sequence[Ids]) -> Int64[np.ndarray, " tokens"]:
 def shift_right(
     ids_BT: Int[Tensor, "batch tokens"], mask_BT: Bool[Tensor, "batch tokens"], *, start: int | None
 ) -> Int[Tensor, "batch tokens"]:
-    """Shift the ids right by one position; the last real token is dropped.
+    """Shift ids right by one position for a decoder that reads the text again; the last real token is dropped.
 
-    At each position, a decoder then sees the tokens before it, and the memory of the whole text.
+    At each position, the decoder then sees the tokens before it, and the encoder output of the whole text.
 
     Args:
-        ids_BT: what the encoder reads.
-        mask_BT: True = a real token; the real tokens of a row may be anywhere, without gaps.
-        start: the first id; None: the last id of the text.
+        ids_BT: the input ids of the encoder.
+        mask_BT: the mask, True at real tokens; the real tokens of a row may start anywhere, without gaps.
+        start: the first id of the shifted text. None means the last id of the text.
 
     Source: arXiv 1910.13461, section 3.1 and 3.2.
     """

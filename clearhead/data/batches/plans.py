@@ -1,4 +1,4 @@
-"""Which examples form a batch, and endless training batches from such a plan.
+"""Batch plans, which choose the examples of each batch, and endless training batches of a plan.
 
 A plan keeps every batch within a budget of tokens; its order depends only on the seed and the epoch.
 """
@@ -17,7 +17,7 @@ from clearhead.data.arrays import Indices, Rows
 from clearhead.data.batches.base import padded_length, round_rows
 from clearhead.data.stores.store import Store
 
-# In tokens: how far apart the length differences of neighbours may be, so that batches vary; more of it pads more.
+# Random offset to the sort key, in tokens: batches vary from epoch to epoch; a larger one means more padding.
 _JITTER = 3.0
 
 BatchT = TypeVar("BatchT")
@@ -25,36 +25,36 @@ BatchT = TypeVar("BatchT")
 
 @runtime_checkable
 class BatchPlan(Protocol):
-    """Which rows form a batch in each epoch."""
+    """A plan of the rows that form each batch, for every epoch."""
 
     def epoch(self, number: int) -> list[Indices]:
-        """Return the batches of an epoch, counted from 0, each the indices of its rows."""
+        """Return the batches of an epoch, counted from 0; each is an array of row numbers."""
 
     def num_sizes(self) -> int:
-        """Return how many different numbers of padded tokens the stacks read in the first epoch."""
+        """Return the number of different batch sizes (in padded tokens of a stack) in the first epoch."""
 
 
 class LengthPlan:
-    """Batches of examples of similar lengths and of few shapes, in which rows times the padded length stay in a budget.
+    """A plan of batches with similar lengths and few shapes; rows times padded length stay within a budget.
 
     Args:
-        lengths: tokens of each example as the model reads it, special ones included; of the sources and of the targets
-            if examples have two sides.
-        batch_tokens: the budget: the most that rows * longest side may be, padding included.
-        seed: from 0; one seed gives one order for every epoch.
+        lengths: the number of tokens of each example, special tokens included; for examples with two sides one array
+            for the sources and one for the targets.
+        batch_tokens: the budget: the maximum of rows * longest side in a batch, padding included.
+        seed: the seed of the order, at least 0.
 
     Raises:
         InputError: there are too few examples, one is longer than the budget, or the seed is negative.
     """
 
     least_rows: ClassVar[int] = 1
-    """The fewest rows of a batch."""
+    """The minimum number of rows in a batch."""
 
     def __init__(self, *lengths: Rows, batch_tokens: int, seed: int) -> None:
         self._source, self._target = (np.asarray(side, dtype=np.int64) for side in (lengths[0], lengths[-1]))
         assert len(self._source) == len(self._target), "lengths come in pairs"
         if len(self) < self.least_rows:
-            raise InputError(f"there are {len(self)} examples; a batch needs at least {self.least_rows}")
+            raise InputError(f"there are {len(self)} examples; a batch needs at least {self.least_rows}: add examples")
         if seed < 0:
             raise InputError(f"seed is {seed}; expected 0 or more")
         self.batch_tokens = batch_tokens
@@ -74,36 +74,37 @@ class LengthPlan:
 
     @property
     def num_tokens(self) -> int:
-        """All tokens of both sides."""
+        """The number of tokens of all examples, both sides together."""
         return int(self._source.sum() + self._target.sum())
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON values that tell this plan from others."""
+        """Return JSON values that identify this plan."""
         return {"seed": self.seed, "batch_tokens": self.batch_tokens, "examples": len(self)}
 
     def num_positions(self, rows: Indices) -> int:
-        """Return how many positions a batch has, padding included, both sides together."""
+        """Return the number of positions of a batch, padding included, both sides together."""
         return len(rows) * sum(self._widths(rows))
 
     def _widths(self, rows: Indices) -> tuple[int, ...]:
-        """Return the padded lengths of a batch."""
+        """Return the padded lengths of source and target in a batch."""
         longest = int(self._source[rows].max()), int(self._target[rows].max())
         return tuple(map(padded_length, longest, self._limits))
 
     def epoch(self, number: int) -> list[Indices]:
-        """Return the batches of an epoch, each the indices of its rows; every example is in exactly one.
+        """Return the batches of an epoch as arrays of row numbers; every example is in exactly one batch.
 
         Args:
-            number: the epoch, counted from 0.
+            number: the number of the epoch, counted from 0.
         """
         raise NotImplementedError
 
     def _cut(self, order: Indices, first_share: float = 1.0) -> list[Indices]:
-        """Cut an order into batches, from its end; the first takes only a share of what it could.
+        """Cut an order of rows into batches, from its end.
 
         Args:
-            order: rows in ascending order of length: the last row of a batch is its longest and decides its shape.
-            first_share: moves every border, so that an order that varies little gives other batches.
+            order: the rows in ascending order of length: the last row of a batch is its longest and decides its shape.
+            first_share: the size of the first batch, as a share of the largest possible one. It moves the borders of
+                all batches, so that similar orders give different batches.
         """
         batches: list[Indices] = []
         end = len(order)
@@ -118,24 +119,25 @@ class LengthPlan:
         return batches
 
     def num_sizes(self) -> int:
-        """Return how many different numbers of padded tokens the stacks read in the first epoch."""
+        """Return the number of different batch sizes (in padded tokens of a stack) in the first epoch."""
         return len({len(rows) * width for rows in self.epoch(0) for width in self._widths(rows)})
 
     def widest(self) -> Indices:
-        """Return the rows of the batch of the first epoch with the most positions."""
+        """Return the rows of the batch with the most positions in the first epoch."""
         return max(self.epoch(0), key=self.num_positions)
 
     def padding_waste(self, number: int) -> float:
-        """Return the share of padding among all positions of an epoch, 0 to 1."""
+        """Return the share of padding among all positions of an epoch, from 0 to 1."""
         return 1 - self.num_tokens / sum(map(self.num_positions, self.epoch(number)))
 
 
 class LengthSortedPlan(LengthPlan):
-    """Batches of neighbours in an order of length, which varies a little from epoch to epoch.
+    """A plan of batches that sorts rows by length; the sorted order varies a little from epoch to epoch.
 
     Args:
-        lengths, batch_tokens, seed: as of `LengthPlan`.
-        shuffle: False gives the same batches in order of length in every epoch.
+        lengths, batch_tokens, seed: the arguments of `LengthPlan`.
+        shuffle: whether batches vary and are shuffled. False gives the same batches, in order of length, in every
+            epoch.
     """
 
     def __init__(self, *lengths: Rows, batch_tokens: int, seed: int, shuffle: bool = True) -> None:
@@ -143,14 +145,14 @@ class LengthSortedPlan(LengthPlan):
         self.shuffle = shuffle
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON values that tell this plan from others."""
+        """Return JSON values that identify this plan."""
         return {**super().identity(), "shuffle": self.shuffle}
 
     def epoch(self, number: int) -> list[Indices]:
-        """Return the batches of an epoch; as of `LengthPlan`."""
+        """Return the batches of an epoch as arrays of row numbers; every example is in exactly one batch."""
         if not self.shuffle:
             return self._cut(self._order(np.zeros(len(self)), 1))[::-1]
-        # Raw bits: numpy keeps this stream the same for ever, which it does not promise for its distributions.
+        # Raw bits: numpy guarantees that this stream never changes, but not its distributions.
         bits = np.random.PCG64(np.random.SeedSequence([self.seed, number])).random_raw(2 * len(self) + 2)
         draws = (bits >> np.uint64(11)) * 2.0**-53
         order = self._order(draws[: len(self)], 1 if draws[-1] < 0.5 else -1)
@@ -158,28 +160,28 @@ class LengthSortedPlan(LengthPlan):
         return [batches[index] for index in np.argsort(draws[len(self) : len(self) + len(batches)], kind="stable")]
 
     def _order(self, jitter: Float[ndarray, " pairs"], direction: int) -> Rows:
-        """Sort so that neighbours agree in the longer side, and nearly so in the other one.
+        """Sort rows so that neighbours have equal lengths of the longer side, and similar lengths of the other side.
 
-        The second key alternates its direction from one length to the next, so that a batch across that border stays
-        narrow too; the jitter gives examples other neighbours in every epoch.
+        The second key alternates its direction from one length to the next, so that a batch across both lengths stays
+        narrow too. The jitter gives examples other neighbours in every epoch.
         """
         turn = np.where(self._longest % 2 == 0, direction, -direction)
         return np.lexsort(((self._source - self._target) * turn + _JITTER * jitter, self._longest))
 
 
 def random_stream(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """Return the generator of one batch, which does not depend on what was drawn before."""
-    # The last number keeps these streams apart from that of the plan: trailing zeros would not count.
+    """Return the random generator of one batch; it does not depend on earlier draws."""
+    # The last number separates these streams from the stream of the plan; SeedSequence ignores trailing zeros.
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch, index, 1])))
 
 
 class EpochBatches(Generic[BatchT]):
-    """Endless training batches, epoch after epoch, whose position is saved in checkpoints.
+    """Endless training batches, epoch after epoch; checkpoints save their position.
 
     Args:
-        plan: which rows form a batch.
-        make: makes a batch of some rows, given the numbers of the epoch and of the batch within it.
-        identity: JSON values that tell these batches from others: data, seed, sizes; the rule of shapes is added.
+        plan: the plan that chooses the rows of each batch.
+        make: a function that makes a batch of row numbers, the number of the epoch, and the number of the batch in it.
+        identity: JSON values that identify these batches, such as data, seed and sizes; the rule of shapes is added.
     """
 
     def __init__(
@@ -194,7 +196,7 @@ class EpochBatches(Generic[BatchT]):
 
     @property
     def epoch(self) -> int:
-        """The number of epochs that are complete."""
+        """The number of completed epochs."""
         return self._epoch
 
     @property
@@ -213,7 +215,7 @@ class EpochBatches(Generic[BatchT]):
         return batch
 
     def peek(self) -> BatchT:
-        """Return the next batch without moving on."""
+        """Return the next batch and keep the position."""
         return self._make(self._batches[self._position], self._epoch, self._position)
 
     def _move_to(self, epoch: int, position: int) -> None:
@@ -226,7 +228,7 @@ class EpochBatches(Generic[BatchT]):
         return {"epoch": self._epoch, "batch": self._position, **self._identity}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go to a position that `state` returned; the work does not grow with the batches already seen.
+        """Go to a position that `state` returned, without making the batches before it.
 
         Raises:
             InputError: the position belongs to other data or to another plan.
@@ -237,7 +239,7 @@ class EpochBatches(Generic[BatchT]):
         assert 0 <= position < len(self._batches), "a position that state() returned is inside its epoch"
 
     def refuse_others(self, state: Mapping[str, Any]) -> None:
-        """Refuse a position in other batches.
+        """Refuse the position of other batches.
 
         Raises:
             InputError: the position belongs to other data or to another plan.
@@ -256,23 +258,23 @@ class EpochBatches(Generic[BatchT]):
 
 
 def training_batches(store: Store, plan: LengthPlan, collate: Callable[[Indices], BatchT]) -> EpochBatches[BatchT]:
-    """Return endless training batches.
+    """Return endless training batches of a store.
 
     Args:
         store: the examples.
-        plan: which of them form a batch.
-        collate: makes a batch of some examples.
+        plan: the plan that chooses the examples of each batch.
+        collate: a function that makes a batch of row numbers.
     """
     identity = {**plan.identity(), "data": store.identity}
     return EpochBatches(plan, lambda rows, epoch, index: collate(rows), identity=identity)
 
 
 def validation_batches(store: Store, collate: Callable[[Indices], BatchT], *, batch_tokens: int) -> Iterator[BatchT]:
-    """Go through all examples once, in order of length.
+    """Yield validation batches: every example once, in order of length.
 
     Args:
         store: the examples.
-        collate: makes a batch of some of them.
+        collate: a function that makes a batch of row numbers.
         batch_tokens: the budget of `LengthPlan`.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Batches of text: documents are cut into windows, and windows are packed into blocks or noised by an objective.
+"""Batches of running text: documents are cut into windows, which are packed into blocks or noised by an objective.
 
-Causal windows cut a document's sequence, which has the special ids of a decoder's target: a window is read, and the
-same window one position further on is predicted. Other windows cut the plain ids, and each gets special ids of its own.
+Causal windows cut the sequence of a document, which has the special ids of a decoder target. The model reads a window
+and predicts the same window shifted by one position. Other windows cut the plain ids, and each gets its special ids.
 
 Shape suffixes: B rows of a batch, W windows, T tokens.
 """
@@ -31,11 +31,11 @@ class Windows:
     """Windows of documents, in the order of the text.
 
     Args:
-        document: the document of each window.
-        start: where each begins: in the document's sequence (0 is the start token), or, with special ids, in its plain
-            ids.
-        stop: where each ends, counted in the same way.
-        special: the special ids of each window; None: causal windows.
+        document: the document number of each window.
+        start: the position at which each window starts. Causal windows count in the sequence of the document, in which
+            0 is the start token; other windows count in its plain ids.
+        stop: the position at which each window ends, counted in the same way.
+        special: the special ids that are added to each window. None means causal windows.
     """
 
     document: Int64[ndarray, " windows"]
@@ -48,12 +48,12 @@ class Windows:
 
     @property
     def lengths(self) -> Int64[ndarray, " windows"]:
-        """The number of ids that the model reads of each window, special ones included."""
+        """The number of ids of each window as the model reads it, special ids included."""
         lengths: Int64[ndarray, " windows"] = self.stop - self.start + len(self.special or ())
         return lengths
 
     def ids(self, corpus: Documents, index: int | np.int64) -> Int64[ndarray, " _"]:
-        """Return what the model reads of one window, special ids included.
+        """Return the ids of one window as the model reads it, special ids included.
 
         Args:
             corpus: the documents that were cut.
@@ -79,15 +79,16 @@ class Windows:
 def cut_windows(
     corpus: Documents, length: int, *, offset: int = 0, stride: int | None = None, with_special: bool = False
 ) -> Windows:
-    """Cut every document into windows, so that each of its ids is in one; a document that fits stays whole.
+    """Cut every document into windows that contain all of its ids; a document that fits into a window stays whole.
 
     Args:
         corpus: the documents.
-        length: the longest window, in ids that the model reads, special ones included.
-        offset: how many ids the first window of a longer document has, below the length of a window; 0: a full window.
-        stride: how far each window begins behind the one before it, up to the length of a window; the last one ends
-            with the document. None: windows do not overlap.
-        with_special: whether each window gets special ids of its own; False: causal windows.
+        length: the maximum length of a window in ids, special ids included.
+        offset: the length of the first window of a longer document, below the length of a window. 0 means a full
+            window.
+        stride: the distance between the starts of two windows, at most the length of a window; the last window ends
+            with the document. None means that windows do not overlap.
+        with_special: whether special ids are added to each window. False means causal windows.
 
     Raises:
         InputError: the length has no room for an id, or the offset or the stride is out of range.
@@ -102,7 +103,7 @@ def cut_windows(
         raise InputError(f"stride is {stride}; expected 1 to {room}, or ids between two windows would be left out")
     sizes_D = corpus.documents.lengths if with_special else corpus.input_lengths[0]
     step = stride or room
-    second = offset or step  # where the second window of a longer document begins
+    second = offset or step  # the start of the second window of a longer document
     if stride:
         more_D = 1 + np.maximum(-(-(sizes_D - room - second) // step), 0)
     else:
@@ -122,22 +123,22 @@ def cut_windows(
 
 
 def pack_windows(lengths: Rows, block: int) -> Ragged:
-    """Put each window, the longest first, into the fullest block that has room for it.
+    """Pack windows into blocks: each window, longest first, goes into the fullest block that has room for it.
 
     Args:
-        lengths: of the windows, each from 1 to the block. Among equal ones their order decides.
-        block: how much a block holds.
+        lengths: the length of each window, from 1 to `block`; windows of equal length keep their order.
+        block: the capacity of a block in ids.
 
     Returns:
-        The windows of each block, longest first; every window is in exactly one.
+        The window numbers of each block, longest first; every window is in exactly one block.
 
     Source: arXiv 2404.10830, section 3.1 (best-fit decreasing).
     """
     order = np.argsort(-lengths, kind="stable")
     assert not len(order) or 1 <= lengths[order[-1]] <= lengths[order[0]] <= block, "windows fit into a block"
     blocks: list[list[int]] = []
-    with_room: list[list[int]] = [[] for _ in range(block + 1)]  # the blocks that have so much room left
-    rooms = 0  # bit r is set where some block has room r
+    with_room: list[list[int]] = [[] for _ in range(block + 1)]  # blocks by the room that is left in them
+    rooms = 0  # bit r is set if some block has room r
     for window, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
         enough = rooms >> length
         if enough:
@@ -158,19 +159,19 @@ def pack_windows(lengths: Rows, block: int) -> Ragged:
 
 Objective = Callable[[Sequence[Any], np.random.Generator], Batch]
 
-# Keeps the choice of an epoch's windows apart from the order of its batches and from what is drawn for each of them.
+# Number of the random stream for the windows of an epoch; batch order and noise have other streams.
 _WINDOW_STREAM = 1
 HELD_OUT_TOKENS = 8192
 
 
 @dataclass(frozen=True)
 class View:
-    """Documents as training batches.
+    """A way to make training batches of documents: plan and batch function.
 
     Attributes:
-        plan: which windows form a batch.
-        make: makes a batch, as of `EpochBatches`.
-        identity: JSON values that tell this view of the documents from others.
+        plan: the plan that chooses the windows of each batch.
+        make: the function `make` of `EpochBatches`, which makes a batch.
+        identity: JSON values that identify this view of the documents.
     """
 
     plan: BatchPlan
@@ -178,21 +179,21 @@ class View:
     identity: Mapping[str, Any]
 
     def batches(self, data: str) -> EpochBatches[Batch]:
-        """Return endless training batches of documents whose hash is `data`."""
+        """Return endless training batches; `data` is the hash of the documents."""
         return EpochBatches(self.plan, self.make, identity={**self.identity, "data": data})
 
 
 def causal_view(documents: Documents, *, block: int, batch_tokens: int, pack: bool, seed: int) -> View:
-    """Return documents as batches in which every id but the start token is predicted once in an epoch.
+    """Return a view for causal language modelling: every id except the start token is predicted once per epoch.
 
-    Every epoch cuts long documents at other places.
+    Every epoch cuts long documents at other positions.
 
     Args:
-        documents: the text.
-        block: the longest row.
-        batch_tokens: the most that rows * longest row may be in a batch.
-        pack: fill rows with several documents, each of which is read as if it were alone.
-        seed: from 0; decides the cuts and the order of every epoch.
+        documents: the documents.
+        block: the maximum length of a row in tokens.
+        batch_tokens: the maximum of rows * longest row in a batch.
+        pack: whether a row may hold several documents; each document attends to itself alone.
+        seed: the seed of cuts and order, at least 0.
 
     Raises:
         InputError: the block does not fit into a batch, or the seed is negative.
@@ -208,12 +209,12 @@ def causal_view(documents: Documents, *, block: int, batch_tokens: int, pack: bo
 
 
 def causal_epoch(corpus: Corpus, *, block: int, batch_tokens: int) -> Iterator[Batch]:
-    """Go once through causal windows that do not overlap, one in each row, in order of length.
+    """Yield batches of causal windows that do not overlap, one window per row, once and in order of length.
 
     Args:
         corpus: the documents.
-        block: the length of a window.
-        batch_tokens: the most that rows * longest row may be in a batch.
+        block: the maximum length of a window in tokens.
+        batch_tokens: the maximum of rows * longest row in a batch.
 
     Raises:
         InputError: the block does not fit into a batch.
@@ -225,16 +226,16 @@ def causal_epoch(corpus: Corpus, *, block: int, batch_tokens: int) -> Iterator[B
 
 
 def window_view(documents: Documents, objective: Objective, *, length: int, batch_tokens: int, seed: int) -> View:
-    """Return documents as batches of windows with special ids, from which an objective makes inputs and labels.
+    """Return a view of windows with special ids, from which an objective makes inputs and labels.
 
-    Every epoch cuts long documents at other places.
+    Every epoch cuts long documents at other positions.
 
     Args:
-        documents: the text.
-        objective: makes a batch of some windows, given a random generator.
-        length: the longest window, special ids included.
-        batch_tokens: the most that rows * longest window may be in a batch.
-        seed: from 0; decides the cuts, the order and the noise of every epoch.
+        documents: the documents.
+        objective: a function that makes a batch of some windows with a random generator.
+        length: the maximum length of a window in tokens, special tokens included.
+        batch_tokens: the maximum of rows * longest window in a batch.
+        seed: the seed of cuts, order and noise, at least 0.
 
     Raises:
         InputError: a window does not fit into a batch, or the seed is negative.
@@ -248,14 +249,14 @@ def window_view(documents: Documents, objective: Objective, *, length: int, batc
 
 
 def window_epoch(corpus: Corpus, objective: Objective, *, length: int) -> Iterator[Batch]:
-    """Go once through windows with special ids in order of length, with the same noise every time.
+    """Yield batches of windows with special ids, once and in order of length, with the same noise in every call.
 
-    Noise is drawn batch by batch, so batches have one size wherever a text is measured.
+    The noise is drawn per batch. Therefore every measurement of a text uses the same batch size.
 
     Args:
         corpus: the documents.
-        objective: as of `window_view`.
-        length: the longest window, special ids included.
+        objective: the objective of `window_view`.
+        length: the maximum length of a window in tokens, special tokens included.
     """
     windows = cut_windows(corpus, length, with_special=True)
     plan = LengthSortedPlan(windows.lengths, batch_tokens=max(HELD_OUT_TOKENS, length), seed=0, shuffle=False)
@@ -266,7 +267,7 @@ def window_epoch(corpus: Corpus, objective: Objective, *, length: int) -> Iterat
 
 
 class _WindowPlan:
-    """Which rows form a batch in each epoch, and their windows; the layout of one epoch is kept at a time."""
+    """A plan of windows or blocks: cuts the documents anew in each epoch, and holds the layout of one epoch."""
 
     def __init__(
         self, documents: Documents, *, length: int, batch_tokens: int, seed: int, pack: bool, with_special: bool
@@ -280,30 +281,30 @@ class _WindowPlan:
         self._kept: tuple[int, tuple[Windows, Ragged]] | None = None
 
     def layout(self, epoch: int) -> tuple[Windows, Ragged]:
-        """Return the windows of an epoch, and which of them each block holds."""
+        """Return the windows of an epoch, and the window numbers of each block."""
         if self._kept is None or self._kept[0] != epoch:
             self._kept = (epoch, self._lay_out(epoch))
         return self._kept[1]
 
     def _lay_out(self, epoch: int) -> tuple[Windows, Ragged]:
-        # Raw bits: numpy keeps this stream the same for ever, which it does not promise for its distributions.
+        # Raw bits: numpy guarantees that this stream never changes, but not its distributions.
         bits = np.random.PCG64(np.random.SeedSequence([self._seed, epoch, 0, _WINDOW_STREAM]))
         num_special = len(self._documents.tokenizer.special_tokens.for_text) if self._with_special else 0
         offset = int(bits.random_raw() % (self._length - num_special))
         windows = cut_windows(self._documents, self._length, offset=offset, with_special=self._with_special)
         if not self._pack:
             return windows, _single_window_blocks(np.arange(len(windows)))
-        # Windows of the same length meet others in every epoch.
+        # Random order of windows with equal lengths: they share blocks with others in every epoch.
         order = np.argsort(bits.random_raw(len(windows)), kind="stable")
         packed = pack_windows(windows.lengths[order], self._length)
         return windows, Ragged(order[packed.ids], packed.offsets)
 
     def epoch(self, number: int) -> list[Indices]:
-        """Return the batches of an epoch, each the indices of its rows."""
+        """Return the batches of an epoch as arrays of row numbers."""
         return self._plan_epoch(number).epoch(number)
 
     def num_sizes(self) -> int:
-        """Return how many different numbers of padded tokens the stacks read in the first epoch."""
+        """Return the number of different batch sizes (in padded tokens) in the first epoch."""
         return self._plan_epoch(0).num_sizes()
 
     def _plan_epoch(self, number: int) -> LengthSortedPlan:
@@ -320,7 +321,7 @@ def _check_budget(length: int, batch_tokens: int) -> None:
 
 
 def _single_window_blocks(windows: Indices) -> Ragged:
-    """Return blocks of one window each."""
+    """Return blocks with one window each."""
     return Ragged(windows, np.arange(len(windows) + 1))
 
 
@@ -331,7 +332,7 @@ def _block_lengths(windows: Windows, blocks: Ragged) -> Int64[ndarray, " blocks"
 
 
 def _causal_batch(corpus: Documents, windows: Windows, blocks: Ragged, rows: Indices) -> Batch:
-    """Make a batch of some blocks, each the windows of one row."""
+    """Make a causal batch of some blocks; each block is one row."""
     lengths_B = _block_lengths(windows, blocks)
     ids_N = np.concatenate([windows.ids(corpus, index) for index in blocks.ids])
     labels_N = np.concatenate([windows.labels(corpus, index) for index in blocks.ids])

@@ -1,7 +1,8 @@
-"""Batches of a text larger than memory and disk: it is read, tokenized and forgotten pool by pool.
+"""Batches of a text larger than memory and disk: pools of text are read, tokenized, used and dropped.
 
-A pool is as much text as is shuffled together. Where pools end depends on the text and the size of a pool alone, so
-every process finds the same ones, and a place is a few numbers. Each pool is laid out like an epoch of a text on disk.
+A pool is the text that is shuffled together. The ends of pools depend only on the text and on the size of a pool, so
+every process makes the same pools. A position in the text is a few numbers. Each pool makes batches like one epoch of a
+text on disk.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from clearhead.data.tokenize.document_chunks import cut_before, encode_chunks
 from clearhead.text.special_tokens import PrefixSuffix
 from clearhead.text.tokenizer import Tokenizer
 
-# Keeps the order of the files apart from what else a seed decides.
+# Number of the random stream for the order of the files; other draws of the seed have other streams.
 _ORDER_STREAM = 2
 _MOST_SAMPLED = 1024
 ItemT = TypeVar("ItemT")
@@ -36,14 +37,14 @@ ItemT = TypeVar("ItemT")
 
 @dataclass(frozen=True)
 class StreamPosition:
-    """Where a pool begins.
+    """The position in a streamed text at which a pool begins.
 
     Args:
-        epoch: complete passes over the files.
-        shard: files of this pass that were read.
-        chunk: chunks of the next file that were read.
-        character: characters of the next chunk that were read.
-        last_id: the id in front of this place, if it lies inside a document; None: a document begins here.
+        epoch: the number of complete passes over the files.
+        shard: the number of files that were read in this pass.
+        chunk: the number of chunks that were read of the next file.
+        character: the number of characters that were read of the next chunk.
+        last_id: the id before this position, if it is inside a document. None means that a document begins here.
     """
 
     epoch: int = 0
@@ -54,14 +55,14 @@ class StreamPosition:
 
 
 class TextPool(Documents):
-    """The tokenized documents of a pool; the first may have begun before it, and the last may go on behind it.
+    """The tokenized documents of a pool; the first may have begun before the pool, and the last may continue after it.
 
     Args:
-        documents: their ids.
-        tokenizer: what they were tokenized with.
-        place: where the pool begins.
-        text_bytes: bytes of its text in UTF-8.
-        special: the ids around those of each document.
+        documents: the ids of each document.
+        tokenizer: the tokenizer that made the ids.
+        position: the position at which the pool begins.
+        text_bytes: the size of its text in bytes of UTF-8.
+        special: the ids before and after those of each document.
     """
 
     def __init__(
@@ -82,24 +83,25 @@ class TextPool(Documents):
         self._lengths = lengths[nonempty]
 
     def boundary_ids(self, document: int) -> PrefixSuffix:
-        """Return the ids around those of a document in its sequence."""
+        """Return the ids before and after those of a document in its sequence."""
         return self._special[document]
 
     @property
     def input_lengths(self) -> tuple[Rows]:
-        """The number of ids of each document's sequence that are read."""
+        """The number of ids of each document's sequence that the model reads."""
         return (self._lengths,)
 
 
 @dataclass(frozen=True)
 class TextStream:
-    """The pools of some files, pass after pass, each in an order of the files that its seed decides.
+    """A text stream: yields the pools of some files, pass after pass; the seed decides the order of files in a pass.
 
     Args:
         shards: the files.
-        tokenizer: turns their text into ids.
-        characters: of a pool, at most; a document that is longer is cut where the tokenizer gives the same ids.
-        seed: from 0.
+        tokenizer: the tokenizer of the text.
+        characters: the maximum size of a pool in characters; a longer document is cut only where the tokenizer gives
+            the same ids.
+        seed: the seed of the order of files, at least 0.
     """
 
     shards: Sequence[TextShard]
@@ -109,12 +111,12 @@ class TextStream:
 
     @property
     def identity(self) -> str:
-        """A hash of the sizes and ends of all files; a checkpoint remembers it."""
+        """A hash of the size, the first bytes and the last bytes of every file; checkpoints store it."""
         files = [[shard.path.name, *size_and_ends(shard.path)] for shard in self.shards]
         return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
     def pools(self, position: StreamPosition) -> Iterator[TextPool]:
-        """Go through the pools from a place on, without end.
+        """Yield pools from a position on, without end.
 
         Raises:
             InputError: a file cannot be read, or no file has a token in it.
@@ -133,7 +135,7 @@ class TextStream:
             position = StreamPosition(position.epoch + 1)
 
     def _epoch(self, position: StreamPosition) -> Iterator[TextPool]:
-        """Go through the pools of one pass from a place on."""
+        """Yield the pools of one pass from a position on."""
         begin, held, room = position, list[TextChunk](), self.characters
 
         def close(shard: int, chunk: int, character: int, *, goes_on: bool) -> TextPool:
@@ -161,7 +163,7 @@ class TextStream:
             yield close(len(self.shards), 0, 0, goes_on=False)
 
     def _chunks(self, position: StreamPosition) -> Iterator[tuple[int, int, int, TextChunk]]:
-        """Go through the chunks of one pass from a place on: file, number, characters that are left out, chunk."""
+        """Yield the chunks of one pass from a position on: file number, chunk number, skipped characters, chunk."""
         order = self._order(position.epoch)
         for number in range(position.shard, len(order)):
             first = position.chunk if number == position.shard else 0
@@ -179,7 +181,7 @@ class TextStream:
     def _tokenize_pool(
         self, chunks: Sequence[TextChunk], position: StreamPosition, *, goes_on: bool
     ) -> tuple[TextPool, int | None]:
-        """Return the pool of some chunks, and the last id of the document that goes on behind it."""
+        """Return the pool of some chunks, and its last id if the last document continues after it."""
         ids, lengths = [np.empty(0, dtype=id_dtype(self.tokenizer))], list[int]()
         for rows, starts in encode_chunks(chunks, self.tokenizer):
             ids.append(rows.ids)
@@ -205,7 +207,7 @@ class TextStream:
 
 
 def sample(shards: Sequence[TextShard], characters: int) -> Iterator[TextChunk]:
-    """Go through the beginnings of the files, evenly, up to so many characters together."""
+    """Yield text from the beginnings of the files, evenly, up to `characters` characters together."""
     count = min(len(shards), _MOST_SAMPLED)
     for number in range(count):
         room = max(1, characters // count)
@@ -217,7 +219,7 @@ def sample(shards: Sequence[TextShard], characters: int) -> Iterator[TextChunk]:
 
 
 def _with_next(items: Iterable[ItemT]) -> Iterator[tuple[ItemT, ItemT | None]]:
-    """Yield each item with the one behind it."""
+    """Yield each item with the item after it, or None after the last one."""
     iterator = iter(items)
     current = next(iterator, None)
     while current is not None:
@@ -227,16 +229,16 @@ def _with_next(items: Iterable[ItemT]) -> Iterator[tuple[ItemT, ItemT | None]]:
 
 
 class StreamedBatches(EpochBatches[Batch]):
-    """Endless training batches of a streamed text, whose position is saved in checkpoints.
+    """Endless training batches of a streamed text; checkpoints save their position.
 
-    Batches hold the rows of all processes together, in an order that does not depend on how many there are.
+    A batch holds the rows of all processes, in an order that does not depend on the number of processes.
 
     Args:
-        stream: the text.
-        view: gives a pool as batches.
+        stream: the text stream.
+        view: a function that returns the view of a pool.
 
     Attributes:
-        reading_seconds: that reading and tokenizing the last pool took.
+        reading_seconds: the time in seconds that reading and tokenizing the last pool took.
 
     Raises:
         InputError: the text cannot be read, or a row does not fit into a batch.
@@ -252,7 +254,7 @@ class StreamedBatches(EpochBatches[Batch]):
 
     @property
     def epoch(self) -> int:
-        """The number of passes over the text that are complete."""
+        """The number of completed passes over the text."""
         return self.pool.position.epoch
 
     def state(self) -> dict[str, Any]:
@@ -260,7 +262,7 @@ class StreamedBatches(EpochBatches[Batch]):
         return {**super().state(), "place": asdict(self.pool.position)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go to a position that `state` returned; the file of that position is read from its beginning.
+        """Go to a position that `state` returned; the file at that position is read from its beginning.
 
         Raises:
             InputError: the position belongs to other data or to another plan.
@@ -273,7 +275,7 @@ class StreamedBatches(EpochBatches[Batch]):
         self._move_to(int(state["epoch"]), int(state["batch"]))
 
     def _move_to(self, epoch: int, position: int) -> None:
-        """Go to a batch of this pool or of the next one; pools are counted in place of epochs."""
+        """Go to a batch of this pool or of the next one; the argument `epoch` counts pools."""
         if epoch != self._epoch:
             self.pool = self._next_pool()
             view = self._view(self.pool)

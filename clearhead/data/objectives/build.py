@@ -1,4 +1,4 @@
-"""Builds the objective of a noise record, which is saved with a model."""
+"""Build the objective of a noise record (`Noise`), which is saved with a model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def build_objective(noise: Noise, tokenizer: Tokenizer) -> MaskedLM | SpanCorrup
     """Return the objective of a noise record.
 
     Args:
-        noise: kind, share and length of spans.
-        tokenizer: has the special tokens of its kind.
+        noise: the noise record: kind of noise, share of tokens, mean length of spans.
+        tokenizer: a tokenizer with the special tokens of this kind of noise.
 
     Raises:
-        InputError: the tokenizer lacks them, or a value is out of range.
+        InputError: the tokenizer lacks the special tokens, or a value is out of range.
     """
     if noise.kind == "mask":
         return MaskedLM(tokenizer, noise.share, noise.whole_words)

@@ -22,21 +22,21 @@ _MASKED, _REPLACED = 0.8, 0.1
 
 
 class MaskedLM:
-    """Masks a share of the tokens of each window; every chosen token has a label.
+    """Objective of masked language modelling: chooses a share of the tokens of each window and labels them.
 
-    Of the chosen tokens 80 % become the mask token, 10 % a random ordinary token and 10 % stay. The choice is new in
-    every call, never falls on a special token, and takes at least one token of each window that has an ordinary one.
+    80 % of the chosen tokens become the mask token, 10 % become a random ordinary token, and 10 % stay. The choice is
+    new in every call. Special tokens are never chosen. If a window has an ordinary token, at least one is chosen.
 
     Args:
-        tokenizer: has a mask token.
-        share: of the ordinary tokens of a window that are chosen, above 0 and below 1; exact on average,
-            where it comes to a token at all.
-        whole_words: choose all tokens of a word or none, whatever marks the words in the vocabulary.
+        tokenizer: a tokenizer with a mask token.
+        share: the share of ordinary tokens of a window that are chosen, above 0 and below 1. It is exact on average
+            for windows in which it amounts to at least one token.
+        whole_words: whether all tokens of a word are chosen together; every kind of vocabulary is supported.
 
     Raises:
         InputError: the tokenizer has no mask token, or the share is out of range.
 
-    Source: arXiv 1810.04805, section 3.1 and appendix A.1; choosing anew in every call: arXiv 1907.11692, section 4.1.
+    Source: arXiv 1810.04805, section 3.1 and appendix A.1; a new choice in every call: arXiv 1907.11692, section 4.1.
     """
 
     def __init__(self, tokenizer: Tokenizer, share: float = 0.15, whole_words: bool = False) -> None:
@@ -51,8 +51,8 @@ class MaskedLM:
         """Return the windows with some tokens masked, for a model of one stack.
 
         Args:
-            windows: ids with special ids; at least one.
-            generator: draws the choices.
+            windows: the ids of each window, special ids included; at least one window.
+            generator: the random generator of the choices.
         """
         rows = concat_windows(windows)
         chosen_N = self._choose(rows, generator)
@@ -69,9 +69,9 @@ class MaskedLM:
         )
 
     def _choose(self, rows: Ragged, generator: np.random.Generator) -> Bool[ndarray, " tokens"]:
-        """Draw words (or tokens) of each row in a random order until its share is full.
+        """Draw words (or tokens) of each row in a random order until the share of the row is reached.
 
-        The last one is taken with the probability that makes the share exact on average.
+        The last word is taken with the probability that makes the share exact on average.
         """
         ordinary_N = self._words.ordinary[rows.ids]
         begins_N = self._words.begins(rows.ids) if self._whole_words else np.ones(len(rows.ids), dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""Prefix language modelling: a text is cut once, and the model continues the first part.
+"""Prefix language modelling: a text is cut once, and the model continues its beginning.
 
 Shape suffixes: N tokens of all windows, B windows, T columns.
 """
@@ -17,12 +17,12 @@ from clearhead.text.tokenizer import Tokenizer
 
 
 class PrefixSplit:
-    """Cuts each window into a source and a target, for a model of two stacks.
+    """Objective of prefix language modelling: cuts each window into a source and a target, for an encoder-decoder.
 
-    Every length of the prefix from none to all but one token is equally likely.
+    Every length of the prefix, from 0 tokens to all but one, is equally likely.
 
     Args:
-        tokenizer: adds the special ids and the padding.
+        tokenizer: the tokenizer, which defines the special ids and the padding id.
 
     Source: arXiv 1801.10198, section 4.1 (a continuation as the target of a source); arXiv 1910.10683, section 3.3.1.
     """
@@ -31,11 +31,11 @@ class PrefixSplit:
         self._tokenizer = tokenizer
 
     def __call__(self, windows: Sequence[Window], generator: np.random.Generator) -> Batch:
-        """Return prefix and end token as source, the rest and end token as target.
+        """Return a batch whose sources are the prefixes and whose targets are the rests, both with an end token.
 
         Args:
-            windows: ids with special ids; at least one.
-            generator: draws the cuts.
+            windows: the ids of each window, special ids included; at least one window.
+            generator: the random generator of the cuts.
         """
         rows = without_special(windows, self._tokenizer)
         is_prefix_N = rows.positions < np.repeat(_cuts(rows.lengths, generator), rows.lengths)

@@ -30,15 +30,15 @@ Counts = Int64[ndarray, " rows"]
 
 
 class SpanCorruption:
-    """Replaces spans by sentinels; the target is each sentinel followed by its span.
+    """Objective of span corruption (T5): spans are replaced by sentinels, and the target holds the spans.
 
-    The source is the rest of the text with a sentinel for each span, then the end token; the target is sentinel, span,
-    sentinel, span, ..., end token. Together they hold the whole text.
+    The source is the text with a sentinel in place of each span, and an end token. The target is sentinel, span,
+    sentinel, span, ..., end token. Together they contain the whole text.
 
     Args:
-        tokenizer: has as many sentinels as a window has spans.
-        share: of the tokens of a window that are removed, above 0 and below 1.
-        mean_span: mean number of tokens in a span, at least 1.
+        tokenizer: a tokenizer with at least as many sentinels as a window has spans.
+        share: the share of the tokens of a window that are removed, above 0 and below 1.
+        mean_span: the mean number of tokens in a span, at least 1.
 
     Raises:
         InputError: the share or the mean is out of range, or the tokenizer has no sentinels.
@@ -53,16 +53,16 @@ class SpanCorruption:
         self._sentinels = np.array(tokenizer.sentinel_ids, dtype=np.int64)
         if not len(self._sentinels):
             raise InputError(
-                "span corruption puts sentinels in place of the spans, but the tokenizer has none: train a tokenizer "
-                "with sentinels, or take one that has them"
+                "span corruption replaces spans by sentinels, but the tokenizer has none: train a tokenizer "
+                "with sentinels, or choose another tokenizer"
             )
 
     def __call__(self, windows: Sequence[Window], generator: np.random.Generator) -> Batch:
-        """Return the windows as sources and targets, for a model of two stacks.
+        """Return a batch of the windows as sources and targets, for an encoder-decoder.
 
         Args:
-            windows: ids with special ids; at least one.
-            generator: draws the spans.
+            windows: the ids of each window, special ids included; at least one window.
+            generator: the random generator of the spans.
 
         Raises:
             InputError: a window needs more sentinels than the tokenizer has.
@@ -76,7 +76,7 @@ class SpanCorruption:
         return denoising_batch(source, _target(rows, noise_N, first_N, sentinels_N), self._tokenizer)
 
     def _number(self, rows: Ragged, first_N: Bool[ndarray, " tokens"]) -> Int64[ndarray, " tokens"]:
-        """Return the sentinel of the span that each token is in or behind, counted within its row."""
+        """Return for each token the sentinel of its span, or of the last span before it; rows count from sentinel 0."""
         spans_B = sum_rows(first_N.astype(np.int64), rows.lengths)
         most = int(spans_B.max())
         if most > len(self._sentinels):
@@ -91,12 +91,12 @@ class SpanCorruption:
 
 
 def num_sentinels(length: int, *, share: float = 0.15, mean_span: float = 3.0) -> int:
-    """Return how many sentinels a window needs.
+    """Return the number of sentinels that a window needs.
 
     Args:
-        length: tokens of its text, without special tokens.
-        share: of the tokens that are removed, above 0 and below 1.
-        mean_span: mean number of tokens in a span, at least 1.
+        length: the number of tokens of the window, without special tokens.
+        share: the share of the tokens that are removed, above 0 and below 1.
+        mean_span: the mean number of tokens in a span, at least 1.
 
     Raises:
         InputError: the share or the mean is out of range.
@@ -108,16 +108,16 @@ def num_sentinels(length: int, *, share: float = 0.15, mean_span: float = 3.0) -
 def noise_mask(
     lengths_B: Counts, *, share: float, mean_span: float, generator: np.random.Generator
 ) -> Bool[ndarray, " tokens"]:
-    """Choose the spans of many texts: True at the tokens to remove, for texts behind each other.
+    """Choose the spans to remove from concatenated texts; returns a mask that is True at the tokens to remove.
 
-    Kept and removed spans alternate, a kept one first; both are drawn evenly from all ways to cut their tokens into
-    that many spans. A text of one token is removed as a whole.
+    Visible and removed spans alternate, and a visible span comes first. The lengths of both are drawn evenly from all
+    ways to cut their tokens into this number of spans. A text of one token is removed as a whole.
 
     Args:
-        lengths_B: tokens of each text.
-        share: of the tokens to remove.
-        mean_span: mean number of tokens in a span.
-        generator: draws the lengths.
+        lengths_B: the number of tokens of each text.
+        share: the share of the tokens to remove.
+        mean_span: the mean number of tokens in a span.
+        generator: the random generator of the lengths.
 
     Source: arXiv 1910.10683, section 3.3.4, and `random_spans_noise_mask` of its code.
     """
@@ -132,7 +132,7 @@ def noise_mask(
 
 
 def _span_counts(lengths_B: Counts, share: float, mean_span: float) -> tuple[Counts, Counts]:
-    """Return how many tokens to remove from each text, and in how many spans; both rounded half to even."""
+    """Return the number of tokens to remove from each text, and the number of spans; both rounded half to even."""
     noise_B = np.clip(np.rint(lengths_B * share), 1, np.maximum(lengths_B - 1, 1)).astype(np.int64)
     noise_B = np.minimum(noise_B, lengths_B)
     kept_B = np.maximum(lengths_B - noise_B, 1)
@@ -141,9 +141,9 @@ def _span_counts(lengths_B: Counts, share: float, mean_span: float) -> tuple[Cou
 
 
 def _segments(items_B: Counts, segments_B: Counts, generator: np.random.Generator) -> Int64[ndarray, " spans"]:
-    """Cut each row of items into that many parts, none empty, every way equally likely; return their sizes."""
+    """Cut each row of items at random into a number of non-empty segments, and return the sizes of the segments."""
     keys_N = generator.random(int(items_B.sum()))
-    keys_N[np.cumsum(items_B) - items_B] = -1.0  # the first item of a row always begins a part
+    keys_N[np.cumsum(items_B) - items_B] = -1.0  # the first item of a row always begins a segment
     begins = np.flatnonzero(rank_in_rows(keys_N, items_B) < np.repeat(segments_B, items_B))
     return np.diff(np.append(begins, len(keys_N)))
 
@@ -154,7 +154,7 @@ def _target(
     first_N: Bool[ndarray, " tokens"],
     sentinels_N: Int64[ndarray, " tokens"],
 ) -> Ragged:
-    """Put the removed spans behind each other, each behind its sentinel."""
+    """Return the targets: the removed spans of each row, each after its sentinel."""
     taken, first = rows.keep(noise_N), first_N[noise_N]
     spans_B = sum_rows(first_N.astype(np.int64), rows.lengths)
     target_index = np.arange(len(first)) + np.cumsum(first)
@@ -166,7 +166,7 @@ def _target(
 
 def _check_mean(mean_span: float) -> float:
     if not mean_span >= 1.0:
-        raise InputError(f"the mean length of a span is {mean_span}; expected at least 1 token, 3 is usual")
+        raise InputError(f"the mean length of a span is {mean_span}; expected at least 1 token, such as 3")
     return mean_span
 
 
@@ -174,16 +174,16 @@ _LARGEST_MEAN = 100.0
 
 
 class TextInfilling:
-    """Shuffles the sentences of a window and replaces some spans by one mask token each.
+    """Objective of text infilling (BART): shuffles the sentences of a window, and replaces each span by one mask token.
 
-    The lengths of spans follow a Poisson distribution; a span of length 0 inserts a mask token and removes none. The
-    target is the original text. With its end token, a source is never longer than its window: spans of length 0 beyond
-    that are left out, which happens only if spans are very short.
+    The lengths of spans follow a Poisson distribution; a span of length 0 inserts a mask token and removes no token.
+    The target is the original text. With its end token, a source is never longer than its window. Spans of length 0
+    that would exceed this limit are left out, which happens only if spans are very short.
 
     Args:
-        tokenizer: has a mask token.
-        share: of the tokens of a window that spans cover, above 0 and below 1.
-        mean_span: mean number of tokens in a span, above 0 and at most 100.
+        tokenizer: a tokenizer with a mask token.
+        share: the share of the tokens of a window that spans cover, above 0 and below 1.
+        mean_span: the mean number of tokens in a span, above 0 and at most 100.
         permute: whether sentences are shuffled.
 
     Raises:
@@ -196,7 +196,7 @@ class TextInfilling:
         if not 0.0 < mean_span <= _LARGEST_MEAN:
             raise InputError(
                 f"the mean length of a span is {mean_span}; expected above 0 and at most {_LARGEST_MEAN:g} tokens, "
-                "3 is usual"
+                "such as 3"
             )
         self._tokenizer = tokenizer
         self._mask_id = need_mask_id(tokenizer)
@@ -205,18 +205,18 @@ class TextInfilling:
         self._words = word_boundaries(tokenizer) if permute else None
 
     def __call__(self, windows: Sequence[Window], generator: np.random.Generator) -> Batch:
-        """Return corrupted windows as sources and whole windows as targets, for a model of two stacks.
+        """Return a batch with corrupted windows as sources and whole windows as targets, for an encoder-decoder.
 
         Args:
-            windows: ids with special ids; at least one.
-            generator: draws the noise.
+            windows: the ids of each window, special ids included; at least one window.
+            generator: the random generator of the noise.
         """
         target = without_special(windows, self._tokenizer)
         source = target if self._words is None else _permute(target, self._words, generator)
         return denoising_batch(self._infill(source, generator), target, self._tokenizer)
 
     def _infill(self, rows: Ragged, generator: np.random.Generator) -> Ragged:
-        """Put masks and kept tokens in a random order; each mask replaces its span."""
+        """Replace spans of each row by masks: masks and visible tokens are placed in a random order."""
         covered_B = np.floor(self._share * rows.lengths + generator.random(len(rows.lengths))).astype(np.int64)
         covered_B = np.clip(covered_B, np.minimum(1, rows.lengths), rows.lengths)
         lengths_S, spans_B = self._spans(covered_B, generator)
@@ -224,7 +224,7 @@ class TextInfilling:
         is_mask_M = rank_in_rows(generator.random(int(slots_B.sum())), slots_B) < np.repeat(spans_B, slots_B)
         widths_M = np.ones(len(is_mask_M), dtype=np.int64)
         widths_M[is_mask_M] = lengths_S
-        # A mask behind the last token has no token to read; what is read there is not used.
+        # A mask after the last token has no token to read: the index is clamped, and the value is not used.
         begins_M = np.minimum(np.cumsum(widths_M) - widths_M, max(len(rows.ids) - 1, 0))
         kept_M = rows.ids[begins_M] if len(rows.ids) else begins_M
         return Ragged.of(np.where(is_mask_M, self._mask_id, kept_M), slots_B)
@@ -232,7 +232,7 @@ class TextInfilling:
     def _spans(
         self, covered_B: Int64[ndarray, " rows"], generator: np.random.Generator
     ) -> tuple[Int64[ndarray, " spans"], Int64[ndarray, " rows"]]:
-        """Draw spans for each row until they cover its tokens, the last one cut to fit; return lengths and counts."""
+        """Draw the spans of each row until they cover its tokens; the last is cut to fit. Return lengths and counts."""
         drawn = np.zeros((len(covered_B), 0), dtype=np.int64)
         while (drawn.sum(axis=1) < covered_B).any():
             draws = generator.random((len(covered_B), 8 + int(covered_B.max())))
@@ -247,7 +247,7 @@ class TextInfilling:
 
 
 def _permute(rows: Ragged, words: WordBoundaries, generator: np.random.Generator) -> Ragged:
-    """Put the sentences of each row in a random order."""
+    """Shuffle the sentences of each row."""
     begins_N = np.concatenate([[True], words.ends_sentence(rows.ids)[:-1]])[: len(rows.ids)]
     begins_N |= rows.positions == 0
     sentence_N = np.cumsum(begins_N) - 1
@@ -257,7 +257,7 @@ def _permute(rows: Ragged, words: WordBoundaries, generator: np.random.Generator
 
 
 def _poisson_table(mean: float) -> Float[ndarray, " lengths"]:
-    """Return the probability of a length of at most 0, 1, 2, ... tokens."""
+    """Return the probabilities of a length of at most 0, 1, 2, ... tokens."""
     terms = [float(np.exp(-mean))]
     while len(terms) <= mean or terms[-1] > np.finfo(np.float64).tiny:
         terms.append(terms[-1] * mean / len(terms))

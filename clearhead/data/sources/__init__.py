@@ -1,1 +1,1 @@
-"""Where training data comes from: files, tables and data sets, read line by line with every fault named."""
+"""Sources of training data: text files, tables and data sets, read with an exact message for every fault."""

@@ -1,4 +1,4 @@
-"""Examples that a task checks: lists from Python, which are stored as JSON lines, and rows of a table."""
+"""Examples of a task: lists from Python, which are stored as JSON lines, and checked rows of a table."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from clearhead.data.sources.tables import Examples, JsonLinesFile, Row
 
 @dataclass(frozen=True)
 class ListedExamples:
-    """The examples of a task in a list.
+    """The format of a task's examples in a Python list.
 
     Attributes:
-        columns: for each form of an example the fields of its values, by role and in order; a text alone has no tuple
-            around it.
+        columns: the fields of an example by role, in order, for each form that an example may have. An example with one
+            field is a bare text, not a tuple.
         raw: the roles whose values are not texts.
-        as_source: returns examples as a source of the task, like those of its files.
+        as_source: a function that returns examples as a source of the task, like the sources of its files.
     """
 
     columns: tuple[Mapping[str, str], ...]
@@ -33,11 +33,11 @@ class ListedExamples:
         """Turn a list of examples into a source.
 
         Args:
-            examples: tuples of the values of each role; texts, where there is one role.
-            name: what a message calls the list.
+            examples: a list of tuples with the values of each role; for one role a list of texts.
+            name: the name of the list in messages.
 
         Raises:
-            InputError: not a list, or an example of another form.
+            InputError: `examples` is not a list, or an example has another form.
         """
         if isinstance(examples, str) or not isinstance(examples, Sequence):
             raise InputError(f"{name}: expected a list of examples, got {type(examples).__name__}")
@@ -65,9 +65,9 @@ def json_lines_entry(examples: Examples, path: Path, form: type[Form]) -> dict[s
     """Return the entry of [data] in a run file that reads examples from a file of their JSON lines.
 
     Args:
-        examples: of the file.
-        path: of the file.
-        form: in which a file of a task is named, by the first of its keys.
+        examples: the examples in the file.
+        path: the file.
+        form: the form of the task that names a file; its first key holds the path.
     """
     if "source" in examples.columns:
         return {"jsonl": str(path)}
@@ -76,19 +76,19 @@ def json_lines_entry(examples: Examples, path: Path, form: type[Form]) -> dict[s
 
 
 def _size(values: object) -> int | None:
-    """Return the number of values of an example; None: it is not a sequence of values."""
+    """Return the number of values of an example; None if it is not a sequence of values."""
     return len(values) if isinstance(values, Sequence) and not isinstance(values, str) else None
 
 
 @dataclass(frozen=True)
 class CheckedRows(ABC):
-    """The rows of a table, each checked by a task, which has a subclass.
+    """A source whose rows are checked by a task; each task has a subclass.
 
     Args:
-        table: its columns are those that `check` reads.
+        table: the table; it has the columns that `check` reads.
 
     Attributes:
-        kind: of the data, for the identity.
+        kind: the kind of the data, which is part of the identity.
         columns: the roles of the values that `check` returns.
     """
 
@@ -98,23 +98,23 @@ class CheckedRows(ABC):
 
     @abstractmethod
     def check(self, record: Mapping[str, Any], location: str) -> tuple[Any, ...]:
-        """Return the values of a row; none of a row that is left out.
+        """Check a row and return its values; an empty tuple leaves the row out.
 
         Raises:
-            InputError: a value is not as the task expects it.
+            InputError: a value is not of the form that the task expects.
         """
 
     def rows(self) -> Iterator[Row]:
-        """Go through the rows in order."""
+        """Yield the checked rows in order."""
         for number, values in self.table.rows():
             checked = self.check(dict(zip(self.table.columns, values, strict=True)), self.table.location(number))
             if checked:
                 yield number, checked
 
     def location(self, number: int) -> str:
-        """Return the place of a row."""
+        """Return the location of a row, for messages."""
         return self.table.location(number)
 
     def identity(self) -> list[object]:
-        """Return JSON values that the rows depend on."""
+        """Return JSON values that identify the rows."""
         return [self.kind, *self.table.identity()]

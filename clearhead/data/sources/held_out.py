@@ -1,4 +1,4 @@
-"""Rows of a table that are held out for validation: drawn at random and by label, never with a text of other rows."""
+"""Draw the rows of a table to hold out for validation: at random, by label, and without texts of training rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 
 HELD_OUT_SEED = 1
-"""Runs whose `train.seed` differs are validated on the same rows, so that their scores can be compared."""
+"""Fixed seed: runs with different `train.seed` are validated on the same rows, so their scores are comparable."""
 _ROUNDING = 1e-6
 
 Keys = Sequence[Sequence[Hashable]]
@@ -17,16 +17,16 @@ Labels = Sequence[Hashable] | None
 
 
 def draw_rows(keys: Keys, share: float, labels: Labels = None) -> list[int]:
-    """Draw the rows to hold out: at most the share of all rows, and of each label the share rounded up.
+    """Draw the rows to hold out: at most the share of all rows, and of each label at most the share, rounded up.
 
     Args:
-        keys: the texts of each row: rows with a text in common stay together, and rows without a text are not drawn.
-        share: of the rows, above 0 and below 1.
-        labels: the label of each row, or a tuple of several; None: the rows have none. A label that is drawn also stays
-            with a row that is not drawn.
+        keys: the texts of each row. Rows with a common text stay together, and rows without a text are not drawn.
+        share: the share of the rows to hold out, above 0 and below 1.
+        labels: the label of each row, or a tuple of several labels. Every label also remains on a row that is not
+            drawn. None means that rows have no labels.
 
     Returns:
-        the rows in rising order; empty if every row has a text or a label in common with too many others.
+        The row numbers in ascending order; empty if every row shares a text or a label with too many others.
     """
     groups = [group for group in group_rows(keys) if keys[group[0]]]
     random.Random(HELD_OUT_SEED).shuffle(groups)
@@ -38,10 +38,10 @@ def draw_rows(keys: Keys, share: float, labels: Labels = None) -> list[int]:
     sizes = {label: sum(len(groups[number]) for number in strata[label]) for label in strata}
     held: list[int] = []
     most, quota = max(1, round(share * sum(sizes.values()))), 0.0
-    # The rarest label first: its quota is rounded up, and the others have the rest.
+    # The rarest label first: its quota is rounded up, and the other labels share the rest.
     for label in sorted(sizes, key=sizes.__getitem__):
         size = share * sizes[label] - _ROUNDING
-        # A single group cannot be on both sides.
+        # A label with a single group cannot be on both sides.
         quota += size * (len(strata[label]) > 1)
         room = min(math.ceil(quota - len(held)), math.ceil(size), most - len(held))
         for number in strata[label]:
@@ -53,7 +53,7 @@ def draw_rows(keys: Keys, share: float, labels: Labels = None) -> list[int]:
 
 
 def _names(groups: Sequence[Sequence[int]], labels: Labels) -> list[list[Hashable]]:
-    """Return the labels of each group of rows; all groups have one in common where there are no labels."""
+    """Return the labels of each group of rows; without labels, all groups get the same placeholder."""
     if labels is None:
         return [[None]] * len(groups)
     rows = [label if isinstance(label, tuple) else (label,) for label in labels]
@@ -61,7 +61,7 @@ def _names(groups: Sequence[Sequence[int]], labels: Labels) -> list[list[Hashabl
 
 
 def group_rows(keys: Keys) -> list[list[int]]:
-    """Return the rows that are linked by common keys, in the order of their first rows."""
+    """Group rows that are linked by common keys; the groups are ordered by their first row."""
     parents = list(range(len(keys)))
 
     def root(row: int) -> int:

@@ -1,4 +1,4 @@
-"""Text files, whole or as lines: UTF-8 only, plain or .gz, streamed, cut at line feeds and nowhere else."""
+"""Read text files, whole or line by line: UTF-8, plain or .gz, streamed, cut at line feeds only."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _END_BYTES = 1 << 16
 def read_lines(path: Path) -> list[str]:
     """Read the lines of a UTF-8 file, without their line ends.
 
-    Only a line feed, or a carriage return and a line feed, ends a line: U+2028 and similar characters stay inside. A
-    byte-order mark is dropped. The last line may or may not end in a line feed.
+    Only LF or CR LF ends a line: U+2028 and similar characters stay in the line. A byte-order mark is dropped. The last
+    line may lack its line feed.
 
     Args:
         path: a plain file, or a gzip file whose name ends in .gz.
 
     Raises:
-        InputError: the file is missing, empty, unreadable, not UTF-8, or a gzip file that is cut off or damaged.
+        InputError: the file is missing, empty, unreadable, not UTF-8, or a truncated or damaged gzip file.
     """
     lines = list(stream_lines(path))
     if not lines:
@@ -39,27 +39,27 @@ def read_lines(path: Path) -> list[str]:
 
 
 def stream_lines(path: Path, span: range | None = None) -> Iterator[str]:
-    """Go through the lines that `read_lines` returns, one by one; an empty file has none.
+    """Yield the lines that `read_lines` returns, one by one; none for an empty file.
 
     Args:
         path: a plain file, or a gzip file whose name ends in .gz.
-        span: bytes of a plain file, from the start of a line to the end of a line; None means the whole file.
+        span: the byte range of a plain file to read, from the start to the end of a line. None means the whole file.
 
     Raises:
-        InputError: as for `read_lines`, but for an empty file.
+        InputError: the file is missing, unreadable, not UTF-8, or a truncated or damaged gzip file.
     """
     return split_lines(stream_text(path, span))
 
 
 def find_share(path: Path, number: int, count: int) -> range:
-    """Return the bytes of one of several contiguous shares of a file's lines, without reading the lines before it.
+    """Return the byte range of one of several contiguous shares of a file's lines.
 
-    The bytes of the file are cut into equal spans. A line belongs to the share in whose span its first byte lies, so a
-    share can be empty.
+    The bytes of the file are cut into equal spans. A line belongs to the share whose span contains its first byte. A
+    share can therefore be empty. The lines before the share are not read.
 
     Args:
         path: a plain file.
-        number: the share, counted from 1.
+        number: the number of the share, counted from 1.
         count: the number of shares.
 
     Raises:
@@ -76,7 +76,7 @@ def find_share(path: Path, number: int, count: int) -> range:
 
 
 def _find_line_start(file: BinaryIO, cut: int, size: int) -> int:
-    """Return the first byte at `cut` or later that begins a line, or the size of the file."""
+    """Return the offset of the first line that begins at byte `cut` or later, or the size of the file."""
     if not cut:
         return 0
     # A line feed just before the cut means that a line begins at the cut.
@@ -88,7 +88,7 @@ def _find_line_start(file: BinaryIO, cut: int, size: int) -> int:
 
 
 def count_lines_before(path: Path, byte: int) -> int:
-    """Return the number of lines that end before a byte of a plain file.
+    """Return the number of lines that end before a byte offset of a plain file.
 
     Raises:
         InputError: the file is missing or cannot be read.
@@ -97,10 +97,10 @@ def count_lines_before(path: Path, byte: int) -> int:
 
 
 def split_lines(chunks: Iterable[str]) -> Iterator[str]:
-    """Cut a text at its line feeds.
+    """Yield the lines of a text, without their line feeds.
 
     Args:
-        chunks: the text in parts of any lengths.
+        chunks: the text in chunks of any length.
     """
     begun: list[str] = []
     for text in chunks:
@@ -116,14 +116,14 @@ def split_lines(chunks: Iterable[str]) -> Iterator[str]:
 
 
 def stream_text(path: Path, span: range | None = None) -> Iterator[str]:
-    """Go through the text of a file in chunks of about a megabyte; every line ends in a single line feed.
+    """Yield the text of a file in chunks of about a megabyte; CR LF becomes LF.
 
     Args:
         path: a plain file, or a gzip file whose name ends in .gz.
-        span: as for `stream_lines`.
+        span: the bytes of a plain file to read, as in `stream_lines`. None means the whole file.
 
     Raises:
-        InputError: the file is missing, unreadable, not UTF-8, or a gzip file that is cut off or damaged.
+        InputError: the file is missing, unreadable, not UTF-8, or a truncated or damaged gzip file.
     """
     held = ""
     for text in _decode_blocks(path, span):
@@ -138,7 +138,7 @@ def stream_text(path: Path, span: range | None = None) -> Iterator[str]:
 
 
 def content_key(path: Path) -> str:
-    """Return what the text of a file depends on: its bytes, and whether they are compressed.
+    """Return a key that identifies the text of a file: a digest of its bytes, and whether they are compressed.
 
     Raises:
         InputError: the file is missing or cannot be read.
@@ -152,7 +152,7 @@ def content_key(path: Path) -> str:
 
 
 def size_and_ends(path: Path) -> tuple[int, str]:
-    """Return the bytes of a file, and a digest of its first and its last ones, whatever its size.
+    """Return the size of a file in bytes, and a digest of its first and last 64 KiB.
 
     Raises:
         InputError: the file is missing or cannot be read.
@@ -168,20 +168,20 @@ def size_and_ends(path: Path) -> tuple[int, str]:
 
 
 def empty_file(path: Path) -> InputError:
-    """Return the error of a file without text."""
+    """Return the error for a file without text."""
     return InputError(f"{path}: the file is empty; expected at least one line of text")
 
 
 def _decode_blocks(path: Path, span: range | None) -> Iterator[str]:
-    """Decode a file block by block; an error names the line and the byte in that line."""
+    """Yield the decoded text of a file, block by block; an error names the line and the byte in that line."""
     mark = codecs.BOM_UTF8
     start = 0 if span is None else span.start
-    line, column = 1, 0  # of the first byte of `content`; both count from `start`, and columns from 0
+    line, column = 1, 0  # position of the first byte of `content`; lines count from `start`, columns from 0
     content, is_first = b"", start == 0
     for block in _blocks(path, span):
         content += block
         if is_first and len(content) < len(mark) and block:
-            continue  # whether a mark is there shows with the third byte
+            continue  # a byte-order mark has three bytes
         if is_first and content.startswith(mark):
             content, column = content[len(mark) :], len(mark)
         guess = "; it looks like UTF-16" if is_first and content.startswith(_UTF16_MARKS) else ""
@@ -208,7 +208,7 @@ def _decode_blocks(path: Path, span: range | None) -> Iterator[str]:
 
 
 def _blocks(path: Path, span: range | None = None) -> Iterator[bytes]:
-    """Read the bytes of a file, decompressed if its name ends in .gz, and an empty block at the end."""
+    """Yield the bytes of a file in blocks, decompressed if its name ends in .gz, and an empty block at the end."""
     left = sys.maxsize if span is None else len(span)
     try:
         with path.open("rb") as file:
@@ -234,7 +234,7 @@ def _decompress(path: Path, begin: bytes) -> Iterator[bytes]:
     num_lines = 0
     try:
         with gzip.open(path, "rb") as file:
-            # One read of the compressed bytes at a time: what comes before a cut is seen before the cut is.
+            # read1 decodes one read of compressed bytes at a time: all data before a truncation is yielded.
             while block := file.read1(_BLOCK_BYTES):
                 num_lines += block.count(b"\n")
                 yield block

@@ -1,4 +1,4 @@
-"""Data sets that a command names in one word: hf:OWNER/NAME and what of it is read, or FILE.parquet[:FIELD]."""
+"""Parse the names of data sets on the command line: hf:OWNER/NAME with its options, or FILE.parquet[:FIELD]."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _HUB: Final = re.compile(
     r"(?::(?P<field>.+))?"
 )
 _PARQUET: Final = re.compile(r"(?P<dataset>.+\.parquet)(?::(?P<field>.+))?")
-_FORM: Final = "hf:OWNER/NAME, behind it /CONFIG, @REVISION, [SPLIT] and :FIELD where they are needed"
+_FORM: Final = "hf:OWNER/NAME, followed by /CONFIG, @REVISION, [SPLIT] and :FIELD where they are needed"
 _VALID: Final = ("validation", "valid", "dev")
 
 
 @dataclass(frozen=True)
 class NamedDataset:
-    """A data set that a command names.
+    """A data set named on the command line.
 
     Args:
-        table: what names it in [data] of a run file.
-        field: the field that is named behind it; None: none is.
+        table: the keys that name the data set in the [data] table of a run file.
+        field: the field of the name, after the colon. None means that the name has no field.
     """
 
     table: Mapping[str, str]
     field: str | None
 
     def validation(self) -> str | None:
-        """Return the word for the validation split of a training split; None: there is none.
+        """Return the name of the validation split of the same data set; None if it has none.
 
         Raises:
             InputError: the data set cannot be found.
@@ -51,14 +51,14 @@ class NamedDataset:
 
 
 def parse_dataset_name(text: str | Path, *, split: str | None = "train") -> NamedDataset | None:
-    """Return the data set that the word of a command names; None: it names a file or a folder.
+    """Parse the name of a data set on the command line; None if it names a file or a folder.
 
     Args:
-        text: the word.
-        split: that is meant where the word names none; None: it must name one, or a file.
+        text: the argument of the command.
+        split: the split if the name has none. None means that a data set of the hub must name its split.
 
     Raises:
-        InputError: it begins as the name of a data set, and is none, or names no split.
+        InputError: the name starts like that of a data set but is not one, or names no split.
     """
     word = str(text)
     match = _HUB.fullmatch(word) or (None if word.startswith("hf:") else _PARQUET.fullmatch(word))
@@ -69,37 +69,37 @@ def parse_dataset_name(text: str | Path, *, split: str | None = "train") -> Name
     keys = {key: value for key, value in match.groupdict().items() if value is not None}
     field, usual = keys.pop("field", None), "train" if match.re is _PARQUET else split
     if usual is None and "split" not in keys:
-        raise InputError(f"{word} names no split of the data set; put one in brackets behind it, such as [test]")
+        raise InputError(f"{word} names no split of the data set; add one in brackets, such as [test]")
     return NamedDataset({"dataset": keys.pop("dataset"), "split": usual or "", **keys}, field)
 
 
 def pair_table(source: Path, target: Path, *, split: str | None = "train") -> dict[str, Any]:
-    """Return the [data] table of two files, or of two fields of a data set.
+    """Return the [data] table for two files, or for two fields of one data set.
 
     Args:
-        source, target: the words of a command.
-        split: as for `named_dataset`.
+        source, target: the arguments of the command.
+        split: the split if a name has none, as in `parse_dataset_name`.
 
     Raises:
-        InputError: one of both is a data set, or they are two, or a field is missing.
+        InputError: only one of them is a data set, they are different data sets, or a field is missing.
     """
     first, second = (parse_dataset_name(text, split=split) for text in (source, target))
     if first is None and second is None:
         return {"source": str(source), "target": str(target)}
     if first is None or second is None or first.table != second.table or None in (first.field, second.field):
         raise InputError(
-            f"{source} and {target} are not the two sides of one data set; name it twice, each time with :FIELD behind"
+            f"{source} and {target} are not the two sides of one data set; name it twice, each time with its :FIELD"
         )
     return {**first.table, "source_field": first.field, "target_field": second.field}
 
 
 def text_table(text: Path, field: str | None, *, split: str | None = "train") -> dict[str, Any]:
-    """Return the [data] table of running text: a file, a folder or a data set, and a field of it.
+    """Return the [data] table for running text: a file, a folder or a data set, and the field to read.
 
     Args:
-        text: the word of a command.
-        field: of the texts, where the word names none; None: the usual one.
-        split: as for `named_dataset`.
+        text: the argument of the command.
+        field: the field of the texts if `text` names none. None means the default field.
+        split: the split if the name has none, as in `parse_dataset_name`.
     """
     named = parse_dataset_name(text, split=split)
     keys = {"text": str(text)} if named is None else dict(named.table)

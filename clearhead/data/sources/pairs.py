@@ -1,4 +1,4 @@
-"""Pairs of texts: two aligned files, a TSV file, JSON lines, or a Hugging Face dataset."""
+"""Sources of text pairs: two aligned files, a TSV file, JSON lines, or a Hugging Face data set."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _FIELDS = {"source": "source_field", "target": "target_field"}
 
 
 def parallel_files(source: Path, target: Path) -> AlignedFiles:
-    """Return the source of two files whose lines are translations of each other."""
+    """Return a source of two aligned files: their lines are translations of each other."""
     return AlignedFiles({"source": source, "target": target}, located_by="source", is_parallel=True)
 
 
 def read_pairs(source: TableSource, share: Share = WHOLE) -> DataTable:
-    """Read the pairs of a source, as columns "source" and "target".
+    """Read the pairs of a source into the columns "source" and "target".
 
     Args:
         source: the source of the pairs.
-        share: the share of them to read, as for `read_table`.
+        share: the share of the pairs to read, as in `read_table`.
 
     Raises:
         InputError: a file, column or field is missing or unusable, or two files have unequal line counts.
@@ -43,7 +43,7 @@ def read_pairs(source: TableSource, share: Share = WHOLE) -> DataTable:
 
 
 def pair_keys(pairs: DataTable) -> list[list[tuple[str, str]]]:
-    """Return both sides of each pair, so that pairs with one side in common belong together; none of an empty pair."""
+    """Return the two sides of each pair as keys: pairs with a common side stay together. Empty pairs have no keys."""
     sides = zip(pairs["source"], pairs["target"], strict=True)
     return [
         [("source", source.strip()), ("target", target.strip())] if source.strip() and target.strip() else []
@@ -52,28 +52,28 @@ def pair_keys(pairs: DataTable) -> list[list[tuple[str, str]]]:
 
 
 def equal_sides_warning(pairs: DataTable) -> str:
-    """Return a warning where most pairs have the same text on both sides; else nothing."""
+    """Return a warning if most pairs have the same text on both sides, else an empty string."""
     same = sum(source == target != "" for source, target in zip(pairs["source"], pairs["target"], strict=True))
     return f"{same:,} of {len(pairs):,} pairs have the same text on both sides" if 2 * same > len(pairs) else ""
 
 
 class FilePair(Form):
-    """Two files, line by line."""
+    """Two aligned files."""
 
     #: A file with a text in each line.
     source: Filled = Field(examples=["train.de"])
-    #: A file with what belongs to it, line by line.
+    #: A file with the target of each line of `source`.
     target: Filled = Field(examples=["train.en"])
 
     def as_source(self) -> TableSource:
-        """Return the source of the two files."""
+        """Return a source of the two files."""
         return parallel_files(user_path(self.source), user_path(self.target))
 
 
 class PairTable(Form):
-    """One file of tab-separated columns."""
+    """A file of tab-separated columns."""
 
-    #: A file of columns with tabs between them.
+    #: A file of tab-separated columns.
     tsv: Filled = Field(examples=["train.tsv"])
     #: The column of the sources.
     source_column: Column = 1
@@ -81,15 +81,15 @@ class PairTable(Form):
     target_column: Column = 2
 
     def as_source(self) -> TableSource:
-        """Return the source of the two columns."""
+        """Return a source of the two columns."""
         columns = {"source": self.source_column, "target": self.target_column}
         return DelimitedFile(user_path(self.tsv), columns, keys=_COLUMNS)
 
 
 class PairLines(Form):
-    """One JSON object per line."""
+    """A file with one JSON object per line."""
 
-    #: A file with a JSON object in each line.
+    #: A file with one JSON object per line.
     jsonl: Filled = Field(examples=["train.jsonl"])
     #: The field of the sources.
     source_field: Filled = "source"
@@ -97,29 +97,29 @@ class PairLines(Form):
     target_field: Filled = "target"
 
     def as_source(self) -> TableSource:
-        """Return the source of the two fields."""
+        """Return a source of the two fields."""
         fields = {"source": self.source_field, "target": self.target_field}
         return JsonLinesFile(user_path(self.jsonl), fields, keys=_FIELDS)
 
 
 class PairDataset(Form):
-    """A Hugging Face dataset by name, or a Parquet file."""
+    """A Hugging Face data set, or a Parquet file."""
 
-    #: Its name on the hub, a folder, or a Parquet file.
+    #: The name on the hub, a folder, or a Parquet file.
     dataset: Filled = Field(examples=["name"])
-    #: The part of it.
+    #: The split to read.
     split: Filled = Field(examples=["train"])
-    #: Its configuration, where it has several.
+    #: The configuration, if the data set has several.
     config: Filled | None = None
-    #: A branch, a tag or a commit of the hub; without it the newest.
+    #: A branch, a tag or a commit of the hub; default: the newest.
     revision: Filled | None = None
-    #: The field of the sources; without it source.
+    #: The field of the sources; default: source.
     source_field: Filled | None = None
-    #: The field of the targets; without it target.
+    #: The field of the targets; default: target.
     target_field: Filled | None = None
 
     def as_source(self) -> TableSource:
-        """Return the source of the two fields of the dataset."""
+        """Return a source of two fields of the data set."""
         fields = {"source": self.source_field or "source", "target": self.target_field or "target"}
         return Dataset(self.dataset, self.split, fields, self.config, keys=_FIELDS, revision=self.revision)
 

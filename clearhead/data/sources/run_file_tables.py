@@ -1,4 +1,4 @@
-"""Tables of a run file: their keys, faults of a table that names data, and how the named data is read."""
+"""Tables of a run file: base classes, parsing of tables that name data, and the format in which data is read."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ _BOUNDS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class RunFileSection(Printed, BaseModel):
-    """One table of a run file. The description of a key says in messages what is expected, where its type does not."""
+    """A table of a run file. The description of a key replaces its type in messages about wrong values."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Form(RunFileSection):
-    """One way to name data in a run file; its first key tells it from the others of its task."""
+    """A form of table that names data in a run file; its first key distinguishes it from the task's other forms."""
 
     @classmethod
     def marker(cls) -> str:
-        """Return the key that only this form has."""
+        """Return the first key, which only this form has."""
         return next(iter(cls.model_fields))
 
     @classmethod
     def example(cls) -> dict[str, str]:
-        """Return the required keys, each with its example."""
+        """Return the required keys with their example values."""
         return {name: (field.examples or ["-"])[0] for name, field in cls.model_fields.items() if field.is_required()}
 
     def as_source(self) -> Any:
-        """Return the source that is named.
+        """Return the source of the named data.
 
         Raises:
-            InputError: keys that do not belong together.
+            InputError: the table has keys that do not belong together.
         """
         raise NotImplementedError
 
@@ -69,8 +69,8 @@ FormT = TypeVar("FormT", bound=Form)
 
 
 def form_of(table: Mapping[str, Any], forms: Sequence[type[FormT]]) -> type[FormT] | None:
-    """Return the form that a table has; None: none, or several of them."""
-    # A lone key that the first form requires is half of that form, whose other half is then missing.
+    """Return the form of a table; None if it has no form or several forms."""
+    # A required key of the first form without its marker still selects the first form: the marker is missing.
     matching = [form for form in forms if form.marker() in table] or [
         form for form in forms[:1] if any(name in table for name in form.example())
     ]
@@ -78,14 +78,15 @@ def form_of(table: Mapping[str, Any], forms: Sequence[type[FormT]]) -> type[Form
 
 
 def parse_table(table: Mapping[str, Any], forms: Sequence[type[FormT]]) -> FormT:
-    """Check a table that names data.
+    """Parse a table that names data.
 
     Args:
-        table: keys and values of exactly one of the forms.
-        forms: the forms to choose from.
+        table: the keys and values of exactly one form.
+        forms: the allowed forms.
 
     Raises:
-        InputError: no form or several of them; or every unknown or missing key and every wrong value, in one report.
+        InputError: the table has no form or several forms; or every unknown or missing key and every wrong value, in
+            one report.
     """
     form = form_of(table, forms)
     if form is None:
@@ -106,9 +107,7 @@ def _not_one_form(table: Mapping[str, Any], forms: Sequence[type[Form]]) -> Inpu
     *others, last = [form.marker() for form in forms]
     markers = "; ".join([*others, f"or {last}"]) if others else last
     received = ", ".join(map(repr, table)) or "nothing"
-    return InputError(
-        f"expected data in exactly one form ({markers}), received {received}{next(filter(None, hints), '')}"
-    )
+    return InputError(f"expected data in exactly one form ({markers}), got {received}{next(filter(None, hints), '')}")
 
 
 def _fault(form: type[Form], name: str, items: Sequence[Mapping[str, Any]]) -> str:
@@ -128,19 +127,19 @@ def _fault(form: type[Form], name: str, items: Sequence[Mapping[str, Any]]) -> s
 
 
 def describe_expected(section: type[RunFileSection], name: str, items: Sequence[Mapping[str, Any]]) -> str:
-    """Return what is expected of a key, in words.
+    """Return the expected value of a key, in words.
 
     Args:
-        section: the table that has it.
-        name: of the key.
-        items: the errors of pydantic about it.
+        section: the type of the table.
+        name: the name of the key.
+        items: the errors of pydantic for the key.
     """
     described = section.model_fields[name].description if name in section.model_fields else None
     return described or " or ".join(dict.fromkeys(map(_describe_item, items)))
 
 
 def near_choice(item: Mapping[str, Any]) -> str:
-    """Return " (did you mean 'x'?)" where a value is near to one of those that are expected; else nothing."""
+    """Return " (did you mean 'x'?)" if a value resembles an allowed choice, else an empty string."""
     is_choice = item["type"] == "literal_error" and isinstance(item["input"], str)
     return did_you_mean(item["input"], _choices(item)) if is_choice else ""
 
@@ -162,19 +161,19 @@ def _describe_item(item: Mapping[str, Any]) -> str:
 
 
 def user_path(text: str | Path) -> Path:
-    """Return the path of data that a user names, with "~" as the user's home.
+    """Return the path of user data, with "~" expanded to the home directory.
 
     Raises:
-        InputError: it is a pipe or a device, which cannot be read twice.
+        InputError: the path is a pipe or a device, which cannot be read twice.
     """
     path = Path(text).expanduser()
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise InputError(f"{path} is a pipe or a device, and data is read more than once: write it into a file")
+        raise InputError(f"{path} is a pipe or a device, and data is read more than once: write the data to a file")
     return path
 
 
 def has_ending(path: Path | str, *endings: str) -> bool:
-    """Tell whether a file name, without .gz, has one of some endings in lower-case letters or in capitals."""
+    """Return whether a file name ends in one of `endings`; case and a final .gz are ignored."""
     return str(path).lower().removesuffix(".gz").endswith(endings)
 
 
@@ -185,24 +184,24 @@ _ENDINGS = (".tsv", ".csv", ".jsonl")
 
 
 def describe_data_format(table: Mapping[str, Any]) -> DataFormat:
-    """Return how the data of a [data] table is read, without what names it.
+    """Return the data format of a [data] table: its form and the keys that say how the data is read.
 
     Args:
-        table: the keys that were given.
+        table: the keys of the table that are set.
     """
     form, ending = _kind(table)
-    # Beside plain text these are files of their own.
+    # With plain text, these keys name other files.
     files = ("labels", "pair") if form == "text" and not ending else ()
     keys = {key: value for key, value in table.items() if key not in _NAMES and key not in (form, *files)}
     return DataFormat(form=form, ending=ending, keys=keys)
 
 
 def apply_data_format(table: Mapping[str, Any], reading: DataFormat | None) -> dict[str, Any]:
-    """Return a [data] table with the keys by which the training data was read, where it is of the same kind.
+    """Add the reading options of the training data to a [data] table of the same form.
 
     Args:
-        table: the keys that are given, which stay.
-        reading: of the training data; None: not known.
+        table: the keys of the table that are set; they are not changed.
+        reading: the data format of the training data. None means that it is not known.
     """
     if reading is None:
         return dict(table)
@@ -219,7 +218,7 @@ def apply_data_format(table: Mapping[str, Any], reading: DataFormat | None) -> d
 
 
 def _kind(table: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the form of a table, and the ending of a text file that has columns or fields."""
+    """Return the form of a table, and the ending of its text file if that file has columns or fields."""
     form = next((form for form in _FORMS if form in table), next(iter(table), ""))
     ending = next((suffix for suffix in _ENDINGS if form == "text" and has_ending(str(table[form]), suffix)), "")
     return form, ending

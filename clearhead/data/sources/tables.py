@@ -1,4 +1,4 @@
-"""Tables: where rows come from (files of lines, columns or JSON, a dataset, a list), and which columns are read."""
+"""Tables: sources of rows (files of lines, columns or JSON, a data set, a list) and the columns read from them."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from clearhead.data.sources.run_file_tables import has_ending, user_path
 
 
 def describe_misalignment(first: Path, lines: Sequence[str], second: Path, others: Sequence[str]) -> str:
-    """Describe which line looks like the first one without its partner."""
+    """Return a sentence about the first line that seems to lack its partner in the other file."""
     path, longer, shorter = (first, lines, others) if len(lines) > len(others) else (second, others, lines)
     line = find_misaligned_line(longer, shorter)
     if line > len(shorter):
         return f"{path}:{line} and what follows has no partner, or the other file was cut short"
     return (
         f"by the lengths of the lines the first that looks wrong is {path}:{line} "
-        f"({json_text(longer[line - 1])} beside {json_text(shorter[line - 1])})"
+        f"({json_text(longer[line - 1])} next to {json_text(shorter[line - 1])})"
     )
 
 
 def find_misaligned_line(longer: Sequence[str], shorter: Sequence[str]) -> int:
     """Return the line, counted from 1, at which two files of unequal length most likely lose their alignment.
 
-    Assumes that one block of lines is missing in the shorter file. Translations of each other have a steady ratio of
-    lengths; the gap is put where the ratios before it and after it are as steady as possible.
+    The estimate assumes that one block of lines is missing in the shorter file. Translations have a steady ratio of
+    lengths, so the gap is where the ratios before it and after it are as steady as possible.
 
     Args:
         longer: the lines of the longer file.
         shorter: the lines of the shorter file.
 
     Returns:
-        The first line of `longer` that lacks its partner; len(shorter) + 1 if the surplus is at the end.
+        The number of the first line of `longer` without a partner; len(shorter) + 1 if the extra lines are at the end.
 
     Source: the length-based cost follows Gale and Church 1993, with a median ratio in place of their fitted one.
     """
@@ -57,9 +57,9 @@ def find_misaligned_line(longer: Sequence[str], shorter: Sequence[str]) -> int:
     centre = float(np.median(long)) - float(np.median(short))
     before = np.abs(long[: len(short)] - short - centre)
     after = np.abs(long[surplus:] - short - centre)
-    # cost[k] = lines before k paired straight across, lines from k on paired with those behind the gap
+    # cost[k]: lines before k are paired with equal numbers, lines from k on with those after the gap
     cost = np.concatenate([[0.0], np.cumsum(before)]) + (after.sum() - np.concatenate([[0.0], np.cumsum(after)]))
-    # The last of equal costs: a gap may follow lines that fit either way, and the end is the usual place.
+    # The last of equal costs: a gap may follow lines that fit either way, and gaps are usually at the end.
     best = len(cost) - 1 - int(np.argmin(cost[::-1]))
     return best + 1
 
@@ -70,11 +70,11 @@ def _log_lengths(lines: Sequence[str]) -> Float64[ndarray, " lines"]:
 
 Column = int | str
 Row = tuple[Any, tuple[Any, ...]]
-"""What a source counts its rows by, such as a line; and the values of the row."""
+"""The number of a row in its source, such as a line number, and the values of the row."""
 Share = tuple[float, float]
 WHOLE: Share = (0.0, 1.0)
 
-# Their names, and how a line with too many of them is mended.
+# The name of each separator, and the fix for a line with too many of them.
 _SEPARATORS = {
     "\t": ("tabs", "a text cannot hold a tab: write a space in its place"),
     ",": ("commas", 'put a text that holds a comma into "quotes"'),
@@ -88,7 +88,7 @@ _OTHER_SEPARATORS = {
 _OTHERWISE = "anything else, write tabs or commas in its place"
 _MOST_SHOWN = 12
 _LONGEST_CELL = 2**31 - 1
-# A cell is quoted, with its quotes doubled, or holds neither quote nor comma.
+# A cell is quoted, with inner quotes doubled, or contains neither a quote nor a comma.
 _CELL = r'(?:"[^"]*(?:""[^"]*)*"|[^",\n]*)'
 _CSV_ROW = re.compile(rf"{_CELL}(?:,{_CELL})*")
 _CSV_CELLS = re.compile(rf"(?:{_CELL},)*{_CELL}")
@@ -99,17 +99,17 @@ TABLE_FORMATS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     ".json": ("json", {}),
     ".ndjson": ("json", {}),
 }
-"""Endings of tables in files that the `datasets` library reads: its format, and options of that format."""
+"""Tables in files that the `datasets` library reads: for each file ending its format and options."""
 
 
 @dataclass(frozen=True)
 class DataTable:
-    """The columns that were read from a source.
+    """Columns that were read from a source.
 
     Args:
-        columns: by role, such as "source" or "label".
-        numbers: the number of each row, as its source counts.
-        where: returns the place of the row with such a number, or of an item in it.
+        columns: the values of each column by role, such as "source" or "label".
+        numbers: the number of each row in its source.
+        where: a function that returns the location of the row with such a number, or of an item in the row.
     """
 
     columns: Mapping[str, Sequence[Any]]
@@ -126,42 +126,41 @@ class DataTable:
         return self.columns[role]
 
     def select(self, rows: Sequence[int]) -> DataTable:
-        """Return the table of some rows, by their numbers from 0."""
+        """Return a table of some rows, given by their indices from 0."""
         columns = {role: [values[row] for row in rows] for role, values in self.columns.items()}
         return DataTable(columns, [self.numbers[row] for row in rows], self.where)
 
     def location(self, index: int, *item: int) -> str:
-        """Return the place of row number `index`, or of an item in it, such as a word; both are counted from 0."""
+        """Return the location of row `index`, or of an item in the row, such as a word; both are counted from 0."""
         return self.where(self.numbers[index], *item)
 
 
 @runtime_checkable
 class TableSource(Protocol):
-    """Where rows come from."""
+    """A source of rows with named columns."""
 
     @property
     def columns(self) -> Collection[str]:
-        """The role of each value of a row."""
+        """The roles of the values of a row, in order."""
 
     def rows(self) -> Iterator[Row]:
-        """Go through the rows in order."""
+        """Yield the rows in order."""
 
     def location(self, number: Any) -> str:
-        """Return the place of the row that the source gives this number, for messages."""
+        """Return the location of the row with this number, for messages."""
 
     def identity(self) -> list[object]:
-        """Return JSON values that the rows depend on."""
+        """Return JSON values that identify the rows."""
 
 
 @dataclass(frozen=True)
 class AlignedFiles:
-    """Files whose lines belong together one to one.
+    """A source of aligned files: lines with the same number form a row.
 
     Args:
-        columns: the file of each role, plain or .gz; the first one decides how many lines there are.
-        located_by: the role whose file is named as the place of a row.
-        is_parallel: whether the lines are translations of each other, so that their lengths show where a line is
-            missing.
+        columns: the file of each role, plain or .gz; the first file decides the number of lines.
+        located_by: the role whose file is named in the location of a row.
+        is_parallel: whether the lines are translations of each other; then their lengths show where a line is missing.
     """
 
     columns: Mapping[str, Path]
@@ -169,7 +168,7 @@ class AlignedFiles:
     is_parallel: bool = False
 
     def rows(self) -> Iterator[Row]:
-        """Go through the rows in file order."""
+        """Yield the rows in file order."""
         first, *others = files = {path: read_lines(path) for path in self.columns.values()}
         for path in others:
             if len(files[path]) != len(files[first]):
@@ -181,25 +180,25 @@ class AlignedFiles:
         yield from enumerate(zip(*(files[path] for path in self.columns.values()), strict=True), start=1)
 
     def location(self, number: int) -> str:
-        """Return the place of a line, counted from 1."""
+        """Return the location of a line, counted from 1."""
         return f"{self.columns[self.located_by]}:{number}"
 
     def identity(self) -> list[object]:
-        """Return JSON values that the rows depend on."""
+        """Return JSON values that identify the rows."""
         return ["files", {role: content_key(path) for role, path in self.columns.items()}]
 
 
 @dataclass(frozen=True)
 class DelimitedFile:
-    """A file of columns, separated by tabs, where quotes have no meaning, or by commas, with quotes.
+    """A source of columns in a file: separated by tabs, without quoting, or by commas, with quoting.
 
     Args:
         path: the file, plain or .gz.
-        columns: for each role a column counted from 1, or its name in the first line; None: the first column that no
-            other role has. If a column is named, the first line is not a row.
+        columns: the column of each role: its number, counted from 1, or its name in the first line. If a column is
+            named, the first line is not a row. None means the first column that no other role has.
         separator: a tab or a comma.
-        keys: for each role the key of a run file that chooses its column, for messages.
-        is_distinct: whether two roles may not have the same column.
+        keys: the key of a run file that chooses the column of each role, for messages.
+        is_distinct: whether two roles must have different columns.
     """
 
     path: Path
@@ -209,7 +208,7 @@ class DelimitedFile:
     is_distinct: bool = False
 
     def rows(self) -> Iterator[Row]:
-        """Go through the rows in file order."""
+        """Yield the rows in file order."""
         lines = self._lines()
         try:
             number, names = next(lines)
@@ -228,7 +227,7 @@ class DelimitedFile:
             for number, line in enumerate(stream_lines(self.path), start=1):
                 yield number, line.split("\t")
             return
-        # As long as in a file of tabs.
+        # Cells may be as long as in a file of tabs.
         csv.field_size_limit(_LONGEST_CELL)
         lines: list[str] = []
 
@@ -253,7 +252,7 @@ class DelimitedFile:
                 yield number, row
 
     def _quote_error(self, number: int, lines: Sequence[str], reason: str) -> InputError:
-        """Return the error of a row whose quotes are wrong, with the line and the column of the first wrong one."""
+        """Return the error for a row with wrong quotes; it names the line and the column of the first wrong quote."""
         text = "\n".join(lines)
         right = _CSV_CELLS.match(text)
         end = right.end() if right else 0
@@ -293,15 +292,15 @@ class DelimitedFile:
         return column
 
     def _column_count_error(self, number: int, cells: Sequence[str], expected: int) -> InputError:
-        """Return the error of a line with more or fewer columns than the first one."""
+        """Return the error for a line with more or fewer columns than the first line."""
         name, mend = _SEPARATORS[self.separator]
         return InputError(
             f"{self.location(number)}: expected {expected} columns, separated by {name}, as in the first line, "
-            f"received {len(cells)}: {_format_cells(cells)}; {mend if len(cells) > expected else 'add what is missing'}"
+            f"got {len(cells)}: {_format_cells(cells)}; {mend if len(cells) > expected else 'add what is missing'}"
         )
 
     def _missing_column_error(self, number: int, cells: Sequence[str], fault: str, role: str) -> InputError:
-        """Return the error of a first line without a column, with what can be chosen in it."""
+        """Return the error for a missing column; it lists the columns of the first line."""
         parts = [
             f"{self.location(number)}: " + fault,
             f"its columns, separated by {_SEPARATORS[self.separator][0]}, are",
@@ -318,23 +317,23 @@ class DelimitedFile:
         return key(self.keys.get(role, role))
 
     def location(self, number: int) -> str:
-        """Return the place of the row that begins in a line, counted from 1."""
+        """Return the location of the row that begins in a line, counted from 1."""
         return f"{self.path}:{number}"
 
     def identity(self) -> list[object]:
-        """Return JSON values that the rows depend on."""
+        """Return JSON values that identify the rows."""
         return ["columns", self.separator, content_key(self.path), dict(self.columns)]
 
 
 @dataclass(frozen=True)
 class JsonLinesFile:
-    """A file with a JSON object in each line.
+    """A source of JSON lines: a file with one JSON object per line.
 
     Args:
         path: the file, plain or .gz.
         columns: the field of each role; "a.b" is field "b" of field "a".
         raw: the roles whose values are not texts.
-        keys: for each role the key of a run file that chooses its field, for messages.
+        keys: the key of a run file that chooses the field of each role, for messages.
     """
 
     path: Path
@@ -343,7 +342,7 @@ class JsonLinesFile:
     keys: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def rows(self) -> Iterator[Row]:
-        """Go through the rows in file order."""
+        """Yield the rows in file order."""
         number = 0
         for number, line in enumerate(stream_lines(self.path), start=1):
             if not line.strip():
@@ -362,26 +361,26 @@ class JsonLinesFile:
             raise empty_file(self.path)
 
     def location(self, number: int) -> str:
-        """Return the place of a line, counted from 1."""
+        """Return the location of a line, counted from 1."""
         return f"{self.path}:{number}"
 
     def identity(self) -> list[object]:
-        """Return JSON values that the rows depend on."""
+        """Return JSON values that identify the rows."""
         return ["jsonl", content_key(self.path), dict(self.columns)]
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset that the `datasets` library loads; its numbered classes are replaced by their names.
+    """A source of rows that the `datasets` library loads; class numbers are replaced by class names.
 
     Args:
         name: the name on the Hugging Face hub, a local folder, or a file with an ending of `TABLE_FORMATS`.
-        split: the part to read, such as "train".
+        split: the split to read, such as "train".
         columns: the field of each role; "a.b" is field "b" of field "a".
-        config: which configuration of the dataset, if it has several.
+        config: the configuration of the data set. None means that it has only one.
         raw: the roles whose values are not texts.
-        keys: as in `JsonLinesFile`.
-        revision: a branch, a tag or a commit of the hub; None: the newest.
+        keys: the key of a run file that chooses the field of each role, for messages.
+        revision: a branch, a tag or a commit of the hub. None means the newest.
     """
 
     name: str
@@ -393,7 +392,7 @@ class Dataset:
     revision: str | None = None
 
     def rows(self) -> Iterator[Row]:
-        """Go through the rows in the order of the dataset."""
+        """Yield the rows in the order of the data set."""
         rows = self._load()
         features = getattr(rows, "features", None)
         classes = [_class_names(features, name) if role in self.raw else None for role, name in self.columns.items()]
@@ -409,10 +408,10 @@ class Dataset:
             )
 
     def splits(self) -> list[str]:
-        """Return the names of its splits.
+        """Return the names of the splits of the data set.
 
         Raises:
-            InputError: the library is not installed, or the dataset cannot be found.
+            InputError: the library is not installed, or the data set cannot be found.
         """
         if has_ending(self.name, *TABLE_FORMATS):
             return ["train"]
@@ -448,48 +447,48 @@ class Dataset:
             raise InputError(f"dataset '{self.name}', split '{self.split}', cannot be loaded: {reason}") from None
 
     def location(self, number: int) -> str:
-        """Return the place of a row, counted from 0."""
+        """Return the location of a row, counted from 0."""
         return f"{self.name}[{self.split}] row {number}"
 
     def identity(self) -> list[object]:
-        """Return JSON values that the rows depend on."""
+        """Return JSON values that identify the rows."""
         fingerprint = str(getattr(self._load(), "_fingerprint", ""))
         return ["dataset", self.name, self.config, self.revision, self.split, dict(self.columns), fingerprint]
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples in memory.
+    """A source of examples in memory.
 
     Args:
         records: the fields of each example, as JSON values.
         columns: the field of each role.
         raw: the roles whose values are not texts.
-        name: what messages call the list.
+        name: the name of the list in messages.
     """
 
     records: Sequence[Mapping[str, Any]]
     columns: Mapping[str, str]
     raw: tuple[str, ...]
     name: str
-    keys: ClassVar[Mapping[str, str]] = MappingProxyType({})  # the fields follow from the task
+    keys: ClassVar[Mapping[str, str]] = MappingProxyType({})  # the task decides the fields; no key chooses them
 
     def rows(self) -> Iterator[Row]:
-        """Go through the examples in order."""
+        """Yield the examples in order."""
         for number, record in enumerate(self.records, start=1):
             yield number, _values(record, self, self.location(number))
 
     def location(self, number: int) -> str:
-        """Return the place of an example, counted from 1."""
+        """Return the location of an example, counted from 1."""
         return f"{self.name}, example {number}"
 
     def identity(self) -> list[object]:
-        """Return JSON values that the rows depend on."""
+        """Return JSON values that identify the rows."""
         return ["examples", list(self.records), dict(self.columns)]
 
 
 def whole_row_keys(table: DataTable) -> tuple[Keys, Labels]:
-    """Return each row as its own text, so that equal rows stay together, and no labels."""
+    """Return each whole row as its only key, so that equal rows stay together, and None for the labels."""
     return [[json.dumps(values, default=repr)] for values in zip(*table.columns.values(), strict=True)], None
 
 
@@ -504,13 +503,14 @@ def read_table(
 
     Args:
         source: the source of the rows.
-        share: all rows; or (0, 1 - s) for the training rows and (1 - s, 1) for the rows held out, a share s of all.
+        share: the share of the rows to read. `WHOLE` means all rows. If a share s is held out, (0, 1 - s) are the
+            training rows, and (1 - s, 1) are the rows held out.
         what: the noun for a row in messages.
-        alike: returns the texts and the labels of the rows, as for `draw_rows`.
+        row_keys: a function that returns the texts and the labels of the rows, for `draw_rows`.
 
     Raises:
-        InputError: a file, column or field is missing or unusable, files have unequal line counts, there is no row, or
-            no row can be held out.
+        InputError: a file, column or field is missing or wrong, files have unequal lengths, there is no row, or no
+            row can be held out.
     """
     rows = list(source.rows())
     if not rows:
@@ -523,15 +523,15 @@ def read_table(
     if not held:
         raise InputError(
             f"{table.location(0)}: no {what} from here on can be held out for validation, since each is the only one "
-            "or the only one of its label; give validation data by itself"
+            "or the only one of its label; give validation data separately"
         )
     return table.select([row for row in range(len(rows)) if (row in held) == (share[0] > 0.0)])
 
 
 def _choose_held_out(keys: Keys, labels: Labels, share: Share, what: str) -> list[int]:
-    """Return the rows to hold out; those of a validation share that training reads too are reported."""
+    """Return the rows to hold out; warns if validation and training read equal rows."""
     size = 1.0 - (share[0] or share[1])
-    # Where groups of equal texts are larger than the share, a larger one is better than the same texts on both sides.
+    # If groups of equal texts exceed the share, a larger share is better than equal texts on both sides.
     held = draw_rows(keys, size, labels) or draw_rows(keys, min(0.5, 2 * size), labels)
     if held:
         return held
@@ -539,13 +539,13 @@ def _choose_held_out(keys: Keys, labels: Labels, share: Share, what: str) -> lis
     if held and share[0]:
         message(
             f"validation reads {len(held):,} {what}s that training reads too, because too many are equal: scores are "
-            "too good; give validation data by itself"
+            "too good; give validation data separately"
         )
     return held
 
 
 def _format_cells(cells: Sequence[str]) -> str:
-    """Return the columns of a line with their numbers."""
+    """Return the columns of a line with their numbers, as text."""
     shown = [f"{number} {json_text(cell)}" for number, cell in enumerate(cells[:_MOST_SHOWN], start=1)]
     return ", ".join(shown) + (f" and {len(cells) - _MOST_SHOWN} more" if len(cells) > _MOST_SHOWN else "")
 
@@ -568,13 +568,13 @@ def _value(record: object, source: JsonLinesFile | Dataset | Examples, role: str
 
 
 def field_value(record: object, field: str, location: str, advice: str = "") -> object:
-    """Return a value of a record by its field, or by a path of fields joined with dots.
+    """Return the value of a field in a record, or of a path of fields joined with dots.
 
     Args:
         record: a JSON value.
-        field: of an object.
-        place: of the record, for messages.
-        advice: what a message adds where there is no such field.
+        field: the name of the field, or the path.
+        location: the location of the record, for messages.
+        advice: the end of the message if there is no such field.
 
     Raises:
         InputError: there is no such field.
@@ -583,7 +583,7 @@ def field_value(record: object, field: str, location: str, advice: str = "") -> 
     value = record
     for name in names:
         if not isinstance(value, Mapping):
-            raise InputError(f"{location}: expected an object with the field '{name}', received {json_text(value)}")
+            raise InputError(f"{location}: expected an object with the field '{name}', got {json_text(value)}")
         if name not in value:
             raise InputError(
                 f"{location}: there is no field '{name}'; the fields are "
@@ -594,26 +594,27 @@ def field_value(record: object, field: str, location: str, advice: str = "") -> 
 
 
 def check_text(value: object, field: str, location: str) -> str:
-    """Return the value of a field as a text.
+    """Check that the value of a field is a text, and return it.
 
     Args:
-        value: of the field.
-        field, place: of the value, for messages.
+        value: the value of the field.
+        field: the name of the field, for messages.
+        location: the location of the record, for messages.
 
     Raises:
-        InputError: it is not a text.
+        InputError: the value is not a text.
     """
     if not isinstance(value, str):
         raise InputError(f"{location}: field '{field}' is {json_text(value)}; expected a text")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise InputError(f"{location}: field '{field}' holds a lone surrogate, which is not Unicode text") from None
+        raise InputError(f"{location}: field '{field}' holds a lone surrogate; expected Unicode text") from None
     return value
 
 
 def _class_names(features: Any, field: str) -> list[str] | None:
-    """Return the names of a dataset's numbered classes; for lists of classes they belong to the items."""
+    """Return the class names of a field of a data set, or of the items in its lists; None if it has no classes."""
     try:
         feature = features[field]
     except (KeyError, TypeError):

@@ -1,7 +1,6 @@
-"""Plain text: files, folders, JSON lines, a Hugging Face dataset or a list, streamed as documents.
+"""Sources of running text: files, folders, JSON lines, a Hugging Face data set or a list, streamed as documents.
 
-No source is held in memory as a whole: a document may come in several chunks, of which the first one says that a
-document starts.
+No source is held in memory as a whole. A document may come in several chunks; the first one has `starts` = True.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ _JSON_LINES = ".jsonl"
 
 
 class TextChunk(NamedTuple):
-    """A part of a document.
+    """A chunk of a document.
 
     Args:
-        text: the next characters; never empty.
-        starts: whether a new document starts with them.
-        origin: the file or the record that they come from.
-        line: the line of the file in which they start, counted from 1; 0 if there are no lines.
+        text: the characters of the chunk; never empty.
+        starts: whether a new document starts with this chunk.
+        origin: the file or the record of the text.
+        line: the line of the file at which the chunk starts, counted from 1; 0 if the origin has no lines.
     """
 
     text: str
@@ -45,19 +44,19 @@ class TextChunk(NamedTuple):
 
     @property
     def location(self) -> str:
-        """The place of the text, for messages."""
+        """The location of the chunk, for messages."""
         return f"{self.origin}:{self.line}" if self.line else self.origin
 
 
 @dataclass(frozen=True)
 class TextFiles:
-    """A text file, or all text files of a folder and the folders in it, in the order of their names.
+    """A source of text files: one file, or all files in a folder and its subfolders, in the order of their names.
 
     Args:
-        path: a file, plain or .gz; or a folder, in which hidden and empty files do not count.
-        document: what one document is: a file, a line, or a paragraph (lines up to an empty one).
-        pattern: which files of a folder to read, such as "*.py".
-        field: the field of the texts in files of JSON lines, whose names end in .jsonl; None: "text".
+        path: a file, plain or .gz; or a folder, in which hidden and empty files are skipped.
+        document: the unit of a document: a file, a line, or a paragraph (lines up to an empty line).
+        pattern: the pattern of the files to read in a folder, such as "*.py".
+        field: the field of the texts in files of JSON lines (*.jsonl). None means "text".
     """
 
     path: Path
@@ -69,8 +68,8 @@ class TextFiles:
         """Return the files to read.
 
         Raises:
-            InputError: no file of the folder matches the pattern, none has fields, one is a table of another format,
-                or a folder cannot be read.
+            InputError: no file matches the pattern, a field is set without JSON lines, a file is another table, or a
+                folder cannot be read.
         """
         if not self.path.is_dir():
             self._refuse_table(self.path)
@@ -78,7 +77,7 @@ class TextFiles:
         every = list(_visible_files(self.path))
         matching = [path for path in every if path.match(self.pattern)]
         if not every:
-            raise InputError(f"{self.path}: there is no file in this folder")
+            raise InputError(f"{self.path}: there is no file in this folder; expected text files")
         if not matching:
             endings = sorted({path.suffix for path in every if path.suffix})
             there = f"its files end in {', '.join(endings[:8])}" if endings else "it has no files with an ending"
@@ -91,22 +90,22 @@ class TextFiles:
         return files
 
     def _refuse_table(self, path: Path) -> None:
-        """Refuse a table of another format than JSON lines, also where its texts are in the cache."""
+        """Refuse a table that is not JSON lines, even if its text is in the cache."""
         if has_ending(path, *TABLE_FORMATS):
-            advice = f' (in a run file beside dataset = "{path}", split = "train")'
+            advice = f' (in a run file with dataset = "{path}", split = "train")'
             other = "" if path == self.path else "; or read other files of the folder with " + key("pattern")
             raise InputError(f"{path} is a table: name the column of its texts with " + key("field") + advice + other)
 
     def chunks(self) -> Iterator[TextChunk]:
-        """Go through the documents, chunk by chunk."""
+        """Yield the documents, chunk by chunk."""
         for path in self.files():
             yield from self.chunks_of(path)
 
     def chunks_of(self, path: Path) -> Iterator[TextChunk]:
-        """Go through the documents of one of the files, chunk by chunk.
+        """Yield the documents of one file, chunk by chunk.
 
         Raises:
-            InputError: the file is unusable.
+            InputError: the file cannot be read as text.
         """
         if has_ending(path, _JSON_LINES):
             if any(stream_text(path)):
@@ -131,41 +130,41 @@ class TextFiles:
             raise InputError(f"{error}; or leave it out: " + advice) from None
 
     def location(self, index: int) -> str:
-        """Return where document number `index`, counted from 0, starts."""
+        """Return the location of the start of document `index`, counted from 0."""
         return _find_location(self.chunks(), index, str(self.path))
 
     def identity(self) -> list[object]:
-        """Return JSON values that the documents depend on."""
+        """Return JSON values that identify the documents."""
         files = [(has_ending(path, _JSON_LINES), content_key(path)) for path in self.files()]
         return ["text", self.document, self.field, files]
 
 
 @dataclass(frozen=True)
 class TextRows:
-    """The texts of a table: JSON lines, a dataset or a list.
+    """A source of the texts of a table: JSON lines, a data set or a list.
 
     Args:
-        table: its only column is "text".
-        document: what one document is: a line or a paragraph of a text, or "file" for the whole of each text.
+        table: the table; its only column is "text".
+        document: the unit of a document: a line or a paragraph of a text, or "file" for each whole text.
     """
 
     table: JsonLinesFile | Dataset | Examples
     document: DocumentKind = "file"
 
     def chunks(self) -> Iterator[TextChunk]:
-        """Go through the documents, chunk by chunk."""
+        """Yield the documents, chunk by chunk."""
         for number, (text,) in self.table.rows():
             yield from _cut_documents(
                 [text.replace("\r\n", "\n")], self.document, self.table.location(number), first_line=0
             )
 
     def location(self, index: int) -> str:
-        """Return the place of document number `index`, counted from 0."""
+        """Return the location of document `index`, counted from 0."""
         first, _ = next(self.table.rows(), (0, ()))
         return _find_location(self.chunks(), index, self.table.location(first))
 
     def identity(self) -> list[object]:
-        """Return JSON values that the documents depend on."""
+        """Return JSON values that identify the documents."""
         return ["text", self.document, *self.table.identity()]
 
 
@@ -174,11 +173,11 @@ TextSource = TextFiles | TextRows
 
 @dataclass(frozen=True)
 class TextShard:
-    """One file of a text.
+    """One file of a streamed text.
 
     Args:
         path: the file.
-        chunks: goes through its documents, chunk by chunk.
+        chunks: a function that yields the documents of the file, chunk by chunk.
     """
 
     path: Path
@@ -189,7 +188,7 @@ def text_shards(source: TextSource) -> list[TextShard]:
     """Return the files of a text, in the order of their names.
 
     Raises:
-        InputError: the text is not in files, or there is none.
+        InputError: the text is not in files, or there is no file.
     """
     if isinstance(source, TextFiles):
         return [TextShard(path, partial(source.chunks_of, path)) for path in source.files()]
@@ -200,11 +199,11 @@ def text_shards(source: TextSource) -> list[TextShard]:
 
 @dataclass(frozen=True)
 class TextSize:
-    """How much text a source has.
+    """The size of a text source.
 
     Args:
         documents: the number of documents.
-        characters: the number of their characters.
+        characters: the number of characters in all documents.
     """
 
     documents: int
@@ -212,10 +211,10 @@ class TextSize:
 
 
 def measure(source: TextSource) -> TextSize:
-    """Count the documents and characters of a source, which also finds its faults before any long work.
+    """Count the documents and characters of a source; this also finds its faults before any long work.
 
     Raises:
-        InputError: the source is unusable, or there is nothing but white space in it.
+        InputError: the source cannot be read, or has nothing but white space.
     """
     documents = characters = 0
     for chunk in source.chunks():
@@ -227,16 +226,16 @@ def measure(source: TextSource) -> TextSize:
 
 
 def read_chunks(source: TextSource, share: Share, size: TextSize) -> Iterator[TextChunk]:
-    """Go through a share of the documents, chunk by chunk.
+    """Yield a share of the documents, chunk by chunk.
 
     Args:
-        source: where the text comes from.
-        share: where the share begins and ends, each from 0 to 1: by characters where there is one document, else by
-            documents. Shares that meet in one number do not overlap and leave nothing out.
+        source: the source of the text.
+        share: the begin and the end of the share, each from 0 to 1. They count documents, or characters if there is
+            only one document. Shares that meet at one number neither overlap nor leave a gap.
         size: the result of `measure`.
 
     Raises:
-        InputError: the source is unusable, or the share is not a range or is empty.
+        InputError: the source cannot be read, or the share is not a range or is empty.
     """
     begin, end = share
     if not 0 <= begin < end <= 1:
@@ -248,13 +247,13 @@ def read_chunks(source: TextSource, share: Share, size: TextSize) -> Iterator[Te
         unit = "character" if by_characters else "document"
         raise InputError(
             f"{source.location(0)}: no whole {unit} is in the share {begin:g} to {end:g} of {total} {unit}s; "
-            "give more text, or give the validation text by itself"
+            "give more text, or give the validation text separately"
         )
     yield from (_select_characters if by_characters else _select_documents)(source.chunks(), first, last)
 
 
 def _select_documents(chunks: Iterable[TextChunk], first: int, last: int) -> Iterator[TextChunk]:
-    """Leave out the documents before number `first`, and those from number `last` on."""
+    """Yield the documents from number `first` up to, but not including, number `last`."""
     number = -1
     for chunk in chunks:
         number += chunk.starts
@@ -265,7 +264,7 @@ def _select_documents(chunks: Iterable[TextChunk], first: int, last: int) -> Ite
 
 
 def _select_characters(chunks: Iterable[TextChunk], first: int, last: int) -> Iterator[TextChunk]:
-    """Leave out the characters of one document before number `first`, and those from number `last` on."""
+    """Yield the characters of one document from number `first` up to, but not including, number `last`."""
     position, starts = 0, True
     for chunk in chunks:
         text = chunk.text[max(0, first - position) : max(0, last - position)]
@@ -280,7 +279,7 @@ def _select_characters(chunks: Iterable[TextChunk], first: int, last: int) -> It
 def _cut_documents(
     texts: Iterable[str], document: DocumentKind, origin: str, *, first_line: int
 ) -> Iterator[TextChunk]:
-    """Cut the text of a file or a record into documents; white space alone is none."""
+    """Cut the text of a file or a record into documents; white space alone is not a document."""
     if document == "file":
         return _stream_document(texts, origin, first_line)
     lines = enumerate(split_lines(texts), start=1)
@@ -320,7 +319,7 @@ def _find_location(chunks: Iterable[TextChunk], index: int, default: str) -> str
 
 
 def _visible_files(folder: Path) -> Iterator[PurePath]:
-    """Go through the files below a folder, relative to it; links to folders are not followed."""
+    """Yield the files below a folder as relative paths; hidden files and links to folders are skipped."""
 
     def refuse(error: OSError) -> None:
         raise InputError(f"{error.filename}: the folder cannot be read ({error.strerror or error})")
@@ -333,19 +332,19 @@ def _visible_files(folder: Path) -> Iterator[PurePath]:
 
 
 class TextTable(Form):
-    """A file, a folder or JSON lines."""
+    """A text file, a folder of text files, or JSON lines."""
 
-    #: A file, a folder of files, or a .jsonl file; JSON lines in a folder are read by their field, too.
+    #: A file, a folder of files, or a .jsonl file; of JSON lines, also in a folder, one field is read.
     text: Filled = Field(examples=["train.txt"])
-    #: The field of the texts of .jsonl files; without it text.
+    #: The field of the texts in .jsonl files; default: text.
     field: Filled | None = None
-    #: What one document is: a file, a line, or a paragraph.
+    #: The unit of a document: a file, a line, or a paragraph.
     document: DocumentKind | None = None
-    #: Which files of a folder are read, such as *.md.
+    #: The pattern of the files to read in a folder, such as *.md.
     pattern: Filled | None = None
 
     def as_source(self) -> TextSource:
-        """Return the source of the text."""
+        """Return a source of the text."""
         path, document = user_path(self.text), self.document or "file"
         if self.pattern is not None and (path.is_file() or has_ending(path, _JSON_LINES)):
             raise InputError(
@@ -364,23 +363,23 @@ class TextTable(Form):
 
 
 class TextDataset(Form):
-    """A Hugging Face dataset by name, or a table in a file."""
+    """A Hugging Face data set, or a table in a file."""
 
-    #: Its name on the hub, a folder, or a table: a .parquet, .csv, .tsv or .json file.
+    #: The name on the hub, a folder, or a table: a .parquet, .csv, .tsv or .json file.
     dataset: Filled = Field(examples=["name"])
-    #: The part of it.
+    #: The split to read.
     split: Filled = Field(examples=["train"])
-    #: Its configuration, where it has several.
+    #: The configuration, if the data set has several.
     config: Filled | None = None
-    #: A branch, a tag or a commit of the hub; without it the newest.
+    #: A branch, a tag or a commit of the hub; default: the newest.
     revision: Filled | None = None
-    #: The field of the texts; without it text.
+    #: The field of the texts; default: text.
     field: Filled | None = None
-    #: What one document is: a record, a line, or a paragraph.
+    #: The unit of a document: a record, a line, or a paragraph.
     document: DocumentKind | None = None
 
     def as_source(self) -> TextSource:
-        """Return the source of a field of the dataset."""
+        """Return a source of the texts in one field of the data set."""
         fields = {"text": self.field or "text"}
         rows = Dataset(self.dataset, self.split, fields, self.config, keys=_KEYS, revision=self.revision)
         return TextRows(rows, self.document or "file")

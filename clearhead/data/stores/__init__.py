@@ -1,1 +1,1 @@
-"""Tokenised data in memory-mapped files, prepared once and found again by fingerprint."""
+"""Stores: tokenized data in memory-mapped files, prepared once and cached by fingerprint."""

@@ -1,4 +1,4 @@
-"""Tokenized documents, streamed from a text into memory-mapped arrays; neither text nor ids need fit in memory."""
+"""Tokenized documents in memory-mapped arrays; neither the text nor the ids need to fit in memory."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from clearhead.text.tokenizer import Tokenizer
 class Documents:
     """Tokenized documents.
 
-    A document is kept without special ids; its sequence is these ids with the special ids of a decoder's target.
+    A document is stored without special ids. Its sequence is its ids with the special ids of a decoder target.
 
     Args:
         documents: the ids of every document.
-        tokenizer: what the text was tokenized with.
+        tokenizer: the tokenizer that made the ids.
     """
 
     def __init__(self, documents: Ragged, tokenizer: Tokenizer) -> None:
@@ -45,20 +45,20 @@ class Documents:
         return len(self.documents.ids)
 
     def boundary_ids(self, document: int) -> PrefixSuffix:
-        """Return the ids around those of a document in its sequence."""
+        """Return the ids before and after those of a document in its sequence."""
         return self.tokenizer.special_tokens.for_target
 
     def sequence(self, document: int, start: int, stop: int) -> Int64[ndarray, " _"]:
-        """Return a part of a document's sequence.
+        """Return a slice of the sequence of a document.
 
         Args:
             document: the number of the document.
-            start: where the part begins; 0 is the first special id in front of the document.
-            stop: where it ends.
+            start: the start of the slice; 0 is the first special id before the document.
+            stop: the end of the slice, not included.
         """
         special, ids = self.boundary_ids(document), self.documents[document]
         front, last = len(special.prefix), len(special.prefix) + len(ids)
-        assert 0 <= start < stop <= last + len(special.suffix), "a part of a sequence lies within it"
+        assert 0 <= start < stop <= last + len(special.suffix), "a slice of a sequence lies within it"
         parts = (
             special.prefix[start:stop],
             ids[max(start - front, 0) : max(stop - front, 0)],
@@ -68,7 +68,7 @@ class Documents:
 
     @property
     def input_lengths(self) -> tuple[Rows]:
-        """The number of ids of each document's sequence that are read: all but the last, which is only predicted."""
+        """The number of ids that the model reads of each sequence: all but the last, which is only predicted."""
         return (self.documents.lengths + len(self.tokenizer.special_tokens.for_target) - 1,)
 
 
@@ -81,16 +81,16 @@ _KIND = StoreKind("corpora", "tokenized text", ("document",), _report, separate_
 
 
 class Corpus(Documents, Store):
-    """Tokenized documents in a folder.
+    """A store of tokenized documents.
 
     Args:
-        folder: the store's folder.
-        tokenizer: what the text was tokenized with.
+        folder: the folder of the store.
+        tokenizer: the tokenizer that made the ids.
 
     Attributes:
         documents: the ids of every document.
-        largest_id: the largest of them.
-        text_bytes: bytes of the text in UTF-8.
+        largest_id: the largest id in the documents.
+        text_bytes: the size of the text in bytes of UTF-8.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
@@ -101,16 +101,15 @@ class Corpus(Documents, Store):
 
 
 def prepare_corpus(source: TextSource, tokenizer: Tokenizer, *, share: Share = WHOLE) -> Corpus:
-    """Tokenize a text, or open what an earlier run made of the same content.
+    """Tokenize a text into a store, or open the cached store of the same content.
 
     Args:
-        source: where the text comes from.
-        tokenizer: turns it into ids.
-        share: where the part to take begins and ends, each from 0 to 1: by characters where the source is one
-            document, else by documents.
+        source: the source of the text.
+        tokenizer: the tokenizer.
+        share: the begin and the end of the share to tokenize, as in `read_chunks`.
 
     Raises:
-        InputError: the source is unusable, or the share has no text in it.
+        InputError: the source cannot be read, or the share has no text.
         RunFailure: the cache cannot be written.
     """
 
@@ -118,7 +117,9 @@ def prepare_corpus(source: TextSource, tokenizer: Tokenizer, *, share: Share = W
         writer = ArrayWriter(folder)
         record = _write(writer, read_chunks(source, share, measure(source)), tokenizer)
         if record["largest_id"] < 0:
-            raise InputError(f"{source.location(0)}: the tokenizer finds no token in the text from here on")
+            raise InputError(
+                f"{source.location(0)}: the tokenizer finds no token in the text from here on; try another tokenizer"
+            )
         writer.finish(record)
 
     inputs = [source.identity(), tokenizer.fingerprint, share]
@@ -126,7 +127,7 @@ def prepare_corpus(source: TextSource, tokenizer: Tokenizer, *, share: Share = W
 
 
 def _write(writer: ArrayWriter, chunks: Iterable[TextChunk], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Write the ids and offsets of all documents that have a token; return the record."""
+    """Write the ids and offsets of all documents that have a token; return facts about them for the record."""
     end = length = num_bytes = 0
     largest = -1
 

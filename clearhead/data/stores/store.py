@@ -1,4 +1,4 @@
-"""Stores of prepared examples: arrays in a folder, their facts and report; pairs of texts, filtered by length."""
+"""Stores of prepared examples: arrays in a folder with facts and a report; stores of text pairs."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from clearhead.text.pair import TokenizerPair
 _RECORD = "store.json"
 Arrays = Mapping[str, ndarray | Ragged]
 Encoded = tuple[Arrays, Mapping[str, Any]]
-"""The arrays of a store, and JSON values that are known of them."""
+"""The arrays of a store, and facts about them as JSON values."""
 
 
 class ArrayWriter:
     """Writes named arrays into a folder.
 
     Args:
-        folder: where the files go; it exists.
+        folder: an existing folder for the files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,7 +42,7 @@ class ArrayWriter:
         self._hashes: dict[str, Any] = {}
 
     def append(self, name: str, rows: ndarray | Ragged) -> None:
-        """Append rows to an array; the dtype and all axes but the first stay the same."""
+        """Append rows to a named array; dtype and shape must match except for the first axis."""
         if isinstance(rows, Ragged):
             self.append(f"{name}_ids", rows.ids)
             self.append(f"{name}_offsets", rows.offsets)
@@ -55,7 +55,7 @@ class ArrayWriter:
             file.write(rows.data)
 
     def finish(self, facts: Mapping[str, Any]) -> None:
-        """Write JSON values that are known of the arrays beside them."""
+        """Write the record of the store: facts, array shapes and a hash of all arrays."""
         content = [[name, *form, self._hashes[name].hexdigest()] for name, form in self._forms.items()]
         identity = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         write_json(self._folder / _RECORD, {**FORMAT.header(), **facts, "arrays": self._forms, "identity": identity})
@@ -63,14 +63,15 @@ class ArrayWriter:
 
 @dataclass(frozen=True)
 class StoreKind:
-    """What all stores of one kind of data have in common.
+    """The properties that all stores of one kind of data share.
 
     Attributes:
-        name: their folder in the cache.
-        contents: what a message calls what they hold.
+        name: the folder of these stores in the cache.
+        contents: the noun for their contents in messages.
         texts: the names of their `Ragged` arrays of ids; a store may lack the last of them.
-        report: says what became of the source of a store.
-        lengths: returns for each stack of a model the ids that it reads of each example, without special ids.
+        report: a function that returns a sentence about the examples that were read, kept and dropped.
+        lengths: a function that returns, for each stack of a model, the number of ids of each example, without special
+            ids.
     """
 
     name: str
@@ -81,21 +82,21 @@ class StoreKind:
 
 
 class Store:
-    """Prepared examples, memory-mapped.
+    """A store of prepared examples in memory-mapped arrays.
 
     Args:
-        folder: what an `ArrayWriter` wrote.
-        kind: of the data.
-        special: the number of special ids that each stack of a model reads of an example.
+        folder: a folder that an `ArrayWriter` wrote.
+        kind: the kind of store.
+        special: the number of special ids per example that each stack of a model reads.
 
     Attributes:
-        arrays: by name.
-        facts: JSON values that are known of them.
-        identity: a hash of all arrays; a checkpoint remembers it.
+        arrays: the arrays by name.
+        facts: facts about the arrays, as JSON values.
+        identity: a hash of all arrays; checkpoints store it.
         texts: the ids of the texts, without special ids.
 
     Raises:
-        InputError: the folder does not hold a whole store.
+        InputError: the folder does not contain a complete store.
     """
 
     def __init__(self, folder: Path, kind: StoreKind, special: Sequence[int]) -> None:
@@ -125,7 +126,7 @@ class Store:
 
     @property
     def report(self) -> str:
-        """What became of the source."""
+        """A sentence about the examples that were read, kept and dropped."""
         return self.kind.report(self)
 
     @cached_property
@@ -146,31 +147,31 @@ class Store:
         return sum(int(lengths.sum()) for lengths in self.input_lengths)
 
     def ragged_rows(self, name: str) -> Ragged:
-        """Return rows that were written as `Ragged`."""
+        """Return the rows of an array that was written as `Ragged`."""
         return Ragged(self.arrays[f"{name}_ids"], self.arrays[f"{name}_offsets"])
 
 
 def joint_lengths(store: Store) -> list[Rows]:
-    """Return the lengths of examples whose texts one stack reads together."""
+    """Return the lengths of examples if one stack reads all their texts together."""
     lengths: Rows = np.sum([text.lengths for text in store.texts], axis=0)
     return [lengths]
 
 
 def separate_lengths(store: Store) -> list[Rows]:
-    """Return the lengths of examples each of whose texts a stack of its own reads."""
+    """Return the lengths of examples if each of their texts is read by another stack."""
     return [text.lengths for text in store.texts]
 
 
 def prepare_store(
     kind: StoreKind, inputs: Sequence[object], encode: Callable[[], Encoded], *, special: Sequence[int]
 ) -> Store:
-    """Encode examples, or open what an earlier run made of the same inputs.
+    """Encode examples into a store, or open the cached store of the same inputs.
 
     Args:
-        kind: of the data.
-        inputs: JSON values, everything that the examples depend on.
-        encode: returns the arrays, and JSON values that are known of them.
-        special: as of `Store`.
+        kind: the kind of store.
+        inputs: JSON values that determine the examples.
+        encode: a function that returns the arrays, and facts about them.
+        special: the number of special ids per example that each stack of a model reads.
 
     Raises:
         RunFailure: the cache cannot be written.
@@ -187,7 +188,7 @@ def prepare_store(
 
 
 def format_counts(counts: Mapping[str, Any], words: Mapping[str, str]) -> list[str]:
-    """Return "COUNT WORDS" for each count of a report that is not 0, in the order of the words by their names."""
+    """Return "COUNT WORDS" for each count that is not 0, in the order of `words`."""
     return [f"{counts[name]:,} {text}" for name, text in words.items() if counts[name]]
 
 
@@ -204,7 +205,7 @@ def _report(store: Store) -> str:
 
 
 def _format_filter_report(counts: Mapping[str, int]) -> str:
-    """Return the report of a filter."""
+    """Return the report of a filter of pairs: numbers read, kept and dropped, with reasons."""
     dropped = counts["empty"] + counts["too_long"] + counts["mismatched"]
     return (
         f"{counts['kept'] + dropped:,} pairs read, {counts['kept']:,} kept, {dropped:,} dropped "
@@ -213,7 +214,7 @@ def _format_filter_report(counts: Mapping[str, int]) -> str:
 
 
 PAIRS = StoreKind("pairs", "tokenized pairs", ("source", "target"), _report, separate_lengths)
-"""Stores of pairs: their texts are sources and targets, "lines" the number of each pair in its data, from 0."""
+"""The kind of stores of pairs: texts "source" and "target"; array "lines" has the number of each pair, from 0."""
 
 
 def keep_pairs(
@@ -224,17 +225,17 @@ def keep_pairs(
     max_ratio: float | None,
     num_special: tuple[int, int] = (1, 1),
 ) -> tuple[Bool[ndarray, " rows"], dict[str, int]]:
-    """Decide which pairs to keep; a pair with several faults counts once, for the first of them.
+    """Decide which pairs to keep; a pair with several faults counts once, for the first fault.
 
     Args:
-        source_lengths: tokens of each source, without special tokens.
-        target_lengths: tokens of each target, without special tokens.
-        max_length: the longest side allowed, special tokens included.
-        max_ratio: how many times as long as the other a side may be, both with an end token; None: any.
-        num_special: special tokens of a source and of a target.
+        source_lengths: the number of tokens of each source, without special tokens.
+        target_lengths: the number of tokens of each target, without special tokens.
+        max_length: the maximum length of a side in tokens, special tokens included.
+        max_ratio: the maximum ratio of the longer side to the shorter, both with an end token. None means no limit.
+        num_special: the number of special tokens of a source and of a target.
 
     Returns:
-        True for each pair to keep; and how many are kept, and dropped for which reason.
+        A mask that is True for each pair to keep, and the number of pairs kept and dropped, by reason.
     """
     shorter, longer = np.minimum(source_lengths, target_lengths) + 1, np.maximum(source_lengths, target_lengths) + 1
     empty = shorter == 1
@@ -256,22 +257,23 @@ def prepare_pairs(
     extra: tuple[int, int] | None = None,
     share: Share = WHOLE,
 ) -> Store:
-    """Tokenize and filter the pairs of a source, or open what an earlier run made of the same content.
+    """Tokenize and filter the pairs of a source into a store, or open the cached store of the same content.
 
     Args:
-        source: where the pairs come from.
+        source: the source of the pairs.
         tokenizers: the tokenizers of both sides.
-        max_length: the longest side kept, in tokens, special tokens included.
-        max_ratio: how many times as long as the other a side may be, counted with the end tokens; None: any.
-        training: False keeps badly matched pairs, because a score on hand-picked pairs flatters.
-        extra: special tokens of a source and of a target; None: as many as in a translation.
-        share: the share of the pairs to read, as for `read_table`.
+        max_length: the maximum length of a side in tokens, special tokens included.
+        max_ratio: the maximum ratio of the longer side to the shorter, both with an end token. None means no limit.
+        training: whether the pairs are training data. False keeps pairs that exceed `max_ratio`, since a score on
+            filtered pairs would be too good.
+        extra: the number of special tokens of a source and of a target. None means those of a translation.
+        share: the share of the pairs to read, as in `read_table`.
 
     Returns:
-        The pairs that were kept, as of `PAIRS`; the report counts the others.
+        A store of the kind `PAIRS` with the pairs that were kept; its report counts the others.
 
     Raises:
-        InputError: the source is unusable, the limits are, or no pair is left.
+        InputError: the source cannot be read, a limit is out of range, or no pair is left.
         RunFailure: the cache cannot be written.
     """
     if max_length < 2:

@@ -1,1 +1,1 @@
-"""From documents and texts to ids: tokenizers that are trained once, and documents of any length."""
+"""Tokenization of texts: tokenizers trained once and cached, and documents of any length."""

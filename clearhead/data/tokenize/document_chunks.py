@@ -1,7 +1,7 @@
-"""Cuts long documents where the tokenizer gives the same ids, so that a document of any length is tokenized in parts.
+"""Tokenize documents of any length: long ones are cut into parts where the cut does not change the ids.
 
-A tokenizer needs about a hundred times the memory of its text. A text may be cut where both parts alone give the ids
-that they give together; which places these are depends on the tokenizer, so they are tried with it.
+A tokenizer needs about a hundred times the memory of its text. A text may be cut where both parts alone give the same
+ids as together. The allowed positions depend on the tokenizer, so candidates are tested with it.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from clearhead.data.arrays import Ragged, id_dtype, pack
 from clearhead.data.sources.texts import TextChunk
 from clearhead.text.tokenizer import Tokenizer
 
-# In characters: how much text a tokenizer gets at once, and how much of it on both sides shows what a cut changes.
+# In characters: the size of a part, and the context on both sides of a cut that is tokenized to test it.
 _PART = 1 << 18
 _CONTEXT = 128
-# How much text is tokenized at once: enough to keep every core busy.
+# The text that is tokenized in one batch: enough to keep every core busy.
 _BATCH_CHARACTERS = 1 << 20
 _BATCH_PARTS = 20_000
-# How many places are tried at once, and in how much of the text.
+# The number of positions that are tested at once, and the number of characters they are taken from.
 _CANDIDATES = 16
 _WINDOW = 1 << 13
-# White space between two words; long runs are not tried, because the context might not reach the words.
+# White space between two words; longer runs are not tested, because the context might not reach the words.
 _BETWEEN = re.compile(r"(?<=\S)\s{1,16}(?=\S)")
-# If no white space fits in this many parts, any place is taken whose context agrees.
+# If no white space is allowed within this number of parts, any position with unchanged ids is taken.
 _PATIENCE = 4
 
 
 def chunk_documents(chunks: Iterable[TextChunk], tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
-    """Join the chunks of each document, and cut them where the tokenizer allows it.
+    """Join the chunks of each document, and cut it into parts where the ids do not change.
 
     Args:
-        chunks: documents as they were read.
-        tokenizer: decides where a cut changes nothing.
+        chunks: the documents, in chunks.
+        tokenizer: the tokenizer, which decides where a cut changes no id.
 
     Returns:
-        Texts whose ids, one after the other, are those of the whole document; True with the first of each document.
-        White space that the tokenizer itself adds between two parts is left out.
+        An iterator over the parts; their ids, concatenated, are those of the whole document. The flag is True for the
+        first part of a document. White space that the tokenizer itself adds between two parts is left out.
     """
     text, starts = "", True
     for chunk in chunks:
@@ -57,7 +57,7 @@ def chunk_documents(chunks: Iterable[TextChunk], tokenizer: Tokenizer) -> Iterat
 
 
 def _find_cut(text: str, tokenizer: Tokenizer) -> tuple[int, int] | None:
-    """Return where the first part of a text may end and the rest may begin, or None where no place was found."""
+    """Return the end of the first part of a text and the start of the rest; None if no cut was found."""
     cut = cut_before(_PART + _CONTEXT, text, tokenizer)
     if cut is None and len(text) > _PATIENCE * _PART:
         anywhere = [(position, position) for position in range(_PART, _PART + _CANDIDATES)]
@@ -66,29 +66,29 @@ def _find_cut(text: str, tokenizer: Tokenizer) -> tuple[int, int] | None:
 
 
 def cut_before(limit: int, text: str, tokenizer: Tokenizer) -> tuple[int, int] | None:
-    """Find a cut at white space near the end of what fits.
+    """Find a cut at white space near a limit that does not change the ids.
 
     Args:
-        limit: characters that the first part may have.
-        text: is cut.
-        tokenizer: gives the two parts the ids that it gives both together.
+        limit: the maximum number of characters of the first part.
+        text: the text to cut.
+        tokenizer: the tokenizer that decides whether a cut changes the ids.
 
     Returns:
-        where the first part ends and where the rest begins; None: there is no such place.
+        The end of the first part and the start of the rest; None if there is no such cut.
     """
     spaces = list(_BETWEEN.finditer(text, max(0, limit - _CONTEXT - _WINDOW), limit))[-_CANDIDATES:]
     return _first_allowed(text, [cut for space in spaces for cut in _cuts_at(space)], tokenizer)
 
 
 def _cuts_at(space: re.Match[str]) -> list[tuple[int, int]]:
-    """Return the ways to cut at some white space: it goes left, right, to both sides, or is dropped."""
+    """Return the possible cuts at some white space: it goes left, right, to both sides, or is dropped."""
     start, stop = space.span()
     cuts = [(stop, stop), (start, start), (start + 1, start + 1), (start, start + 1), (start, stop)]
     return list(dict.fromkeys(cuts))
 
 
 def _first_allowed(text: str, cuts: list[tuple[int, int]], tokenizer: Tokenizer) -> tuple[int, int] | None:
-    """Return the first cut around which the ids of the two sides are those of both together."""
+    """Return the first cut that does not change the ids around it, or None."""
     samples: list[str] = []
     for stop, start in cuts:
         first, last = max(0, stop - _CONTEXT), start + _CONTEXT
@@ -99,17 +99,17 @@ def _first_allowed(text: str, cuts: list[tuple[int, int]], tokenizer: Tokenizer)
 
 
 def encode_chunks(chunks: Iterable[TextChunk], tokenizer: Tokenizer) -> Iterator[tuple[Ragged, list[bool]]]:
-    """Tokenize documents in the order of the text, many parts at a time.
+    """Tokenize documents in the order of the text, in batches of parts.
 
     Returns:
-        for many parts together, the ids of each, and whether a document starts with it.
+        An iterator over batches: the ids of each part, and whether a document starts with the part.
     """
     for texts, starts in _batches(chunk_documents(chunks, tokenizer)):
         yield pack(tokenizer.encode_batch(texts), id_dtype(tokenizer)), starts
 
 
 def _batches(parts: Iterable[tuple[str, bool]]) -> Iterator[tuple[list[str], list[bool]]]:
-    """Gather texts until there is enough to tokenize at once."""
+    """Group parts into batches for the tokenizer."""
     texts: list[str] = []
     starts: list[bool] = []
     room = _BATCH_CHARACTERS

@@ -1,4 +1,4 @@
-"""Tokenizers trained on the data of a run: trained once and loaded from the cache from then on."""
+"""Tokenizers trained on the data of a run: trained once, then loaded from the cache."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _EXCERPT_CHARACTERS = 1 << 14
 def load_or_train_tokenizers(
     source: TableSource, share: Share = WHOLE, *, kind: str, vocab_size: int, joint: bool
 ) -> TokenizerPair:
-    """Train the tokenizers of both sides on a source, or load what an earlier run trained on the same content.
+    """Train the tokenizers of both sides of a source of pairs, or load the cached ones of the same content.
 
     Args:
         source: the source of the training pairs.
-        share: the share of them to read, as for `read_table`.
-        kind: a kind of `train_tokenizer`.
-        vocab_size: rows of each vocabulary.
-        joint: one vocabulary for both sides.
+        share: the share of the pairs to read, as in `read_table`.
+        kind: the kind of tokenizer, as in `train_tokenizer`.
+        vocab_size: the size of each vocabulary, special tokens included.
+        joint: whether both sides share one tokenizer.
 
     Raises:
-        InputError: the source is unusable, or does not support the vocabulary.
+        InputError: the source cannot be read, or has too little text for the vocabulary.
         RunFailure: the cache cannot be written.
     """
 
@@ -54,18 +54,18 @@ def load_or_train_tokenizers(
 def load_or_train_text_tokenizer(
     source: TextSource, *, kind: str, vocab_size: int, share: Share = WHOLE, mask: bool = False, sentinels: int = 0
 ) -> Tokenizer:
-    """Train a tokenizer on a text, or load what an earlier run trained on the same content.
+    """Train a tokenizer on a running text, or load the cached one of the same content.
 
     Args:
-        source: where the text comes from; it may be larger than memory.
-        kind: a kind of `train_tokenizer`.
-        vocab_size: rows of the vocabulary, special tokens included.
-        share: where the part to train on begins and ends, as for `read_chunks`.
-        mask: whether there is a mask token.
+        source: the source of the text, which may be larger than memory.
+        kind: the kind of tokenizer, as in `train_tokenizer`.
+        vocab_size: the size of the vocabulary, special tokens included.
+        share: the begin and the end of the share to train on, as in `read_chunks`.
+        mask: whether the tokenizer has a mask token.
         sentinels: the number of sentinel tokens.
 
     Raises:
-        InputError: the source is unusable, or does not support the vocabulary.
+        InputError: the source cannot be read, or has too little text for the vocabulary.
         RunFailure: the cache cannot be written.
     """
     identity = [*source.identity(), list(share)]
@@ -88,18 +88,18 @@ def load_or_train_tokenizer(
     mask: bool = False,
     sentinels: int = 0,
 ) -> Tokenizer:
-    """Train a tokenizer on any texts, or load what an earlier run trained on the same content.
+    """Train a tokenizer on any texts, or load the cached one of the same content.
 
     Args:
         texts: the texts; an iterable that can be read several times need not fit in memory.
-        identity: JSON values that the texts depend on.
-        kind: a kind of `train_tokenizer`.
-        vocab_size: rows of the vocabulary, special tokens included.
-        mask: whether there is a mask token.
+        identity: JSON values that identify the texts.
+        kind: the kind of tokenizer, as in `train_tokenizer`.
+        vocab_size: the size of the vocabulary, special tokens included.
+        mask: whether the tokenizer has a mask token.
         sentinels: the number of sentinel tokens.
 
     Raises:
-        InputError: the texts are unusable, or do not support the vocabulary.
+        InputError: the texts cannot be read, or are too little text for the vocabulary.
         RunFailure: the cache cannot be written.
     """
     library = importlib.metadata.version("tokenizers")
@@ -115,10 +115,10 @@ def load_or_train_tokenizer(
 
 @dataclass(frozen=True)
 class LazyTexts(Iterable[str]):
-    """Texts that are read anew on every iteration, and not before.
+    """Texts that are read on every iteration, and not before.
 
     Args:
-        read: reads them.
+        read: a function that reads the texts.
     """
 
     read: Callable[[], Iterable[str]]
@@ -128,9 +128,9 @@ class LazyTexts(Iterable[str]):
 
 
 def excerpts(chunks: Iterable[TextChunk]) -> Iterator[str]:
-    """Cut documents into excerpts of some thousand characters for training a tokenizer.
+    """Cut documents into excerpts of some thousand characters, for training a tokenizer.
 
-    A long text in one part would need a hundred times its memory, and only one core would work.
+    A long text in one piece would need a hundred times its memory, and only one core would be used.
     """
     rest = ""
     for chunk in chunks:

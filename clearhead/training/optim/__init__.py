@@ -1,1 +1,1 @@
-"""Optimizers, learning-rate schedules, gradients and averages of weights."""
+"""Optimizers, learning-rate schedules, gradient scaling and weight averages."""

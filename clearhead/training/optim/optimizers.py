@@ -1,4 +1,4 @@
-"""Adam, AdamW and Muon over groups of a model's parameters, and the scaling of their gradients.
+"""Optimizers (Adam, AdamW, Muon) over groups of a model's parameters, and gradient scaling.
 
 Shape suffixes: K matrices of one shape, R the smaller and C the larger of their two sizes.
 """
@@ -39,20 +39,17 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Build an optimizer over the parameters that require a gradient.
 
-    Weight decay applies to matrices only, not to biases, norms and embeddings. One learning rate serves all groups,
-    with Muon too, whose updates are scaled to the size of AdamW's.
+    Weight decay applies to matrices only, not to biases, norms and embeddings. All groups have the same learning rate;
+    Muon scales its updates to the size of AdamW updates.
 
     Args:
-        module: whose parameters to train.
-        kind: "adam" adds the weight decay to the gradient, "adamw" decays the weights directly, and "muon"
-            orthogonalizes the updates of matrices and uses AdamW for all other parameters.
-        learning_rate: step size, positive.
-        weight_decay: not negative.
-        betas: decay of the first and second moment, from 0 up to but not 1.
-        eps: added to the root of the second moment, positive.
-
-    Returns:
-        the optimizer.
+        module: the module to train.
+        kind: the optimizer. "adam" adds the weight decay to the gradient, and "adamw" decays the weights directly.
+            "muon" orthogonalizes the updates of matrices, and uses AdamW for all other parameters.
+        learning_rate: the learning rate, positive.
+        weight_decay: the weight decay of matrices, at least 0.
+        betas: the decay of the first and the second moment, at least 0 and below 1.
+        eps: the number added to the root of the second moment, positive.
 
     Raises:
         InputError: no parameter requires a gradient.
@@ -78,9 +75,9 @@ def build_optimizer(
 
 @functools.cache
 def _without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
-    """Return a kind of optimizer that does not import torch's compiler, which takes a second at the start of a run.
+    """Return a subclass of an optimizer that does not import torch's compiler, which takes a second at the start.
 
-    Torch imports it when one of these methods is first called, to mark it as one that is not compiled.
+    Torch imports the compiler at the first call of one of these methods, to mark the method as not compiled.
     """
     names = ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad")
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
@@ -88,14 +85,14 @@ def _without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Restore the state of every parameter; the settings of the groups stay those that the optimizer was built with.
+    """Restore the state of every parameter; the settings of the groups are not changed.
 
     Args:
-        optimizer: that takes it.
-        state: a state dict, perhaps altered.
+        optimizer: the optimizer to restore.
+        state: a state dict of the optimizer, which may be altered.
 
     Raises:
-        ValueError: it is that of other parameters.
+        ValueError: the state belongs to other parameters.
     """
     groups = optimizer.state_dict()["param_groups"]
     if [group.get("params") for group in state["param_groups"]] != [group["params"] for group in groups]:
@@ -114,7 +111,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
 def matrix_parameters(module: nn.Module) -> list[nn.Parameter]:
     """Return the weights of the linear layers between the embeddings and the head, in the order of the model.
 
-    A weight that an embedding or the head shares is not one of them.
+    A weight that is shared with an embedding or with the head is not included.
     """
     head = getattr(module, "head", None)
     taken = {id(parameter) for parameter in head.parameters()} if isinstance(head, nn.Module) else set()
@@ -130,17 +127,17 @@ def matrix_parameters(module: nn.Module) -> list[nn.Parameter]:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon, which makes the updates of matrices orthogonal, with AdamW for all other parameters.
+    """Muon: orthogonalizes the updates of matrices, and uses AdamW for all other parameters.
 
-    An update of an R x C matrix is multiplied by 0.2 * sqrt(max(R, C)), which gives it the root mean square of a usual
-    AdamW update: the learning rates and weight decays of AdamW apply. The orthogonalization runs for all matrices of
-    one shape at once; in bfloat16 where products in it are faster, which is precise enough for a direction. Where a CPU
-    multiplies bf16, a compiled kernel makes the whole update.
+    An update of an R x C matrix is multiplied by 0.2 * sqrt(max(R, C)). It then has the root mean square of a typical
+    AdamW update, so that the learning rates and weight decays of AdamW apply. All matrices of one shape are
+    orthogonalized at once. This uses bfloat16 if it is faster, which is precise enough for a direction. On CPUs with
+    bf16 products, a compiled kernel computes the whole update.
 
     Args:
-        groups: parameter groups with "lr", "weight_decay" and "matrices" (True: every parameter has two dimensions).
-        betas: of AdamW.
-        eps: of AdamW.
+        groups: the parameter groups with "lr", "weight_decay" and "matrices" (True: all parameters are matrices).
+        betas: the betas of AdamW.
+        eps: the eps of AdamW.
 
     Source: K. Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks" (kellerjordan.github.io);
     the scale and the weight decay: Liu et al. 2025 (arXiv 2502.16982), section 2.2.
@@ -152,16 +149,16 @@ class Muon(torch.optim.Optimizer):
         self._adamw: torch.optim.Optimizer | None = None
         if rest:
             fused = _can_fuse([parameter for group in rest for parameter in group["params"]])
-            # AdamW completes these very group dicts, so its options travel in this optimizer's state.
+            # AdamW adds its options to these group dicts, so they are part of this optimizer's state.
             self._adamw = _without_compiler(torch.optim.AdamW)(rest, betas=betas, eps=eps, fused=fused)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient; closures are not supported."""
+        """Update every parameter that has a gradient; a closure is not supported."""
         for group in self._groups(matrices=True):
             self._step_matrices(group)
         if self._adamw is not None:
-            # Loading a state replaces both objects, so they are handed over anew.
+            # Loading a state replaces both objects, so they are passed on in every step.
             self._adamw.param_groups, self._adamw.state = self._groups(matrices=False), self.state
             self._adamw.step()
 
@@ -172,7 +169,7 @@ class Muon(torch.optim.Optimizer):
         by_shape: dict[tuple[torch.Size, torch.device] | None, list[Tensor]] = {}
         for parameter in group["params"]:
             if parameter.grad is not None:
-                # Asked first: a processor without products in bfloat16 needs no kernels to be compiled.
+                # Tested first: without bf16 products, no kernels need to be compiled.
                 has_kernel = has_fast_bf16(parameter.device) and is_served(parameter)
                 shape = None if has_kernel else (parameter.shape, parameter.device)
                 by_shape.setdefault(shape, []).append(parameter)
@@ -188,8 +185,8 @@ class Muon(torch.optim.Optimizer):
                 self._step_shape(parameters, rates[0], weight_factor)
 
     def _step_shape(self, parameters: list[Tensor], rate: float, weight_factor: float) -> None:
-        """Update matrices of one shape on one device."""
-        # Only whole matrices have singular values: of sharded ones each process gathers the updates.
+        """Update all matrices of one shape on one device."""
+        # Singular values need whole matrices: each process gathers the updates of sharded ones.
         updates = torch.stack([_gather_whole(update) for update in self._nesterov(parameters)])
         dtype = torch.bfloat16 if has_fast_bf16(updates.device) else torch.float32
         orthogonal = orthogonalize(updates.to(dtype)).to(updates.dtype).unbind(0)
@@ -200,7 +197,7 @@ class Muon(torch.optim.Optimizer):
         return [self.state[parameter]["momentum"] for parameter in parameters]
 
     def _nesterov(self, parameters: list[Tensor]) -> Sequence[Tensor]:
-        """Return the Nesterov momentum of the gradients of parameters."""
+        """Update the momenta of parameters, and return their Nesterov updates."""
         momenta = self._momenta(parameters)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         torch._foreach_lerp_(momenta, gradients, 1.0 - _MOMENTUM)
@@ -208,15 +205,12 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalize(matrices: Float[Tensor, "count rows columns"]) -> Float[Tensor, "count rows columns"]:
-    """Bring the singular values of each matrix near 1 (about 0.7 to 1.2) and keep its singular vectors.
+    """Orthogonalize matrices: their singular values become about 0.7 to 1.2, and their singular vectors stay.
 
-    Five steps of a Newton-Schulz iteration of degree 5, whose coefficients favour a steep start over convergence.
+    Five steps of a Newton-Schulz iteration of degree 5; its coefficients favour a steep start over convergence.
 
     Args:
-        matrices: any matrices of one shape; one of zeros stays zero.
-
-    Returns:
-        the orthogonalized matrices.
+        matrices: matrices of one shape; a matrix of zeros stays zero.
 
     Source: K. Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks" (kellerjordan.github.io).
     """
@@ -232,13 +226,13 @@ def orthogonalize(matrices: Float[Tensor, "count rows columns"]) -> Float[Tensor
 
 
 def _gather_whole(tensor: Tensor) -> Tensor:
-    """Return a tensor as it is, or the whole of a sharded one."""
+    """Return the whole tensor; a sharded tensor is gathered."""
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole
 
 
 def _distribute_like(parameter: Tensor, values: Tensor) -> Tensor:
-    """Return whole values, or of a sharded parameter the part that this process keeps."""
+    """Shard whole values like a parameter; returns them unchanged if the parameter is not sharded."""
     if not hasattr(parameter, "placements"):
         return values
     from torch.distributed.tensor import DTensor, distribute_tensor
@@ -252,12 +246,12 @@ def _can_fuse(parameters: list[nn.Parameter]) -> bool:
 
 
 def scale_gradients(parameters: Iterable[nn.Parameter], factor: float, *, max_norm: float | None) -> float:
-    """Scale all gradients by a factor, and clip their total norm.
+    """Scale all gradients by a factor, clip their total norm, and return the norm.
 
     Args:
-        parameters: whose gradients to scale; those without a gradient are skipped.
-        factor: positive; turns the gradient of a summed loss into that of a mean.
-        max_norm: largest total norm, or None for no clipping.
+        parameters: the parameters of the gradients; parameters without a gradient are skipped.
+        factor: the positive factor that turns the gradient of a summed loss into that of a mean.
+        max_norm: the maximum total norm. None means no clipping.
 
     Returns:
         The total norm after scaling and before clipping; if it is not finite, the gradients are unchanged.
@@ -266,7 +260,7 @@ def scale_gradients(parameters: Iterable[nn.Parameter], factor: float, *, max_no
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     total = torch.nn.utils.get_total_norm(gradients)
-    # Of sharded gradients each process knows a part.
+    # With sharded gradients, each process has only a part of the norm.
     norm = float(total.full_tensor() if hasattr(total, "full_tensor") else total) * factor
     if not math.isfinite(norm):
         return norm

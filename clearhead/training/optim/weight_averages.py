@@ -1,4 +1,4 @@
-"""Averages of weights: an exponential moving average during training, and the mean of stored checkpoints."""
+"""Weight averages: an exponential moving average during training, and the mean of stored checkpoints."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from clearhead.checkpoints.weights.files import load_merged
 class ExponentialAverage:
     """An exponential moving average of a module's weights.
 
-    Update n uses the decay min(decay, (1 + n) / (10 + n)), so that the initial weights are soon forgotten. Integer
+    Update n uses the decay min(decay, (1 + n) / (10 + n)): the initial weights soon have little influence. Integer
     buffers are copied.
 
     Args:
-        module: whose weights to average; the average starts with them.
-        decay: share of the average that an update keeps, from 0 up to but not 1.
+        module: the module; the average starts with its weights.
+        decay: the share of the average that an update keeps, at least 0 and below 1.
 
     Attributes:
-        weights: the average by name, as in the module's state dict.
-        num_updates: updates so far.
+        weights: the averaged weights by name, as in the state dict of the module.
+        num_updates: the number of updates so far.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
@@ -40,7 +40,7 @@ class ExponentialAverage:
 
     @torch.no_grad()
     def update(self, module: nn.Module) -> None:
-        """Include the module's present weights in the average."""
+        """Update the average with the current weights of the module."""
         self.num_updates += 1
         decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates))
         for name, value in module.state_dict().items():
@@ -50,7 +50,7 @@ class ExponentialAverage:
                 self.weights[name].copy_(value)
 
     def load(self, weights: Mapping[str, Tensor], num_updates: int) -> None:
-        """Continue from stored weights; KeyError or RuntimeError if they belong to another model."""
+        """Restore a stored average; raises KeyError or RuntimeError if it belongs to another model."""
         for name, value in self.weights.items():
             value.copy_(weights[name])
         self.num_updates = num_updates
@@ -58,7 +58,7 @@ class ExponentialAverage:
 
 @contextmanager
 def weights_in_place(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Load other weights into a module for the length of a with block; its own weights come back bit by bit."""
+    """Return a context manager in which a module has other weights; its own are restored bit for bit afterwards."""
     before = {name: value.detach().clone() for name, value in module.state_dict().items()}
     try:
         module.load_state_dict(weights)
@@ -71,10 +71,10 @@ def average_checkpoints(checkpoints: Iterable[Mapping[str, Tensor]]) -> dict[str
     """Return the mean of several state dicts, summed in float64.
 
     Args:
-        checkpoints: state dicts of one model, the newest last; read one at a time.
+        checkpoints: the state dicts of one model, the newest last; read one at a time.
 
     Returns:
-        the mean in the dtypes of the inputs; integers are those of the last checkpoint.
+        The mean in the dtypes of the inputs; integer tensors are those of the last checkpoint.
 
     Raises:
         InputError: there is no checkpoint, or two of them belong to different models.
@@ -104,17 +104,17 @@ def average_checkpoints(checkpoints: Iterable[Mapping[str, Tensor]]) -> dict[str
 
 
 def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
-    """Average the weights of a run's newest checkpoints, recent weights included.
+    """Average the weights of a run's newest checkpoints, and save the average in the run directory.
 
     Args:
         run: the run directory.
-        last: how many, at least 1.
+        last: the number of checkpoints to average, at least 1; recent weights count too.
 
     Returns:
         The file of the averaged weights, and the averaged steps in ascending order.
 
     Raises:
-        InputError: the folder is not a run, is in use, or has fewer undamaged checkpoints.
+        InputError: the folder is not a run directory, is in use, or has fewer undamaged checkpoints.
     """
     reference = ModelReference.parse(str(run))
     if reference.label is not None and is_run_directory(reference.folder):
@@ -123,8 +123,8 @@ def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
         )
     refuse_absent(run, "run directory")
     if not is_run_directory(run):
-        raise InputError(f"{run} is not a run directory: it has no checkpoints folder.")
-    # Not snapshots: the checkpoints that are averaged are as far apart as validations.
+        raise InputError(f"{run} is not a run directory: it has no checkpoints folder")
+    # No snapshots: averaged checkpoints are as far apart as validations.
     files = find_undamaged_weights(recent_folder(run), run / "checkpoints")
     files.pop(0, None)
     if last > len(files):

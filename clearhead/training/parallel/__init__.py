@@ -1,1 +1,1 @@
-"""Training on several processes and machines, started by torchrun."""
+"""Training with several processes and machines, started by torchrun."""

@@ -1,4 +1,4 @@
-"""Decisions of several processes before the first step: the same run everywhere, and the engine they train with."""
+"""Checks and decisions of several processes before the first step: same run, same data, and the engine."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from clearhead.version import __version__
 
 
 def check_same_everywhere(processes: Processes, run_file: RunFile) -> None:
-    """Refuse processes that were started with other run files, overrides or versions.
+    """Refuse processes that were started with different run files, overrides or versions.
 
     Raises:
-        InputError: one differs from the first.
+        InputError: a process differs from the first.
     """
     tables = processes.all_gather({"clearhead": __version__, **run_file.model_dump(mode="json")})
     for rank, table in enumerate(tables):
@@ -50,10 +50,10 @@ def check_same_everywhere(processes: Processes, run_file: RunFile) -> None:
 
 
 def check_first_has_run(processes: Processes, run: Path) -> None:
-    """Refuse to resume where the first process has no checkpoint, but one on another machine has.
+    """Refuse to resume if the first process has no checkpoint, but a process on another machine has one.
 
     Raises:
-        InputError: another process has it; torchrun may have numbered the machines in another order than before.
+        InputError: only another process has a checkpoint; torchrun may have numbered the machines in another order.
     """
     has_checkpoint = processes.all_gather(bool(checkpoint_steps(run)))
     if any(has_checkpoint) and not has_checkpoint[0]:
@@ -64,19 +64,19 @@ def check_first_has_run(processes: Processes, run: Path) -> None:
 
 
 _SEEN_SECONDS: Final = 5.0
-"""For how many seconds a process looks for a file that another machine wrote: network file systems may be late."""
+"""Maximum time in seconds to look for a file of another machine: network file systems may be slow."""
 
 
 def find_ranks_without_folder(processes: Processes, run: Path) -> list[int]:
     """Return the ranks of the processes that do not see the run directory of the first process.
 
-    A folder of the same name on another disk is not the same: the first process writes a file with a random name into
-    the run directory, for which all others look.
+    A folder with the same name may be on another disk. Therefore the first process writes a file with a random name
+    into the run directory, and all others look for it.
     """
     name = processes.broadcast(temporary_path(run / processes.attempt).name if processes.is_first else "")
     if processes.is_first:
         (run / name).touch()
-    processes.broadcast(None)  # the others look after the first process has written
+    processes.broadcast(None)  # the others start to look after the first process has written
     end = time.monotonic() + _SEEN_SECONDS
     while not (is_seen := (run / name).exists()) and time.monotonic() < end:
         time.sleep(_SEEN_SECONDS / 50)
@@ -88,10 +88,10 @@ def find_ranks_without_folder(processes: Processes, run: Path) -> list[int]:
 
 @contextlib.contextmanager
 def copy_description(processes: Processes, run: Path) -> Iterator[Path]:
-    """Yield a folder with the files that describe the model of a run, for machines that do not see the run directory.
+    """Yield a temporary copy of the files that describe the model of a run, for machines without the run directory.
 
     Args:
-        processes: that train.
+        processes: the processes that train together.
         run: the run directory of the first process.
     """
     paths = list_files_to_seal(run) if processes.is_first else []
@@ -108,10 +108,10 @@ def copy_description(processes: Processes, run: Path) -> Iterator[Path]:
 
 
 def refuse_sharing(ranks: Sequence[int], run: Path) -> None:
-    """Refuse to share one model among processes that do not see one run directory.
+    """Refuse to shard a model if a process does not see the run directory.
 
     Args:
-        blind: ranks of the processes that do not see it.
+        ranks: the ranks of the processes that do not see the run directory.
         run: the run directory.
 
     Raises:
@@ -126,10 +126,10 @@ def refuse_sharing(ranks: Sequence[int], run: Path) -> None:
 
 
 def check_same_data(processes: Processes, parts: PreparedTask[Any]) -> None:
-    """Refuse processes that read other data, or made another tokenizer or model of it.
+    """Refuse processes that have different data, tokenizers or models.
 
     Raises:
-        InputError: one differs from the first.
+        InputError: a process differs from the first.
     """
     facts = {
         "training data": _digest(parts.batches.state()),
@@ -151,12 +151,12 @@ def check_divisible(parts: PreparedTask[Any], batch_tokens: int, size: int) -> N
     """Refuse batches that cannot be divided among the processes.
 
     Args:
-        parts: of the task.
-        batch_tokens: the budget of a batch.
-        size: how many processes there are.
+        parts: the prepared task.
+        batch_tokens: the budget of a batch in tokens.
+        size: the number of processes.
 
     Raises:
-        InputError: a batch has fewer rows than there are processes, or its rows belong together.
+        InputError: a batch has fewer rows than there are processes, or the loss compares its rows.
     """
     if parts.compares_rows:
         raise InputError(
@@ -178,13 +178,14 @@ def _digest(value: object) -> str:
 
 
 def shares_model(run_file: RunFile, model: Model, device: torch.device, processes: Processes) -> bool:
-    """Return whether the processes share one model (FSDP2); else each holds all of it (DDP).
+    """Return whether the model is sharded over the processes (FSDP2); else each process holds all of it (DDP).
 
     Args:
-        run_file: the checked run file; "auto" shares a model that does not fit into the memory of one process.
-        model: its spec.
-        device: of this process.
-        processes: that train.
+        run_file: the checked run file; "auto" shards a model whose training does not fit into the memory of one
+            process.
+        model: the spec of the model.
+        device: the device of this process.
+        processes: the processes that train together.
     """
     parallel = run_file.train.parallel
     if processes.size == 1 or parallel != "auto":
@@ -203,19 +204,19 @@ def build_engine(
     device: torch.device,
     precision: str,
 ) -> TrainingEngine[Any]:
-    """Return the engine of several processes.
+    """Return the training engine of several processes.
 
     Args:
-        module: the module to train; it is changed where the processes share it.
-        loss: gives, for a batch, the summed loss and the number of labels.
-        processes: that train.
-        is_sharded: whether they share the module.
-        device: of this process.
-        precision: of the computation.
+        module: the module to train; sharding changes it in place.
+        loss: a function that returns the summed loss of a batch and the number of its labels.
+        processes: the processes that train together.
+        is_sharded: whether the module is sharded over the processes.
+        device: the device of this process.
+        precision: the precision of the computation.
     """
     if not is_sharded:
         return ReplicatedEngine(module, loss, processes)
-    # Only now: it loads PyTorch's engine for sharded tensors, for which other runs should not wait.
+    # Imported late: PyTorch's engine for sharded tensors is slow to import, and other runs do not need it.
     from clearhead.training.parallel.sharded import ShardedEngine
 
     return ShardedEngine(module, loss, processes, device=device, precision=precision)
@@ -229,7 +230,7 @@ def rank_workload(
     Args:
         work: the workload of the whole run.
         engine: the engine of this process.
-        batches: the shares of this process.
+        batches: the batches with the rows of this process.
         process: this process.
     """
 

@@ -1,4 +1,4 @@
-"""Loss and gradients of a batch: in one process, or in several of which each computes some of the rows."""
+"""Training engines: loss and gradients of a batch in one process, or in several that divide its rows."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from clearhead.training.parallel.world import Process
 
 @dataclass(frozen=True)
 class RankBatch(Generic[BatchT]):
-    """What one process computes of a batch.
+    """The rows of a batch that one process computes.
 
     Args:
-        batch: its rows.
-        counts: whether they count; a process without a row repeats the first one, so that it takes part in every
-            reduction.
+        batch: the rows of this process.
+        counts: whether the rows count. A process without rows computes the first row again, with a loss of 0, so that
+            it takes part in every reduction.
     """
 
     batch: BatchT
@@ -35,16 +35,16 @@ class RankBatch(Generic[BatchT]):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that count."""
+        """The number of tokens that count."""
         return self.batch.num_tokens if self.counts else 0
 
 
 def take_rank_rows(batch: BatchT, process: Process) -> RankBatch[BatchT]:
-    """Return the share of one process in a batch.
+    """Return the rows of a batch that a process computes: rank, rank + size, rank + 2 size, ...
 
     Args:
-        batch: the whole batch, which every process makes for itself.
-        process: which one.
+        batch: the whole batch, which every process makes.
+        process: the process.
     """
     assert isinstance(batch, Batch), "other batches are refused before training"
     counts = process.rank < len(batch.rows)
@@ -53,11 +53,11 @@ def take_rank_rows(batch: BatchT, process: Process) -> RankBatch[BatchT]:
 
 
 class RankBatches(Generic[BatchT]):
-    """The shares of one process in endless batches.
+    """Endless batches with the rows that one process computes.
 
     Args:
-        whole: the batches; their position is the same on every process.
-        process: which one.
+        whole: the whole batches; their position is the same in every process.
+        process: the process.
     """
 
     def __init__(self, whole: Batches[BatchT], process: Process) -> None:
@@ -65,7 +65,7 @@ class RankBatches(Generic[BatchT]):
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches in one pass over the data."""
+        """The number of batches in one pass over the data."""
         return self._whole.batches_per_epoch
 
     def __next__(self) -> RankBatch[BatchT]:
@@ -76,16 +76,16 @@ class RankBatches(Generic[BatchT]):
         return self._whole.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go to a position in the data."""
+        """Go to a position that `state` returned."""
         self._whole.load_state(state)
 
 
 class BatchLoss(nn.Module):
-    """A module whose output is its loss, which is where PyTorch's engines hook in.
+    """A module whose output is the loss of a batch; PyTorch's engines wrap it.
 
     Args:
         module: the module to train.
-        loss: gives, for a batch, the summed loss and the number of labels.
+        loss: a function that returns the summed loss of a batch and the number of its labels.
     """
 
     def __init__(self, module: nn.Module, loss: Loss[BatchT]) -> None:
@@ -94,20 +94,20 @@ class BatchLoss(nn.Module):
         self._loss: Loss[Any] = loss
 
     def forward(self, share: RankBatch[BatchT]) -> tuple[Tensor, int]:
-        """Return the summed loss of a share, and the number of its labels."""
+        """Return the summed loss of the rows of this process, and the number of their labels."""
         loss, num_labels = self._loss(self.module, share.batch)
         return (loss, num_labels) if share.counts else (loss * 0.0, 0)
 
 
 @dataclass
 class StepSums:
-    """The sums of one step.
+    """The sums of one step over its batches.
 
     Args:
-        loss: summed over the labels; not finite as soon as that of one batch is not.
-        num_labels: labels that were predicted.
-        num_tokens: source and target tokens.
-        not_finite: the number of the first batch whose loss is not finite; 0: all are.
+        loss: the loss summed over all labels; not finite if the loss of one batch is not.
+        num_labels: the number of labels that were predicted.
+        num_tokens: the number of source and target tokens.
+        not_finite: the number of the first batch whose loss is not finite, counted from 1; 0 if all are finite.
     """
 
     loss: float = 0.0
@@ -116,7 +116,7 @@ class StepSums:
     not_finite: int = 0
 
     def add(self, loss: float, num_labels: int, num_tokens: int, number: int) -> None:
-        """Add one batch, counted from 1."""
+        """Add batch `number` of the step, counted from 1."""
         self.loss += loss
         self.num_labels += num_labels
         self.num_tokens += num_tokens
@@ -124,12 +124,12 @@ class StepSums:
             self.not_finite = number
 
     def row(self) -> list[float]:
-        """Return the sums as numbers."""
+        """Return the sums as a row of numbers to exchange."""
         return [self.loss, float(self.num_labels), float(self.num_tokens), float(self.not_finite)]
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[float]]) -> StepSums:
-        """Return the sums over the rows of all processes, added up in the order of their ranks."""
+        """Return the sums of all processes, added up in the order of their ranks."""
         losses, labels, tokens, numbers = zip(*(row[:4] for row in rows), strict=True)
         first = min((int(number) for number in numbers if number), default=0)
         return cls(sum(losses), int(sum(labels)), int(sum(tokens)), first)
@@ -137,11 +137,11 @@ class StepSums:
 
 @dataclass(frozen=True)
 class AgreedStop:
-    """What ends a training of several processes, as all of them know it.
+    """Stop conditions that all processes of a training have agreed on.
 
     Args:
-        seconds: of the run, by the clock of the first process.
-        signal: that one of them received; None: none did.
+        seconds: the run time in seconds, by the clock of the first process.
+        signal: the stop signal that a process got. None means no signal.
     """
 
     seconds: float = 0.0
@@ -149,22 +149,22 @@ class AgreedStop:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[float]]) -> AgreedStop:
-        """Return it from the rows of all processes, whose last two numbers are the signal, or 0, and the seconds."""
+        """Return the stop conditions from the rows of all processes; they end in the signal (or 0) and the seconds."""
         number = int(max(row[-2] for row in rows))
         return cls(rows[0][-1], signal.Signals(number) if number else None)
 
 
 class TrainingEngine(Generic[BatchT]):
-    """One process, which computes whole batches.
+    """The training engine of one process, which computes whole batches; base class of the others.
 
     Args:
         module: the module to train.
-        loss: gives, for a batch, the summed loss and the number of labels.
+        loss: a function that returns the summed loss of a batch and the number of its labels.
 
     Attributes:
-        divisor: by which the gradients are divided while they are added up over the processes.
-        is_sharded: whether a process holds only a part of each weight, so that all of them are needed for whatever
-            reads or writes weights.
+        divisor: the number by which gradients are divided when they are added up over the processes.
+        is_sharded: whether each process holds only a shard of each weight. Then all processes must take part in
+            reading and writing weights.
     """
 
     divisor = 1
@@ -178,16 +178,16 @@ class TrainingEngine(Generic[BatchT]):
         """Return the summed loss of a batch, and the number of its labels.
 
         Args:
-            batch: what this process computes.
-            is_last: whether it is the last one before an update: its backward pass adds up the gradients of all
+            batch: the batch, or the rows of it that this process computes.
+            is_last: whether the batch is the last one before an update; its backward pass adds up the gradients of all
                 processes.
         """
         return self._loss(self.module, batch)
 
     def warm_up(self, batch: BatchT) -> None:
-        """Make one pass without effect: what an engine decides in its first one then holds for every step.
+        """Make a forward and backward pass without effect, so that the decisions of a first pass hold for every step.
 
-        DistributedDataParallel takes the order of the gradients from it, by which they are added up from then on.
+        DistributedDataParallel takes the order in which it adds up gradients from the first pass.
         """
         loss, _ = self.loss(batch, is_last=True)
         loss.backward()
@@ -195,11 +195,11 @@ class TrainingEngine(Generic[BatchT]):
 
     @contextlib.contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """Have whole weights in the module, for calls that do not come from `loss`."""
+        """Return a context manager in which the module has whole weights, for calls outside `loss`."""
         yield
 
     def place_weights(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return whole weights of the first process as the module holds them."""
+        """Distribute the whole weights of the first process, in the form that the module needs."""
         return weights
 
     def save(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -207,10 +207,10 @@ class TrainingEngine(Generic[BatchT]):
         save_tensors(path, tensors)
 
     def join_save(self, files: Sequence[Mapping[str, Tensor]]) -> None:
-        """Take part in the writing of files by the first process: their tensors, in the order of writing."""
+        """Take part when the first process writes files; `files` has the tensors of each file, in the same order."""
 
     def load_checkpoint(self, folder: Path) -> Checkpoint:
-        """Load a checkpoint after checking its files.
+        """Check the files of a checkpoint and load it.
 
         Raises:
             InputError: the checkpoint is damaged, or its format is not supported.
@@ -219,12 +219,13 @@ class TrainingEngine(Generic[BatchT]):
 
 
 class ReplicatedEngine(TrainingEngine[RankBatch[BatchT]]):
-    """Every process holds the whole model, and PyTorch's DistributedDataParallel adds up the gradients.
+    """Engine with the whole model in every process; PyTorch's DistributedDataParallel adds up the gradients.
 
     Args:
-        module: the module to train; the first process's weights are sent to all.
-        loss: gives, for a batch, the summed loss and the number of labels.
-        processes: that train; only the first one reads and writes files, so that each machine may have its own disk.
+        module: the module to train; the weights of the first process are sent to all.
+        loss: a function that returns the summed loss of a batch and the number of its labels.
+        processes: the processes that train together; only the first one reads and writes files, so each machine may
+            have its own disk.
 
     Source: arXiv 2006.15704.
     """
@@ -236,17 +237,17 @@ class ReplicatedEngine(TrainingEngine[RankBatch[BatchT]]):
         self._parallel = DistributedDataParallel(BatchLoss(module, loss), gradient_as_bucket_view=True)
 
     def loss(self, batch: RankBatch[BatchT], *, is_last: bool) -> tuple[Tensor, int]:
-        """Return the summed loss of a share, and the number of its labels; arguments as of `Engine.loss`."""
+        """Return the summed loss of the rows of this process, and the number of their labels."""
         self._parallel.require_backward_grad_sync = is_last
         loss: tuple[Tensor, int] = self._parallel(batch)
         return loss
 
     def place_weights(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return whole weights of the first process, which sends them to all."""
+        """Return the whole weights of the first process, which sends them to all."""
         return self._processes.broadcast_tensors(weights)
 
     def load_checkpoint(self, folder: Path) -> Checkpoint:
-        """Load a checkpoint in the first process, which sends it to all; exceptions are those of `Engine`."""
+        """Load a checkpoint in the first process, which sends it to all; raises the errors of the base class."""
         is_first, broadcast = self._processes.is_first, self._processes.broadcast
         return load_checkpoint(
             folder,

@@ -1,6 +1,6 @@
-"""The meeting of the processes of a training: a store that all reach, a random word for each attempt, and faults.
+"""Meeting of the processes of a training: a common store, a random word for each attempt, and reported faults.
 
-torchrun counts restarts on each machine by itself, so no count can tell one attempt from another. Instead the first
+torchrun counts restarts on each machine separately, so these counts cannot identify an attempt. Instead the first
 process draws a random word for each attempt, and all others read it.
 """
 
@@ -22,9 +22,9 @@ from clearhead.base.errors import InputError, RunFailure
 from clearhead.training.parallel.world import FailedElsewhere, Process
 
 ARRIVAL_SECONDS: Final = 300.0
-"""How long the processes wait for each other at the start."""
+"""Maximum time in seconds that processes wait for each other at the start."""
 NOTICE_SECONDS: Final = 10.0
-"""After how many seconds a process says for whom it waits; a process that has wrong input waits as long for others."""
+"""Time in seconds after which a process names those it waits for; also the wait of a process with wrong input."""
 _POLL_SECONDS: Final = 0.05
 _ANSWER_SECONDS: Final = 10.0
 _WORD: Final = "word"
@@ -33,22 +33,22 @@ _trainings = itertools.count()
 
 
 class Meeting:
-    """The store of a job, in which its processes meet at the start of each attempt and leave word of wrong input.
+    """The common store of a job: processes meet there at the start of each attempt, and report wrong input.
 
-    torchrun keeps the store on the machine of the first process, and there it outlives every attempt. Without torchrun
-    the first process keeps it.
+    torchrun keeps the store on the machine of the first process, where it outlives every attempt. Without torchrun, the
+    first process keeps it.
 
     Args:
         process: this process.
-        notify: receives a message about a long wait.
-        seconds: how long this process waits for others.
+        notify: a function that shows a message about a long wait.
+        seconds: the maximum wait for other processes in seconds. None means `ARRIVAL_SECONDS`.
 
     Attributes:
-        job: random word of all attempts that torchrun starts.
+        job: the random word of all attempts that torchrun starts.
 
     Raises:
-        InputError: the port is taken.
-        RunFailure: nobody keeps the store.
+        InputError: the port is in use.
+        RunFailure: no process keeps the store.
     """
 
     def __init__(self, process: Process, notify: Callable[[str], None], seconds: float | None = None) -> None:
@@ -62,7 +62,7 @@ class Meeting:
         self.job: str = self._store.compare_set("job", "", secrets.token_hex(8)).decode()
 
     def _open(self) -> Store:
-        """Return the store, once its keeper listens."""
+        """Return the store as soon as its keeper accepts connections."""
         process, where = self._process, f"{self._process.address}:{self._process.port}"
         keeps = process.rank == 0 and not process.has_agent
         while True:
@@ -86,7 +86,7 @@ class Meeting:
                     raise InputError(
                         f"MASTER_ADDR is '{process.address}', where process 0 cannot listen: name its own machine"
                     ) from error
-                # A keeper that has ended meanwhile no longer listens: its successor is waited for.
+                # The keeper has ended in the meantime: wait for its successor.
             else:
                 store.set_timeout(timedelta(seconds=self._seconds))
                 return store
@@ -104,7 +104,7 @@ class Meeting:
             store.set(_WORD, word)
             others = range(1, process.size)
             self._wait(lambda: [rank for rank in others if not store.check([f"{word} {rank}"])] or None)
-            # Withdrawn before anybody goes on: a word that can be read is of an attempt that has not begun.
+            # Withdrawn before any process continues: a readable word belongs to an attempt that has not begun.
             store.set(_WORD, "")
             store.set(f"{word} begins", "")
         else:
@@ -112,10 +112,10 @@ class Meeting:
         return PrefixStore(self._word, store), self._word
 
     def _look_for_word(self) -> list[int] | None:
-        """Answer each new word of the first process; return None as soon as the attempt begins."""
+        """Answer each new word of the first process; return the missing ranks, or None once the attempt begins."""
         store = self._opened
         word = store.get(_WORD).decode() if store.check([_WORD]) else ""
-        if word and word != self._word:  # the word before is of a process that was killed while it waited
+        if word and word != self._word:  # an earlier word belongs to a process that was killed while it waited
             self._word = word
             store.set(f"{word} {self._process.rank}", "")
         if not self._word:
@@ -123,10 +123,10 @@ class Meeting:
         return None if store.check([f"{self._word} begins"]) else []
 
     def _wait(self, absent: Callable[[], list[int] | None]) -> None:
-        """Wait for other processes, and say after some seconds for whom.
+        """Wait for other processes; a long wait shows a message that names them.
 
         Args:
-            absent: returns the ranks that this process knows to be missing; None ends the wait.
+            absent: a function that returns the ranks known to be missing; None ends the wait.
         """
         begun, is_noticed = time.monotonic(), False
         of = f"of {self._process.size} at {self._process.address}:{self._process.port}"
@@ -141,8 +141,8 @@ class Meeting:
             if waited > self._seconds:
                 raise RunFailure(
                     f"Process {self._process.rank} waited {self._seconds:.0f} s for {names if ranks else 'others'} "
-                    f"{of}: see what they say, and whether torchrun runs on every machine with the same --nnodes and "
-                    "--rdzv-endpoint"
+                    f"{of}: read their messages, and check that torchrun runs on every machine with the same --nnodes "
+                    "and --rdzv-endpoint"
                 )
             time.sleep(_POLL_SECONDS)
 
@@ -152,15 +152,15 @@ class Meeting:
         return self._store
 
     def fault(self) -> str | None:
-        """Return the wrong input that a process reported, in this attempt or in an earlier one of this job."""
+        """Return the message about wrong input that a process of this job reported in any attempt, or None."""
         if self._store is None or not self._store.check([self._fault]):
             return None
         return self._store.get(self._fault).decode()
 
     def report(self, error: InputError) -> bool:
-        """Report wrong input to all processes and later attempts; return whether this process tells the user.
+        """Report wrong input to all processes and later attempts; return whether this process shows it to the user.
 
-        In the attempt that finds the fault one process does, and in each later one a process of each machine.
+        In the attempt that finds the fault, one process shows it; in later attempts, one process of each machine.
         """
         store, process = self._opened, self._process
         store.compare_set(self._fault, "", str(error))
@@ -169,7 +169,7 @@ class Meeting:
         return is_first or (num_times > 1 and process.local_rank == 0)
 
     def report_early(self, error: InputError) -> bool:
-        """Report wrong input before this process joins; the keeper of the store waits until the others know."""
+        """Report wrong input before this process has joined; the keeper of the store waits for the others."""
         is_told = self.report(error)
         if self._process.rank == 0 and not self._process.has_agent:
             known = [f"{self._fault} is known to {rank}" for rank in range(1, self._process.size)]
@@ -179,19 +179,19 @@ class Meeting:
         return is_told
 
     def is_first_to_fail(self) -> bool:
-        """Return whether no other process of this attempt has failed before; the first one tells the user."""
-        if not self._word:  # nobody has arrived
+        """Return whether this process is the first of its attempt to fail; the first one shows its error."""
+        if not self._word:  # no process has arrived
             return self._process.local_rank == 0
         return bool(PrefixStore(self._word, self._opened).add(_FAILED, 1) == 1)
 
 
 def has_failed(store: Store) -> bool:
-    """Return whether a process of the attempt has failed to which a section of the store belongs."""
+    """Return whether a process has failed in the attempt to which this section of the store belongs."""
     return bool(store.check([_FAILED]))
 
 
 def _listens(process: Process) -> bool:
-    """Return whether somebody listens where the processes meet."""
+    """Return whether a program accepts connections at the address of the store."""
     with contextlib.suppress(OSError), socket.create_connection((process.address, process.port), _ANSWER_SECONDS):
         return True
     return False
@@ -199,14 +199,14 @@ def _listens(process: Process) -> bool:
 
 @contextlib.contextmanager
 def reporting_faults(process: Process) -> Iterator[None]:
-    """Report wrong input inside a with block to the other processes, which this process joins later.
+    """Return a context manager that reports wrong input to the other processes before this process has joined them.
 
     Args:
-        process: one of several processes.
+        process: this process, one of several.
 
     Raises:
-        InputError: the input is wrong, and no other process has told the user.
-        Quiet: the input is wrong, and another process has told the user.
+        InputError: the input is wrong, and no other process has shown the error.
+        FailedElsewhere: the input is wrong, and another process has shown the error.
     """
     try:
         yield

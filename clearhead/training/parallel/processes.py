@@ -1,4 +1,4 @@
-"""The processes of one training: how they meet, what they exchange, and how they end."""
+"""Processes of one training: joining, exchanging values, and ending together."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _POLL_SECONDS = 0.05
 
 
 class Processes:
-    """One process alone, without others to inform or to wait for.
+    """The processes of a training; this base class is a process that trains alone.
 
     Args:
         process: this process.
-        job: random word of all attempts that torchrun starts; "" without torchrun.
+        job: the random word of all attempts that torchrun starts; "" without torchrun.
 
     Attributes:
-        attempt: random word of this attempt of several processes.
+        attempt: the random word of this attempt; "" for a process alone.
     """
 
     attempt: str = ""
@@ -44,33 +44,33 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes the run and talks to the user."""
+        """True if this process writes the run directory and shows messages to the user."""
         return self.this.rank == 0
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of processes."""
         return self.this.size
 
     def broadcast(self, value: T) -> T:
-        """Return the value that the first process gives."""
+        """Return the value of the first process to all processes."""
         return value
 
     def all_gather(self, value: T) -> list[T]:
-        """Return the values that all processes give, by rank."""
+        """Return the values of all processes, ordered by rank."""
         return [value]
 
     def all_gather_rows(self, row: Sequence[float]) -> list[list[float]]:
-        """Return the rows that all processes give, by rank; all of one length."""
+        """Return the rows of numbers of all processes, ordered by rank; all have the same length."""
         return [list(row)]
 
     def broadcast_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the named tensors that the first process gives, on the CPU."""
+        """Return the named tensors of the first process to all processes, on the CPU."""
         return dict(tensors)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Let the first process of each machine go first, so that the others find in the cache what it made."""
+        """Let the first process of each machine run the with block first; the others then find its cache entries."""
         yield
 
 
@@ -79,9 +79,9 @@ class ProcessGroup(Processes):
 
     Args:
         process: this process.
-        job: random word of all attempts that torchrun starts.
-        store: section of the common store for this attempt.
-        attempt: random word of this attempt.
+        job: the random word of all attempts that torchrun starts.
+        store: the section of the common store for this attempt.
+        attempt: the random word of this attempt.
     """
 
     def __init__(self, process: Process, job: str, store: Store, attempt: str) -> None:
@@ -91,40 +91,40 @@ class ProcessGroup(Processes):
         self._turns = 0
 
     def broadcast(self, value: T) -> T:
-        """Return the value that the first process gives."""
+        """Return the value of the first process to all processes."""
         values: list[T] = [value]
         dist.broadcast_object_list(values, src=0)
         return values[0]
 
     def all_gather(self, value: T) -> list[T]:
-        """Return the values that all processes give, by rank."""
+        """Return the values of all processes, ordered by rank."""
         values: list[T] = [value] * self.size
         dist.all_gather_object(values, value)
         return values
 
     def all_gather_rows(self, row: Sequence[float]) -> list[list[float]]:
-        """Return the rows that all processes give, by rank; all of one length."""
-        # On the CPU also where the model is on a GPU, which then need not wait for it.
+        """Return the rows of numbers of all processes, ordered by rank; all have the same length."""
+        # On the CPU even if the model is on a GPU: the GPU then need not wait.
         row_tensor = torch.tensor(list(row), dtype=torch.float64)
         rows = [torch.empty_like(row_tensor) for _ in range(self.size)]
         dist.all_gather(rows, row_tensor)
         return [gathered.tolist() for gathered in rows]
 
     def broadcast_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the named tensors that the first process gives, on the CPU; sent one by one to save memory."""
+        """Return the named tensors of the first process to all, on the CPU; they are sent one by one to save memory."""
         formats = self.broadcast({name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()})
         received: dict[str, Tensor] = {}
         for name, (shape, dtype) in formats.items():
             received[name] = tensors[name].cpu().contiguous() if self.is_first else torch.empty(shape, dtype=dtype)
-            dist.broadcast(received[name].view(-1).view(torch.uint8), src=0)  # gloo does not know every dtype
+            dist.broadcast(received[name].view(-1).view(torch.uint8), src=0)  # gloo does not support every dtype
         return received
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Let the first process of each machine go first, so that the others find in the cache what it made."""
+        """Let the first process of each machine run the with block first; the others then find its cache entries."""
         self._turns += 1
         done = f"turn {self._turns} of machine {self.this.machine}"
-        # Looked up again and again: a wait inside the store would neither see a failure nor let a signal through.
+        # Polling: a blocking wait in the store would neither notice a failure nor handle a signal.
         while self.this.local_rank and not self._store.check([done]):
             if has_failed(self._store):
                 raise FailedElsewhere(1)
@@ -134,25 +134,25 @@ class ProcessGroup(Processes):
             self._store.set(done, "")
 
 
-# What gloo and NCCL say where another process is gone.
+# Words in errors of gloo and NCCL when another process is gone.
 _SIGNS = ("gloo", "nccl", "connection", "timed out", "socket")
 
 
 def choose_process_device(name: str, process: Process) -> torch.device:
-    """Return the device of this process: on a machine with GPUs each has its own.
+    """Return the device of this process; with CUDA, each process of a machine has its own GPU.
 
     Args:
-        name: as in the run file.
-        process: this one.
+        name: the device name of the run file.
+        process: this process.
 
     Raises:
-        InputError: the machine does not have it, or fewer GPUs than processes.
+        InputError: the machine does not have the device, or has fewer GPUs than processes.
     """
     device = choose_device(name)
     if process.size == 1 or device.type != "cuda":
         return device
     if ":" in name:
-        raise InputError(f"train.device is '{name}', but each of several processes takes a GPU of its own: name 'cuda'")
+        raise InputError(f"train.device is '{name}', but each of several processes takes another GPU: set it to 'cuda'")
     count = torch.cuda.device_count()
     if process.local_size > count:
         raise InputError(
@@ -167,21 +167,22 @@ def choose_process_device(name: str, process: Process) -> torch.device:
 def join_processes(
     process: Process, run: Path, *, device: str, timeout: float, notify: Callable[[str], None]
 ) -> Iterator[Processes]:
-    """Join the other processes for the length of a with block; a process alone joins nobody.
+    """Return a context manager in which this process has joined the others; a process alone joins none.
 
-    Whatever ends the block ends all processes: the first that fails raises its error, and the others `Quiet`.
+    An error in the with block ends all processes. The first process that fails raises its error, and the others raise
+    `FailedElsewhere`.
 
     Args:
         process: this process.
         run: the run directory, for the message about a process that is gone.
-        device: the device that the run file names.
-        timeout: seconds that a step waits for the others.
-        notify: receives a message about a long wait.
+        device: the device name of the run file.
+        timeout: the maximum time in seconds that a step waits for the other processes.
+        notify: a function that shows a message about a long wait.
 
     Raises:
         InputError: the device cannot be used, or another process reported wrong input.
         RunFailure: a process did not arrive, or is gone.
-        Quiet: another process says what happened.
+        FailedElsewhere: another process shows the error.
     """
     if process.size == 1 and not process.has_agent:
         yield Processes()
@@ -201,20 +202,20 @@ def join_processes(
     except BaseException as error:
         raise _choose_error(error, meeting, process, run) from error
     finally:
-        # NCCL would wait here for a process that is gone.
+        # NCCL would wait here for a process that no longer exists.
         if dist.is_initialized() and dist.get_backend() == "gloo":
             dist.destroy_process_group()
 
 
 def _choose_error(error: BaseException, meeting: Meeting | None, process: Process, run: Path) -> BaseException:
-    """Return what this process raises: its error, or `Quiet` where another process tells the user."""
+    """Return the error that this process raises; `FailedElsewhere` if another process shows its error."""
     reported, is_first = (
         _lost_process_failure(error, run, process) if _comes_from_lost_process(error) else error,
         process.local_rank == 0,
     )
     if process.size == 1 or isinstance(error, FailedElsewhere):
         return error
-    # The store is gone with the machine, or with the process, that kept it.
+    # The store may be gone, together with the machine or process that kept it.
     with contextlib.suppress(RuntimeError):
         if meeting is not None and isinstance(reported, InputError):
             is_first = meeting.report(reported)
@@ -233,20 +234,20 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _comes_from_lost_process(error: BaseException) -> bool:
-    """Return whether an error of a library comes from a process that is gone."""
+    """Return whether a library error means that another process is gone."""
     if isinstance(error, RunFailure) or not isinstance(error, RuntimeError):
         return False
     return isinstance(error, dist.DistError) or any(sign in str(error).lower() for sign in _SIGNS)
 
 
 def _lost_process_failure(error: BaseException, run: Path, process: Process) -> RunFailure:
-    """Return the failure of a process whose connection to another one ended."""
+    """Return the failure to report when the connection to another process ended."""
     steps, rest = checkpoint_steps(run), "no step was saved, so start the same command again"
     if steps:
-        rest = f"nothing but the steps after step {steps[-1]} is lost, and the same command with --resume goes on from "
+        rest = f"only the steps after step {steps[-1]} are lost, and the same command with --resume continues from "
         rest += "there"
-    elif process.machine:  # the folder of the first process may be on the disk of another machine
-        rest = "the same command with --resume goes on from the last checkpoint of process 0, if it saved one"
+    elif process.machine:  # the run directory of the first process may be on another machine
+        rest = "the same command with --resume continues from the last checkpoint of process 0, if it saved one"
     cause = "was killed or broke down"
     if "timed out" in str(error).lower():
         cause = "was killed, broke down or took longer for a step than train.timeout"

@@ -1,4 +1,4 @@
-"""Models that are spread over the processes: each holds a part of every weight, of its gradient and of its moments."""
+"""Training engine for sharded models: each process holds a shard of every weight, gradient and moment."""
 
 from __future__ import annotations
 
@@ -32,19 +32,21 @@ from clearhead.data.batches.base import BatchT, Loss
 from clearhead.training.parallel.engines import BatchLoss, RankBatch, TrainingEngine
 from clearhead.training.parallel.processes import Processes
 
-# The name that PyTorch gives to the one file into which it puts the parts of all processes together.
+# The name that PyTorch gives to the file into which it consolidates the shards of all processes.
 _WHOLE = "model-00001-of-00001.safetensors"
 
 
 class ShardedEngine(TrainingEngine[RankBatch[BatchT]]):
-    """PyTorch's FSDP2: weights are gathered layer by layer, and gradients are added up where their weights are kept.
+    """Engine with PyTorch's FSDP2: weights are gathered layer by layer, and gradients are added up on their shards.
 
     Args:
-        module: the module to train; the first process's weights are sent to the others, which may have none (on meta).
-        loss: gives, for a batch, the summed loss and the number of labels.
-        processes: that share the module.
-        device: of each process's part.
-        precision: "bf16" gathers weights in 16 bits; gradients are added up in 32.
+        module: the module to train; the weights of the first process are distributed, and the other processes may hold
+            the module on the meta device.
+        loss: a function that returns the summed loss of a batch and the number of its labels.
+        processes: the processes that train together.
+        device: the device of the shard of this process.
+        precision: the precision of the computation; "bf16" gathers weights in 16 bits. Gradients are added up in 32
+            bits.
 
     Source: arXiv 2304.11277.
     """
@@ -68,30 +70,30 @@ class ShardedEngine(TrainingEngine[RankBatch[BatchT]]):
             fully_shard(submodule, mesh=self._mesh, mp_policy=policy)
         for submodule in self._root.modules():
             if isinstance(submodule, FSDPModule):
-                # Sums, because the loop divides by the labels of all processes; gloo knows no averages either.
+                # Sums, because the loop divides by the labels of all processes; gloo does not support averages.
                 submodule.set_gradient_divide_factor(1.0)
                 submodule.set_force_sum_reduction_for_comms(True)
         unsaved = {path: buffer for path, buffer in module.named_buffers() if path not in module.state_dict()}
         module.to_empty(device=device)
-        for path, buffer in unsaved.items():  # of own parts: computed, and in no state
+        for path, buffer in unsaved.items():  # buffers of custom modules that are computed, not saved
             owner, _, name = path.rpartition(".")
             module.get_submodule(owner)._buffers[name] = buffer.to(device)
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         set_model_state_dict(module, weights, options=options)
 
     def loss(self, batch: RankBatch[BatchT], *, is_last: bool) -> tuple[Tensor, int]:
-        """Return the summed loss of a share, and the number of its labels; arguments as of `Engine.loss`."""
+        """Return the summed loss of the rows of this process, and the number of their labels."""
         assert isinstance(self._root, FSDPModule)
         self._root.set_requires_gradient_sync(is_last)
         loss: tuple[Tensor, int] = self._root(batch)
         if not torch.is_grad_enabled():
-            # No backward pass follows, after which the module holds the parts again that an optimizer knows.
+            # Without a backward pass, which would reshard the module, restore the shards that the optimizer uses.
             self._root.reshard()
         return loss
 
     @contextlib.contextmanager
     def whole_weights(self) -> Iterator[None]:
-        """Have whole weights in the module, for calls that do not come from `loss`; layers gather their own."""
+        """Return a context manager in which the module has whole weights; layers gather theirs when they run."""
         assert isinstance(self._root, FSDPModule)
         self._root.unshard()
         try:
@@ -100,7 +102,7 @@ class ShardedEngine(TrainingEngine[RankBatch[BatchT]]):
             self._root.reshard()
 
     def place_weights(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return whole weights as the module holds them."""
+        """Return whole weights as shards, like those of the module."""
         state = self.module.state_dict()
         return {
             name: distribute_tensor(value, self._mesh, [Shard(0)]) if isinstance(state[name], DTensor) else value
@@ -108,9 +110,9 @@ class ShardedEngine(TrainingEngine[RankBatch[BatchT]]):
         }
 
     def save(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Write named tensors to a safetensors file, each process its parts; the first one puts them together."""
+        """Write named tensors to a safetensors file: each process writes shards, and the first joins them."""
         path = Path(self._processes.broadcast(str(path)))
-        if not tensors:  # of an optimizer before its first step
+        if not tensors:  # the optimizer before its first step
             if self._processes.is_first:
                 super().save(path, tensors)
             return
@@ -122,7 +124,7 @@ class ShardedEngine(TrainingEngine[RankBatch[BatchT]]):
         except CheckpointException as error:
             cause, _ = next(iter(error.failures.values()))
             if self._processes.is_first and isinstance(cause, OSError):
-                raise cause from error  # which the writer of a checkpoint puts into words
+                raise cause from error  # the caller turns it into a message
             raise RunFailure(f"{path} could not be saved: {cause}") from error
         fault = self._processes.broadcast(
             _find_missing_values(folder, tensors, self._processes.size) if self._processes.is_first else None
@@ -135,15 +137,15 @@ class ShardedEngine(TrainingEngine[RankBatch[BatchT]]):
             _make_scalars(path, scalars)
 
     def join_save(self, files: Sequence[Mapping[str, Tensor]]) -> None:
-        """Take part in the writing of files by the first process, which names them."""
+        """Take part when the first process writes files, which sends their names."""
         for tensors in files:
             self.save(Path(), tensors)
 
     def load_checkpoint(self, folder: Path) -> Checkpoint:
-        """Load this process's shards of a checkpoint, which may have been written by any number of processes.
+        """Load the shards of this process from a checkpoint that any number of processes may have written.
 
         Raises:
-            InputError: it is damaged, its format is not supported, or another process reads another one.
+            InputError: the checkpoint is damaged, its format is not supported, or another process reads another one.
         """
         manifest = folder / MANIFEST
         digests = self._processes.all_gather(sha256_of(manifest) if manifest.exists() else "missing")
@@ -156,7 +158,7 @@ class ShardedEngine(TrainingEngine[RankBatch[BatchT]]):
         return load_checkpoint(folder, load=self._load)
 
     def _load(self, path: Path) -> dict[str, Tensor]:
-        """Read this process's shards of the named tensors of a file of a checkpoint."""
+        """Read the shards of this process from a file of a checkpoint."""
         shapes, scalars = _read_shapes(path)
         parts: dict[str, Tensor] = {
             name: zeros(*shape, device_mesh=self._mesh, placements=[Shard(0)])
@@ -171,20 +173,20 @@ class ShardedEngine(TrainingEngine[RankBatch[BatchT]]):
 
 
 class _SingleFile(FileSystem):
-    """A folder with the file that is asked for alone."""
+    """A file system that shows a single file as if it were a folder with this file."""
 
     def ls(self, path: object) -> list[str]:
-        """Return the file."""
+        """Return the path itself as the only entry."""
         return [str(path)]
 
 
 def _find_missing_values(folder: Path, tensors: Mapping[str, Tensor], num_processes: int) -> str | None:
-    """Return a phrase about a tensor that lacks values of some process; None if the consolidated file is complete.
+    """Return a phrase about a tensor that lacks values of a process; None if the consolidated file is complete.
 
     Args:
-        folder: with the consolidated file, and the shards of all processes.
-        tensors: the plan: shards of this process, which know the shape of the whole.
-        num_processes: number of processes that wrote shards.
+        folder: the folder with the consolidated file and the shards of all processes.
+        tensors: the shards of this process by name; they have the shapes of the whole tensors.
+        num_processes: the number of processes that wrote shards.
     """
     shards, numbers = sorted(folder.glob("sharded/*.safetensors")), Counter[str]()
     for shard in shards:
@@ -201,14 +203,14 @@ def _find_missing_values(folder: Path, tensors: Mapping[str, Tensor], num_proces
 
 
 def _read_shapes(path: Path) -> tuple[dict[str, list[int]], dict[str, Tensor]]:
-    """Return the shape of each tensor in a safetensors file, and the tensors without an axis."""
+    """Return the shapes of the tensors in a safetensors file, and the scalar tensors themselves."""
     with safe_open(path, framework="pt") as file:
         shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         return shapes, {name: file.get_tensor(name) for name, shape in shapes.items() if not shape}
 
 
 def _make_scalars(path: Path, names: list[str]) -> None:
-    """Take the only axis from tensors of a safetensors file: PyTorch would put zeros together for those without one."""
+    """Make one-element tensors of a safetensors file scalar again; PyTorch would consolidate scalars to zeros."""
     with path.open("r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -219,7 +221,7 @@ def _make_scalars(path: Path, names: list[str]) -> None:
 
 
 def _layers(module: nn.Module) -> list[nn.Module]:
-    """Return the layers that are gathered one by one; those that run at several depths stay with the rest."""
+    """Return the layers that are gathered one by one; layers that run at several depths are not among them."""
     stacks = [submodule for submodule in module.modules() if isinstance(submodule, Stack)]
     return [
         layer

@@ -1,4 +1,4 @@
-"""This process among all processes of a training, as environment variables of torchrun or Slurm describe it."""
+"""Rank and address of this process among all processes of a training, from environment variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NUMBERS: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROU
 
 
 class FailedElsewhere(SystemExit):
-    """Ends a process without a message, because another process of the same training says what happened."""
+    """Ends a process without a message, because another process of the same training shows the error."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class Process:
     """This process among all processes of a training; the defaults describe a process that trains alone.
 
     Args:
-        rank: number of this process, from 0.
-        size: number of processes on all machines.
-        local_rank: number of this process on its machine.
-        local_size: number of processes on its machine.
-        machine: number of its machine.
-        address, port: where the processes meet; "" and 0 for a process alone.
-        has_agent: whether torchrun keeps the store in which the processes meet; it outlives a restart of them.
+        rank: the number of this process, from 0.
+        size: the number of processes on all machines.
+        local_rank: the number of this process on its machine, from 0.
+        local_size: the number of processes on its machine.
+        machine: the number of its machine, from 0.
+        address, port: the address of the common store; "" and 0 for a process alone.
+        has_agent: whether torchrun keeps the common store, which then outlives a restart of the processes.
     """
 
     rank: int = 0
@@ -44,7 +44,7 @@ class Process:
         """Return this process as the environment variables describe it.
 
         Raises:
-            InputError: variables are missing, are no numbers or contradict each other; one line names all faults.
+            InputError: variables are missing, are not numbers, or contradict each other; one line names all faults.
         """
         texts = {name: os.environ[name] for name in _NUMBERS if os.environ.get(name)}
         numbers = {name: int(text) for name, text in texts.items() if text.isascii() and text.isdecimal()}
@@ -73,7 +73,7 @@ ALONE: Final = Process()
 
 
 def _contradictions(texts: Mapping[str, str], numbers: Mapping[str, int], address: str) -> list[str]:
-    """Return one phrase for each missing variable and for each number that its limit forbids."""
+    """Return one phrase for each missing variable and for each number out of range."""
     faults = [
         f"{number} is {texts[number]}, but {limit} is {texts[limit]}"
         for number, limit in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
@@ -95,7 +95,7 @@ def _contradictions(texts: Mapping[str, str], numbers: Mapping[str, int], addres
 
 
 def _refuse_slurm_tasks() -> None:
-    """Refuse tasks of Slurm that torchrun did not start: each of them would train alone, on the same data."""
+    """Refuse Slurm tasks that torchrun did not start: each would train the same run alone."""
     tasks, boxes = os.environ.get("SLURM_NTASKS", ""), os.environ.get("SLURM_NNODES", "")
     if not tasks.isdecimal() or int(tasks) < 2:
         return

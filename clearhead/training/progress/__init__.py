@@ -1,1 +1,1 @@
-"""Progress of a run: reports, the live panel and plots."""
+"""Progress of a run: reports, console output, plots and trackers."""

@@ -1,4 +1,4 @@
-"""Training progress on the console: lines in a log, or a live panel on a terminal or in a notebook."""
+"""Training progress on the console: lines for a log, or a live panel on a terminal or in a notebook."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from clearhead.training.progress.reports import (
 
 
 class LineProgress(TrainingProgress):
-    """Plain lines for logs: one every few seconds, and one per validation.
+    """Progress as plain lines for logs: a line every few seconds, and a line per validation.
 
     Args:
-        console: where to write.
-        every_seconds: minimum time between two lines about steps.
+        console: the console to write to.
+        every_seconds: the minimum time between two lines about steps, in seconds.
     """
 
     def __init__(self, console: Console, *, every_seconds: float = 10.0) -> None:
@@ -46,12 +46,12 @@ class LineProgress(TrainingProgress):
         self._last_line = -math.inf
 
     def begin(self, plan: RunPlan) -> None:
-        """Write the plan."""
+        """Write the plan of the run."""
         self._pace = Pace(plan)
         self.message(f"training {plan.run}: {describe_plan(plan)}")
 
     def step(self, report: StepReport) -> None:
-        """Write a line if `every_seconds` have passed since the last one."""
+        """Write a line about the step if `every_seconds` have passed since the last line."""
         assert self._pace is not None, "begin comes before step"
         self._pace.add(report)
         now = time.monotonic()
@@ -66,11 +66,11 @@ class LineProgress(TrainingProgress):
         )
 
     def begin_validation(self, step: int) -> None:
-        """Write that a validation begins."""
+        """Write a line that a validation begins."""
         self.message(f"step {step}  validating")
 
     def end_validation(self, report: ValidationReport) -> None:
-        """Write the result of a validation."""
+        """Write a line with the result of a validation."""
         assert self._pace is not None, "begin comes before validated"
         self._pace.add_validation(report)
         name = self._pace.plan.score_name or "score"
@@ -81,16 +81,16 @@ class LineProgress(TrainingProgress):
         )
 
     def message(self, text: str) -> None:
-        """Write the message."""
+        """Write a message as a line."""
         self.console.file.write(text + "\n")
         self.console.file.flush()
 
 
 def progress_for(console: Console | None = None) -> TrainingProgress:
-    """Return a live panel for a terminal or a notebook, and plain lines for anything else.
+    """Return the progress display for a console: a live panel on a terminal or in a notebook, else plain lines.
 
     Args:
-        console: where to show progress; None: standard error.
+        console: the console that shows progress. None means standard error.
     """
     console = console or Console(stderr=True)
     is_live = console.is_jupyter or (console.is_terminal and not console.is_dumb_terminal)
@@ -113,11 +113,11 @@ _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 
 class LiveProgress(TrainingProgress):
-    """Shows progress in a live panel.
+    """Progress in a live panel.
 
     Args:
         console: a rich console on a terminal or in a notebook.
-        every_seconds: minimum time between two updates.
+        every_seconds: the minimum time between two updates, in seconds.
     """
 
     def __init__(self, console: Console, *, every_seconds: float = 0.25) -> None:
@@ -133,7 +133,7 @@ class LiveProgress(TrainingProgress):
     def begin(self, plan: RunPlan) -> None:
         """Open the panel."""
         self._panel = TrainingPanel(plan)
-        # Updated from the training thread: a separate thread, which would slow the steps down, draws between long ones.
+        # The training thread draws; a second thread, which would slow down short steps, draws only during long ones.
         self._live = (
             NotebookLive(self._panel.render())
             if self.console.is_jupyter
@@ -146,32 +146,32 @@ class LiveProgress(TrainingProgress):
             threading.Thread(target=self._watch, daemon=True).start()
 
     def step(self, report: StepReport) -> None:
-        """Add the step, and redraw if `every_seconds` have passed."""
+        """Add a step to the panel, and redraw it if `every_seconds` have passed."""
         assert self._panel is not None, "begin comes before step"
         with self._lock:
             self._panel.step(report)
             self._draw()
 
     def begin_validation(self, step: int) -> None:
-        """Show that a validation is running."""
+        """Show in the panel that a validation is running."""
         assert self._panel is not None, "begin comes before validating"
         with self._lock:
             self._panel.activity = "validating"
             self._draw(at_once=True)
 
     def end_validation(self, report: ValidationReport) -> None:
-        """Show the result of the validation."""
+        """Show the result of a validation in the panel."""
         assert self._panel is not None, "begin comes before validated"
         with self._lock:
             self._panel.add_validation(report)
             self._draw(at_once=True)
 
     def message(self, text: str) -> None:
-        """Write the message above the panel."""
+        """Write a message above the panel."""
         self.console.print(Text(text))
 
     def end(self) -> None:
-        """Stop the updates; the last state stays on the screen."""
+        """Stop the updates; the last panel stays on the screen."""
         self._ended.set()
         with self._lock:
             if self._live is not None and self._panel is not None:
@@ -181,7 +181,7 @@ class LiveProgress(TrainingProgress):
                 self._live = None
 
     def show_waiting(self) -> None:
-        """Show how long a step or a validation has taken by now, if that is long enough to be missed."""
+        """Show the duration of the current step or validation once it is unusually long."""
         with self._lock:
             if self._panel is not None and self._panel.activity:
                 self._panel.waited = time.monotonic() - self._last_report
@@ -203,10 +203,10 @@ class LiveProgress(TrainingProgress):
 
 
 class NotebookLive:
-    """Shows a renderable below a notebook's cell and puts newer ones in its place; rich's own needs ipywidgets.
+    """A live display below a notebook cell, which shows the latest renderable; rich's own needs ipywidgets.
 
     Args:
-        renderable: what to show first.
+        renderable: the first renderable to show.
     """
 
     def __init__(self, renderable: RenderableType) -> None:
@@ -218,23 +218,23 @@ class NotebookLive:
         self._handle = importlib.import_module("IPython.display").display(self._renderable, display_id=True)
 
     def update(self, renderable: RenderableType, *, refresh: bool) -> None:
-        """Show another renderable in its place."""
+        """Replace the shown renderable."""
         assert refresh, "a notebook shows every update"
         self._handle.update(renderable)
 
     def stop(self) -> None:
-        """Leave the last renderable there."""
+        """Stop; the last renderable stays visible."""
 
 
 class TrainingPanel:
-    """The state of a run, rendered by rich.
+    """The panel of a run, rendered by rich.
 
     Args:
-        plan: of the run.
+        plan: the plan of the run.
 
     Attributes:
-        activity: what is being done.
-        waited: for how many seconds nothing was reported.
+        activity: the current activity, "training" or "validating"; empty after the run.
+        waited: the time since the last report in seconds.
     """
 
     def __init__(self, plan: RunPlan) -> None:
@@ -249,7 +249,7 @@ class TrainingPanel:
         self._last: StepReport | None = None
 
     def step(self, report: StepReport) -> None:
-        """Add one step."""
+        """Add the report of one step."""
         self._pace.add(report)
         self._recent.append(report.loss)
         self._history.add(report.loss)
@@ -257,14 +257,14 @@ class TrainingPanel:
         self.activity = "training"
 
     def add_validation(self, report: ValidationReport) -> None:
-        """Add one validation."""
+        """Add the report of one validation."""
         self._pace.add_validation(report)
         self._validations.append(report)
         self._best = report if report.is_best else self._best
         self.activity = "training"
 
     def render(self) -> RenderableType:
-        """Return the panel."""
+        """Return the panel as a renderable."""
         body = Group(self._bar(), Text(), self._numbers(), *self._validation_lines())
         activity = f"{self.activity}, {self.waited:.0f} s" if self.waited >= QUIET_SECONDS else self.activity
         subtitle = f"[dim]{activity}[/dim]" if activity else None
@@ -301,7 +301,7 @@ class TrainingPanel:
         return grid
 
     def _curve(self) -> Text:
-        """Return the losses as a line of blocks, with the losses that its lowest and highest blocks stand for."""
+        """Return the losses as a line of blocks, with the losses of its lowest and highest block."""
         line, low, high = sparkline(self._history.logarithms, 32)
         return Text.assemble((line, "green"), (f" {math.exp(low):.2f} to {math.exp(high):.2f}", "dim"))
 
@@ -324,10 +324,10 @@ class TrainingPanel:
 
 
 class LossHistory:
-    """The losses of a run of any length in bounded memory: means over groups of steps whose size grows.
+    """The losses of a run in bounded memory: means over groups of steps, whose size grows with the run.
 
     Attributes:
-        logarithms: of the means, oldest first; the log scale shows small improvements late in a run.
+        logarithms: the logarithms of the means, oldest first; a log scale shows small improvements late in a run.
     """
 
     def __init__(self) -> None:
@@ -349,10 +349,10 @@ class LossHistory:
 
 
 def sparkline(values: Sequence[float], width: int) -> tuple[str, float, float]:
-    """Return numbers as one line of block characters, with the lowest and the highest number that it tells apart.
+    """Return numbers as one line of block characters, with the lowest and the highest number on its scale.
 
-    Neighbours are averaged to fit the width. The first fifth may be higher than the highest block says: the first
-    losses of a run are so high that later ones would all look alike.
+    Neighbours are averaged to fit the width. The scale ignores the first fifth of the numbers: the first losses of a
+    run are so high that later ones would all look alike.
     """
     finite = [value for value in values if math.isfinite(value)]
     if not finite:

@@ -1,4 +1,4 @@
-"""Plots of a run's metrics: loss, learning rate and validation score."""
+"""Draw the plots of a run: loss, learning rate and validation score."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from clearhead.checkpoints.runs.metrics import MetricsRow
 
 _TRAIN, _VALID, _BEST = COLOURS[:3]
 _MULTIPLES = ((0.4, ()), (0.7, tuple(range(1, 10))), (3.0, (1, 2, 5)))
-"""The multiples of powers of ten that have labels, for losses that span less than so many powers; (): linear steps."""
+"""Labelled multiples of powers of ten, for losses that span less than a number of powers; () means linear steps."""
 
 
 def write_plots(folder: Path, rows: Sequence[MetricsRow], *, score_name: str = "score", note: str = "") -> list[Path]:
     """Draw every plot that has data.
 
     Args:
-        folder: of the plots; created if missing.
-        rows: lines of `metrics.jsonl` in the order of their steps.
-        score_name: name of the validation score.
-        note: a sentence below the title of the losses.
+        folder: the folder of the plots; created if missing.
+        rows: the lines of `metrics.jsonl`, in the order of steps.
+        score_name: the name of the validation score.
+        note: a sentence below the title of the loss plot.
 
     Returns:
-        The files written: loss.png, learning_rate.png, and score.png where there is a score.
+        The files written: loss.png, learning_rate.png, and score.png if there is a score.
     """
     folder.mkdir(parents=True, exist_ok=True)
     losses = _Losses.of(rows)
@@ -48,7 +48,7 @@ def write_plots(folder: Path, rows: Sequence[MetricsRow], *, score_name: str = "
 
 
 def smooth(values: Sequence[float], steps: Sequence[int], reach: float) -> list[float]:
-    """Return running means whose weights halve every `reach` steps to both sides, so that the curve does not lag."""
+    """Return running means; weights halve every `reach` steps in both directions, so the curve does not lag."""
     forward = _running_sums(values, steps, reach)
     backward = _running_sums(values[::-1], steps[::-1], reach)[::-1]
     return [
@@ -68,7 +68,7 @@ def _running_sums(values: Sequence[float], steps: Sequence[int], reach: float) -
 
 @dataclass(frozen=True)
 class _Losses:
-    """The losses of a run."""
+    """The losses of a run: training, smoothed training and validation."""
 
     steps: Sequence[int]
     losses: Sequence[float]
@@ -84,7 +84,7 @@ class _Losses:
         return cls(steps, losses, smoothed, valid)
 
     def draw(self, axes: Axes) -> None:
-        """Draw the curves and name them."""
+        """Draw the curves and their legend."""
         axes.plot(self.steps, self.losses, color=_TRAIN, alpha=0.25, linewidth=THIN)
         lines = [("training", axes.plot(self.steps, self.smoothed, color=_TRAIN, linewidth=THICK)[0])]
         if self.valid:
@@ -95,13 +95,13 @@ class _Losses:
 
 
 def _set_loss_scale(losses: Sequence[float], axes: Axes) -> None:
-    """Give the axis of losses a logarithmic scale, which shows the whole run; not if one of them is negative."""
+    """Set a logarithmic scale for the losses, unless one of them is negative."""
     positive = [loss for loss in losses if loss > 0]
     if not positive or min(losses) < 0:
         return
     low, high = min(positive), max(positive)
     decades, margin = math.log10(high / low), max((high / low) ** 0.05, 1.02)
-    # As many labels as have room.
+    # The most labels that have room.
     multiples = next((multiples for most, multiples in _MULTIPLES if decades < most), (1,))
     locator = LogLocator(subs=multiples, numticks=12) if multiples else MaxNLocator(nbins=7)
     axes.set_yscale("log")
@@ -112,14 +112,14 @@ def _set_loss_scale(losses: Sequence[float], axes: Axes) -> None:
 
 
 def _format_loss(loss: float, _: int | None) -> str:
-    """Return a loss in few letters: 0.05, 2e-3."""
+    """Return a loss as a short text, such as 0.05 or 2e-3."""
     return f"{loss:.4g}" if loss >= 0.01 else f"{loss:.0e}".replace("e-0", "e-")
 
 
 def _draw_learning_rate(rows: Sequence[MetricsRow], axes: Axes) -> None:
     axes.plot([row.step for row in rows], [row.learning_rate for row in rows], color=_TRAIN, linewidth=THICK)
     axes.set_ylim(bottom=0)
-    # The power of ten stands at the axis once, so that its numbers are short.
+    # The axis label has the power of ten, so that the tick labels are short.
     exponent = math.floor(math.log10(max((row.learning_rate for row in rows), default=0.0) or 1.0))
     axes.set_ylabel(f"learning rate, × {10.0**exponent:g}", color=INK)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate / 10**exponent:g}"))
@@ -147,7 +147,7 @@ def _describe_best(points: Sequence[tuple[int, float]], choose: Callable[..., tu
 
 @dataclass(frozen=True)
 class _Plot:
-    """One picture: its title, the lines below it, the label of the vertical axis, and what draws the curves."""
+    """A plot: its title, the lines below it, the label of the vertical axis, and the function that draws the curves."""
 
     title: str
     lines: Sequence[str]

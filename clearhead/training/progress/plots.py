@@ -1,4 +1,4 @@
-"""When the plots of a run are drawn, and what they say of its losses."""
+"""Schedule of the plots of a run, and the note about its training loss."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from clearhead.checkpoints.runs.metrics import MetricsRow
 
 
 class Plotter:
-    """Plots the metrics of a run from time to time, within a small share of its time.
+    """Plots the metrics of a run from time to time, within a small share of the run time.
 
     A failure does not stop training: it is reported once, and plotting ends.
 
     Args:
-        folder: of the plots, usually RUN/plots.
-        every_seconds: minimum time between two updates.
-        share: largest share of the time to spend on plotting.
-        note: a sentence below the title of the losses.
+        folder: the folder of the plots, usually RUN/plots.
+        every_seconds: the minimum time between two updates, in seconds.
+        share: the maximum share of the run time to spend on plotting.
+        note: a sentence below the title of the loss plot.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class Plotter:
             write_plots(self.folder, rows, score_name=score_name, note=self._note)
         except Exception as error:  # noqa: BLE001
             self._works = False
-            message(f"The plots cannot be drawn ({type(error).__name__}: {error}); training goes on without them.")
+            message(f"the plots cannot be drawn ({type(error).__name__}: {error}); training goes on without them")
         spent = time.monotonic() - began
         self._not_before = time.monotonic() + max(self._every_seconds, spent / self._share)
 
 
 def training_loss_note(module: nn.Module, label_smoothing: float) -> str:
-    """Return what the loss of training steps includes and that of validations does not; empty if they are the same.
+    """Return a note if the training loss includes dropout or label smoothing, unlike the validation loss; else "".
 
     Args:
-        module: that is trained.
-        label_smoothing: of the run.
+        module: the module to train.
+        label_smoothing: the label smoothing of the run.
     """
     has_dropout = any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in module.modules())
     parts = ["dropout"] if has_dropout else []

@@ -1,4 +1,4 @@
-"""What a training loop reports, and the base class of everything that shows it."""
+"""Reports of the training loop, and the base class of the displays that receive them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class RunPlan:
     """The plan of a run.
 
     Attributes:
-        run: name of the run, for the title.
-        first_step: steps taken before this run was resumed.
-        steps: the last step; None if only time or early stopping ends the run.
-        seconds: limit of wall-clock seconds, or None.
-        seconds_before: seconds before this run was resumed.
-        parameters: number of trained parameters.
-        score_name: name of the validation score, or None if there is no score.
-        validate_every: steps between two validations; 0: there are none.
-        validation_seconds: forecast of one validation with its checkpoint.
+        run: the name of the run, for the title.
+        first_step: the number of steps taken before this run was resumed.
+        steps: the last step. None means that only time or early stopping ends the run.
+        seconds: the limit of wall-clock time in seconds. None means no limit.
+        seconds_before: the wall-clock time before this run was resumed, in seconds.
+        parameters: the number of trained parameters.
+        score_name: the name of the validation score. None means that there is no score.
+        validate_every: the number of steps between two validations; 0 means no validations.
+        validation_seconds: the forecast time of one validation with its checkpoint, in seconds.
     """
 
     run: str
@@ -37,15 +37,15 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One optimizer step.
+    """The report of one optimizer step.
 
     Attributes:
-        step: optimizer steps taken.
-        loss: mean training loss per label of this step, in nats.
-        learning_rate: of this step.
-        tokens: source and target tokens of this step.
-        step_seconds: time this step took.
-        seconds: wall-clock time of the run so far.
+        step: the number of optimizer steps taken.
+        loss: the mean training loss per label of this step, in nats.
+        learning_rate: the learning rate of this step.
+        tokens: the number of source and target tokens of this step.
+        step_seconds: the time of this step in seconds.
+        seconds: the wall-clock time of the run so far, in seconds.
     """
 
     step: int
@@ -58,14 +58,14 @@ class StepReport:
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """One validation.
+    """The report of one validation.
 
     Attributes:
-        step: optimizer steps taken.
-        loss: mean validation loss per label, in nats.
-        score: the validation score, or None.
+        step: the number of optimizer steps taken.
+        loss: the mean validation loss per label, in nats.
+        score: the validation score. None means that there is no score.
         is_best: whether this is the best validation so far.
-        seconds: time the validation took.
+        seconds: the time of the validation in seconds.
     """
 
     step: int
@@ -76,30 +76,30 @@ class ValidationReport:
 
 
 class TrainingProgress(Display):
-    """The display of a training: receives the reports of its loop as well; subclasses override what they show."""
+    """Base class of displays of a training: receives the reports of its loop; subclasses show them."""
 
     def begin(self, plan: RunPlan) -> None:
-        """Training is about to start."""
+        """Handle the start of training."""
 
     def step(self, report: StepReport) -> None:
-        """One optimizer step was taken."""
+        """Handle the report of one optimizer step."""
 
     def begin_validation(self, step: int) -> None:
-        """A validation begins."""
+        """Handle the start of a validation."""
 
     def end_validation(self, report: ValidationReport) -> None:
-        """A validation is done."""
+        """Handle the report of a finished validation."""
 
     def end(self) -> None:
-        """Training is over, for whatever reason."""
+        """Handle the end of training, whatever its reason."""
 
 
 class Pace:
-    """Throughput of the recent steps and remaining time.
+    """The pace of a run: throughput of the recent steps, and remaining time.
 
     Args:
-        plan: of the run.
-        window: number of recent steps.
+        plan: the plan of the run.
+        window: the number of recent steps that count.
     """
 
     def __init__(self, plan: RunPlan, *, window: int = 50) -> None:
@@ -108,22 +108,22 @@ class Pace:
         self._validations: deque[ValidationReport] = deque(maxlen=5)
 
     def add(self, report: StepReport) -> None:
-        """Add one step."""
+        """Add the report of one step."""
         self._recent.append(report)
 
     def add_validation(self, report: ValidationReport) -> None:
-        """Add one validation."""
+        """Add the report of one validation."""
         self._validations.append(report)
 
     @property
     def tokens_per_second(self) -> float:
-        """Source and target tokens per second over the recent steps, without validations."""
+        """The number of source and target tokens per second over the recent steps, without validations."""
         spent = sum(report.step_seconds for report in self._recent)
         return sum(report.tokens for report in self._recent) / spent if spent > 0 else 0.0
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the run ends: of the steps and of the validations to come; None if its length is not known."""
+        """The remaining time of steps and validations in seconds; None if the length of the run is not known."""
         if not self._recent:
             return None
         last = self._recent[-1]
@@ -136,7 +136,7 @@ class Pace:
         return min(ends) if ends else None
 
     def _validation_seconds_left(self, step: int) -> float:
-        """Return the seconds of the validations to come, by those that were measured last or else by the forecast."""
+        """Return the time of the remaining validations in seconds, from the last measured ones or the forecast."""
         plan = self.plan
         if plan.steps is None or not plan.validate_every:
             return 0.0
@@ -148,7 +148,7 @@ class Pace:
 
     @property
     def fraction(self) -> float | None:
-        """The completed share of the run, from 0 to 1; None if its length is not known."""
+        """The completed share of the run, from 0 to 1; None if the length of the run is not known."""
         if not self._recent:
             return None
         last, plan = self._recent[-1], self.plan
@@ -162,7 +162,7 @@ def step_of(step: int, steps: int | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration with its unit: "93 ms", "4.2 s", "42 s", "3 min 05 s", "2 h 10 min"."""
+    """Return a duration as a text with its unit: "93 ms", "4.2 s", "42 s", "3 min 05 s", "2 h 10 min"."""
     if 0 < seconds < 0.9995:
         return f"{1000 * seconds:.0f} ms" if seconds >= 0.00995 else f"{1000 * seconds:.1f} ms"
     if seconds < 9.95:

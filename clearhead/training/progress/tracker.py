@@ -1,4 +1,4 @@
-"""The curves of a run for a tracker: trackio, wandb or TensorBoard. Numbers leave the run, and no text of the data."""
+"""Trackers: log the numbers of a run, and no text of its data, to trackio, wandb or TensorBoard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MODULES: Final[Mapping[TrackerName, str]] = {
     "wandb": "wandb",
     "tensorboard": "torch.utils.tensorboard",
 }
-# What wandb would send beside numbers: what the terminal shows, code, the command, and facts of the machine.
+# Switches off everything that wandb would send besides numbers: terminal output, code, command, machine facts.
 _WANDB_SETTINGS: Final = {
     "console": "off", "disable_code": True, "disable_git": True, "save_code": False, "silent": True,
     "x_disable_machine_info": True, "x_disable_meta": True, "x_disable_stats": True,
@@ -33,17 +33,17 @@ _PROJECT: Final = "clearhead"
 
 
 class TrackedProgress(TrainingProgress):
-    """Gives the numbers of a run to a tracker, and passes every report on; a tracker that fails ends no training.
+    """Logs the numbers of a run to a tracker, and passes every report on; a failing tracker does not end training.
 
     Args:
-        tracker: its name.
+        tracker: the name of the tracker.
         run: the run directory.
-        config: of the run, for the tracker's table of runs.
-        shown: receives every report as well.
-        is_resumed: whether the run goes on, in the tracker too.
+        config: the settings of the run, for the tracker's table of runs.
+        shown: the display that also receives every report.
+        is_resumed: whether the run is resumed; it then continues in the tracker too.
 
     Raises:
-        InputError: the package is not installed.
+        InputError: the package of the tracker is not installed.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class TrackedProgress(TrainingProgress):
         self._writer: Any = None
 
     def begin(self, plan: RunPlan) -> None:
-        """Begin the run in the tracker, or go on with it."""
+        """Begin the run in the tracker, or continue it."""
         self.shown.begin(plan)
         self._call_tracker(partial(self._begin_tracking, plan))
 
@@ -73,7 +73,7 @@ class TrackedProgress(TrainingProgress):
         self._write(values, report.step)
 
     def begin_validation(self, step: int) -> None:
-        """Pass the step on."""
+        """Pass the start of a validation on."""
         self.shown.begin_validation(step)
 
     def end_validation(self, report: ValidationReport) -> None:
@@ -83,19 +83,19 @@ class TrackedProgress(TrainingProgress):
         self._write({"loss/valid": report.loss, **score}, report.step)
 
     def message(self, text: str) -> None:
-        """Pass the message on."""
+        """Pass a message on."""
         self.shown.message(text)
 
     def end(self) -> None:
-        """Write everything out and end the run in the tracker."""
+        """Write all numbers out, and end the run in the tracker."""
         self.shown.end()
         if self._writer is not None:
-            # The end of the module, not of its run: trackio would end that again at the exit, and print of it.
+            # finish of the module, not of its run: trackio would finish the run again at exit, and print a line.
             self._call_tracker(self._writer.close if self._tracker == "tensorboard" else self._module.finish)
 
     def _begin_tracking(self, plan: RunPlan) -> None:
         if self._tracker == "tensorboard":
-            # What a killed run wrote after its checkpoint is left out.
+            # Numbers that a killed run logged after its last checkpoint are removed.
             folder = str(self._run / "tensorboard")
             self._writer = self._module.SummaryWriter(folder, purge_step=plan.first_step + 1)
             return
@@ -107,7 +107,7 @@ class TrackedProgress(TrainingProgress):
         project = os.environ.get("WANDB_PROJECT", _PROJECT)
         options = {"project": project, "name": name, "config": {**self._config, "parameters": plan.parameters}}
         if self._tracker == "wandb":
-            # Not into the run directory: wandb makes links.
+            # Not in the run directory, because wandb creates links.
             options |= {"id": key, "mode": os.environ.get("WANDB_MODE", "offline"), "settings": dict(_WANDB_SETTINGS)}
         self._writer = self._module.init(**options, resume="allow")
         self.shown.message(f"{self._tracker}: project {project}, run {name}")
@@ -124,11 +124,11 @@ class TrackedProgress(TrainingProgress):
             self._module.log(dict(values), step=step)
 
     def _call_tracker(self, call: Callable[[], object]) -> None:
-        """Call a tracker, whose lines are messages and no results; one that fails is left alone from then on."""
+        """Call a tracker with its output sent to stderr; after a failure it is not called again."""
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 call()
         except Exception as error:  # noqa: BLE001 - the code of another package
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            self.shown.message(f"{self._tracker} failed and is left out from here on, and the run goes on: {reason}")
+            self.shown.message(f"{self._tracker} failed; the run goes on without it: {reason}")
             self._writer = None

@@ -1,1 +1,1 @@
-"""The run file: its sections, its rules, and every fault in one report."""
+"""Run files: tables, rules and parsing, with every fault in one report."""

@@ -46,12 +46,12 @@ def resolve_spec(
     """Return the spec of a [model] table for vocabularies of these sizes.
 
     Args:
-        section: the table.
-        kind: the task, for the messages.
-        source_vocab: size of the source vocabulary.
-        target_vocab: size of the target vocabulary.
-        joint: whether both sides have one vocabulary, so that their tables can be shared.
-        head: None: a vocabulary head.
+        section: the [model] table.
+        kind: the kind of the task, for messages.
+        source_vocab: the size of the source vocabulary.
+        target_vocab: the size of the target vocabulary.
+        joint: whether both sides share one vocabulary, so that they can share embeddings.
+        head: the head of the model. None means a vocabulary head.
 
     Raises:
         InputError: sizes are impossible, or do not fit the vocabularies.
@@ -62,7 +62,7 @@ def resolve_spec(
         if head is not None:
             return try_spec(with_head(model, head))
         if model.head is None:
-            raise InputError(f"{path}: the task '{kind}' needs a spec with a head")
+            raise InputError(f"{path}: the task '{kind}' needs a spec with a head; add one to this file")
         return try_spec(model)
     hparams = _hparams(section, joint)
     _refuse_too_large(hparams)
@@ -71,21 +71,21 @@ def resolve_spec(
 
 
 def _refuse_too_large(hparams: Hyperparameters) -> None:
-    """Refuse a model whose training could not fit into this machine, before anything is built."""
+    """Refuse a model whose training exceeds the memory of this machine, before it is built."""
     needed, total = TRAINING_BYTES * least_parameters(hparams), total_memory()
     if needed > total:
         raise InputError(
             f"{hparams.layers:,} layers of width {hparams.width:,} have at least {least_parameters(hparams):,} "
             f"parameters; training takes {TRAINING_BYTES} bytes for each, {human_bytes(needed)}, and this machine has "
-            f"{human_bytes(total)} of memory"
+            f"{human_bytes(total)} of memory: lower layers or width"
         )
 
 
 def least_parameters(hparams: Hyperparameters) -> int:
-    """Return the parameters of the projections in the layers: all but embeddings, norms and biases.
+    """Return the number of parameters in the projections of the layers; embeddings, norms and biases do not count.
 
     Args:
-        hparams: sizes; absent ones follow from the others as in the spec.
+        hparams: the hyperparameters; missing sizes have the defaults of the spec.
     """
     width, heads = hparams.width, hparams.heads
     head_size = hparams.head_size or width // heads
@@ -101,7 +101,7 @@ def least_parameters(hparams: Hyperparameters) -> int:
 
 
 def _hparams(section: ModelSection, joint: bool) -> Hyperparameters:
-    """Put what the table gives over the preset's values."""
+    """Return the hyperparameters of the preset with the changes of the [model] table."""
     preset = section.preset or DEFAULT_PRESET
     if preset not in PRESETS:
         raise InputError(
@@ -122,10 +122,10 @@ def _hparams(section: ModelSection, joint: bool) -> Hyperparameters:
 
 
 def try_spec(model: Model) -> Model:
-    """Return a spec whose own parts, if there are any, were tried with few tokens.
+    """Try the custom modules of a spec, if it has any, with few tokens, and return the spec.
 
     Raises:
-        InputError: one does not do what its role needs.
+        InputError: a custom module does not do what its role needs.
     """
     if next(own_parts(model), None) is not None:
         from clearhead.core.extensions.trial import try_parts  # torch is needed for it
@@ -135,14 +135,14 @@ def try_spec(model: Model) -> Model:
 
 
 def with_extensions(model: Model, section: ModelSection) -> Model:
-    """Return a spec with the own parts of a [model] table in it.
+    """Return a spec with the custom modules of a [model] table.
 
     Args:
-        model: the spec without them.
-        section: the table.
+        model: the spec without custom modules.
+        section: the [model] table.
 
     Raises:
-        InputError: a part is not there, stands where it has no place, or its values are faulty.
+        InputError: a custom module is missing, is used in a wrong role, or has wrong values.
     """
     tables = {key: table for key in EXTENSION_KEYS if (table := getattr(section, key)) is not None}
 
@@ -155,7 +155,7 @@ def with_extensions(model: Model, section: ModelSection) -> Model:
 
 
 def _extension_fields(node: Node) -> Iterator[tuple[str, str]]:
-    """Yield the keys of a [model] table whose own parts stand in fields of a node, and these fields."""
+    """Yield the keys of a [model] table that name a custom module for a field of a node, and these fields."""
     if isinstance(node, Branch) and isinstance(node.function, FeedForward):
         yield "network", "function"
     if isinstance(node, Branch) and isinstance(node.function, Attention) and node.function.source == "self":
@@ -169,11 +169,11 @@ def _extension_fields(node: Node) -> Iterator[tuple[str, str]]:
 
 
 def _inner_dropout(section: ModelSection, preset: Hyperparameters) -> dict[str, float]:
-    """Return the dropout of attention weights and inner layers that follows the key `dropout` of a [model] table.
+    """Return the dropout of attention weights and inner layers that follows from `dropout` in a [model] table.
 
     Args:
-        section: the table.
-        preset: the values before the table changes them; a dropout that is 0 in them stays 0.
+        section: the [model] table.
+        preset: the hyperparameters of the preset; a dropout of 0 stays 0.
     """
     dropout: float | None = section.dropout
     if dropout is None:
@@ -187,8 +187,8 @@ def with_dropout(model: Model, section: ModelSection) -> Model:
 
     Args:
         model: the spec of the initial model.
-        section: the table; `dropout` also replaces the dropout of attention weights and of inner layers where the model
-            has one and the table has no key for it.
+        section: the [model] table. `dropout` also replaces the dropout of attention weights and inner layers, if the
+            model has one and the table has no key for it.
     """
     keys = {Attention: section.attention_dropout, FeedForward: section.activation_dropout}
 

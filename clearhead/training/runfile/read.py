@@ -1,7 +1,7 @@
 """Read a run file (TOML), apply overrides, validate it, and write it back with all defaults.
 
-Relative paths in a run file are relative to the current directory, but that of `[model] parts`, which is code: it is
-relative to the folder of the run file, and is not imported from the run file of a run directory.
+Relative paths in a run file are relative to the current directory. An exception is `[model] parts`, which is code: it
+is relative to the folder of the run file. The run file of a run directory does not import this code.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from clearhead.training.runfile.sections import (
 )
 
 _HELD_OUT = "; `clearhead new` can hold out some of the training data"
-# Values for required keys that are missing or faulty, so that the rules can still check the other keys.
+# Placeholders for required keys that are missing or wrong, so that the rules can still check the other keys.
 _PLACEHOLDERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "task": {"kind": BUILT_IN[0]},
@@ -59,7 +59,8 @@ def load_run_file(path: Path, overrides: Sequence[str] = (), *, is_of_run: bool 
     Args:
         path: the TOML file.
         overrides: `table.key=value` texts; a value is TOML, and a bare word is text.
-        is_of_run: whether a run directory was named, whose parts are not imported; one with checkpoints is known.
+        is_of_run: whether the file belongs to a run directory, whose code is not imported. A folder with checkpoints is
+            recognised as such without this argument.
 
     Returns:
         The run file with every default filled in.
@@ -72,7 +73,7 @@ def load_run_file(path: Path, overrides: Sequence[str] = (), *, is_of_run: bool 
 
 
 def extensions_folder(path: Path) -> Path | None:
-    """Return the folder to which [model] parts of a run file are relative; None: it is a run directory."""
+    """Return the folder to which [model] parts is relative; None if the run file belongs to a run directory."""
     return None if (path.parent / "checkpoints").is_dir() else path.parent
 
 
@@ -80,10 +81,11 @@ def parse_run_file(text: str, name: str, overrides: Sequence[str] = (), *, folde
     """Validate the text of a run file.
 
     Args:
-        text: the text.
+        text: the TOML text.
         name: the name of the run file in messages.
-        overrides: as for `load_run_file`; their [model] parts are relative to the current directory.
-        folder: the folder to which [model] parts in the text are relative; None: they are not imported.
+        overrides: `table.key=value` texts, as in `load_run_file`; their [model] parts is relative to the current
+            directory.
+        folder: the folder to which [model] parts in the text is relative. None means that it is not imported.
 
     Raises:
         InputError: every fault with file and line, in one report.
@@ -104,7 +106,7 @@ def parse_run_file(text: str, name: str, overrides: Sequence[str] = (), *, folde
 
 
 def parse_tables(text: str, name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the tables of a run file with its overrides, unchecked; faulty overrides are left out."""
+    """Return the unchecked tables of a run file with overrides applied; wrong overrides are left out."""
     draft = _Draft(name, _parse_toml(text, name))
     draft.apply(overrides)
     return draft.values
@@ -112,14 +114,14 @@ def parse_tables(text: str, name: str, overrides: Sequence[str] = ()) -> dict[st
 
 @dataclass
 class _Draft:
-    """A run file while it is read.
+    """A run file during parsing: values, origins and faults.
 
     Attributes:
         name: the name of the run file in messages.
-        values: the tables, of which none is checked.
+        values: the unchecked tables.
         lines: the line of each table and key.
-        overrides: the override that set an address.
-        faults: the faults so far.
+        overrides: the override that set a key, by address.
+        faults: the faults found so far.
     """
 
     name: str
@@ -130,13 +132,13 @@ class _Draft:
 
     @property
     def kind(self) -> str | None:
-        """The kind of task; None: the run file names none."""
+        """The kind of task; None if the run file names no valid kind."""
         task = self.values.get("task")
         kind = task.get("kind") if isinstance(task, dict) else None
         return kind if kind in task_kinds() else None
 
     def origin(self, address: Address) -> tuple[str, int]:
-        """Return the override that set an address, or "", and its line in the file, or 0."""
+        """Return the override that set an address (or ""), and its line in the file (or 0)."""
         for length in range(len(address), 0, -1):
             start = address[:length]
             if start in self.overrides:
@@ -146,13 +148,13 @@ class _Draft:
         return "", 0
 
     def report(self, address: Address, sentence: str, *, at: Address | None = None, follows: bool = False) -> None:
-        """Add a fault, whose message starts with the origin of its address, such as "run.toml:12: ".
+        """Add a fault; its message starts with the origin of its address, such as "run.toml:12: ".
 
         Args:
             address: the address of the fault.
             sentence: the message.
-            at: the address whose origin the message names; None: that of the fault.
-            follows: as of `Fault`.
+            at: the address whose origin the message names. None means the address of the fault.
+            follows: whether the fault only follows from another fault.
         """
         override, line = self.origin(address if at is None else at)
         start = f"{self.name}:{line}" if line else self.name
@@ -161,7 +163,7 @@ class _Draft:
         self.faults.append(Fault(address, f"{start}: {sentence}", follows))
 
     def apply(self, overrides: Iterable[str]) -> None:
-        """Apply overrides to the values; a faulty one is reported and left out."""
+        """Apply overrides to the values; a wrong one is reported and left out."""
         for text in overrides:
             key, equals, value = text.partition("=")
             address = tuple(name.strip() for name in key.split("."))
@@ -173,15 +175,18 @@ class _Draft:
                 self.faults.append(Fault(address, f"override '{text}': {sentence}"))
                 continue
             if len(address) == 2 and address[0] == "train" and address[1] in LENGTHS:
-                # Steps replace the epochs of the file, and epochs the steps; seconds may end either early.
+                # An override of steps replaces epochs in the file, and vice versa; seconds can end both early.
                 for length in set(LENGTHS) - {address[1]}:
                     self.values["train"].pop(length, None)
             self.overrides[address] = text
 
     def _set(self, address: Address, value: Any) -> str | None:
-        """Set one value in nested tables; return a message if that is impossible."""
+        """Set a value in nested tables; return a message if this is impossible, else None."""
         if address[0] not in TABLES:
-            return f"there is no table [{address[0]}]{did_you_mean(address[0], TABLES)}; the tables are {', '.join(TABLES)}"
+            return (
+                f"there is no table [{address[0]}]{did_you_mean(address[0], TABLES)}; "
+                f"the tables are {', '.join(TABLES)}"
+            )
         table = self.values
         for depth, name in enumerate(address[:-1], start=1):
             below = table.setdefault(name, {})
@@ -192,9 +197,9 @@ class _Draft:
         return None
 
     def validate(self) -> tuple[RunFile, set[Address]]:
-        """Return the run file and the addresses of faulty values.
+        """Return the run file, and the addresses of wrong values.
 
-        A faulty value is reported, and a placeholder takes its place, so that the rules can check the other keys.
+        A wrong value is reported and replaced by a placeholder, so that the rules can check the other keys.
         """
         try:
             return run_file_type(self.kind).model_validate(self.values), set()
@@ -213,7 +218,7 @@ class _Draft:
         return isinstance(self.values.get(name), dict)
 
     def _report_values(self, error: ValidationError) -> list[Address]:
-        """Report one fault per faulty address, and return the addresses."""
+        """Report one fault per address with a wrong value, and return these addresses."""
         grouped: dict[Address, list[Any]] = {}
         for item in error.errors(include_url=False):
             grouped.setdefault(self._address(item["loc"], item["type"]), []).append(item)
@@ -230,7 +235,7 @@ class _Draft:
         return list(grouped)
 
     def _address(self, location: tuple[int | str, ...], type_: str) -> Address:
-        """Remove from a location what is not a key: the tag of a union, the index of a list."""
+        """Return a location of pydantic as an address: without tags of unions and indices of lists."""
         address: list[str] = []
         values: Any = self.values
         for position, name in enumerate(location):
@@ -249,13 +254,13 @@ class _Draft:
         for name in address:
             received = received[name]
         if type_.startswith("union_tag"):
-            assert self.kind is not None, "the forms of data are those of a task"
+            assert self.kind is not None, "forms of data need a task"
             return _no_data(address, received, data_of(self.kind).forms)
         wanted = describe_expected(self._section_at(address[:-1]), address[-1], items)
-        return f"{name_of(address)} must be {wanted}, received {describe_value(received)}{near_choice(items[0])}"
+        return f"{name_of(address)} must be {wanted}, got {describe_value(received)}{near_choice(items[0])}"
 
     def _section_at(self, table: Address) -> type[RunFileSection]:
-        """Return the type of a table of the run file, or of a table inside a table."""
+        """Return the type of a table of the run file, or of a nested table."""
         if not table:
             return run_file_type(self.kind)
         if len(table) == 1:
@@ -279,11 +284,11 @@ class _Draft:
         return f"unknown key '{name}' in {name_of(table)}{hint or '; its keys are ' + ', '.join(known)}"
 
     def check_model(self, run: RunFile, *, imports_extensions: bool) -> None:
-        """Check the sizes of the model with those of its preset; the vocabulary is not known yet, so it has any size.
+        """Check the [model] table by building its spec; the vocabulary size, not known yet, is arbitrary.
 
         Args:
             run: the checked run file.
-            imports_parts: whether [model] parts are imported.
+            imports_extensions: whether the file of [model] parts is imported.
         """
         from clearhead.training.runfile.model_table import resolve_spec
 
@@ -298,7 +303,7 @@ class _Draft:
             self.report(("model",), error.as_fault + ("" if run.model.parts is None or imports_extensions else hint))
 
     def refuse_faults(self) -> None:
-        """Raise an `InputError` with every fault, ordered by line, with those of overrides last."""
+        """Raise an `InputError` with every fault, ordered by line; faults of overrides come last."""
         ordered = sorted(
             self.faults, key=lambda fault: (self.origin(fault.address)[0] != "", self.origin(fault.address)[1])
         )
@@ -337,7 +342,7 @@ def find_lines(text: str) -> dict[Address, int]:
 
 
 def describe_value(value: object) -> str:
-    """Return a description of a received value."""
+    """Return a value of a run file in words, for messages."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -365,7 +370,7 @@ _BROKEN = object()
 
 
 def _override_value(text: str) -> Any:
-    """Parse a value as TOML; anything else is text, except an invalid list, table or quoted text."""
+    """Parse an override value as TOML; other text is a string, except an invalid list, table or quoted text."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
@@ -374,18 +379,18 @@ def _override_value(text: str) -> Any:
 
 
 def _placeholders(kind: str | None) -> dict[str, Mapping[str, Any]]:
-    """Return values for the required keys of each table."""
+    """Return placeholders for the required keys of each table."""
     named = {} if kind is None else data_of(kind).forms[0].example()
     return {**_PLACEHOLDERS, "data": {"train": named, "valid": named}}
 
 
 def _is_misspelt(missing: Address, unknown: Sequence[Address]) -> bool:
-    """Return whether a missing key stands in its table under a name like it, which has a message of its own."""
+    """Return whether a missing key is misspelt in its table; the misspelt key already has a message."""
     return any(other[:-1] == missing[:-1] and did_you_mean(other[-1], missing[-1:]) for other in unknown)
 
 
 def _type(address: Address, item: Mapping[str, Any]) -> str:
-    """Return the type of an error; what is missing inside a list is a fault of the list."""
+    """Return the type of a pydantic error; an item missing in a list is a fault of the list."""
     is_inside = item["type"] == "missing" and item["loc"][-1] != address[-1]
     return "too_short" if is_inside else str(item["type"])
 
@@ -400,7 +405,7 @@ def _no_data(address: Address, value: object, forms: Sequence[type[Form]]) -> st
         received = f"the keys {', '.join(map(str, value))}{next(filter(None, hints), '')}"
     elif address[-1] == "valid":
         received += _HELD_OUT
-    return f"{name_of(address)} must be a table that names the data, such as {such_as}; received {received}"
+    return f"{name_of(address)} must be a table that names the data, such as {such_as}; got {received}"
 
 
 def _example(form: type[Form]) -> str:
@@ -409,7 +414,7 @@ def _example(form: type[Form]) -> str:
 
 
 def _other_table(name: str, kind: str | None) -> str:
-    """Return a hint to another table that has the key."""
+    """Return a hint that names another table with this key, or an empty string."""
     homes = [table for table, section in sections_of(kind).items() if name in section.model_fields]
     return f" (it belongs in [{homes[0]}])" if homes else ""
 
@@ -422,12 +427,12 @@ def _missing_key(address: Address) -> str:
 
 
 def to_toml(run: RunFile) -> str:
-    """Write a run file as TOML text that reads back to an equal run file."""
+    """Return a run file as TOML text, which parses to an equal run file."""
     return toml_text({name: table for name, table in run.model_dump().items() if table is not None})
 
 
 def toml_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write tables of values as TOML text; None is left out."""
+    """Return tables of values as TOML text; None is left out."""
     blocks = []
     for name, table in tables.items():
         lines = [f"{key} = {toml_value(value)}" for key, value in table.items() if value is not None]
@@ -436,13 +441,13 @@ def toml_text(tables: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """Write one value as TOML."""
+    """Return one value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, str):
-        # JSON's escapes are TOML's, except that TOML also wants DEL escaped and has no surrogate pairs.
+        # TOML has the escapes of JSON, but needs DEL escaped, and has no surrogate pairs.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         return (

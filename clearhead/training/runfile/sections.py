@@ -1,8 +1,8 @@
 """Tables and keys of a run file as frozen types, the rules between their keys, and their defaults.
 
-The tables [task] and [data] depend on the kind of task. A key whose default depends on other keys is None until
-`fill_defaults` fills it, so that a key without effect can be reported. The rules check the valid values, so a fault in
-one key does not hide a fault between others.
+The tables [task] and [data] depend on the kind of task. If the default of a key depends on other keys, the key is None
+until `fill_defaults` sets it; a key without effect can then be reported. The rules check valid values only, so a fault
+in one key does not hide a fault between others.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ CountOrZero = Annotated[int, Field(ge=0)]
 class TokenizerSection(RunFileSection):
     """The tokenizer: trained for the run (kind) or loaded from a file or folder (path)."""
 
-    #: What a token is: pieces of words (bpe, byte-bpe, unigram, wordpiece), words, characters, bytes, or, with split,
-    #: what the spaces of an already segmented text divide.
+    #: The kind of token: pieces of words (bpe, byte-bpe, unigram, wordpiece), words, characters, bytes, or, with
+    #: split, the units between the spaces of an already segmented text.
     kind: Literal["bpe", "byte-bpe", "unigram", "wordpiece", "word", "character", "byte", "split"] | None = None
     #: An existing tokenizer in place of a trained one: a tokenizer.json, or a folder with one.
     path: str | None = None
-    #: How many tokens a trained tokenizer has at most, special ones included; byte has as many as there are bytes.
+    #: The maximum vocabulary size of a trained tokenizer, special tokens included; not for byte, which has 256 bytes.
     vocab_size: Annotated[int, Field(ge=8)] | None = None
-    #: Whether source and target share one tokenizer, so that they can share one table.
+    #: Whether source and target share one tokenizer, so that they can share one embedding table.
     joint: bool | None = None
 
 
-_EXTENSION = Field(description='a table of an own part with its kind, such as { kind = "gated_recurrence" }')
+_EXTENSION = Field(description='a table of a custom module with its kind, such as { kind = "gated_recurrence" }')
 ExtensionTable = Annotated[dict[str, Any] | None, _EXTENSION]
 
 
 class ModelSource(RunFileSection):
-    """The start of a model, which other keys change."""
+    """The base of a model (preset or spec file), which the other keys change."""
 
-    #: Which stacks there are; a task allows some of them.
+    #: The family of the model, which decides its stacks; a task allows some families.
     family: Family | None = None
-    #: The named model that the other keys change.
+    #: The preset that the other keys change.
     preset: str | None = None
-    #: A spec.json that describes the whole model; no other key but family and parts goes with it.
+    #: A spec.json that describes the whole model; only family and parts are allowed with it.
     spec: str | None = None
 
 
 def _hyperparameter_keys() -> dict[str, Any]:
-    """Return the keys of [model] that change a preset: hyperparameters, of which None keeps the preset's value."""
+    """Return the keys of [model] that change a preset: hyperparameters, where None keeps the value of the preset."""
     names = [field.name for field in fields(Hyperparameters) if field.name not in PRESET_ONLY | {"family"}]
     types = get_type_hints(Hyperparameters, include_extras=True)
     return {name: (types[name] | None, None) for name in names}
@@ -68,141 +68,141 @@ _WithChanges = create_model("ModelSection", __base__=ModelSource, **_hyperparame
 
 
 class ModelSection(_WithChanges):  # type: ignore[misc, valid-type] # made from Hyperparameters
-    """The model: a preset or a spec file, and changes to the preset; None keeps its value.
+    """The [model] table: a preset or a spec file, and changes to the preset; None keeps the value of the preset.
 
-    Own parts, from the file `parts` or an installed package: `mixer` stands in place of each self-attention, `network`
-    of each feed-forward network, `own_norm` of each norm in the layers and after them, `own_position` of the positions
-    of an embedding; `score_step` and `weight_step` are steps of each self-attention.
+    Custom modules come from the file `parts` or from an installed package. `mixer` replaces each self-attention,
+    `network` each feed-forward network, `own_norm` each norm in the layers and after them, and `own_position` the
+    positions of an embedding. `score_step` and `weight_step` are steps of each self-attention.
     """
 
-    #: A Python file with own parts, which the keys below name; a relative path begins in the folder of the run file.
+    #: A Python file with custom modules for the keys below; a relative path starts at the folder of the run file.
     parts: str | None = None
-    #: An own part in place of each self-attention.
+    #: A custom module that replaces each self-attention.
     mixer: ExtensionTable = None
-    #: An own part in place of each feed-forward network.
+    #: A custom module that replaces each feed-forward network.
     network: ExtensionTable = None
-    #: An own part in place of each norm in the layers and behind them.
+    #: A custom module that replaces each norm in the layers and after them.
     own_norm: ExtensionTable = None
-    #: An own part in place of the positions of an embedding.
+    #: A custom module that replaces the positions of an embedding.
     own_position: ExtensionTable = None
-    #: An own part that changes the scores of each self-attention before the mask.
+    #: A custom module that changes the scores of each self-attention before the mask.
     score_step: ExtensionTable = None
-    #: An own part in place of the softmax of each self-attention.
+    #: A custom module that replaces the softmax of each self-attention.
     weight_step: ExtensionTable = None
 
 
 class Lora(RunFileSection):
-    """Low-rank adaptation (LoRA) of an initial model, whose own weights are frozen."""
+    """Low-rank adaptation (LoRA) of an initial model; the weights of the initial model are frozen."""
 
-    #: Rank of the two matrices whose product is added to each adapted one.
+    #: The rank of the two matrices whose product is added to each adapted matrix.
     rank: Count
-    #: Their product is multiplied by alpha / rank; without it by 2.
+    #: The product is multiplied by alpha / rank; without alpha by 2.
     alpha: Positive | None = None
-    #: Share of their inputs that is set to 0 in training.
+    #: The share of the inputs that is set to 0 in training.
     dropout: Fraction = 0.0
-    #: Addresses, or patterns of them, of the matrices that are adapted; without it those of the attention.
+    #: The addresses (or patterns) of the matrices to adapt; default: those of the attention.
     targets: Annotated[tuple[str, ...], Field(strict=False)] | None = Field(
         default=None, description='a list of addresses, such as ["**.query", "**.value"]'
     )
 
 
 class EarlyStop(RunFileSection):
-    """Stop when the metric has not improved for `patience` validations."""
+    """Early stopping: training ends if the metric has not improved for `patience` validations."""
 
-    #: What must improve: the validation loss, BLEU, or the task's own score; it also decides which checkpoint is best.
+    #: The metric: validation loss, BLEU, or the score of the task; it also decides which checkpoint is best.
     metric: Literal["loss", "bleu", "score"] = "loss"
-    #: Validations in a row without a better one after which training ends.
+    #: The number of validations in a row without improvement after which training ends.
     patience: Count = 10
 
 
 class Train(RunFileSection):
-    """Length, optimizer, validation and checkpoints.
+    """The [train] table: length, optimizer, validation and checkpoints.
 
-    `warmup` and `validate_every` are steps or a share of all; `seconds` ends a run of `steps` or `epochs` early. A run
-    of `steps` that takes much less than `planned_minutes` says so. `snapshots` are the weights alone of so many steps,
-    spaced like a logarithm: fewer where they are too large.
+    `warmup` and `validate_every` are steps, or a share of all steps. `seconds` ends a run of `steps` or `epochs` early.
+    If a run of `steps` takes much less time than `planned_minutes`, a message says so. `snapshots` is the number of
+    steps, spaced logarithmically, of which the weights alone are kept; large models keep fewer.
     """
 
-    #: The run directory, which training makes.
+    #: The run directory, which training creates.
     run: Annotated[str, Field(min_length=1)]
-    #: Optimizer steps of the run.
+    #: The number of optimizer steps.
     steps: Count | None = None
-    #: Passes over the training data, in place of `steps`.
+    #: The number of passes over the training data, instead of `steps`.
     epochs: Positive | None = None
-    #: Ends the run after this time, whatever `steps` or `epochs` say; schedules still count steps.
+    #: The time in seconds after which the run ends, even before `steps` or `epochs`; schedules still count steps.
     seconds: Positive | None = None
-    #: What `clearhead new` planned; a run that takes much less says how to make it longer.
+    #: The time that `clearhead new` planned; after a much shorter run, a message says how to make it longer.
     planned_minutes: Positive | None = None
-    #: The most tokens of a batch, padding included, over all processes and before accumulation.
+    #: The maximum number of tokens in a batch, padding included, over all processes and before accumulation.
     batch_tokens: Count = 4096
-    #: Batches whose gradients are summed for one step.
+    #: The number of batches whose gradients are summed for one step.
     accumulate: Count = 1
-    #: The rule of an update; muon makes updates of matrices orthogonal.
+    #: The optimizer; muon orthogonalizes the updates of matrices.
     optimizer: Literal["adam", "adamw", "muon"] = "adamw"
-    #: The highest rate; for the schedule paper a factor of its formula.
+    #: The peak learning rate; for the schedule paper a factor of its formula.
     learning_rate: Positive | None = None
-    #: Share of each matrix, times the learning rate, that is taken away at each step (adam: added to its gradient).
+    #: The share of each matrix, times the learning rate, subtracted at each step (adam: added to its gradient).
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
-    #: How slowly the averages of gradients and of their squares follow; closer to 1 is slower.
+    #: The decay of the averages of gradients and of their squares; closer to 1 is slower.
     betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = Field(
         default=(0.9, 0.98), description="a list of 2 numbers, each at least 0 and below 1"
     )
-    #: Added to the root of the averaged squares, against a division by 0.
+    #: The number added to the root of the averaged squares, against a division by 0.
     eps: Positive = 1e-9
-    #: How the rate goes on after the warm-up: down to 0 along a curve or a line (cosine, linear), constant and then
-    #: down (wsd), with one over the root of the steps (inverse-sqrt, paper), halved where the validation loss stays
+    #: The learning rate after the warm-up: down to 0 along a curve or a line (cosine, linear), constant and then down
+    #: (wsd), proportional to 1 / sqrt(step) (inverse-sqrt, paper), halved if the validation loss does not fall
     #: (plateau), or constant.
     schedule: Literal["paper", "inverse-sqrt", "cosine", "linear", "wsd", "plateau", "constant"] = "inverse-sqrt"
-    #: Steps over which the rate rises from 0, or their share of all steps.
+    #: The number of steps, or the share of all steps, in which the learning rate rises from 0.
     warmup: CountOrZero | Share | None = Field(
         default=None, description="a number of steps from 0 on, or a share of all steps such as 0.1"
     )
-    #: Share of the probability of each right token that is spread over all others.
+    #: The share of probability that is moved from the right token to all others.
     label_smoothing: Fraction = 0.0
-    #: The largest norm of all gradients together; larger ones are scaled down to it.
+    #: The maximum norm of all gradients together; larger gradients are scaled down to it.
     clip: Positive | None = None
-    #: Of products in training; auto takes the fastest that is safe on this processor.
+    #: The precision of products in training; auto takes the fastest that is safe on this processor.
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    #: How several processes share the work: copies of the model (ddp), or parts of its weights (fsdp); auto takes what
-    #: fits.
+    #: The engine of several processes: copies of the model (ddp), or shards of its weights (fsdp); auto takes ddp if
+    #: the training fits.
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
-    #: Seconds that a step waits for the other processes; a checkpoint must be written in this time.
+    #: The time in seconds that a step waits for the other processes; a checkpoint must be written in this time.
     timeout: Positive = 1800.0
-    #: Whether activations of a layer are computed again in the backward pass: less memory, more time.
+    #: Whether the activations of a layer are recomputed in the backward pass: less memory, more time.
     activation_checkpointing: bool = False
-    #: Auto, cpu, cuda, cuda:N or mps.
+    #: The device: auto, cpu, cuda, cuda:N or mps.
     device: str = "auto"
-    #: Processor threads; without it what PyTorch chooses.
+    #: The number of processor threads; default: the choice of PyTorch.
     threads: Count | None = None
-    #: Of weights, order of the data and dropout; the same seed gives the same run.
+    #: The seed of weights, order of the data and dropout; the same seed gives the same run.
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
-    #: Steps between two validations, or their share of all steps; a validation also saves a checkpoint.
+    #: The steps between two validations, or their share of all steps; a validation also saves a checkpoint.
     validate_every: Count | Share = Field(
         default=500, description="a number of steps from 1 on, or a share of all steps such as 0.1"
     )
-    #: Validation pairs that are translated for BLEU at each validation; 0: none.
+    #: The number of validation pairs that are translated for BLEU at each validation; 0: none.
     bleu_sentences: CountOrZero | None = None
-    #: Steps between two checkpoints beside those of validations.
+    #: The number of steps between two checkpoints, in addition to those of validations.
     save_every: Count | None = None
-    #: How many of the last checkpoints stay, beside the best one.
+    #: The number of last checkpoints to keep, in addition to the best one.
     keep: Count = 3
-    #: How many times the weights alone are kept, at steps spaced like a logarithm, for `clearhead view --checkpoints`;
-    #: 0: none.
+    #: The number of logarithmically spaced steps of which the weights alone are kept, for `clearhead view
+    #: --checkpoints`; 0: none.
     snapshots: CountOrZero = 10
-    #: The most that all snapshots take together; of a large model there are fewer.
+    #: The maximum size of all snapshots together, in megabytes; a large model keeps fewer.
     snapshot_megabytes: Count = 1000
-    #: How many of the last validated weights are averaged at the end, as RUN@averaged.
+    #: The number of last validated weights that are averaged at the end, as RUN@averaged.
     average: Annotated[int, Field(ge=2)] | None = None
-    #: Decay of a moving average of the weights, which is validated and used in their place; closer to 1 is slower.
+    #: The decay of a moving average of the weights, which is validated and used instead; closer to 1 is slower.
     ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    #: A table that ends training when nothing improves.
+    #: Early stopping, which ends training if a metric does not improve.
     early_stop: EarlyStop | None = None
-    #: Where the curves go too, beside `metrics.jsonl`; each needs the extra of its name.
+    #: The tracker that also gets the curves of `metrics.jsonl`; each needs the extra of its name.
     tracker: Literal["none", "trackio", "wandb", "tensorboard"] = "none"
 
 
 class RunFile(RunFileSection):
-    """A run file; the tables [task] and [data] are those of its kind of task."""
+    """A run file; its kind of task decides the types of the tables [task] and [data]."""
 
     task: TaskSection
     data: DataSection
@@ -217,10 +217,11 @@ TABLES: Final = tuple(RunFile.model_fields)
 
 @cache
 def run_file_type(kind: str | None) -> type[RunFile]:
-    """Return the type of the run files of a kind of task.
+    """Return the run file type for a kind of task.
 
     Args:
-        kind: of the task; None: not known, so that [task] and [data] may have the keys of any kind.
+        kind: the kind of the task. None means that it is not known; [task] and [data] may then have the keys of any
+            kind.
     """
     if kind is None:
         tasks, tables = zip(*((data.task, data.data) for data in map(data_of, task_kinds())), strict=True)
@@ -238,12 +239,12 @@ def _run_file_type(task: type[TaskSection], data: type[DataSection]) -> type[Run
 
 
 def _keys_of(tables: Sequence[type[RunFileSection]], base: type[RunFileSection]) -> dict[str, Any]:
-    """Return the keys that some of the tables have beside those of all, with any value."""
+    """Return the keys of some tables that are not in their base class, with values of any type."""
     return {key: (Any, None) for table in tables for key in table.model_fields if key not in base.model_fields}
 
 
 def _data_type(forms: Sequence[type[Form]], *, can_be_share: bool = False) -> Any:
-    """Return the type of what names data in one of some forms, which the keys of a table decide."""
+    """Return the union of types that can name data; the keys of a table decide its form."""
 
     def tag_of(table: object) -> str | None:
         if isinstance(table, int | float):
@@ -257,7 +258,7 @@ def _data_type(forms: Sequence[type[Form]], *, can_be_share: bool = False) -> An
 
 
 def sections_of(kind: str | None) -> dict[str, type[RunFileSection]]:
-    """Return the types of the tables of a kind of task; None: of any kind."""
+    """Return the types of the tables for a kind of task; None means any kind."""
     types: dict[str, Any] = {name: field.annotation for name, field in run_file_type(kind).model_fields.items()}
     return {**types, "lora": Lora}
 
@@ -285,13 +286,13 @@ def name_of(address: Address) -> str:
 
 
 def only_for(kind: str | None, homes: Iterable[str]) -> str:
-    """Return what is wrong with a key that only other tasks have, such as "has no effect for the task 'fill', ..."."""
+    """Return a message about a key of other tasks only, such as "has no effect for the task 'fill', ..."."""
     *others, last = map(repr, homes)
     tasks = f"{', '.join(others)} and {last}" if others else last
     return f"has no effect for the task '{kind}', only for {tasks}; remove it"
 
 
-# The keys of [model] that are allowed with [task] init: they change the training, not the architecture.
+# Keys of [model] that are allowed with [task] init: they change the training, not the architecture.
 INNER_DROPOUTS: Final = ("attention_dropout", "activation_dropout")
 DROPOUTS: Final = ("dropout", *INNER_DROPOUTS)
 
@@ -300,8 +301,8 @@ def check_rules(run: RunFile, faulty: Collection[Address] = ()) -> list[Fault]:
     """Return every fault between keys with valid values.
 
     Args:
-        run: the run file, with placeholders for keys that have a fault of their own.
-        faulty: the addresses of these keys; a rule that depends on a placeholder would report what is not there.
+        run: the run file, with placeholders for keys with wrong values.
+        faulty: the addresses of the placeholders; faults that depend on a placeholder are dropped.
     """
     of_any_task = (
         _lora_faults,
@@ -319,7 +320,7 @@ def check_rules(run: RunFile, faulty: Collection[Address] = ()) -> list[Fault]:
 
 
 def has_fault(faulty: Collection[Address], table: str, key: str) -> bool:
-    """Return whether a key, something inside it, or its whole table has a fault."""
+    """Return whether a key, a value inside it, or its whole table has a fault."""
     return any(address[:2] in ((table,), (table, key)) for address in faulty)
 
 
@@ -357,8 +358,8 @@ def _data_faults(run: RunFile) -> Iterator[Fault]:
     elif data.stream and run.train.epochs is not None:
         yield _fault(
             "train.epochs",
-            "counts passes, and how many steps a pass over a streamed text has is known at its end only: give 'steps' "
-            "or 'seconds'; the beginning of the run says about how many steps a pass has",
+            "counts passes, but the number of steps in a pass over a streamed text is known only at its end: give "
+            "'steps' or 'seconds'; the first lines of the run estimate the steps in a pass",
         )
 
 
@@ -381,7 +382,9 @@ def _tokenizer_faults(run: RunFile) -> Iterator[Fault]:
             "tokenizer", [key for key in _changed_keys(tokenizer) if key != "path"], "with 'path'"
         )
     elif tokenizer.joint is not None and not find_task(run.task.kind).has_two_vocabularies:
-        yield _fault("tokenizer.joint", f"has no effect for the task '{run.task.kind}', which has one tokenizer")
+        yield _fault(
+            "tokenizer.joint", f"has no effect for the task '{run.task.kind}', which has one tokenizer; remove it"
+        )
     elif tokenizer.kind == "byte" and tokenizer.vocab_size is not None:
         yield _fault("tokenizer.vocab_size", "has no effect for kind 'byte', which always has the 256 bytes; remove it")
 
@@ -395,7 +398,7 @@ def _model_faults(run: RunFile) -> Iterator[Fault]:
         return
     if model.family is not None and model.family not in allowed:
         families = " or ".join(f"'{family}'" for family in allowed)
-        yield _fault("model.family", f"must be {families} for the task '{kind}', received '{model.family}'")
+        yield _fault("model.family", f"must be {families} for the task '{kind}', got '{model.family}'")
     if model.spec is not None:
         others = [key for key in _changed_keys(model) if key not in ("spec", "family", "parts")]
         yield from _without_effect("model", others, "with 'spec', which describes the whole model")
@@ -416,7 +419,9 @@ def _lora_faults(run: RunFile) -> Iterator[Fault]:
     if not run.task.init:
         yield _fault("lora", "adapts a trained model, so it needs one: name it as [task] init")
     if run.train.optimizer == "muon":
-        yield _fault("train.optimizer", "= 'muon' makes updates orthogonal, which does not suit low-rank matrices")
+        yield _fault(
+            "train.optimizer", "= 'muon' makes updates orthogonal, which does not suit low-rank matrices; use 'adamw'"
+        )
 
 
 def _sizes_faults(run: RunFile) -> Iterator[Fault]:
@@ -432,7 +437,7 @@ def _positions_faults(run: RunFile) -> Iterator[Fault]:
     if limit is not None and limit < run.data.max_length:
         yield _fault(
             "model.max_positions",
-            f"= {limit} is less than [data] max_length = {run.data.max_length}: longer sequences have no positions",
+            f"= {limit} is less than [data] max_length = {run.data.max_length}: raise it, or lower max_length",
         )
 
 
@@ -445,7 +450,7 @@ def _length_faults(run: RunFile) -> Iterator[Fault]:
 
 
 def _has_known_end(train: Train) -> bool:
-    """Whether the number of steps is planned, so that schedules and shares have a meaning."""
+    """Return whether the number of steps is known in advance, as schedules and shares need."""
     return train.steps is not None or train.epochs is not None
 
 
@@ -458,7 +463,7 @@ def _schedule_faults(run: RunFile) -> Iterator[Fault]:
             f"= '{train.schedule}' ends at a known step, so it needs 'steps' or 'epochs', not only 'seconds'",
         )
     if train.schedule in SCHEDULES_WITH_WARMUP and train.warmup == 0:
-        yield _fault("train.warmup", f"must be at least 1 for the schedule '{train.schedule}', received the number 0")
+        yield _fault("train.warmup", f"must be at least 1 for the schedule '{train.schedule}', got 0")
     if train.schedule in SCHEDULES_WITH_AN_END and train.steps is not None and (train.warmup or 0) >= train.steps:
         yield _fault("train.warmup", f"= {train.warmup} must be less than the {train.steps} steps of the run")
     if train.planned_minutes is not None and train.steps is None:
@@ -495,10 +500,10 @@ def _validation_faults(run: RunFile) -> Iterator[Fault]:
 def _device_faults(run: RunFile) -> Iterator[Fault]:
     if run.train.device.split(":")[0] not in _DEVICES:
         yield _fault(
-            "train.device", f"must be one of {', '.join(_DEVICES)} or cuda:N, received the text '{run.train.device}'"
+            "train.device", f"must be one of {', '.join(_DEVICES)} or cuda:N, got the text '{run.train.device}'"
         )
     if run.train.threads is not None:
-        # Only now: it loads torch, for which a fault in the run file should not wait.
+        # Imported late: torch is slow to import, and faults in the run file should be reported before.
         from clearhead.base.machine import too_many_threads
 
         fault = too_many_threads(run.train.threads)
@@ -507,12 +512,12 @@ def _device_faults(run: RunFile) -> Iterator[Fault]:
 
 
 def _changed_keys(section: RunFileSection) -> list[str]:
-    """Return the keys of a table whose values are not the defaults."""
+    """Return the keys of a table whose values differ from their defaults."""
     return [name for name, info in type(section).model_fields.items() if getattr(section, name) != info.default]
 
 
 def fill_defaults(run: RunFile) -> RunFile:
-    """Fill every key whose default depends on other keys; filling twice changes nothing."""
+    """Return a run file in which every key whose default depends on other keys is set."""
     return run.model_copy(
         update={
             "task": _fill_section(run.task, run.task.defaults(family_of(run))),

@@ -102,9 +102,9 @@ def test_columns_are_counted_from_1_and_named_by_the_options_of_the_command(
 @pytest.mark.parametrize(
     ("name", "line", "advice"),
     [
-        ("a.tsv", "a m\tu\tlate", 'received 3: 1 "a m", 2 "u", 3 "late"; a text cannot hold a tab'),
-        ("a.csv", "a, m,late", 'received 3: 1 "a", 2 " m", 3 "late"; put a text that holds a comma into'),
-        ("a.tsv", "a m u", 'received 1: 1 "a m u"; add what is missing'),
+        ("a.tsv", "a m\tu\tlate", 'got 3: 1 "a m", 2 "u", 3 "late"; a text cannot hold a tab'),
+        ("a.csv", "a, m,late", 'got 3: 1 "a", 2 " m", 3 "late"; put a text that holds a comma into'),
+        ("a.tsv", "a m u", 'got 1: 1 "a m u"; add what is missing'),
     ],
 )
 def test_a_line_with_other_columns_than_the_first_is_refused(

@@ -69,7 +69,7 @@ def test_faults_of_the_run_file_come_together(tmp_path: Path, capfd: pytest.Capt
         capfd, "train", str(write_run_file(tmp_path)), "model.widht=3", "model.heads=4", "train.keep=all"
     )
     assert "3 faults" in message and "did you mean 'width'?" in message
-    assert "14 is not a multiple of 4" in message and "must be a whole number, received the text 'all'" in message
+    assert "14 is not a multiple of 4" in message and "must be a whole number, got the text 'all'" in message
     assert not (tmp_path / "run").exists()
 
 

@@ -195,7 +195,7 @@ def test_a_data_set_gives_the_numbers_of_its_files(
     record = last_json(run(capfd, "evaluate", f"{runs('embed')}@last", *options, "--json"))
     assert record | {"seconds": 0} == evaluate_run("embed", runs, capfd) | {"seconds": 0}
     message = run_refused(capfd, "evaluate", str(runs("embed")), "--source", "hf:a/b:de", "--target", "hf:a/b:en")
-    assert "hf:a/b:de names no split of the data set; put one in brackets behind it, such as [test]" in message
+    assert "hf:a/b:de names no split of the data set; add one in brackets, such as [test]" in message
 
 
 def test_a_stride_gives_each_token_more_before_it(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,7 @@ def test_new_reads_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ("options", "sentence"),
     [
         (["translate", "--source", "hf:a/b:de", "--target", "train.en"], "are not the two sides of one data set"),
-        (["translate", "--source", "hf:a/b", "--target", "hf:a/b:en"], "each time with :FIELD behind"),
+        (["translate", "--source", "hf:a/b", "--target", "hf:a/b:en"], "each time with its :FIELD"),
         (["generate", "--text", "hf:poems"], "names no data set of the Hugging Face hub; expected hf:OWNER/NAME"),
         (["generate", "--text", "missing.parquet"], "dataset 'missing.parquet', split 'train', cannot be loaded"),
     ],

@@ -185,7 +185,7 @@ def test_a_run_file_is_refused_before_anything_runs(tmp_path: Path, run_file: Ca
         parts + 'mixer = { kind = "slim" }': r"the part 'slim' returns torch.float32 \[2, 5, 3\]",
         parts + 'mixer = { kind = "slim", siz = 3 }': "siz: unknown key .did you mean 'size'",
         parts + 'mixer = { kind = "slime" }': "kind must be one of .*; got 'slime'",
-        'mixer = "slim"': r"mixer must be a table of an own part with its kind, such as .*, received the text 'slim'",
+        'mixer = "slim"': r"mixer must be a table of a custom module with its kind, such as .*, got the text 'slim'",
         f'parts = "{tmp_path}/none.py"': r"none\.py",
     }.items():
         with pytest.raises(InputError, match=sentence) as error:

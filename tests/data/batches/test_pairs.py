@@ -1,4 +1,4 @@
-"""Batches: every pair once, inside the budget, little padding, one order for one seed, and a place to come back to."""
+"""Batches of pairs: every pair once, within the budget, little padding, one order per seed, and a saved position."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_store(folder: Path, count: int = 211, seed: int = 3, longest: int = 13)
 
 @cache
 def tokenizers() -> TokenizerPair:
-    """Two vocabularies; that of the target lacks some words."""
+    """Return two tokenizers; the target vocabulary lacks some words."""
     source, target = (" ".join(words) for words in (WORDS, reversed(WORDS)))
     return TokenizerPair(
         source=train_tokenizer("split", [source], vocab_size=100),
@@ -134,7 +134,7 @@ def test_shuffled_batches_do_not_come_in_order_of_length() -> None:
 
 
 def test_one_order_on_every_machine() -> None:
-    """The order is part of exact resume: written down, so that a change of library or code shows here."""
+    """The order is part of exact resumption; this recorded order reveals changes of libraries or code."""
     source = np.arange(1, 14)
     plan = LengthSortedPlan(source, source[::-1].copy(), batch_tokens=40, seed=3)
     assert [rows.tolist() for rows in plan.epoch(2)] == [[9, 3, 2], [7, 5, 4, 8], [6], [0, 12], [10, 11, 1]]

@@ -35,7 +35,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files of unequal size: one is compressed, one has few characters, one has white space alone."""
+    """Return a folder with files of unequal size: one is compressed, one is short, one has only white space."""
     shards, lines = tmp_path_factory.mktemp("shards"), make_corpus(47)
     for number, (start, stop) in enumerate(pairwise((0, 3, 17, 29, 47))):
         (shards / f"{number}.txt").write_text("\n".join(lines[start:stop]) + "\n", encoding="utf-8")
@@ -50,7 +50,7 @@ def stream(folder: Path, tokenizer: Tokenizer, document: Any = "file", character
 
 
 def whole(shards: list[TextShard], tokenizer: Tokenizer) -> list[list[int]]:
-    """The ids of every document, each tokenized as a whole."""
+    """Return the ids of every document, each tokenized as a whole."""
     sequences: list[list[int]] = []
     for shard in shards:
         for rows, starts in encode_chunks(shard.chunks(), tokenizer):
@@ -120,7 +120,7 @@ def test_neighbours_in_the_text_are_apart_in_a_pool(folder: Path, tokenizer: Tok
 
 
 def test_a_text_of_any_size_takes_the_memory_of_a_pool(tokenizer: Tokenizer) -> None:
-    """What was read is never more than one pool and one chunk ahead of what was returned."""
+    """Reading is never more than one pool and one chunk ahead of the returned batches."""
     read = 0
 
     def chunks() -> Iterator[TextChunk]:

@@ -1,4 +1,4 @@
-"""Batches of text: every id predicted once, packed equals separate, one order for one seed, a place to come back to."""
+"""Batches of text: every id predicted once, packed equals separate, one order per seed, and a saved position."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def epoch(batches: EpochBatches[Batch]) -> list[Batch]:
 
 
 def stretches(batches: Iterable[Batch]) -> list[tuple[list[int], list[int]]]:
-    """What is read and said of every piece, with the piece's row taken apart by its document numbers."""
+    """Return the input ids and the labels of every piece; rows are split by their document numbers."""
     pieces = []
     for batch in batches:
         for row in range(len(batch.ids)):
@@ -136,7 +136,7 @@ def test_validation_reads_windows_in_place(corpus: Corpus, novel: Corpus) -> Non
 
 
 def objective(pieces: list[np.ndarray], chance: np.random.Generator) -> Batch:
-    """Lay pieces out, and say a number drawn for each: what a batch was given shows in it."""
+    """Make a batch whose labels are a random number per piece, so that the batch shows its generator."""
     width = max(map(len, pieces))
     ids = torch.zeros(len(pieces), width, dtype=torch.int64)
     for row, piece in enumerate(pieces):
@@ -209,7 +209,7 @@ def test_the_seed_decides(corpus: Corpus, novel: Corpus, kind: int) -> None:
 
 
 def test_one_order_on_every_machine(corpus: Corpus) -> None:
-    """The order is part of exact resume: written down, so that a change of library or code shows here."""
+    """The order is part of exact resumption; this recorded order reveals changes of libraries or code."""
     batches = causal_batches(corpus, block=31, batch_tokens=307, pack=True, seed=5)
     first = next(batches)
     assert (batches.batches_per_epoch, first.rows.tolist(), int(first.ids.sum())) == EXPECTED
@@ -244,7 +244,7 @@ def decoder(positions: str) -> Transformer:
 
 
 def token_losses(module: Transformer, batch: Batch) -> torch.Tensor:
-    """The loss of every label of a batch, piece by piece in the order of `stretches`."""
+    """Return the loss of every label of a batch, piece by piece in the order of `stretches`."""
     with torch.no_grad():
         logits = module(batch.ids, mask=batch.mask, documents=batch.documents).logits
     assert logits is not None
@@ -252,7 +252,7 @@ def token_losses(module: Transformer, batch: Batch) -> torch.Tensor:
 
 
 def alone(ids: list[int], labels: list[int]) -> Batch:
-    """One piece in a row of its own, without padding."""
+    """Return a batch with one piece in a single row, without padding."""
     return Batch(torch.tensor([ids]), None, torch.tensor([labels]), len(ids), len(ids), rows=np.arange(1))
 
 

@@ -1,4 +1,4 @@
-"""The work of a batch, counted again token by token."""
+"""Token counts of a batch, compared with a count token by token."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_no_mask_means_all_real() -> None:
 
 
 class Listed:
-    """Batches from a list, of which an epoch has three."""
+    """Batches from a list; an epoch has three batches."""
 
     batches_per_epoch = 3
 

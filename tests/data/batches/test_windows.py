@@ -1,4 +1,4 @@
-"""Pieces and packing: every id once, nothing cropped, the tutorial's windows, and full blocks."""
+"""Windows and packing: every id once, nothing cropped, the windows of the tutorial, and full blocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = [1, 2, 3, 5, 7, 11, 13, 29, 47, 12, 6, 10]
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """Documents of the sizes above, in which every id tells its place."""
+    """Return documents of the sizes above, in which every id encodes its position."""
     letters = "".join(chr(0x4E00 + number) for number in range(sum(SIZES)))
     ends = np.cumsum(SIZES)
     folder = tmp_path_factory.mktemp("pieces")

@@ -23,13 +23,13 @@ NUM_SENTINELS = 29
 
 
 def lines(kind: str) -> list[str]:
-    """The text that a tokenizer of this kind was trained on."""
+    """Return the texts on which a tokenizer of this kind was trained."""
     texts = make_corpus(101)
     return [split_words(text) for text in texts] if kind == "split" else texts
 
 
 def split_words(text: str) -> str:
-    """Cut some words in two with the mark that joins them again."""
+    """Split some words in two, with the mark that joins them again."""
     draw = random.Random(len(text))
     return re.sub(r"(\w)(?=\w)", lambda match: match[1] + ("@@ " if draw.random() < 0.2 else ""), text)
 
@@ -44,14 +44,14 @@ def add_special_ids(ids: Sequence[int], of: Tokenizer) -> np.ndarray:
 
 
 def pieces(kind: str, count: int = 13, join: int = 1) -> list[np.ndarray]:
-    """The first lines as pieces, several to a piece where asked."""
+    """Return the first lines as windows, `join` lines per window."""
     texts = lines(kind)
     joined = [" ".join(texts[start : start + join]) for start in range(0, count * join, join)]
     return [add_special_ids(ids, tokenizer(kind)) for ids in tokenizer(kind).encode_batch(joined)]
 
 
 def draw_ids(of: Tokenizer, count: int, seed: int) -> list[int]:
-    """Ordinary ids at random."""
+    """Return random ordinary ids."""
     special = [of.pad_id, of.unk_id, of.bos_id, of.eos_id, of.mask_id, *of.sentinel_ids]
     choices = np.setdiff1d(np.arange(of.vocab_size), special)
     return stream(seed).choice(choices, count).tolist()

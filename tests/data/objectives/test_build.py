@@ -1,4 +1,4 @@
-"""A noise is made from its description, in training and in every later evaluation alike."""
+"""The objective of a noise record is the same in training and in every later evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Infilling: what is hidden and by how many masks, lengths from a Poisson distribution, sentences shuffled whole."""
+"""Text infilling: hidden tokens and masks, Poisson-distributed lengths, and shuffled sentences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sources(batch: Batch) -> list[list[int]]:
 
 
 def is_part(items: list[int], whole: list[int]) -> bool:
-    """Whether all of `part` stands in `whole`, in the same order."""
+    """Return whether `whole` contains all of `items`, in the same order."""
     rest = iter(whole)
     return all(number in rest for number in items)
 

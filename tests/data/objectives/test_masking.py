@@ -1,4 +1,4 @@
-"""Masked language modelling: how much is chosen, what becomes of it, what is never touched, and whole words."""
+"""Masked language modelling: share of chosen tokens, their replacement, special tokens, and whole words."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.data.objectives.noisy import SIZES, SPACED, add_special_ids, draw_ids
 
 
 def labelled_positions(batch: Batch) -> list[np.ndarray]:
-    """For each piece, the places that have a label."""
+    """Return the positions that have a label, for each piece."""
     return [np.flatnonzero(row) for row in (batch.labels != NO_LABEL).numpy()]
 
 
 def restore(batch: Batch) -> list[list[int]]:
-    """The pieces as they were: the label where there is one, else what the model reads."""
+    """Return the original pieces: the label if there is one, else the input id."""
     whole = torch.where(batch.labels != NO_LABEL, batch.labels, batch.ids)
     mask = torch.ones_like(whole, dtype=torch.bool) if batch.mask is None else batch.mask
     return [row[real].tolist() for row, real in zip(whole, mask, strict=True)]
@@ -135,7 +135,7 @@ def test_pieces_are_left_as_they_were() -> None:
 
 
 def word_sizes(kind: str, text: str) -> list[int]:
-    """The number of tokens of each word, from encoding every word by itself; white space counts as a word."""
+    """Return the number of tokens of each word, encoded separately; white space counts as a word."""
     trained = tokenizer(kind)
     sizes = []
     for word in text.split(" "):

@@ -1,4 +1,4 @@
-"""Prefix language modelling: one cut, all of the text on its two sides."""
+"""Prefix language modelling: one cut, with the whole text on its two sides."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.data.objectives.noisy import NUM_SENTINELS, add_special_ids, draw_ids
 
 
 def sides(batch: Batch) -> list[tuple[list[int], list[int]]]:
-    """Source and labels of each piece, end tokens included."""
+    """Return source and labels of each piece, end tokens included."""
     assert batch.mask is not None
     sources = [ids[real].tolist() for ids, real in zip(batch.ids, batch.mask, strict=True)]
     labels = [row[row != NO_LABEL].tolist() for row in batch.labels]
@@ -26,7 +26,7 @@ def sides(batch: Batch) -> list[tuple[list[int], list[int]]]:
 
 
 def rebuild(source: list[int], labels: list[int], sentinels: tuple[int, ...], eos: int) -> list[int]:
-    """Put every span back in the place of its sentinel."""
+    """Replace every sentinel by its span."""
     assert source[-1] == labels[-1] == eos
     spans: dict[int, list[int]] = {}
     for number in labels[:-1]:
@@ -42,7 +42,7 @@ def rebuild(source: list[int], labels: list[int], sentinels: tuple[int, ...], eo
 
 
 def published_lengths(length: int, share: float, mean: float) -> tuple[int, int]:
-    """`random_spans_helper` of the published code, for texts long enough that it never meets its own limits."""
+    """Return the result of `random_spans_helper` of the published code, for texts that do not reach its limits."""
     noise = round(length * share)
     spans = round(noise / mean)
     return length - noise + spans + 1, noise + spans + 1

@@ -1,4 +1,4 @@
-"""Rows that are held out: every label has its share, and no text is on both sides."""
+"""Rows held out for validation: every label has its share, and no text is on both sides."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_numbers_are_no_labels() -> None:
 
 
 def test_copies_of_two_texts_are_divided_and_named() -> None:
-    """No text can be kept out of training where each label has one text only."""
+    """No text can be held out if each label has only one text."""
     messages: list[str] = []
     display = Display()
     display.message = messages.append  # type: ignore[method-assign]

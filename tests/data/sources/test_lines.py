@@ -1,4 +1,4 @@
-"""Lines of files: what ends one, and what is wrong with a file, with the place."""
+"""Lines of files: line ends, and faults of a file with their location."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources of pairs: every form gives the same pairs, and every mistake one sentence with its place."""
+"""Sources of pairs: every form gives the same pairs, and every mistake a message with its location."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_unequal_real_translations(data_dir: Path, tmp_path: Path) -> None:
 def test_tsv_mistakes(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "german\tenglish\na\tb\nonly\n")
     with pytest.raises(
-        InputError, match=r"a\.tsv:3: expected 2 columns, separated by tabs, as in the first line, received 1: 1 "
+        InputError, match=r"a\.tsv:3: expected 2 columns, separated by tabs, as in the first line, got 1: 1 "
     ):
         read_pairs(tsv(path))
     with pytest.raises(InputError, match=r"a\.tsv:1: there is no column 'germn'.*\(did you mean 'german'\?\)"):
@@ -214,7 +214,7 @@ def test_tables_of_a_run_file() -> None:
 @pytest.mark.parametrize(
     ("table", "messages"),
     [
-        ({}, ["exactly one form", "received nothing"]),
+        ({}, ["exactly one form", "got nothing"]),
         ({"sauce": "a"}, ["exactly one form", "did you mean 'source'"]),
         ({"source": "a", "target": "b", "tsv": "c"}, ["exactly one form", "'tsv'"]),
         ({"source": "a"}, ["'target' is missing"]),

@@ -1,4 +1,4 @@
-"""A file of the same kind is read as the training data was; what is given stays."""
+"""A file of the same kind is read like the training data; keys that are set stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables: the same rows from every form, and the place of what is wrong in a file."""
+"""Tables: the same rows from every form, and the location of faults in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources of text: every form gives the same documents, shares meet and leave nothing out, mistakes have a place."""
+"""Sources of text: every form gives the same documents, shares leave no gap, and mistakes have a location."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_tables_of_a_run_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "messages"),
     [
-        ({}, ["exactly one form (text; or dataset)", "received nothing"]),
+        ({}, ["exactly one form (text; or dataset)", "got nothing"]),
         ({"txt": "a"}, ["did you mean 'text'"]),
         ({"text": "a", "dataset": "b"}, ["exactly one form"]),
         (
@@ -301,7 +301,7 @@ def test_endings_in_capitals_are_those_of_json_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.json", "a.csv", "a.tsv.gz", "a.parquet", "a.ndjson", "A.CSV"])
 def test_other_tables_are_refused_with_the_option_that_reads_them(tmp_path: Path, name: str) -> None:
-    """The identity is refused too: the texts of an equal file that has another name may be in the cache."""
+    """The identity is refused too: the text of an equal file with another name may be in the cache."""
     path = write(tmp_path / "shards" / name, "text\nab\n")
     write(tmp_path / "shards" / "z.txt", POEM)
     for source in (source_of(path), source_of(tmp_path / "shards")):

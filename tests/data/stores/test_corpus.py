@@ -1,4 +1,4 @@
-"""Text as ids: what is kept, what is found again, and that a text cut into parts gives the ids of the whole."""
+"""Tokenized text: documents, the cache, and equal ids for a text that is cut into parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prepared pairs: what is kept and counted, what is found again, and what two processes and a crash leave behind."""
+"""Stores of pairs: filtering, counts, the cache, and the state after two processes or a crash."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def tokenizers_of(pairs: list[tuple[str, str]]) -> TokenizerPair:
 
 @pytest.mark.parametrize("around", [PrefixSuffix(), PrefixSuffix((5,), (6, 7))], ids=["nothing", "three ids"])
 def test_what_stands_around_a_source_is_what_its_special_tokens_say(around: PrefixSuffix, tmp_path: Path) -> None:
-    """An empty prefix and suffix were once taken for unknown ones, so sources got an end token."""
+    """Empty special tokens are not unknown ones: sources get no end token."""
     pairs = random_pairs(7)
     plain = tokenizers_of(pairs)
     written = PrefixSuffix((3, 4), (2,))
@@ -194,10 +194,10 @@ def test_processes_at_once_agree_and_leave_nothing_behind(tmp_path: Path, cache:
         "from pathlib import Path\n"
         "from clearhead.data.sources.pairs import parallel_files\n"
         "from clearhead.data.stores.store import prepare_pairs\n"
-        "from clearhead.data.tokenize.tokenizers import cached_tokenizers\n"
+        "from clearhead.data.tokenize.tokenizers import load_or_train_tokenizers\n"
         f"source = parallel_files(Path({str(tmp_path / 'a.de')!r}), Path({str(tmp_path / 'a.en')!r}))\n"
         "sys.stdin.readline()\n"
-        "tokenizers = cached_tokenizers(source, kind='split', vocab_size=100, joint=True)\n"
+        "tokenizers = load_or_train_tokenizers(source, kind='split', vocab_size=100, joint=True)\n"
         "store = prepare_pairs(source, tokenizers, max_length=20, max_ratio=None, training=True)\n"
         "print(tokenizers.fingerprint, store.identity, store.folder)\n"
     )

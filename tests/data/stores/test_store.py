@@ -1,4 +1,4 @@
-"""What all stores share: a form on disk that earlier runs and caches rely on."""
+"""All stores have the same format on disk, on which earlier runs and caches rely."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepare(kind: str) -> Store:
-    """A store of the examples of a task."""
+    """Return a store with the examples of a task."""
     from clearhead.data.stores.corpus import prepare_corpus
     from clearhead.data.stores.store import prepare_pairs
     from clearhead.tasks.answer.store import prepare_answers
@@ -67,7 +67,7 @@ def prepare(kind: str) -> Store:
 
 @pytest.mark.parametrize("kind", ARRAYS)
 def test_the_arrays_of_a_store_keep_names_order_and_types(kind: str) -> None:
-    """Their hash is in checkpoints: a run that began before a change would not resume."""
+    """Checkpoints store the hash of a store: a run that began before a change would not resume."""
     forms = {name: array.dtype.str for name, array in prepare(kind).arrays.items()}
     assert list(forms.items()) == list(ARRAYS[kind].items())
 
@@ -103,6 +103,6 @@ def test_a_folder_without_a_whole_store(tmp_path: Path, content: str) -> None:
 
 
 def test_the_identity_of_the_same_arrays_stays() -> None:
-    """The hash that was written before there was one class of stores."""
+    """The hash equals that of older versions."""
     identity = "3abc54043b57e1a4be1c35dc8d5bac3ed46bf9fe3a6aa6f20718bdd173f58129"
     assert store_of(separate_lengths, (1, 2)).identity == identity

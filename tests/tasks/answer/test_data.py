@@ -98,7 +98,7 @@ V1 = {key: value for key, value in entry("q", []).items() if key != "is_impossib
         (V1, 'qas[0]: the question has no answer; where the context holds none, SQuAD 2.0 says "is_impossible": true'),
         ({"question": "q"}, "qas[0]: there is no field 'answers'; the fields are 'question'"),
         ({"question": "q", "answers": {"text": []}}, "field 'answers' is {\"text\": []}; expected a list"),
-        ("q", "qas[0]: expected an object with the field 'question', received \"q\""),
+        ("q", "qas[0]: expected an object with the field 'question', got \"q\""),
     ],
 )  # fmt: skip
 def test_squad_entries_that_cannot_be_used(tmp_path: Path, qas: Any, message: str) -> None:
@@ -117,7 +117,7 @@ def test_squad_entries_that_cannot_be_used(tmp_path: Path, qas: Any, message: st
             rows(QUESTIONS),
             ":2: expected JSON in the SQuAD layout, but extra data; the name of a file of JSON",
         ),
-        ("t.json", "[]", ": expected an object with the field 'data', received []"),
+        ("t.json", "[]", ": expected an object with the field 'data', got []"),
         ("t.json", '{"data": []}', "expected at least one question, found none"),
         ("t.txt", "", "expected a name that ends in .json, for the SQuAD layout, or in .jsonl"),
         ("t.jsonl", '{"context": "a", "question": "b"}\n', ":1: there is no field 'answer'; the fields are"),

@@ -100,7 +100,7 @@ def test_a_streamed_run_resumes_to_the_same_bits_and_keeps_no_text(
     [
         (["data.shuffle_buffer=99"], "shuffle_buffer is for a streamed text"),
         ([*STREAMED, "data.valid=0.1"], "valid must be a text of its own for a streamed text, whose end is not known"),
-        ([*STREAMED, "train.epochs=2"], "epochs counts passes, and how many steps a pass over a streamed text has"),
+        ([*STREAMED, "train.epochs=2"], "epochs counts passes, but the number of steps in a pass over a streamed text"),
         ([*STREAMED, "task.kind=fill", "model.family=encoder"], "stream has no effect for the task 'fill'"),
         ([*STREAMED, 'data.train={ dataset = "a/b", split = "train" }'], "stream reads text files, but a dataset"),
     ],

@@ -1,4 +1,4 @@
-"""Laws of the optimizers: groups, exact resumption, parity with torch's own, and what orthogonal means."""
+"""Optimizers: groups, exact resumption, parity with torch, and orthogonal updates."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_stored_state_continues_bit_by_bit(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_kind_imports_the_compiler_of_torch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would take a second at the start of every run; None lets an import fail."""
+    """The compiler would take a second at the start of every run; None makes its import fail."""
     for name in ("torch._dynamo", "torch._inductor"):
         monkeypatch.setitem(sys.modules, name, None)
     with deterministic_algorithms():

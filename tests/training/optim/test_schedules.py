@@ -1,4 +1,4 @@
-"""Laws of the learning rate: the published figure, the warm-up, the fall, the end, and what a plateau remembers."""
+"""Schedules: the published figure, the warm-up, the decay, the end, and the state of a plateau."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of averaged weights: the formula, ties, restoring bit by bit, exact resumption, and the mean of checkpoints."""
+"""Weight averages: the formula, ties, restoring bit for bit, exact resumption, and the mean of checkpoints."""
 
 from __future__ import annotations
 

@@ -2,10 +2,9 @@
 
     python -m tests.training.parallel.group_job FOLDER
 
-FOLDER/trainings.json holds a list of trainings, each an object with name, size, file, changes, resume, is_watched
-(whether activations are captured while it validates) and is_blind (whether separate folders pass for a shared one). All
-processes are forked from one that has imported the library, so that its import is paid once. Each writes what happened
-to it into FOLDER/NAME.RANK.json.
+FOLDER/trainings.json is a list of trainings, each an object with name, size, file, changes and resume. `is_watched`
+captures activations during validation, and `is_blind` treats separate folders as a shared one. All processes are forked
+from one that has imported the library, so that it is imported once. Each writes its result to FOLDER/NAME.RANK.json.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from tests.training.parallel.groups import watch_validations
 from tests.training.quick import leave_out
 from tests.training.small import Recorder
 
-# What engines import when they are first used, a second or two in each process.
+# Modules that engines import at first use, a second or two in each process.
 LATE = ("torch.distributed.fsdp", "clearhead.training.parallel.sharded", "sacrebleu")
 
 
 class Communication(TorchDispatchMode):
-    """Counts what processes tell each other, by operation."""
+    """Counts the communication between processes, by operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +53,7 @@ class Communication(TorchDispatchMode):
 
 
 def train(training: dict[str, Any], rank: int) -> dict[str, Any]:
-    """Train as one of several processes, and return what happened."""
+    """Train as one of several processes, and return the result."""
     os.environ |= {
         "RANK": f"{rank}", "WORLD_SIZE": f"{training['size']}", "LOCAL_RANK": f"{rank}",
         "LOCAL_WORLD_SIZE": f"{training['size']}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{training['port']}",
@@ -85,7 +84,7 @@ def train(training: dict[str, Any], rank: int) -> dict[str, Any]:
 
 
 def child(trainings: list[dict[str, Any]], rank: int, folder: Path) -> None:
-    """Take part in every training that has a place for this process."""
+    """Take part in every training with enough processes for this rank."""
     torch.set_num_threads(1)
     for training in trainings:
         if rank >= training["size"] or rank in training.get("absent", ()):
@@ -102,9 +101,9 @@ def child(trainings: list[dict[str, Any]], rank: int, folder: Path) -> None:
 
 
 def free_ports() -> Iterator[int]:
-    """Yield ports that nothing listens on, and that the system gives to no one.
+    """Yield free ports outside the range from which the system assigns ports.
 
-    One of those that it gives could be gloo's in an earlier training, and processes would wait for an answer there.
+    An assigned port could belong to gloo in an earlier training, and processes would wait there for an answer.
     """
     for port in random.sample(range(20_000, 32_000), 12_000):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):

@@ -66,7 +66,7 @@ PAIRS = '{ source = "PART.txt", target = "PART.other" }'
 
 
 def write_data(folder: Path, seed: int = 3) -> None:
-    """Lines of the alphabet, each from another letter on and of another length, and the same lines backwards."""
+    """Write lines of the alphabet with random start and length, and the same lines backwards."""
     draw = random.Random(seed)
     for split, count in (("train", 97), ("valid", 23)):
         lines = []
@@ -80,7 +80,7 @@ def write_data(folder: Path, seed: int = 3) -> None:
 def write_run_file(
     folder: Path, name: str, task: str, family: str, data: str, more: str = "", rate: float = 1e-2
 ) -> Path:
-    """Write a run file whose data lie in the current folder; without a family it starts from a trained model."""
+    """Write a run file whose data are in the current folder; without a family it starts from a trained model."""
     path = folder / f"{name}.toml"
     path.write_text(
         RUN_FILE.format(
@@ -97,10 +97,10 @@ def write_run_file(
 
 
 def watch_validations(patch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
-    """Capture what the training tree computes in each validation, from around it and from inside.
+    """Capture activations of the training tree in each validation, from outside and from inside.
 
     Returns:
-        What will have been seen, and what the plain tree answered that was asked to run afterwards.
+        The captured activations, and the answers of the plain tree when it is run afterwards.
     """
     seen: dict[str, list[Any]] = {"activations": [], "plain": []}
     plain_trees: list[Transformer] = []
@@ -144,7 +144,7 @@ def watch_validations(patch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
 
 
 def answer_of(plain: Transformer, call: Callable[[], object]) -> str:
-    """Return "" where a watched call runs, and else why it does not."""
+    """Return "" if a watched call runs, else the message of its failure."""
     with capture(plain, "encoder.final_norm") as captured:
         try:
             call()
@@ -156,10 +156,10 @@ def answer_of(plain: Transformer, call: Callable[[], object]) -> str:
 
 
 def train_alone(file: Path, *changes: str) -> Recorder:
-    """Train in this very process, by the layers of PyTorch.
+    """Train in this process, with the layers of PyTorch only.
 
-    Weights that are spread over processes have no others, and after four steps two tokens are so nearly as likely that
-    another order of sums changes a translation.
+    Sharded weights support no other layers. After four steps, two tokens are almost equally likely, so another order of
+    sums would change a translation.
     """
     shown = Recorder()
     with pytest.MonkeyPatch.context() as patch:
@@ -174,18 +174,18 @@ class Groups:
     """Trainings in groups of processes.
 
     Args:
-        folder: where the data lie and the job writes.
+        folder: the folder of the data and of the results.
     """
 
     folder: Path
 
     def run(self, trainings: list[dict[str, Any]]) -> None:
-        """Run them one after the other, in one job."""
+        """Run the trainings one after the other, in one job."""
         (self.folder / "trainings.json").write_text(
             json.dumps([{"folder": str(self.folder), **training} for training in trainings])
         )
         command = [sys.executable, "-m", "tests.training.parallel.group_job", str(self.folder)]
-        # Ended with all of its children, which a time limit on the command alone would leave behind.
+        # A time limit must end all children too, not only the command.
         job = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
             env=os.environ | {"CXX": "no-compiler"},
@@ -198,12 +198,12 @@ class Groups:
         assert job.returncode == 0, errors
 
     def read_record(self, name: str, rank: int = 0) -> dict[str, Any]:
-        """What one process found in a training."""
+        """Return the result of one process in a training."""
         record: dict[str, Any] = json.loads((self.folder / f"{name}.{rank}.json").read_text())
         return record
 
     def result(self, name: str, rank: int = 0) -> dict[str, Any]:
-        """What one process found in a training that succeeded."""
+        """Return the result of one process in a training that succeeded."""
         record = self.read_record(name, rank)
         assert "error" not in record, record["trace"]
         return record

@@ -1,4 +1,4 @@
-"""Which engine several processes take: a shared model where one process has no memory for the whole training."""
+"""The engine of several processes: a sharded model if one process has too little memory for the whole training."""
 
 from __future__ import annotations
 

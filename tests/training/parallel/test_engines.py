@@ -1,4 +1,4 @@
-"""Shares of batches: every row is computed by one process, whatever their number."""
+"""Rows of batches: exactly one process computes each row, for any number of processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clearhead.training.parallel.world import Process
 
 
 def batch() -> Batch:
-    """Seven rows of up to five tokens."""
+    """Return a batch of seven rows with up to five tokens."""
     lengths = torch.tensor([1, 2, 2, 3, 4, 5, 5])
     ids = torch.arange(35).view(7, 5)
     mask = torch.arange(5) < lengths[:, None]

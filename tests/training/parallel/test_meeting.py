@@ -1,4 +1,4 @@
-"""How processes meet: variables of the environment, random words, reported faults, and restarts of one job."""
+"""Meetings of processes: environment variables, random words, reported faults, and restarts of a job."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def test_variables_of_torchrun_and_of_one_slurm_task_are_read(environment: Calla
 
 
 class Agent:
-    """The store of one torchrun job, and the meetings of its two processes, which this one plays."""
+    """The store of a torchrun job, and the meetings of two processes that this process simulates."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
         self.store = dist.TCPStore("127.0.0.1", next(free_ports()), is_master=True, wait_for_workers=False)
 
     def meetings(self, seconds: float = 60.0) -> list[Meeting]:
-        """Return new meetings, as of processes that torchrun has just started; each on a machine of its own."""
+        """Return new meetings, like those of processes that torchrun has just started on separate machines."""
         meetings = []
         for rank in range(2):
             meeting._trainings = itertools.count()
@@ -124,7 +124,7 @@ def test_a_wait_says_for_whom(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "NOTICE_SECONDS", 0.1)
     agent = Agent()
     for member, other in zip(agent.meetings(0.5), (1, 0), strict=True):
-        if other == 0:  # a new job, in which nobody is there
+        if other == 0:  # a new job without any process
             agent.store.delete_key("word")
         with pytest.raises(RunFailure, match=f"for process {other} of 2"):
             member.arrive()

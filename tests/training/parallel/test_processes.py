@@ -1,4 +1,4 @@
-"""Laws of training on several processes: the losses of one, each token once, the same end everywhere, exact resume."""
+"""Training on several processes: equal losses, each token once, a common end, and exact resumption."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ WATCHED = ["train.steps=12", "train.validate_every=12"]  # after which sentences
 
 @contextlib.contextmanager
 def inside(folder: Path) -> Iterator[None]:
-    """Work in a folder."""
+    """Return a context manager in which a folder is the current directory."""
     before = Path.cwd()
     os.chdir(folder)
     try:
@@ -63,7 +63,7 @@ def inside(folder: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Recorder]]:
-    """Run files and their trainings by one process."""
+    """Return the folder of the run files, and their trainings by one process."""
     folder = tmp_path_factory.mktemp("groups")
     write_data(folder)
     write_data_of_another(folder / "elsewhere")
@@ -91,7 +91,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Rec
 
 
 def write_data_of_another(folder: Path) -> None:
-    """The same names in another folder, with other lines."""
+    """Write files with the same names and other lines to another folder."""
     folder.mkdir()
     write_data(folder, seed=4)
 
@@ -108,7 +108,7 @@ def write_own_disk(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def groups(alone: tuple[Path, dict[str, Recorder]]) -> Groups:
-    """All trainings of this file by several processes."""
+    """Run all trainings of this file with several processes."""
     folder = alone[0]
     boxes = [str(folder), str(folder / "second")]
 
@@ -192,7 +192,7 @@ def test_every_process_ends_with_the_same_result_and_one_of_them_writes(
 def test_captures_of_a_shared_model_see_what_they_see_of_a_whole_one(
     groups: Groups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the training tree, around a validation by BLEU and inside; the plain tree refuses, its weights are spread."""
+    """Capture the training tree around a validation by BLEU and inside; the plain tree refuses to run."""
     seen = watch_validations(monkeypatch)
     with inside(groups.folder):
         (expected,) = train_alone(Path("translate.toml"), "train.run=watched-alone", *WATCHED).validations
@@ -204,8 +204,7 @@ def test_captures_of_a_shared_model_see_what_they_see_of_a_whole_one(
             for value, like in zip(values, others, strict=True):
                 assert value == pytest.approx(like, rel=1e-3), address
         assert len(records["plain"]) == 2 and set(records["plain"]) == {
-            "this module cannot run: its weights are spread over processes, and the tree that they train runs in its "
-            "place"
+            "this module cannot run: its weights are sharded over processes; run the training tree instead"
         }
     ((_, loss, score),) = groups.result("watched")["validations"]
     assert (loss, score) == (pytest.approx(expected.loss, rel=1e-4), expected.score)
@@ -213,7 +212,7 @@ def test_captures_of_a_shared_model_see_what_they_see_of_a_whole_one(
 
 @pytest.mark.parametrize("family", ["generate", "translate", "lora"])
 def test_gradients_are_added_up_once_for_each_update(groups: Groups, family: str) -> None:
-    """However many batches are accumulated: 3, 1 and 2."""
+    """The number of accumulated batches does not matter: 3, 1 and 2."""
     result = groups.result(f"{family}-ddp-2")
     counts = result["communication"]
     passes = len(result["losses"]) + 3  # two of the forecast, and one that settles the order
@@ -235,12 +234,12 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_went_on(groups: Groups, en
     for key in ("random", "random_of_others", "batches", "schedule"):
         assert ends[0].state[key] == ends[1].state[key], key
     states = [state["torch"] for state in (ends[0].state["random"], *ends[0].state["random_of_others"])]
-    assert len(set(states)) == size, "each process draws dropout of its own"
+    assert len(set(states)) == size, "each process draws its own dropout"
 
 
 @pytest.mark.parametrize("family", OWN_DISKS)
 def test_machines_with_their_own_disks_resume_to_the_bits_of_a_shared_folder(groups: Groups, family: str) -> None:
-    """Only the first machine reads and writes the run: a folder of its name on the other one is not touched."""
+    """Only the first machine reads and writes the run; a folder with the same name on the other is not touched."""
     for rank in range(2):
         for name in ("begun", "ended"):
             groups.result(f"{name}-{family}", rank)

@@ -1,4 +1,4 @@
-"""The command under torchrun: a killed process ends the others with one sentence, and a restart goes on by itself."""
+"""The command under torchrun: a killed process ends the others with one sentence, and a restart resumes the run."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_fault_that_every_process_finds_is_said_once(tmp_path: Path, words: li
 
 
 def test_a_fault_of_one_machine_ends_the_other_that_waits_for_it(tmp_path: Path) -> None:
-    """The second machine lacks the file of its own parts, and says so; the first one ends with the same exit code."""
+    """The second machine lacks the file of custom modules, and says so; the first one ends with the same exit code."""
     write_data(tmp_path)
     file = write_run_file(tmp_path, "run", 'kind = "generate"', "decoder", TEXT)
     train = ["train", str(file)]

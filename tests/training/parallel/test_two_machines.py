@@ -1,4 +1,4 @@
-"""Two torchrun agents on this machine: killed on either side, a run goes on by itself and ends with the same bits."""
+"""Two torchrun agents on this machine: killed on either side, a run resumes and ends with the same bits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load_two_machines() -> ModuleType:
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="the system knows no SIGKILL")
 def test_killed_on_either_machine_a_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    """Before the first checkpoint, in a step, and inside a save, in one job: benchmarks/sigkill.py has all kills."""
+    """One job with kills before the first checkpoint, in a step and during a save; benchmarks/sigkill.py has all."""
     machines = load_two_machines()
     boxes = [tmp_path / "first", tmp_path / "second"]
     write_data(tmp_path)

@@ -1,4 +1,4 @@
-"""Pictures of a run: there when there are numbers, never in the way of the training."""
+"""Plots of a run: drawn if there are numbers, and harmless to training."""
 
 from __future__ import annotations
 

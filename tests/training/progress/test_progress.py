@@ -1,4 +1,4 @@
-"""What a person sees: a panel on a terminal, plain lines elsewhere, and never a disturbance of the training."""
+"""Displays of progress: a panel on a terminal, plain lines elsewhere; they never disturb training."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_the_stream_decides_what_is_shown() -> None:
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The outputs of a notebook's cell, each with the texts that it showed one after the other."""
+    """Record the outputs of a notebook cell; each is a list of the texts that it showed."""
     outputs: list[list[str]] = []
 
     class Handle:
@@ -182,7 +182,7 @@ def test_progress_shows_nothing_by_itself(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_time_left_is_that_of_the_steps_and_validations_to_come() -> None:
-    """By the steps and validations that were measured last; before the first validation, by the forecast."""
+    """The estimate uses the last steps and validations; before the first validation, the forecast."""
     pace = Pace(RunPlan("run", 0, 100, None, 0.0, 2, None, validate_every=15, validation_seconds=7.0))
     assert pace.seconds_left is None and pace.fraction is None and pace.tokens_per_second == 0.0
     pace.add(report(15))

@@ -1,4 +1,4 @@
-"""Trackers: numbers and no text leave a run, a resumed one has the same id, and one that fails ends no training."""
+"""Trackers: they get numbers but no text, a resumed run keeps its id, and a failure does not end training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECRETS = [("geheimnis", "secret")] * 12
 
 
 class Tracker:
-    """The interface that wandb and trackio share; it keeps everything that it is given."""
+    """A fake of the interface that wandb and trackio share; records all calls."""
 
     def __init__(self, *, fails_at: int | None = None) -> None:
         self.options: list[dict[str, Any]] = []
@@ -91,10 +91,10 @@ def test_a_tracker_that_fails_ends_no_training(
     monkeypatch.setitem(sys.modules, "trackio", Tracker(fails_at=2))
     train(tmp_path / "run", "trackio", steps=4)
     errors = capsys.readouterr().err
-    assert errors.count("trackio failed and is left out from here on, and the run goes on: the network is gone\n") == 1
+    assert errors.count("trackio failed; the run goes on without it: the network is gone\n") == 1
     monkeypatch.setitem(sys.modules, "wandb", type(sys)("wandb"))
     train(tmp_path / "other", "wandb", steps=2)
-    assert "wandb failed and is left out from here on" in capsys.readouterr().err
+    assert "wandb failed; the run goes on without it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["trackio", "wandb", "tensorboard"])

@@ -1,4 +1,4 @@
-"""Laws of the run file: it reads back what it writes, and every fault is named in one report."""
+"""Run files: written files parse to equal values, and one report names every fault."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ steps = 700
 
 
 def report(text: str, *overrides: str) -> str:
-    """Return the report that a faulty run file ends in."""
+    """Return the report of faults for a wrong run file."""
     with pytest.raises(InputError) as caught:
         parse_run_file(text, "x.toml", overrides)
     return str(caught.value)
@@ -154,7 +154,7 @@ def test_seconds_beside_steps_end_them_early_and_leave_schedule_and_shares_their
         ("train.stepz=3", "did you mean 'steps'?"),
         ("train.lr=3", "unknown key 'lr' in [train] (did you mean 'learning_rate'?)"),
         ("train.betas=[0.9", "not valid TOML"),
-        ("train.steps=many", "must be a whole number, received the text 'many'"),
+        ("train.steps=many", "must be a whole number, got the text 'many'"),
         ("train.steps.more=1", "'train.steps' is not a table"),
     ],
 )
@@ -180,20 +180,20 @@ def test_faulty_override_is_quoted(override: str, expected: str) -> None:
         (MINIMAL.replace('source = "train.de", target = "train.en"', 'tzv = "t"'), 4, "tzv (did you mean 'tsv'?)"),
         (MINIMAL.replace('source = "train.de"', 'tsv = "t", taget_column = 1', 1), 4, "did you mean 'target_column'?"),
         (with_keys("train", "early_stop = { metrik = 'loss' }"), 9, "did you mean 'metric'?"),
-        (with_keys("train", "keep = 'all'"), 9, "[train] keep must be a whole number, received the text 'all'"),
-        (with_keys("train", "keep = 1.5"), 9, "must be a whole number, received the number 1.5"),
-        (with_keys("train", "keep = true"), 9, "must be a whole number, received true"),
+        (with_keys("train", "keep = 'all'"), 9, "[train] keep must be a whole number, got the text 'all'"),
+        (with_keys("train", "keep = 1.5"), 9, "must be a whole number, got the number 1.5"),
+        (with_keys("train", "keep = true"), 9, "must be a whole number, got true"),
         (with_keys("train", "clip = nan"), 9, "must be a finite number"),
-        (with_keys("train", "clip = [1]"), 9, "must be a number, received a list"),
+        (with_keys("train", "clip = [1]"), 9, "must be a number, got a list"),
         (with_keys("train", "betas = [0.9]"), 9, "[train] betas must be a list of 2 numbers"),
-        (with_keys("train", "optimizer = 'adma'"), 9, "must be one of adam, adamw, muon, received the text 'adma'"),
-        (with_keys("train", "learning_rate = 0.0"), 9, "learning_rate must be above 0, received the number 0.0"),
+        (with_keys("train", "optimizer = 'adma'"), 9, "must be one of adam, adamw, muon, got the text 'adma'"),
+        (with_keys("train", "learning_rate = 0.0"), 9, "learning_rate must be above 0, got the number 0.0"),
         (with_keys("train", "learning_rate = inf"), 9, "learning_rate must be a finite number"),
         (with_keys("train", "weight_decay = -0.1"), 9, "weight_decay must be at least 0"),
         (with_keys("train", "betas = [0.9, 1.0]"), 9, "each at least 0 and below 1"),
         (with_keys("train", "eps = 0"), 9, "eps must be above 0"),
         (with_keys("train", "warmup = -1"), 9, "warmup must be a number of steps from 0 on, or a share of all steps"),
-        (with_keys("train", "warmup = 1.5"), 9, "or a share of all steps such as 0.1, received the number 1.5"),
+        (with_keys("train", "warmup = 1.5"), 9, "or a share of all steps such as 0.1, got the number 1.5"),
         (with_keys("train", "validate_every = 0"), 9, "validate_every must be a number of steps from 1 on, or a share"),
         (
             MINIMAL.replace("steps = 700", "seconds = 60\nvalidate_every = 0.1"),
@@ -204,17 +204,17 @@ def test_faulty_override_is_quoted(override: str, expected: str) -> None:
         (with_keys("train", "ema = 1.0"), 9, "ema must be below 1"),
         (with_keys("train", "accumulate = 0"), 9, "accumulate must be at least 1"),
         (with_keys("train", "early_stop = { patience = 0 }"), 9, "patience must be at least 1"),
-        (with_keys("train", "label_smoothing = 1.0"), 9, "must be below 1, received the number 1.0"),
+        (with_keys("train", "label_smoothing = 1.0"), 9, "must be below 1, got the number 1.0"),
         (
             with_keys("train", "label_smoothing = 0.1").replace('"translate"', '"embed"'),
             9,
             "[train] label_smoothing has no effect for the task 'embed'; remove it",
         ),
-        (with_keys("data", "max_length = 1"), 4, "must be at least 2, received the number 1"),
+        (with_keys("data", "max_length = 1"), 4, "must be at least 2, got the number 1"),
         ("task = 3\n" + MINIMAL.replace('[task]\nkind = "translate"\n', ""), 1, "[task] must be a table"),
         (with_keys("model", "width = 130", "heads = 4"), 13, "heads must divide the width: 130 is not a multiple of 4"),
         (with_keys("model", "heads = 6", "kv_heads = 4"), 13, "kv_heads must divide the heads"),
-        (with_keys("model", "layers = 99999999"), 12, "layers must be at most 1024, received the number 99999999"),
+        (with_keys("model", "layers = 99999999"), 12, "layers must be at most 1024, got the number 99999999"),
         (with_keys("model", "width = 1000000"), 11, "width 1,000,000 have at least 72,049,152,000,000 parameters"),
         (with_keys("train", "threads = 100000"), 9, "threads = 100000 is far more than the"),
         (with_keys("model", "max_positions = 64"), 12, "less than [data] max_length = 128"),
@@ -248,7 +248,7 @@ def test_faulty_override_is_quoted(override: str, expected: str) -> None:
         (
             MINIMAL.replace('source = "val.de", target = "val.en"', 'tsv = "v", source_column = -1'),
             5,
-            "source_column must be a column by its number, counted from 1, or by its name, received the number -1",
+            "source_column must be a column by its number, counted from 1, or by its name, got the number -1",
         ),
         (with_keys("train", 'device = "tpu"'), 9, "must be one of auto, cpu, cuda, mps or cuda:N"),
         (MINIMAL.replace('"translate"', '"translat"'), 2, "did you mean 'translate'?"),
@@ -258,11 +258,11 @@ def test_faulty_override_is_quoted(override: str, expected: str) -> None:
             "has no effect for the task 'translate', only for 'generate'; remove it",
         ),
         (with_keys("data", "stream = true"), 4, "has no effect for the task 'translate', only for 'generate'"),
-        (MINIMAL.replace("source =", 'tsv = "t", source =', 1), 4, "received the keys tsv, source, target"),
+        (MINIMAL.replace("source =", 'tsv = "t", source =', 1), 4, "got the keys tsv, source, target"),
         (
             MINIMAL.replace('{ source = "val.de", target = "val.en" }', "1.5"),
             5,
-            "must be below 1, received the number 1.5",
+            "must be below 1, got the number 1.5",
         ),
         (with_keys("task", "mask_share = 0.2"), 2, "has no effect for the task 'translate', only for 'fill'"),
         (with_keys("model", 'family = "decoder"'), 12, "must be 'encoder-decoder' for the task 'translate'"),
@@ -306,7 +306,7 @@ run = "runs/x"
     ],
 )
 def test_the_first_cause_is_reported_alone(before: str, after: str, expected: str) -> None:
-    """What follows from a fault, such as what another task would lack, is not a fault of the file."""
+    """Consequences of a fault, such as keys that another task would need, are not reported."""
     text = CLASSIFY.replace(before, after)
     if not expected:
         assert parse_run_file(text, "x.toml").task.kind == "classify"
@@ -405,7 +405,7 @@ def test_lines_are_found_for_tables_and_keys() -> None:
     [{}, {"family": "encoder", "gated": True}, {"family": "decoder", "heads": 4, "kv_heads": 2, "head_size": 11}],
 )
 def test_the_least_parameters_are_those_of_the_layers(changes: dict[str, Any]) -> None:
-    """Counted on the built model: the weights of linear maps below a layer."""
+    """The estimate is compared with the linear weights in the layers of the built model."""
     from clearhead.core import build
 
     hparams = Hyperparameters(layers=3, width=28, feedforward=19, **({"heads": 7} | changes))

@@ -1,4 +1,4 @@
-"""Run files that were written once are read to the same values, and so are the resolved ones in run directories."""
+"""Recorded run files, and the resolved ones in run directories, are still read to the same values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_task_is_recorded() -> None:
 
 
 class _Quoted(dict[str, str]):
-    """The name of each file, in quotes."""
+    """A mapping from each file name to the name in quotes."""
 
     def __missing__(self, name: str) -> str:
         return json.dumps(name)
