@@ -201,9 +201,9 @@ def test_a_model_in_8_bits_loads_as_fp32_with_the_weights_that_it_has(folder: Pa
 
 def test_what_needs_all_digits_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ch.load(folder, device="cpu", precision="int8")
-    with pytest.raises(InputError, match="surgery needs all digits"):
+    with pytest.raises(InputError, match="surgery needs full-precision weights"):
         surgery.keep_layers(model, [0])
-    with pytest.raises(InputError, match="layout of the hub needs all digits"):
+    with pytest.raises(InputError, match="layout of the hub needs full-precision weights"):
         model.save(tmp_path / "out", format="hf")
     assert not (tmp_path / "out").exists()
     with pytest.raises(InputError, match="int8 is for a CPU"):

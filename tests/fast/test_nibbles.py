@@ -72,5 +72,5 @@ def test_zeros_stay_and_what_is_no_number_does_not_become_one() -> None:
 def test_rows_are_whole_groups_and_scales_fit_into_16_bits() -> None:
     assert INT4.holds(torch.Size((3, 64)))
     assert not INT4.holds(torch.Size((3, 65))) and not INT4.holds(torch.Size((2, 3, 64)))
-    with pytest.raises(InputError, match="too large for one; use int8"):
+    with pytest.raises(InputError, match="too large for 4 bits, whose scales are fp16: use int8"):
         quantize_groups(torch.full((3, 64), 1e7))

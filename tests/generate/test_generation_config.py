@@ -74,7 +74,7 @@ def test_a_call_goes_before_the_settings_and_those_without_effect_are_dropped() 
     assert call(rules(num_beams=4, length_penalty=2.0), beam_size=1, temperature=0) == GenerateOptions(temperature=0)
     with pytest.raises(InputError, match="seed is 5, which has no effect here: greedy search does not use it"):
         call(sampled, temperature=0, seed=5)
-    with pytest.raises(InputError, match="beam_size must be a whole number of at least 1, not '3'"):
+    with pytest.raises(InputError, match="beam_size must be a whole number of at least 1, got '3'"):
         call(sampled, beam_size="3")
 
 

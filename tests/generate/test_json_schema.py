@@ -154,7 +154,7 @@ def test_a_schema_that_cannot_be_followed_is_one_sentence(schema: dict, sentence
 def test_a_vocabulary_without_braces_is_refused_before_anything_is_generated() -> None:
     tokenizer = train_tokenizer("unigram", ['"a" "b" abc 3 4 5'] * 9, vocab_size=12)
     request = GenerateRequest([[2]], GenerateOptions(), eos_id=3, pad_id=0)
-    with pytest.raises(InputError, match=r"no token of this vocabulary \(unigram\) begins a text under the schema"):
+    with pytest.raises(InputError, match=r"no token of this vocabulary \(unigram\) can begin a text under the schema"):
         with_schema(request, {"type": "object"}, tokenizer, tokenizer.vocab_size)
     assert with_schema(request, {"type": "string"}, tokenizer, tokenizer.vocab_size).constraint is not None
 
@@ -194,7 +194,7 @@ def test_a_text_that_exceeds_the_limits_of_llguidance_names_the_reason(
     monkeypatch.setattr(schema_worker, "MOST_STATES", 60)
     tokenizer = tokenizer_of("byte")
     module, options = build_untrained(tokenizer), GenerateOptions(max_new_tokens=200, temperature=0)
-    with pytest.raises(InputError, match="the JSON schema is not one that can be followed: lexer error: too many"):
+    with pytest.raises(InputError, match="the JSON schema cannot be followed: lexer error: too many"):
         decoder_of(module, tokenizer).generate(["a"], options, schema)
 
 

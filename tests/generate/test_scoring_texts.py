@@ -103,7 +103,7 @@ def test_faults_are_named_together() -> None:
     assert all(
         phrase in str(caught.value) for phrase in ("2 faults", "text 2 has 1 tokens", "the model's 17 positions")
     )
-    with pytest.raises(InputError, match="stride must be from 1 to the window of 7 tokens, not 8"):
+    with pytest.raises(InputError, match="stride must be from 1 to the window of 7 tokens, got 8"):
         score_sequences(module, [[BOS, 3]], pad_id=PAD, window=7, stride=8)
     with pytest.raises(InputError, match="nothing to score"):
         sequence_loss(module, [], pad_id=PAD)

@@ -89,7 +89,7 @@ def test_a_planted_library_is_compiled_anew(
     assert not mark.exists() and mode_of(library.parent) == 0o700
     (message,) = warnings()
     assert (
-        message == f"kernels for inference are compiled anew, in about 10 s: the library in {library.parent} is damaged"
+        message == f"compiling kernels for inference again, which takes about 10 s: the library in {library.parent} is damaged"
     )
 
 
@@ -139,7 +139,7 @@ def test_a_folder_of_another_user_is_refused(
     mark = plant(library, tmp_path)
     library.parent.chmod(0o777)
     take_from_user(tmp_path / location, monkeypatch)
-    with pytest.raises(OSError, match="belongs to another user: mend that, or set CLEARHEAD_CACHE to a new folder"):
+    with pytest.raises(OSError, match="belongs to another user: change that, or set CLEARHEAD_CACHE to a new folder"):
         build.compile_library([])
     assert not mark.exists()
 

@@ -62,10 +62,10 @@ def test_a_right_library_passes_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (WRONG, "on this machine they compute the highest numbers wrong"),
-        (CRASH, "a test of them on this machine ended with SIG"),
-        (HANG, "a test of them on this machine did not end within 2 s"),
-        (OTHER_THREADS, "their threads would be those of "),
+        (WRONG, "on this machine the kernels compute the highest numbers wrong"),
+        (CRASH, "a test of the kernels on this machine ended with SIG"),
+        (HANG, "a test of the kernels on this machine did not end within 2 s"),
+        (OTHER_THREADS, "they use the OpenMP threads of "),
     ],
     ids=["wrong", "crash", "hang", "other threads"],
 )
