@@ -88,8 +88,8 @@ def test_a_planted_library_is_compiled_anew(
     assert load_library(build.compile_library([])).one() == 1
     assert not mark.exists() and mode_of(library.parent) == 0o700
     (message,) = warnings()
-    assert (
-        message == f"compiling kernels for inference again, which takes about 10 s: the library in {library.parent} is damaged"
+    assert message == (
+        f"compiling kernels for inference again, which takes about 10 s: the library in {library.parent} is damaged"
     )
 
 
