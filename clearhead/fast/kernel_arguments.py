@@ -124,10 +124,10 @@ def set_groups(keys: Keys, chunk: PromptChunk, first_keys: Tensor | None) -> Non
     """Set the groups of rows with equal keys, and the first key of each row."""
     keys.groups, keys.rows_per_group, keys.cu_seqlens, keys.first_keys = chunk.count, 1, None, None
     if chunk.cu_seqlens is not None:
-        keys.held.append(chunk.cu_seqlens)
+        keys.tensors.append(chunk.cu_seqlens)
         keys.cu_seqlens = address(chunk.cu_seqlens, torch.int64, chunk.count + 1)
     if first_keys is not None:
-        keys.held.append(chunk_first_keys := first_keys[chunk.rows].contiguous())
+        keys.tensors.append(chunk_first_keys := first_keys[chunk.rows].contiguous())
         keys.first_keys = address(chunk_first_keys, torch.int64, chunk.count)
 
 
@@ -139,7 +139,7 @@ def set_memory(
     sources = key, value, mask_NS, row_index, chunk.cu_seqlens, chunk.count, batch
     if keys.is_made_from(sources):
         return
-    keys.held = []
+    keys.tensors = []
     keys.window_before = keys.window_after = EVERYWHERE
     keys.row_index = None
     sentences = len(key) if row_index is None else len(row_index)
@@ -152,11 +152,11 @@ def set_memory(
         row_index = sentence_of_row.int() if row_index is None else row_index[sentence_of_row]
         mask_NS = None if mask_NS is None else mask_NS[sentence_of_row]
     if row_index is not None:
-        keys.held.append(row_index)
+        keys.tensors.append(row_index)
         keys.row_index, keys.row_index_stride = address(row_index, torch.int32, keys.groups), 0
     set_mask(keys, mask_NS)
     _set_key_addresses(keys, attention.spec, key, value)
-    keys.made_of = sources  # without a cache, only this reference keeps the keys and values alive
+    keys.sources = sources  # without a cache, only this reference keeps the keys and values alive
 
 
 def window_bounds(mask: spec.Mask) -> tuple[int, int]:
@@ -174,7 +174,7 @@ def set_bias(keys: Keys, attention: Attention, rows: int, context: Context) -> N
         bias = attention.bias(torch.empty(rows, choice.num_heads, 1, choice.head_size), key_BKSE, context)
         assert bias is not None
         bias_BHS = bias[:, :, 0].float().contiguous()
-        keys.held.append(bias_BHS)
+        keys.tensors.append(bias_BHS)
         shape = rows, choice.num_heads, keys.count
         keys.bias = address(bias_BHS.expand(shape), torch.float32, *shape, by_row=True)
         keys.bias_head_stride = bias_BHS.stride(1) if bias_BHS.shape[1] > 1 else 0
@@ -192,7 +192,7 @@ def set_bias_by_place(keys: Keys, attention: Attention, context: Context) -> Non
         nothing = torch.empty(*shape[:3], 0)
         bias = attention.bias(nothing, nothing, by_place)
         assert bias is not None
-        keys.held.append(bias_1HSS := bias.float().contiguous())
+        keys.tensors.append(bias_1HSS := bias.float().contiguous())
         keys.bias, keys.is_bias_by_place = address(bias_1HSS, torch.float32, *shape), True
         keys.bias_head_stride, keys.bias_row_stride = bias_1HSS.stride()[1:3]
 
@@ -214,7 +214,7 @@ def set_buffers(keys: Keys, choice: spec.Attention, first: int, buffer: Tensor, 
         keys.key_scales, keys.value_scales = (
             address(scale, torch.float32, *key.shape[:3], 1, by_row=True) for scale in scales[:, first:]
         )
-    keys.made_of = sources
+    keys.sources = sources
 
 
 def _set_key_addresses(keys: Keys, choice: spec.Attention, key: Heads, value: Heads) -> None:
@@ -229,7 +229,7 @@ def set_mask(keys: Keys, mask_GS: Tensor | None) -> None:
     """Set the mask of keys that each group of rows may attend to."""
     keys.mask = None
     if mask_GS is not None:
-        keys.held.append(mask_GS := mask_GS.contiguous())
+        keys.tensors.append(mask_GS := mask_GS.contiguous())
         assert mask_GS.shape[1] >= keys.count
         keys.mask_stride = mask_GS.stride(0) if len(mask_GS) > 1 else 0
         keys.mask = address(mask_GS, torch.bool, len(mask_GS), mask_GS.shape[1])
@@ -247,6 +247,6 @@ def set_angles(keys: Keys, attention: Attention, chunk: PromptChunk, batch: int,
     if (name := ("angles by row", attention.rotation_number)) not in context.shared:
         context.shared[name] = [flatten_rows(angle) for angle in attention.angles(rotary, context)]
     cos, sin = (angle_ME[chunk.token_indices] for angle_ME in context.shared[name])
-    keys.held += [cos, sin]
+    keys.tensors += [cos, sin]
     keys.cos, keys.sin = (address(angle, torch.float32, *cos.shape) for angle in (cos, sin))
     keys.half, keys.angle_stride = cos.shape[1], cos.stride(0)

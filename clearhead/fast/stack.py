@@ -176,7 +176,7 @@ class StackPlan:
                 set_memory(branch_keys, chunk, new.batch, cache.memory_row_index, attention, context)
                 continue
             assert buffer is not None
-            branch_keys.held, branch_keys.row_index = [], None
+            branch_keys.tensors, branch_keys.row_index = [], None
             branch_keys.count, branch_keys.appends = cache.length - chunk.remaining, True
             set_groups(branch_keys, chunk, new.first_keys)
             if cache.row_index is not None:

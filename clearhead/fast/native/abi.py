@@ -75,21 +75,21 @@ class Keys(ctypes.Structure):
     """Keys and values of an attention in one call.
 
     Attributes:
-        held: copies whose addresses it has.
-        made_of: the tensors that it was filled from, and numbers, which tell whether it must be filled anew.
+        tensors: tensors whose addresses are stored, kept alive.
+        sources: objects that the structure was filled from; it must be filled again if they change.
     """
 
-    __slots__ = ("held", "made_of")
+    __slots__ = ("tensors", "sources")
     _fields_ = _fields("Keys")
 
     def __init__(self) -> None:
         super().__init__()
-        self.held: list[Tensor] = []
-        self.made_of: tuple[object, ...] = ()
+        self.tensors: list[Tensor] = []
+        self.sources: tuple[object, ...] = ()
 
     def is_made_from(self, sources: tuple[object, ...]) -> bool:
-        """Return whether it was filled from these very objects."""
-        return len(self.made_of) == len(sources) and all(map(is_, self.made_of, sources))
+        """Return whether the structure was filled from these very objects."""
+        return len(self.sources) == len(sources) and all(map(is_, self.sources, sources))
 
 
 def _structure(name: str) -> type[ctypes.Structure]:

@@ -164,7 +164,7 @@ def _kernel(
     kernel.restype = None
     kernel.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * (numbers + 1)
 
-    take_threads = _SHARES.shared if is_shared else _SHARES.alone
+    take_threads = _SHARES.share if is_shared else _SHARES.alone
 
     def run(*arguments: int | None) -> None:
         with take_threads(torch.get_num_threads()) as threads:
@@ -201,7 +201,7 @@ class ThreadShares:
         self._ended: dict[threading.Thread, float] = {}
         self._alone = threading.RLock()
 
-    def shared(self, threads: int) -> AbstractContextManager[int]:
+    def share(self, threads: int) -> AbstractContextManager[int]:
         """Return a context manager for a call next to other calls; it yields a number of threads, at least 1."""
         return _SharedCall(self, threads)
 
@@ -228,7 +228,7 @@ class ThreadShares:
     @contextmanager
     def alone(self, threads: int) -> Iterator[int]:
         """Yield all threads, one call at a time: for calls whose results depend on the number of threads."""
-        with self._alone, self.shared(threads):
+        with self._alone, self.share(threads):
             yield threads
 
     def prepare_for_forks(self, begin_child: Callable[[], object]) -> None:
@@ -250,13 +250,13 @@ class _SharedCall:
     """A shared call as a context manager; a generator would take several times as long at each call of a step."""
 
     def __init__(self, shares: ThreadShares, threads: int) -> None:
-        self._turns, self._threads = shares, threads
+        self._shares, self._threads = shares, threads
 
     def __enter__(self) -> int:
-        return self._turns.begin(self._threads)
+        return self._shares.begin(self._threads)
 
     def __exit__(self, *_: object) -> None:
-        self._turns.end()
+        self._shares.end()
 
 
 _SHARES: Final = ThreadShares()

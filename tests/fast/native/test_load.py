@@ -144,7 +144,7 @@ def in_thread(work: object) -> None:
 
 
 def threads_of_call(turns: ThreadShares, threads: int) -> int:
-    with turns.shared(threads) as share:
+    with turns.share(threads) as share:
         return share
 
 
@@ -152,7 +152,7 @@ def threads_of_call(turns: ThreadShares, threads: int) -> int:
 def test_two_callers_have_half_of_the_threads_each(threads: int, share: int) -> None:
     turns = ThreadShares(Clock())
     shares = []
-    with turns.shared(threads) as alone:
+    with turns.share(threads) as alone:
         in_thread(lambda: shares.append(threads_of_call(turns, threads)))
     assert (alone, shares) == (threads, [share])
 
