@@ -79,7 +79,7 @@ class Keys(ctypes.Structure):
         sources: objects that the structure was filled from; it must be filled again if they change.
     """
 
-    __slots__ = ("tensors", "sources")
+    __slots__ = ("sources", "tensors")
     _fields_ = _fields("Keys")
 
     def __init__(self) -> None:
