@@ -183,7 +183,7 @@ def _multiply_rounded_rows(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N
     """Round each row by its largest magnitude, like the kernels, and multiply in PyTorch; sums are exact."""
     x_MK = x.flatten(0, -2) if x.dim() > 1 else x[None]
     most_M1 = torch.linalg.vector_norm(x_MK, torch.inf, 1, keepdim=True)
-    # A tensor: PyTorch divides a number by a tensor in two steps.
+    # LARGEST as a tensor: PyTorch divides a Python number by a tensor in two steps.
     rounded_MK = (x_MK * (x.new_tensor(LARGEST) / most_M1)).round_().to(torch.int8)
     # NaN if a number of the row is NaN or infinite.
     row_scale_M1 = most_M1 / LARGEST + most_M1 * 0.0
