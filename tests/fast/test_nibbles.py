@@ -1,4 +1,4 @@
-"""Matrices in 4 bits: their scales, their layout, and the rule of llama.cpp beside them."""
+"""4-bit matrices: their scales and their layout, compared with the rule of llama.cpp."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clearhead.fast.stored import INT4
 
 
 def round_as_q4_0(weight: Tensor) -> Tensor:
-    """Return a matrix as llama.cpp's Q4_0 rounds it: the scale is the number of the largest magnitude / -8."""
+    """Return a matrix rounded like llama.cpp's Q4_0: the scale is the number with the largest magnitude / -8."""
     groups = weight.reshape(-1, GROUP)
     largest = groups.gather(1, groups.abs().argmax(1, keepdim=True))
     scale = (largest / -8).half().float()
@@ -28,7 +28,7 @@ def squared_errors(rounded: Tensor, weight: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("tail", [float("inf"), 3.0])
 def test_no_scale_has_a_smaller_squared_error(tail: float) -> None:
-    """Among 3,000 scales of each group; tail: degrees of freedom of the distribution of the weights."""
+    """Compare with 3,000 scales for each group; tail: degrees of freedom of the distribution of the weights."""
     torch.manual_seed(1)
     weight = torch.randn(64, 96) if tail == float("inf") else torch.distributions.StudentT(tail).sample((64, 96))
     groups = weight.view(-1, GROUP)

@@ -1,4 +1,4 @@
-"""Calls of kernels from several threads, which share the processors, and in forked processes."""
+"""Kernel calls of several threads, which share the processors, and kernel calls in forked processes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ assert torch.get_num_threads() == 2 and torch.equal(logits(), before)
 
 @pytest.mark.parametrize("kernels", [INFERENCE, TRAINING])
 def test_a_call_in_a_new_thread_keeps_to_the_number_of_threads(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It needs no library but that of its kernels, which may have to be compiled."""
+    """The test needs only the library of these kernels, which may have to be compiled."""
     thread_counts: list[int] = []
     folders: list[str] = []
 
@@ -72,7 +72,7 @@ def test_a_call_in_a_new_thread_keeps_to_the_number_of_threads(kernels: str, mon
         return stub
 
     monkeypatch.setattr(load, "library", library)
-    # Threads that other tests left may still call kernels, and would take their share.
+    # Threads left by other tests may still call kernels, and would take a share.
     monkeypatch.setattr(load, "_SHARES", ThreadShares())
     load._kernel.cache_clear()
     before = torch.get_num_threads()
@@ -172,7 +172,7 @@ def test_a_thread_between_two_calls_keeps_its_share_for_a_moment() -> None:
     assert threads_of_call(turns, 2) == 1
     clock.now += 2 * RECENT
     assert threads_of_call(turns, 2) == 2
-    assert threads_of_call(turns, 2) == 2, "its own last call is no other caller"
+    assert threads_of_call(turns, 2) == 2, "the last call of the same thread does not count as another caller"
     may_end.set()
     other.join(timeout=10)
 
@@ -219,7 +219,7 @@ def test_a_process_forks_between_two_calls_and_its_child_calls() -> None:
     is_inside.wait(timeout=10)
     threading.Timer(0.05, may_end.set).start()
     child = os.fork()
-    if child == 0:  # the copy has no other threads
+    if child == 0:  # The copy does not have the other threads.
         with turns.alone(2) as threads:
             os._exit(0 if (threads, begun, ended.is_set()) == (2, ["child"], True) else 1)
     caller.join(timeout=10)
