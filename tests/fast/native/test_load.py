@@ -107,11 +107,11 @@ def test_a_prompt_beside_other_callers_has_the_bits_that_it_has_alone(
         for share in (8, 4, 3, 1):
 
             @contextmanager
-            def shared(threads: int, share: int = share) -> Iterator[int]:
+            def yield_share(threads: int, share: int = share) -> Iterator[int]:
                 assert threads == 8
                 yield share
 
-            monkeypatch.setattr(load._SHARES, "shared", shared)
+            monkeypatch.setattr(load._SHARES, "share", yield_share)
             load._kernel.cache_clear()
             with torch.inference_mode():
                 outputs.append(runner.tree().decode(ids, cache=IndexedCache()).logits)
