@@ -1,1 +1,1 @@
-"""Whatever makes a model faster beside the plain core: other trees over its weights, and the kernels they run by."""
+"""Fast execution of models: replicas of the plain core over the same weights, and the kernels that they call."""

@@ -1,11 +1,12 @@
-"""Threads that wait busily for each other only while no other program needs their processors.
+"""Choose how waiting threads behave: they wait busily only while no other program needs their processors.
 
-In GCC's OpenMP library, which PyTorch brings, a thread that waits for another one looks again and again, for some
-milliseconds, before it sleeps. Alone on a machine nothing is faster. Beside another program it takes the time of the
-thread that it waits for, and work takes several times as long. For how long a thread looks is read from the environment
-when the library is loaded; but while the library has more threads than there are processors, each looks for a moment
-only. So some threads that sleep, added beside those that work and ended again, switch between the two in a running
-process, whatever loaded PyTorch. No result depends on it.
+PyTorch uses GCC's OpenMP library. A thread that waits for another one checks again and again for some milliseconds
+before it sleeps. On an idle machine nothing is faster. But if another program needs the processor, busy waiting takes
+time from the thread that is waited for, and work takes several times as long.
+
+The library reads the duration of busy waiting from the environment when it is loaded. But while it has more threads
+than there are processors, each thread checks only for a moment. So this module adds a team of sleeping threads and ends
+it again, which switches between the two modes in a running process. No result depends on it.
 
 Source: GCC, libgomp/config/linux/wait.h, do_spin; libgomp/team.c, gomp_managed_threads.
 """
@@ -26,26 +27,26 @@ from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 SPARE: Final = 0.3
-"""Others may take so much of a processor before threads sleep while they wait."""
+"""Number of processors that other programs may take before waiting threads sleep."""
 LOOKS_BEFORE_MESSAGE: Final = 10
-"""After so many looks in a row that find too few processors, one sentence says so."""
+"""Number of checks in a row with too few free processors after which a message is logged."""
 FIRST_TRIAL, LAST_TRIAL = 4, 64
-"""Threads that sleep wait busily again for one look after so many, and then after twice as many each time.
+"""Sleeping threads wait busily again for one check after this many checks, and then after twice as many each time.
 
-What another program takes while threads sleep does not say what it would take from threads that do not: one of low
-priority takes what is left.
+While our threads sleep, the load of other programs does not tell their load while our threads wait busily. A program
+of low priority takes any free time.
 """
 _SECONDS: Final = 1.0
 _STATISTICS: Final = Path("/proc/stat")
 _CHOSEN_BY: Final = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-# Of its own, so that a command shows these messages wherever its output goes.
+# A separate name, so that a command shows these messages wherever its output goes.
 _LOGGER = logging.getLogger("clearhead.fast.busy_waiting")
 
 
 def adapt_waiting() -> None:
-    """Let this process's threads, from now on, wait in the way that suits what else runs; done once.
+    """Start a thread that adapts the waiting of this process's threads to other programs; has an effect once.
 
-    Nothing happens where the user has chosen a way by a variable of the environment, or the system is not Linux.
+    Nothing happens if the user has set one of the environment variables for it, or the system is not Linux.
     """
     if sys.platform == "linux" and not any(name in os.environ for name in _CHOSEN_BY):
         # A forked child has no threads of its parent.
@@ -58,7 +59,7 @@ def _start_watching(_process: int) -> None:
 
 
 def _watch_load() -> None:
-    # RuntimeError: no thread can be started, as when the program ends.
+    # RuntimeError: no thread can be started, for example while the program ends.
     with contextlib.suppress(OSError, ValueError, IndexError, RuntimeError):
         waiting, before = SpinPolicy(OpenMP()), Usage.now()
         while True:
@@ -70,12 +71,12 @@ def _watch_load() -> None:
 
 @dataclass(frozen=True)
 class Usage:
-    """What was used of the processors on which this process may run, in seconds.
+    """Processor time used on the processors on which this process may run, in seconds.
 
     Attributes:
-        time: at which it was looked up.
-        busy: used by all programs.
-        own: used by this process.
+        time: time of the measurement.
+        busy: processor time of all programs.
+        own_process: processor time of this process.
     """
 
     time: float
@@ -84,10 +85,10 @@ class Usage:
 
     @classmethod
     def now(cls) -> Usage:
-        """Look it up.
+        """Measure the current usage.
 
         Raises:
-            OSError, ValueError, IndexError: the system does not say it.
+            OSError, ValueError, IndexError: the system does not report it.
         """
         processors = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         ticks = 0
@@ -99,31 +100,31 @@ class Usage:
         return cls(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), time.process_time())
 
     def others_since(self, before: Usage) -> float:
-        """Return how many processors other programs used since an earlier look, 0 or more."""
+        """Return the number of processors that other programs used since an earlier measurement, 0 or more."""
         others = self.busy - before.busy - (self.own_process - before.own_process)
         return max(0.0, others / max(1e-9, self.time - before.time))
 
 
 @runtime_checkable
 class Threads(Protocol):
-    """The threads of PyTorch, and how they wait."""
+    """The threads of PyTorch and their way of waiting."""
 
     @property
     def count(self) -> int:
-        """How many work together; 1 before there are any."""
+        """Number of threads that work together; 1 if there are none yet."""
 
     def sleep(self) -> bool:
-        """Let them sleep while they wait, and return whether that is possible."""
+        """Make the threads sleep while they wait; return whether that is possible."""
 
     def spin(self) -> None:
-        """Let them wait busily again."""
+        """Make the threads wait busily again."""
 
 
 class SpinPolicy:
-    """Decides how threads wait by what other programs use.
+    """Decides whether threads wait busily or sleep, from the processor use of other programs.
 
     Args:
-        threads: that wait.
+        threads: the threads that wait.
     """
 
     def __init__(self, threads: Threads) -> None:
@@ -133,11 +134,11 @@ class SpinPolicy:
         self._trial = FIRST_TRIAL
 
     def look(self, others: float, processors: int) -> None:
-        """Let the threads wait in the way that suits.
+        """Choose the way of waiting for one check.
 
         Args:
-            others: how many processors other programs used since the last look.
-            processors: on which this process may run.
+            others: number of processors that other programs used since the last check.
+            processors: number of processors on which this process may run.
         """
         count = self._threads.count if others > SPARE else 1
         if count == 1 or count + others <= processors + SPARE:
@@ -162,10 +163,10 @@ class SpinPolicy:
     def _log_slowdown(self, others: float, processors: int) -> None:
         observation = f"other programs use {others:.1f} of the {processors} processors"
         if self._asleep is not False:
-            _LOGGER.info("%s, so this takes longer than it would alone", observation)
+            _LOGGER.info("%s, so this command takes longer", observation)
         else:
             _LOGGER.warning(
-                "%s, and threads that wait busily for each other lose far more than that: start anew with the "
+                "%s, and busy waiting slows this command down further: restart it with the "
                 "environment variable OMP_WAIT_POLICY=passive, or with one thread",
                 observation,
             )
@@ -179,16 +180,16 @@ class OpenMP:
 
     @property
     def count(self) -> int:
-        """How many work together; 1 before PyTorch is imported."""
+        """Number of threads that work together; 1 before PyTorch is imported."""
         count_threads = getattr(sys.modules.get("torch"), "get_num_threads", None)
         if count_threads is None:
             return 1
-        # PyTorch counts for each thread; a new one has the number that was set last.
+        # PyTorch keeps the number for each thread; a new thread has the number that was set last.
         with ThreadPoolExecutor(1) as fresh:
             return int(fresh.submit(count_threads).result())
 
     def sleep(self) -> bool:
-        """Add threads that sleep, until the library has more of them than processors."""
+        """Add sleeping threads until the library has more threads than there are processors."""
         library = _libgomp()
         if library is None:
             return False
@@ -201,7 +202,7 @@ class OpenMP:
             library.GOMP_parallel(nothing, None, count, 0)
             ended.wait()
 
-        # A thread's own team of threads ends with it.
+        # The team of threads ends with the thread that started it.
         threading.Thread(target=hold_team, name="clearhead asleep", daemon=True).start()
         return True
 
@@ -212,7 +213,7 @@ class OpenMP:
 
 
 def _libgomp() -> ctypes.CDLL | None:
-    """Return the library, if PyTorch has loaded GCC's."""
+    """Return GCC's OpenMP library if PyTorch has loaded it, else None."""
     folder = Path(str(sys.modules["torch"].__file__)).parent / "lib"
     for name in (*map(str, sorted(folder.glob("libgomp*.so*"))), "libgomp.so.1"):
         with contextlib.suppress(OSError):

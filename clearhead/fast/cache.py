@@ -1,4 +1,4 @@
-"""A cache whose rows are reordered without moving keys and values. Legend: R rows, S keys, N sentences."""
+"""KV cache that reorders its rows without moving keys and values. Legend: R rows, S keys, N sentences."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from clearhead.fast.stored import LARGEST
 
 TINY: Final = torch.finfo(torch.float32).tiny
 SPARE_KEYS: Final = 64
-"""Keys that fit behind those of joined caches before a buffer grows."""
+"""Free columns after the keys of concatenated caches, so that the buffer need not grow at once."""
 
 
 class IndexedCache(Cache):
-    """A cache for the compiled layers: rows that change places, and sentences that leave, only change an index.
+    """KV cache for the compiled layers: reordering rows and dropping sentences changes only an index.
 
-    Row r writes its new keys into row r of the buffers; where its older ones lie, `row_index` says. Attentions that
-    read whole buffers need them in order: `gather` puts them there.
+    Row r writes its new keys into row r of the buffers. `row_index` holds the buffer rows of its older keys. Attention
+    modules that read whole buffers need the rows in order; `gather` moves them there.
     """
 
     def __init__(self, total_length: int | Int[Tensor, " rows"] | None = None) -> None:
         super().__init__(total_length)
-        self.is_by_index: bool = False  # the compiled layers read it
+        self.is_by_index: bool = False  # True if the compiled layers use the index
         self.row_index: Int[Tensor, "rows keys"] | None = None  # int32; None: each row reads its own
         self.memory_row_index: Int[Tensor, " sentences"] | None = None  # int32; None: each sentence reads its own
-        self.keys: dict[object, list[Keys]] = {}  # of the compiled layers of a stack
-        # Of keys and values in 8 bits: one number for each, by which its integers are multiplied.
+        self.keys: dict[object, list[Keys]] = {}  # kernel arguments, by stack plan
+        # Scales for 8-bit keys and values: one number for each vector, which its integers are multiplied by.
         self.scales: defaultdict[tuple[nn.Module, int], KeyValues] = defaultdict(KeyValues)
 
     def select(self, rows: Int[Tensor, " new_rows"], memory_rows: Int[Tensor, " new_sentences"] | None = None) -> None:
-        """Reorder, drop or repeat rows and sentences: by index, unless there are more rows than the buffers have."""
+        """Reorder, drop or repeat rows and sentences; moves data only if there are more rows than the buffers have."""
         if not self.is_by_index or len(rows) > self.buffer_rows(0):
             self.gather()
             super().select(rows, memory_rows)
@@ -49,7 +49,7 @@ class IndexedCache(Cache):
         if memory_rows is not None and self.memory_attention:
             before = self.memory_row_index
             self.memory_row_index = memory_rows.int() if before is None else before[memory_rows]
-        # Masks and lengths are in order of the rows.
+        # Masks and lengths are always stored in the order of the rows.
         keys, memories = self.self_attention, self.memory_attention
         self.self_attention: defaultdict[tuple[nn.Module, int], KeyValues] = defaultdict(KeyValues)
         self.memory_attention: dict[tuple[nn.Module, int], tuple[Tensor, Tensor]] = {}
@@ -57,18 +57,18 @@ class IndexedCache(Cache):
         self.self_attention, self.memory_attention = keys, memories
 
     def extend_row_index(self, rows: int) -> Int[Tensor, "rows keys"] | None:
-        """Count the keys of the newest token in the index, and return it."""
+        """Add the key of the newest token to the index and return the index."""
         if self.row_index is not None and self.row_index.shape[1] < self.length:
             row_R1 = torch.arange(rows, dtype=torch.int32)[:, None]
             self.row_index = torch.cat([self.row_index, row_R1.expand(-1, self.length - self.row_index.shape[1])], 1)
         return self.row_index
 
     def gather(self) -> None:
-        """Bring the keys and values of each row and sentence into its own row of the buffers."""
+        """Move the keys and values of each row and sentence into its own row of the buffers."""
         self.is_by_index = False
         if self.row_index is not None:
             row_index_RS, self.row_index = self.row_index.long(), None
-            flat_indices: dict[tuple[int, ...], Tensor] = {}  # layers of one shape share them
+            flat_indices: dict[tuple[int, ...], Tensor] = {}  # layers of one shape share the indices
             for entry in (*self.self_attention.values(), *self.scales.values()):
                 assert entry.buffer is not None
                 shape = tuple(entry.buffer.shape[:4])
@@ -84,9 +84,9 @@ class IndexedCache(Cache):
                 self.memory_attention[layer] = (key[rows], value[rows])
 
     def convert(self, dtype: torch.dtype) -> None:
-        """Bring the keys and values that there are into a dtype; those of a memory have 16 bits at least.
+        """Convert the stored keys and values to a dtype; those of an encoder memory stay at 16 bits at least.
 
-        In 8 bits each key and each value has a scale of its own for each head.
+        In 8 bits, each key and each value of a head has its own scale.
         """
         for layer, entry in self.self_attention.items():
             assert entry.buffer is not None
@@ -99,7 +99,7 @@ class IndexedCache(Cache):
             if dtype == torch.int8:
                 scales = self.scales[layer]
                 scales.length, scales.buffer = entry.length, entry.buffer.float().abs().amax(-1, True) / LARGEST
-                # One of zeros has no scale; its integers are zeros.
+                # A vector of zeros has no scale; its integers are zeros.
                 entry.buffer = (entry.buffer / scales.buffer.clamp(min=TINY)).round()
             entry.buffer = entry.buffer.to(dtype)
         memory_dtype = torch.bfloat16 if dtype == torch.int8 else dtype
@@ -108,25 +108,25 @@ class IndexedCache(Cache):
 
     @property
     def device(self) -> torch.device:
-        """Of its keys and values."""
+        """Device of the keys and values."""
         buffer = next(iter(self.self_attention.values())).buffer
         assert buffer is not None
         return buffer.device
 
     @property
     def num_rows(self) -> int:
-        """How many rows it has; none of them is out of order."""
+        """Number of rows; call `gather` first if rows are out of order."""
         assert not self.is_by_index, "gather comes first"
         return self.buffer_rows(0)
 
     @property
     def padding(self) -> int:
-        """How many keys stand in front of the first token of every row."""
+        """Number of padding keys before the first token of all rows."""
         return 0 if self.mask is None else int(self.mask.any(dim=0).int().argmax())
 
     @property
     def memory_masks(self) -> Bool[Tensor, "sentences keys"]:
-        """Which keys of the memory are real."""
+        """Mask of the real keys of the encoder memory."""
         if self.memory_mask is not None:
             return self.memory_mask
         key, _ = next(iter(self.memory_attention.values()))
@@ -134,7 +134,7 @@ class IndexedCache(Cache):
 
     @property
     def is_separable(self) -> bool:
-        """True if rows can be taken out of the cache: it has keys, and custom modules keep nothing in it."""
+        """True if single rows can be taken out: the cache has keys, and custom modules keep no state in it."""
         return not self.states and bool(self.self_attention)
 
     @property
@@ -143,18 +143,18 @@ class IndexedCache(Cache):
         return [self.length] * self.buffer_rows(0) if self.mask is None else self.mask.sum(1).tolist()
 
     def buffer_rows(self, rows: int) -> int:
-        """Return how many rows the buffers have, or will have when this many rows come first."""
+        """Return the number of rows of the buffers; without buffers yet, `rows`."""
         buffer = next((entry.buffer for entry in self.self_attention.values()), None)
         return rows if buffer is None else buffer.shape[1]
 
 
 def split_rows(cache: IndexedCache, lengths: Sequence[int], source_lengths: Sequence[int] | None) -> list[IndexedCache]:
-    """Return a cache for each row of one whose rows end together, with views of its keys and values.
+    """Return one cache for each row of a cache whose rows end together, with views of its keys and values.
 
     Args:
-        cache: with a row for each sentence, and nothing that own parts keep; it is no longer used.
-        lengths: how many of the last keys of each row are its own.
-        of_memory: how many of the first keys of each memory are; None: there is none.
+        cache: cache with a row for each sentence and without state of custom modules. It must not be used afterwards.
+        lengths: number of real keys at the end of each row.
+        source_lengths: number of real keys at the start of each encoder memory. None means no encoder memory.
     """
     cache.gather()
     return [
@@ -180,7 +180,7 @@ def copy_row(cache: IndexedCache, row: int) -> IndexedCache:
 
 
 def _view_row(cache: IndexedCache, row: int, length: int, source_length: int | None) -> IndexedCache:
-    """Return a cache of views: the last `length` keys of one row, and its first `of_memory` keys of the source."""
+    """Return a cache of views: the last `length` keys of one row and its first `source_length` keys of the source."""
     row_slice, total = slice(row, row + 1), cache.total_length
     view = IndexedCache(total[row_slice] if isinstance(total, Tensor) else total)
     view.length = length
@@ -196,7 +196,7 @@ def _view_row(cache: IndexedCache, row: int, length: int, source_length: int | N
 
 
 def _flat_indices(shape: tuple[int, ...], row_index_RS: Int[Tensor, "rows keys"]) -> Int[Tensor, "2 rows heads keys"]:
-    """Return where the keys and values of each row lie in a buffer [2, rows, heads, capacity], flattened."""
+    """Return the flat indices of the keys and values of each row in a buffer [2, rows, heads, capacity]."""
     _, rows, heads, capacity = shape
     two, head = torch.arange(2)[:, None, None, None], torch.arange(heads)[:, None]
     key = torch.arange(row_index_RS.shape[1])
@@ -204,16 +204,16 @@ def _flat_indices(shape: tuple[int, ...], row_index_RS: Int[Tensor, "rows keys"]
 
 
 def concat_caches(caches: Sequence[Cache]) -> IndexedCache:
-    """Return one cache with the rows of several, which are no longer used; every row ends at its newest key.
+    """Concatenate the rows of several caches, aligned at their newest keys; the caches must not be used again.
 
-    Keys in front of the first token of every row are left out; padding is masked, in front of the tokens of a row and
-    behind those of a memory. Keys and values have the dtype of the first cache.
+    Padding before the first token of all rows is dropped. The rest is masked: before the tokens of a row and after the
+    keys of an encoder memory. Keys and values have the dtype of the first cache.
 
     Args:
-        caches: of one model, each with rows that have been read.
+        caches: caches of one model that hold rows already read.
     """
     indexed = [cache for cache in caches if isinstance(cache, IndexedCache)]
-    assert len(indexed) == len(caches), "only indexed caches can be joined"
+    assert len(indexed) == len(caches), "only indexed caches can be concatenated"
     return _concat_indexed(indexed)
 
 
@@ -260,7 +260,7 @@ def _concat_lengths(caches: Sequence[IndexedCache]) -> Int[Tensor, " rows"] | No
 
 
 def _concat_masks(caches: Sequence[IndexedCache], length: int) -> Bool[Tensor, "rows keys"] | None:
-    """Return which of the last keys of each cache are real; None: all. Those in front of its first one are not."""
+    """Return the mask of real keys in the concatenated cache; None if all keys are real."""
     masks = []
     for cache in caches:
         mask = cache.mask

@@ -1,4 +1,4 @@
-"""Replicas that compute in another dtype, with one converted matrix at a time in place of a second copy of all."""
+"""Replicas that compute in another dtype and convert one matrix at a time instead of keeping a second copy of all."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from clearhead.fast.stored import MIXINS, FormatEntry, StorageFormat, Stored
 
 
 def replica_in_dtype(module: Transformer, dtype: torch.dtype) -> Transformer:
-    """Return a replica that computes in a dtype; each matrix is converted when it is read and dropped afterwards.
+    """Return a replica that computes in another dtype; each matrix is converted when read and dropped afterwards.
 
-    Vectors, such as those of norms, are converted once.
+    Vectors, such as the weights of norms, are converted once.
 
     Args:
-        module: the model; it stays unchanged.
+        module: the model, which stays unchanged.
         dtype: fp64, fp32 or bf16.
     """
     twin, known = replica(module), dict[int, Tensor]()
@@ -40,13 +40,13 @@ def replica_in_dtype(module: Transformer, dtype: torch.dtype) -> Transformer:
 
 
 def plain_format(weight: Tensor) -> StorageFormat:
-    """Return the format of a matrix that is stored as it is."""
+    """Return the format of a matrix that is stored unchanged."""
     entry = FormatEntry("weight", weight.dtype, weight.dim())
     return StorageFormat("plain", (entry,), lambda matrix: (matrix,), lambda matrix: matrix, is_exact=True)
 
 
 def _convert_when_read(submodule: nn.Module, dtype: torch.dtype) -> tuple[str, ...]:
-    """Let a part of a replica convert its matrix when it reads it; return the names of the stored tensors."""
+    """Make a submodule of a replica convert its matrix at each read; return the names of the stored tensors."""
     if not isinstance(submodule, Stored):
         mixin = next((mixin for plain, mixin in MIXINS.items() if isinstance(submodule, plain)), None)
         weight = vars(submodule)["_parameters"].get("weight")

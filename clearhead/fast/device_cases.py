@@ -1,4 +1,4 @@
-"""Computations that a device must get right: shapes and layouts of public reports of silently wrong results.
+"""Test cases for devices: shapes and layouts from public reports of silently wrong results.
 
 Legend: B batch, T queries, S keys, H heads, K key/value heads, E head size, V vocabulary.
 """
@@ -24,16 +24,16 @@ _UNIFORM_STEPS: Final = 2**20
 
 @dataclass(frozen=True)
 class DeviceCase:
-    """One shape of a computation.
+    """One shape of a computation on a device.
 
     Attributes:
-        kind: the computation, a key of `KINDS`.
-        report: the public report of a device that computed this shape, or a larger one of its kind, wrong.
-        shape: for attention B, H, K, T, S, E; for products the axes of the rows and then the number of outputs; for the
-            others the axes of the input.
-        hidden: the keys that a mask hides: "future", "padding", "block" (of one text) or "all" (from one query).
-        is_view: whether the inputs are views with an offset whose axes are not in the order of memory.
-        scale: factor on the scores; None means E ** -0.5.
+        kind: name of the computation, a key of `KINDS`.
+        report: public report of a device that computed this shape, or a larger one of its kind, wrong.
+        shape: B, H, K, T, S, E for attention. For products, the axes of the rows and then the number of outputs. For
+            other computations, the axes of the input.
+        hidden: keys hidden by a mask: "future", "padding", "block" (of one text) or "all" (from one query).
+        is_view: True if the inputs are views with an offset, and with axes in another order than in memory.
+        scale: factor on the scores. None means E ** -0.5.
     """
 
     kind: str
@@ -82,18 +82,18 @@ Inputs = tuple[Tensor, ...]
 
 
 def draw_inputs(case: DeviceCase, is_pointed: bool) -> Inputs:
-    """Return the inputs of a case, on the CPU and in double precision.
+    """Return the inputs of a case, on the CPU in double precision.
 
     Args:
-        case: the shape.
-        is_pointed: draw numbers for which every output is about as large as any other, so that a small error of one
-            output is seen. Otherwise outputs mix all inputs, so that a missing or surplus input is seen.
+        case: the case.
+        is_pointed: True draws numbers for which all outputs are about equally large, so that a small error of one
+            output shows. False draws outputs that mix all inputs, so that a missing or surplus input shows.
     """
     return KINDS[case.kind].draw(case, is_pointed, Generator().manual_seed(sum(case.shape)))
 
 
 def visible_keys(case: DeviceCase) -> Tensor | None:
-    """Return the mask of an attention, [B, 1, T, S], True = may attend; None hides nothing."""
+    """Return the attention mask [B, 1, T, S] of a case, True = may attend; None hides nothing."""
     if not case.hidden:
         return None
     batch, _, _, queries, keys, _ = case.shape
@@ -107,7 +107,7 @@ def visible_keys(case: DeviceCase) -> Tensor | None:
 
 
 def layout(x: Tensor, is_view: bool, device: torch.device) -> Tensor:
-    """Copy a tensor to a device; a view begins at an offset of a larger tensor, and two of its axes are swapped."""
+    """Copy a tensor to a device; a view begins at an offset in a larger tensor and has two axes swapped."""
     if not is_view:
         return x.to(device)
     first, second = (1, 2) if x.ndim == 4 else (x.ndim - 2, x.ndim - 1)
@@ -136,7 +136,7 @@ def _draw_attention(case: DeviceCase, is_pointed: bool, generator: Generator) ->
             _normal(generator, batch, count, length, size) for count, length in ((heads, queries), (kv_heads, keys))
         )
         return query_BHTE, key_BKSE, value_BKSE
-    # Each query attends to one key alone: to the last that it sees, and other heads to those before it.
+    # Each query attends to one key alone: the last visible key, and in other heads one of the keys before it.
     key_BKSE = _signs(generator, batch, kv_heads, keys, size)
     mask = visible_keys(case)
     visible_BTS = torch.ones(batch, queries, keys).bool() if mask is None else mask[:, 0]
@@ -175,7 +175,7 @@ def _draw_embedding(case: DeviceCase, is_pointed: bool, generator: Generator) ->
 
 def _draw_sampling(case: DeviceCase, is_pointed: bool, generator: Generator) -> Inputs:
     rows, vocabulary = case.shape
-    # Exact in 16 bits and far from each other, so that rounding changes no choice.
+    # Logits are exact in 16 bits and far apart, so rounding changes no choice.
     logits_BV = torch.stack([torch.randperm(vocabulary, generator=generator) for _ in range(rows)]).double() / 64.0
     shares_BV = logits_BV.softmax(-1)
     chosen_B1 = torch.arange(rows)[:, None] * 37 % vocabulary
@@ -184,7 +184,7 @@ def _draw_sampling(case: DeviceCase, is_pointed: bool, generator: Generator) -> 
 
 
 def attend_fused(case: DeviceCase, inputs: Inputs) -> Tensor:
-    """Attend with the fused kernel, as the core calls it."""
+    """Attend with the fused kernel, called as in the core."""
     query_BHTE, key_BKSE, value_BKSE = inputs
     mask, scale, is_causal = visible_keys(case), case.scale or case.shape[-1] ** -0.5, case.hidden == "future"
     allowed = None if mask is None or is_causal else mask.to(query_BHTE.device)
@@ -192,7 +192,7 @@ def attend_fused(case: DeviceCase, inputs: Inputs) -> Tensor:
 
 
 def attend_eager(case: DeviceCase, inputs: Inputs) -> Tensor:
-    """Attend in steps, as the eager kernel of the core does."""
+    """Attend step by step, like the eager kernel of the core."""
     query_BHTE, key_BKSE, value_BKSE = inputs
     mask, heads = visible_keys(case), query_BHTE.shape[1]
     scores = query_BHTE @ repeat_heads(key_BKSE, heads).transpose(-1, -2) * (case.scale or case.shape[-1] ** -0.5)
@@ -202,7 +202,7 @@ def attend_eager(case: DeviceCase, inputs: Inputs) -> Tensor:
 
 
 def _sample(_: DeviceCase, inputs: Inputs) -> Tensor:
-    """Return the most probable ids of each row, and the id that a uniform number draws."""
+    """Return the most probable ids of each row, and the id drawn by a uniform number."""
     logits_BV, steps_B1 = inputs
     running_BV = logits_BV.float().softmax(-1).cumsum(-1)
     drawn_B1 = torch.searchsorted(running_BV, steps_B1 / _UNIFORM_STEPS, right=True)
@@ -211,11 +211,11 @@ def _sample(_: DeviceCase, inputs: Inputs) -> Tensor:
 
 @dataclass(frozen=True)
 class DeviceComputation:
-    """A computation.
+    """A computation that devices are tested on.
 
     Attributes:
-        draw: returns inputs of a case.
-        operations: the functions that compute it, by the names that reports show; the last one is the reference.
+        draw: function that returns the inputs of a case.
+        operations: functions that compute it, by the names in reports; the last one is the reference.
     """
 
     draw: Callable[[DeviceCase, bool, Generator], Inputs]

@@ -1,6 +1,6 @@
-"""The check that a device passes before it is used: its results beside those of the CPU in double precision.
+"""Check of a device before its first use: its results are compared with those of the CPU in double precision.
 
-A verdict is kept in the cache folder, by the facts that it depends on: device, driver, PyTorch and this check.
+The cache folder keeps the verdict under the facts that it depends on: device, driver, PyTorch and this check.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.fl
 USED: Final = ("fp32", "bf16")
 """Precisions in which models run."""
 BOUNDS: Final = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3}
-"""Largest relative error against double precision that is rounding."""
+"""Largest relative error, compared with double precision, that counts as rounding."""
 _NVIDIA_DRIVER: Final = Path("/proc/driver/nvidia/version")
 _NO_FAULTS: Final = "[]"
 _Pairs = list[tuple[Inputs, Tensor]]
@@ -37,15 +37,15 @@ _LOGGER: Final = logging.getLogger("clearhead.fast.device_check")
 
 @dataclass(frozen=True)
 class Result:
-    """What a device computed for one case.
+    """Result of a device for one case.
 
     Attributes:
-        operation: a key of `Kind.operations`.
-        precision: a key of `DTYPES`.
-        case: the shape, in words.
-        report: the public report that the case is from.
-        error: the largest relative error; None where the device gave no number.
-        symptom: what is wrong, as the end of a sentence; empty: nothing.
+        operation: name of the operation, a key of `DeviceComputation.operations`.
+        precision: name of the precision, a key of `DTYPES`.
+        case: description of the case.
+        report: public report that the case comes from.
+        error: largest relative error. None means that the device returned NaN or infinity, or raised an error.
+        symptom: description of the fault, as the end of a sentence; empty if there is none.
     """
 
     operation: str
@@ -60,7 +60,7 @@ class Result:
 
 
 def check_device(device: torch.device, precisions: Sequence[str]) -> list[Result]:
-    """Compute every case on a device, twice on each input, and compare with the CPU in double precision.
+    """Compute every case on a device, twice for each input, and compare with the CPU in double precision.
 
     Args:
         device: the device.
@@ -71,7 +71,7 @@ def check_device(device: torch.device, precisions: Sequence[str]) -> list[Result
 
 
 def find_faults(results: Sequence[Result]) -> list[Result]:
-    """Return the worst wrong result of each operation and precision."""
+    """Return the worst wrong result for each operation and precision."""
     worst = dict[tuple[str, str], Result]()
     for result in sorted(results, key=lambda result: math.inf if result.error is None else result.error):
         if result.symptom:
@@ -80,7 +80,7 @@ def find_faults(results: Sequence[Result]) -> list[Result]:
 
 
 def largest_errors(results: Sequence[Result]) -> dict[str, dict[str, float | None]]:
-    """Return the largest error by operation and precision; None where a result is no number."""
+    """Return the largest error by operation and precision; None marks a result that is not a number."""
     table = dict[str, dict[str, float | None]]()
     for result in results:
         row, error = table.setdefault(result.operation, {}), result.error
@@ -90,12 +90,12 @@ def largest_errors(results: Sequence[Result]) -> dict[str, dict[str, float | Non
 
 
 def advise(faults: Sequence[Result]) -> str:
-    """Return what to do about the faults of a device, or what clearhead does about them."""
+    """Return advice about the faults of a device, or the workaround that clearhead uses."""
     operations = {fault.operation for fault in faults if fault.precision in USED}
     if not operations:
-        return "models never run in that precision"
+        return "models never use that precision"
     if operations == {FUSED}:
-        return "attention uses the eager kernel there; another version of PyTorch may be right and faster"
+        return "attention uses the eager kernel there; another version of PyTorch may be correct and faster"
     return "use another device, or another version of PyTorch or of the driver"
 
 
@@ -111,7 +111,7 @@ def _check_case(case: DeviceCase, device: torch.device, precision: str) -> Itera
         try:
             error, symptom = _judge(case, partial(compute, case), device, pairs, BOUNDS[precision])
         except torch.OutOfMemoryError:
-            raise  # says nothing about the device
+            raise  # lack of memory is no fault of the device
         except (RuntimeError, TypeError) as failure:
             yield record(None, f"raises {type(failure).__name__}")
         else:
@@ -125,12 +125,12 @@ def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
 def _judge(
     case: DeviceCase, compute: Callable[[Inputs], Tensor], device: torch.device, pairs: _Pairs, bound: float
 ) -> tuple[float | None, str]:
-    """Return the largest error of a case, None for what is no number, and what is wrong."""
+    """Return the largest error of a case (None if not a number) and a description of the fault (empty if none)."""
 
     def run(inputs: Inputs) -> Tensor:
         return compute(tuple(layout(x, case.is_view and x.ndim > 1, device) for x in inputs)).cpu()
 
-    # Twice in a row: some devices are wrong on every second call.
+    # Two runs in a row: some devices are wrong on every second call.
     outputs = [(run(inputs), expected) for inputs, expected in pairs for _ in range(2)]
     errors = [_output_error(output, expected) for output, expected in outputs]
     error = max(errors)
@@ -152,26 +152,26 @@ def _judge(
 
 
 def _output_error(output: Tensor, expected: Tensor) -> float:
-    """Return the relative error; ids must be equal."""
+    """Return the relative error of an output; ids must be equal."""
     return relative_error(output, expected) if expected.is_floating_point() else float(not output.equal(expected))
 
 
 def find_eager_reason(device: torch.device, precision: str) -> str:
-    """Refuse a device that computes wrong; return why its attention must be computed in steps.
+    """Refuse a device that computes wrong; return the reason if its attention needs the eager kernel.
 
     Args:
         device: the device.
-        precision: the precision of the computation, "fp32" or "bf16".
+        precision: precision of the computation, "fp32" or "bf16".
 
     Returns:
-        The reason for the eager kernel; empty where the fused kernel may be used.
+        The reason for the eager kernel; empty if the fused kernel may be used.
 
     Raises:
-        InputError: an operation is wrong that nothing replaces.
+        InputError: an operation is wrong for which no replacement exists.
     """
     verdicts = [_recall_verdict(device, each) for each in dict.fromkeys(("fp32", precision))]
     faults = [Result(**fault) for verdict in verdicts for fault in json.loads(verdict.text)]
-    # The worst first: what nothing replaces.
+    # The worst fault first: one without a replacement.
     faults.sort(key=lambda fault: fault.operation == FUSED)
     if not faults:
         return ""
@@ -185,7 +185,7 @@ def find_eager_reason(device: torch.device, precision: str) -> str:
 
 
 def _recall_verdict(device: torch.device, precision: str) -> Verdict:
-    """Return the faults of a device as JSON, from the cache folder; one that cannot be written: once per process."""
+    """Return the faults of a device as JSON from the cache folder; without such a folder, check once per process."""
     sources = (Path(file).read_bytes() for file in (__file__, device_cases.__file__))
     facts = repr((*_describe(device), precision)).encode()
     try:
@@ -202,13 +202,13 @@ _check_once: Final = cache(_find_faults_as_json)
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of a device that its driver tells, or the processor's architecture."""
+    """Return the name of a device as reported by its driver, or the processor's architecture."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
 
 
 def _describe(device: torch.device) -> tuple[str, ...]:
     """Return the facts that the results of a device depend on."""
-    # Each GPU by itself: one of several equal ones may be broken.
+    # Each GPU is checked by itself: one of several equal GPUs may be broken.
     serial = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else ""
     driver = _NVIDIA_DRIVER.read_text("utf-8") if _NVIDIA_DRIVER.exists() else ""
     return device.type, device_name(device), f"{serial}", driver, platform.platform(), torch.__version__

@@ -1,9 +1,9 @@
-"""Kernel arguments of attention: new tokens without their padding, in chunks, and the keys and values of each layer.
+"""Kernel arguments of attention: new tokens in chunks without padding, and the keys and values of each layer.
 
-Texts share a chunk, or one of them is cut at fixed distances from its own start. So the result for a text does not
-depend on the other texts of its batch.
+Several texts share a chunk, or one text is cut into chunks at fixed distances from its start. So the result for a text
+does not depend on the other texts of its batch.
 
-Legend: B batch, T new tokens of a row with its padding, S keys, M rows that are read, G groups of rows with equal keys.
+Legend: B batch, T new tokens of a row with its padding, S keys, M computed rows, G groups of rows with equal keys.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from clearhead.core.context import Context, Masking
 from clearhead.fast.native.abi import Keys, address, values
 
 CHUNK_TOKENS: Final = 2048
-"""That run through all layers before the next ones do, so that what is computed of them stays small."""
+"""Tokens that run through all layers before the next tokens do, so that their activations stay small."""
 TokenIndices = slice | Int[Tensor, " rows"]
 
 
 @dataclass(frozen=True)
 class PromptChunk:
-    """New tokens that are read together.
+    """New tokens that run through the layers together.
 
     Args:
-        rows: of the batch.
-        places: of the tokens, in the flattened batch.
-        cu_seqlens: int64, the first token of each row and their number; None: each row has one.
-        left: how many of the new tokens of a row that is cut come behind the piece.
+        rows: slice of the batch rows.
+        token_indices: indices of the tokens in the flattened batch.
+        cu_seqlens: int64, index of the first token of each row, then the total. None means one token per row.
+        remaining: number of new tokens after this chunk in a row that is cut into chunks.
     """
 
     rows: slice
@@ -45,18 +45,18 @@ class PromptChunk:
 
     @property
     def count(self) -> int:
-        """The number of rows."""
+        """Number of rows."""
         return int(self.rows.stop - self.rows.start)
 
 
 @dataclass(frozen=True)
 class NewTokens:
-    """The new tokens of a batch.
+    """New tokens of a batch, and their padding.
 
     Args:
-        batch, length: with padding.
-        first_keys: int64, the first key of each row behind its padding; None: there is no padding in front.
-        mask: of the keys, where padding is elsewhere; such tokens are read as others.
+        batch, length: size of the batch, and its number of new tokens per row with padding.
+        first_keys: int64, index of the first key of each row after its padding. None means no padding in front.
+        mask: mask of the real keys, if padding is not only in front; padding tokens are then computed like others.
     """
 
     batch: int
@@ -75,7 +75,7 @@ class NewTokens:
         return cls(batch, masking.num_queries, *((first_keys_B, None) if is_in_front else (None, mask_BS)))
 
     def chunks(self, num_keys: int) -> Iterator[PromptChunk]:
-        """Give the pieces, those of a row one after the other, of rows that have so many keys at last."""
+        """Yield the chunks of rows that will have `num_keys` keys; the chunks of one row come in order."""
         if self.length == 1:
             yield PromptChunk(slice(0, self.batch), slice(None), None)
             return
@@ -91,7 +91,7 @@ class NewTokens:
             row += count
 
     def _chunk(self, row: int, count: int, padding: list[int], token: int) -> PromptChunk:
-        """Return some whole rows, or the tokens of one from one of them on."""
+        """Return a chunk of whole rows, or of the tokens of a single row from the given token on."""
         first, last = padding[row] + token, self.length
         if count == 1:
             last = min(last, first + CHUNK_TOKENS)
@@ -113,7 +113,7 @@ KEY_KINDS: Final = [getattr(torch, name) for name in values("KeyKind")]
 
 
 def new_tokens(context: Context, batch: int) -> NewTokens:
-    """Return the new tokens of a call, found once."""
+    """Return the new tokens of a call, computed once per call."""
     if "new tokens" not in context.shared:
         context.shared["new tokens"] = NewTokens.of(context.masking, batch)
     tokens: NewTokens = context.shared["new tokens"]
@@ -121,25 +121,25 @@ def new_tokens(context: Context, batch: int) -> NewTokens:
 
 
 def set_groups(keys: Keys, chunk: PromptChunk, first_keys: Tensor | None) -> None:
-    """Set which rows have the same keys, and where these begin."""
+    """Set the groups of rows with equal keys, and the first key of each row."""
     keys.groups, keys.rows_per_group, keys.cu_seqlens, keys.first_keys = chunk.count, 1, None, None
     if chunk.cu_seqlens is not None:
-        keys.held.append(chunk.cu_seqlens)
+        keys.tensors.append(chunk.cu_seqlens)
         keys.cu_seqlens = address(chunk.cu_seqlens, torch.int64, chunk.count + 1)
     if first_keys is not None:
-        keys.held.append(chunk_first_keys := first_keys[chunk.rows].contiguous())
+        keys.tensors.append(chunk_first_keys := first_keys[chunk.rows].contiguous())
         keys.first_keys = address(chunk_first_keys, torch.int64, chunk.count)
 
 
 def set_memory(
     keys: Keys, chunk: PromptChunk, batch: int, row_index: Tensor | None, attention: MemoryAttention, context: Context
 ) -> None:
-    """Set the keys of a memory, and which rows read a sentence: all beams of it, or of several tokens those of one."""
+    """Set the keys of an encoder memory and their groups: all beams of a sentence, or the tokens of one row."""
     (key, value), mask_NS = attention.memory_keys_values(context), context.memory_mask
     sources = key, value, mask_NS, row_index, chunk.cu_seqlens, chunk.count, batch
     if keys.is_made_from(sources):
         return
-    keys.held = []
+    keys.tensors = []
     keys.window_before = keys.window_after = EVERYWHERE
     keys.row_index = None
     sentences = len(key) if row_index is None else len(row_index)
@@ -152,29 +152,29 @@ def set_memory(
         row_index = sentence_of_row.int() if row_index is None else row_index[sentence_of_row]
         mask_NS = None if mask_NS is None else mask_NS[sentence_of_row]
     if row_index is not None:
-        keys.held.append(row_index)
+        keys.tensors.append(row_index)
         keys.row_index, keys.row_index_stride = address(row_index, torch.int32, keys.groups), 0
     set_mask(keys, mask_NS)
     _set_key_addresses(keys, attention.spec, key, value)
-    keys.made_of = sources  # without a cache nothing else holds the keys and values
+    keys.sources = sources  # without a cache, only this reference keeps the keys and values alive
 
 
 def window_bounds(mask: spec.Mask) -> tuple[int, int]:
-    """Return how many keys before and after its own position a query may attend to."""
+    """Return the numbers of keys before and after its own position that a query may attend to."""
     if isinstance(mask, spec.Window):
         return mask.before, mask.after
     return EVERYWHERE, EVERYWHERE if isinstance(mask, spec.Full) else 0
 
 
 def set_bias(keys: Keys, attention: Attention, rows: int, context: Context) -> None:
-    """Set the bias on the scores of one new token of each row, which depends on positions alone."""
+    """Set the bias on the scores of one new token of each row; the bias depends on positions alone."""
     choice = attention.spec
     if choice.score_bias is not None:
         key_BKSE = torch.empty(rows, choice.num_kv_heads, keys.count, choice.head_size)
         bias = attention.bias(torch.empty(rows, choice.num_heads, 1, choice.head_size), key_BKSE, context)
         assert bias is not None
         bias_BHS = bias[:, :, 0].float().contiguous()
-        keys.held.append(bias_BHS)
+        keys.tensors.append(bias_BHS)
         shape = rows, choice.num_heads, keys.count
         keys.bias = address(bias_BHS.expand(shape), torch.float32, *shape, by_row=True)
         keys.bias_head_stride = bias_BHS.stride(1) if bias_BHS.shape[1] > 1 else 0
@@ -183,7 +183,7 @@ def set_bias(keys: Keys, attention: Attention, rows: int, context: Context) -> N
 
 
 def set_bias_by_place(keys: Keys, attention: Attention, context: Context) -> None:
-    """Set the bias on the scores of texts, which depends on places in the own text alone: one for all texts."""
+    """Set the bias on the scores of texts; it depends on positions within a text, so all texts share one bias."""
     if attention.spec.score_bias is not None:
         shape = 1, attention.spec.num_heads, keys.count, keys.count
         if (name := ("by place", keys.count)) not in context.shared:
@@ -192,7 +192,7 @@ def set_bias_by_place(keys: Keys, attention: Attention, context: Context) -> Non
         nothing = torch.empty(*shape[:3], 0)
         bias = attention.bias(nothing, nothing, by_place)
         assert bias is not None
-        keys.held.append(bias_1HSS := bias.float().contiguous())
+        keys.tensors.append(bias_1HSS := bias.float().contiguous())
         keys.bias, keys.is_bias_by_place = address(bias_1HSS, torch.float32, *shape), True
         keys.bias_head_stride, keys.bias_row_stride = bias_1HSS.stride()[1:3]
 
@@ -203,18 +203,18 @@ def _position_context(context: Context, count: int) -> Context:
 
 
 def set_buffers(keys: Keys, choice: spec.Attention, first: int, buffer: Tensor, scales: Tensor | None = None) -> None:
-    """Set where keys and values of the rows from the first one on lie, unless they lay there in the last step."""
+    """Set the addresses of keys and values from a first row on, unless they are unchanged since the last step."""
     if keys.is_made_from(sources := (first, buffer, scales)):
         return
     key, value = buffer[:, first:]
     _set_key_addresses(keys, choice, key, value)
     if scales is not None:
-        # As many rows, heads and keys.
+        # The scales have the same numbers of rows, heads and keys.
         assert [size * key.shape[3] for size in scales.stride()[1:4]] == [*key.stride()[:3]]
         keys.key_scales, keys.value_scales = (
             address(scale, torch.float32, *key.shape[:3], 1, by_row=True) for scale in scales[:, first:]
         )
-    keys.made_of = sources
+    keys.sources = sources
 
 
 def _set_key_addresses(keys: Keys, choice: spec.Attention, key: Heads, value: Heads) -> None:
@@ -226,17 +226,17 @@ def _set_key_addresses(keys: Keys, choice: spec.Attention, key: Heads, value: He
 
 
 def set_mask(keys: Keys, mask_GS: Tensor | None) -> None:
-    """Set which keys each group of rows may attend to."""
+    """Set the mask of keys that each group of rows may attend to."""
     keys.mask = None
     if mask_GS is not None:
-        keys.held.append(mask_GS := mask_GS.contiguous())
+        keys.tensors.append(mask_GS := mask_GS.contiguous())
         assert mask_GS.shape[1] >= keys.count
         keys.mask_stride = mask_GS.stride(0) if len(mask_GS) > 1 else 0
         keys.mask = address(mask_GS, torch.bool, len(mask_GS), mask_GS.shape[1])
 
 
 def set_angles(keys: Keys, attention: Attention, chunk: PromptChunk, batch: int, context: Context) -> None:
-    """Set cosines and sines for the tokens of a piece, where queries and keys are rotated."""
+    """Set the cosines and sines for the tokens of a chunk, if queries and keys are rotated."""
     rotary = attention.spec.position
     if rotary is None:
         return
@@ -247,6 +247,6 @@ def set_angles(keys: Keys, attention: Attention, chunk: PromptChunk, batch: int,
     if (name := ("angles by row", attention.rotation_number)) not in context.shared:
         context.shared[name] = [flatten_rows(angle) for angle in attention.angles(rotary, context)]
     cos, sin = (angle_ME[chunk.token_indices] for angle_ME in context.shared[name])
-    keys.held += [cos, sin]
+    keys.tensors += [cos, sin]
     keys.cos, keys.sin = (address(angle, torch.float32, *cos.shape) for angle in (cos, sin))
     keys.half, keys.angle_stride = cos.shape[1], cos.stride(0)

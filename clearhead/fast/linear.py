@@ -1,4 +1,4 @@
-"""Linear layers by the compiled kernels, and by PyTorch where there are none.
+"""Linear layers computed by the compiled kernels, or by PyTorch without them.
 
 Legend: M rows, N outputs, K inputs.
 """
@@ -24,13 +24,13 @@ Outputs = Float[Tensor, "*axes outputs"]
 LinearFunction = Callable[[Tensor], Tensor]
 
 MOST_BF16_ROWS: Final = 256
-"""Above it the products of PyTorch are as fast, or faster."""
+"""Above this number of rows, the products of PyTorch are at least as fast."""
 LEAST_BYTES: Final = 2**18
-"""A smaller matrix, which stays in the caches, PyTorch multiplies in fp32 sooner than it rounds the rows to 8 bits."""
+"""Smaller matrices stay in the caches; PyTorch multiplies them in fp32 faster than with rows rounded to 8 bits."""
 
 
 class ServedLinear(nn.Module):
-    """A linear layer of a replica whose products are those of kernels."""
+    """Linear layer of a replica whose products are computed by kernels."""
 
     product: LinearFunction
 
@@ -42,21 +42,21 @@ class ServedLinear(nn.Module):
 def float_linear(
     weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tensor, " outputs"] | None
 ) -> LinearFunction | None:
-    """Return a function that computes x weight^T + bias, as `F.linear` does up to the order of sums.
+    """Return a function that computes x weight^T + bias like `F.linear`, up to the order of sums.
 
     Args:
-        weight_NK: fp32 or bf16, on the CPU, row by row; it must not move while the function is in use.
-        bias_N: of the same dtype.
+        weight_NK: fp32 or bf16 weights on the CPU, row by row. Their memory must not move while the function is in use.
+        bias_N: bias of the same dtype.
 
     Returns:
-        None where the compiled kernels do not serve these weights.
+        The function, or None if the compiled kernels do not support these weights.
     """
     dtype = weight_NK.dtype
     kernel = function(f"linear_{str(dtype).removeprefix('torch.')}", pointers=4, numbers=3)
     outputs, inputs = weight_NK.shape
     if kernel is None or not _are_readable(weight_NK, dtype, bias_N, dtype):
         return None
-    is_exact = dtype == torch.float32  # then each row has the same bits among any others
+    is_exact = dtype == torch.float32  # fp32: the bits of a row do not depend on the other rows
     weight, bias = weight_NK.data_ptr(), None if bias_N is None else bias_N.data_ptr()
 
     def run(x: Tensor) -> Tensor:
@@ -75,14 +75,14 @@ def float_linear(
 def mixed_linear(
     weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tensor, " outputs"] | None
 ) -> LinearFunction | None:
-    """Return a function that computes x weight^T + bias with x rounded to bf16, and with fp32 sums.
+    """Return a function that computes x weight^T + bias with x rounded to bf16 and with fp32 sums.
 
     Args:
-        weight_NK: bf16, on the CPU, row by row; it must not move while the function is in use.
-        bias_N: fp32.
+        weight_NK: bf16 weights on the CPU, row by row. Their memory must not move while the function is in use.
+        bias_N: fp32 bias.
 
     Returns:
-        None where there are no compiled kernels.
+        The function, or None without compiled kernels.
     """
     kernel = function("linear_mixed", pointers=4, numbers=3)
     outputs, inputs = weight_NK.shape
@@ -108,22 +108,22 @@ def int8_linear(
     scale_N: Float[Tensor, " outputs"],
     bias_N: Float[Tensor, " outputs"] | None,
 ) -> LinearFunction:
-    """Return a function that computes x (weight * scale)^T + bias; each row of x is rounded to 8 bits as well.
+    """Return a function that computes x (weight * scale)^T + bias; each row of x is rounded to 8 bits too.
 
     Args:
-        weight_NK: on the CPU, row by row; like the others it must not move while the function is in use.
-        scale_N: of each output, fp32.
-        bias_N: fp32.
+        weight_NK: 8-bit weights on the CPU, row by row. Their memory must not move while the function is in use.
+        scale_N: fp32 scale of each output.
+        bias_N: fp32 bias.
 
     Returns:
-        The function. Without compiled kernels PyTorch multiplies in 8 bits where it has AVX-512 VNNI for that, and
-        elsewhere in fp32, x as it is, with weights that are dequantized now and kept.
+        The function. Without compiled kernels, PyTorch multiplies in 8 bits if it has AVX-512 VNNI for that. Otherwise
+        it multiplies in fp32, with unrounded x and with weights that are dequantized now and kept.
     """
     kernel = function("linear_int8", pointers=5, numbers=3)
     outputs, inputs = weight_NK.shape
     is_fit = _are_readable(weight_NK, torch.int8, bias_N, torch.float32) and fits(scale_N, torch.float32, outputs)
     if not is_fit or (kernel is None and not _multiplies_bytes(weight_NK)):
-        wide_NK = weight_NK * scale_N[:, None].float()  # scales of 16 bits would round each product
+        wide_NK = weight_NK * scale_N[:, None].float()  # 16-bit scales would round each product
         return lambda x: F.linear(x, wide_NK.to(x.dtype), bias_N)
 
     def run(x: Tensor) -> Tensor:
@@ -142,17 +142,17 @@ def int8_linear(
 
 
 def int4_linear(weight_N: Nibbles, scale_NG: GroupScales, bias_N: Float[Tensor, " outputs"] | None) -> LinearFunction:
-    """Return a function that computes x weight^T + bias with weights in 4 bits; each row of x is rounded to 8 bits.
+    """Return a function that computes x weight^T + bias with 4-bit weights; each row of x is rounded to 8 bits.
 
     Args:
-        weight_N: nibbles [outputs, inputs / 2], on the CPU; like the scales they must not move while the function is
-            in use.
-        scale_NG: fp16 [outputs, inputs / 32].
-        bias_N: fp32.
+        weight_N: nibbles [outputs, inputs / 2] on the CPU. Their memory and that of the scales must not move while the
+            function is in use.
+        scale_NG: fp16 scales [outputs, inputs / 32].
+        bias_N: fp32 bias.
 
     Returns:
-        The function. Without compiled kernels it multiplies in fp32, x as it is, with weights that are widened now and
-        kept.
+        The function. Without compiled kernels it multiplies in fp32, with unrounded x and with weights that are
+        dequantized now and kept.
     """
     kernel = function("linear_int4", pointers=5, numbers=3)
     outputs, groups = scale_NG.shape
@@ -180,12 +180,12 @@ def _multiplies_bytes(weight_NK: Tensor) -> bool:
 
 
 def _multiply_rounded_rows(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None) -> Tensor:
-    """Round each row by its largest magnitude, as the kernels do, and multiply by PyTorch; sums are exact."""
+    """Round each row by its largest magnitude, like the kernels, and multiply in PyTorch; sums are exact."""
     x_MK = x.flatten(0, -2) if x.dim() > 1 else x[None]
     most_M1 = torch.linalg.vector_norm(x_MK, torch.inf, 1, keepdim=True)
-    # A tensor: PyTorch divides a number by a tensor in two steps.
+    # LARGEST as a tensor: PyTorch divides a Python number by a tensor in two steps.
     rounded_MK = (x_MK * (x.new_tensor(LARGEST) / most_M1)).round_().to(torch.int8)
-    # Not a number where one of the row is.
+    # NaN if a number of the row is NaN or infinite.
     row_scale_M1 = most_M1 / LARGEST + most_M1 * 0.0
     y_MN = torch._int_mm(rounded_MK, weight_NK.t()).float().mul_(row_scale_M1 * scale_N)
     if bias_N is not None:
@@ -194,6 +194,6 @@ def _multiply_rounded_rows(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N
 
 
 def _are_readable(weight: Tensor, dtype: torch.dtype, bias: Tensor | None, bias_dtype: torch.dtype) -> bool:
-    """Whether the kernels read a matrix and its bias as they are."""
+    """Return whether the kernels can read a matrix and its bias directly."""
     has_bias_for_all = bias is None or fits(bias, bias_dtype, len(weight))
     return has_bias_for_all and fits(weight, dtype, *weight.shape)

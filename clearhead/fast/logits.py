@@ -1,6 +1,6 @@
-"""Kernels on rows of logits: highest numbers, log of the sum of exponentials, and tokens drawn without a sort.
+"""Kernels on rows of logits: highest values, log of the sum of exponentials, and sampling without a sort.
 
-Legend: R rows, V numbers, K highest, X banned ids.
+Legend: R rows, V logits of a row, K highest values, X banned ids.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from clearhead.fast.native.load import function
 def top_and_log_total(
     x_RV: Float[Tensor, "rows numbers"], count: int, banned_X: Int[Tensor, " banned"] | None = None
 ) -> tuple[Float[Tensor, "rows top"], Int[Tensor, "rows top"], Float[Tensor, " rows"]]:
-    """Return the highest numbers of each row, their places, and log(sum(exp(row))), in one pass over each row.
+    """Return the highest values of each row, their indices, and log(sum(exp(row))), in one pass over each row.
 
     Args:
-        x_RV: fp32 or bf16; others are computed in their own precision, in fp32 at least.
-        count: how many, at most as many as a row has.
-        banned_X: int64 places that count as -infinity among the highest; the sum is of all numbers. None: none.
+        x_RV: fp32 or bf16 rows. Other dtypes are computed in their own precision, at least in fp32.
+        count: number of values, at most the size of a row.
+        banned_X: int64 indices that count as -infinity among the highest values, but not in the sum. None means none.
 
     Returns:
-        The numbers, highest first; int64 places, of equal numbers some order; logarithms. Numbers and logarithms are
-        fp32, or fp64 of fp64. A row with a number that is none has such a logarithm.
+        The values, highest first; their int64 indices, with ties in any order; the logarithms. Values and logarithms
+        are fp32, or fp64 for fp64 rows. A row that contains NaN has a logarithm of NaN.
     """
     kernel = function(f"top_{str(x_RV.dtype).removeprefix('torch.')}", pointers=5, numbers=5)
     if kernel is None or not fits(x_RV, x_RV.dtype, *x_RV.shape, by_row=True) or count > x_RV.shape[1]:
@@ -52,21 +52,21 @@ def draw_tokens(
     top_p: float,
     min_p: float,
 ) -> Int[Tensor, " rows"] | None:
-    """Return an id for each row: what the processors of these names keep, by inverting its cumulative distribution.
+    """Return an id for each row, drawn by inverting its cumulative distribution after top-k, top-p and min-p filters.
 
-    Of equal logits at the border of `top_p` those with the higher ids stay.
+    Of equal logits at the limit of `top_p`, those with the higher ids are kept.
 
     Args:
-        logits_RV: fp32 or bf16.
+        logits_RV: fp32 or bf16 logits.
         uniform_R: uniform random numbers, fp64, from 0 to below 1.
-        banned_X: ids that are never drawn, int64; some may be there twice, or be none of the row.
-        divisor: of the logits.
-        top_k: as of `TopK`; 0: all.
-        top_p: as of `TopP`; 1: all.
-        min_p: as of `MinP`; 0: all.
+        banned_X: int64 ids that are never drawn; repeats and ids outside the row are allowed.
+        divisor: divisor of the logits, such as the temperature.
+        top_k: limit of `TopK`; 0 keeps all.
+        top_p: share of `TopP`; 1 keeps all.
+        min_p: share of `MinP`; 0 keeps all.
 
     Returns:
-        int64, -1 where no id may be drawn; None where the compiled kernels do not serve the logits.
+        int64 ids, -1 if no id may be drawn; None if the compiled kernels do not support the logits.
     """
     kernel = function(f"sample_{str(logits_RV.dtype).removeprefix('torch.')}", pointers=5, numbers=5)
     if kernel is None or not fits(logits_RV, logits_RV.dtype, *logits_RV.shape, by_row=True):

@@ -1,4 +1,4 @@
-"""Memory forecasts for each precision: bytes of weights, of the peak of a load, and of the KV cache per token."""
+"""Memory forecasts for each precision: bytes of the weights, of the peak of a load, and of the KV cache per token."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from clearhead.spec import Attention, Model
 from clearhead.spec.cost import cost_per_token
 
 OVERHEAD: Final = 1.1
-"""Peak of a load without the tensors in transit, in sizes of the weights that it copies."""
+"""Peak memory of a load relative to the weights that it copies, without the tensors in transit."""
 IN_TRANSIT: Final = 2
-"""Tensors of the file that a load holds at once beside the weights."""
+"""Number of file tensors that a load holds at the same time, in addition to the weights."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class WeightFormat:
     Args:
         precision: the value of the option `precision`.
         form: the form of the weights.
-        cache: dtype of the KV cache of the decoder.
+        cache: dtype of the decoder's KV cache.
     """
 
     precision: str
@@ -55,7 +55,7 @@ class MemoryForecast:
     Args:
         precision: the precision of the weights.
         weight_bytes: bytes of the weights; shared tensors count once.
-        load_bytes: bytes at the peak of a load, without those that the process has before.
+        load_bytes: bytes at the peak of a load, without the memory that the process already uses.
         cache_bytes_per_target_token: bytes of the KV cache for a token of the decoder.
         cache_bytes_per_source_token: bytes of the KV cache for a token of the encoder.
     """
@@ -70,12 +70,12 @@ class MemoryForecast:
 def forecast_memory(
     model: Model, dtypes: Mapping[str, torch.dtype] | None = None, *, is_mapped: bool = True
 ) -> list[MemoryForecast]:
-    """Return the memory forecast of a model for each precision that it can have.
+    """Return the memory forecast of a model for each precision that the model can have.
 
     Args:
         model: the spec of the model.
-        dtypes: the dtypes of the files, by the addresses of weights; None means fp32.
-        is_mapped: whether weights that need no conversion stay in their mapped files.
+        dtypes: dtypes of the files, by the addresses of weights. None means fp32.
+        is_mapped: True if weights that need no conversion stay in their mapped files.
     """
     module, forecasts = build(model, device="meta"), []
     dtypes = dtypes or dict.fromkeys(module.state_dict(), torch.float32)
@@ -95,12 +95,12 @@ def forecast_memory(
 def load_peak(
     module: Transformer, plan: WeightPlan, dtypes: Mapping[str, torch.dtype], *, is_mapped: bool = True
 ) -> int:
-    """Return the bytes at the peak of a load, without those that the process has before.
+    """Return the bytes at the peak of a load, without the memory that the process already uses.
 
     Args:
         module: the model on the meta device.
-        plan: the form of its weights in memory.
-        dtypes, is_mapped: as for `forecast_memory`.
+        plan: form of the weights in memory.
+        dtypes, is_mapped: the arguments of `forecast_memory`.
     """
     mapped = copied = largest = 0
     for address, slot in module.state_dict().items():
@@ -114,12 +114,12 @@ def load_peak(
 
 
 def cache_bytes(model: Model, dtype: torch.dtype) -> tuple[int, int]:
-    """Return the bytes of the KV cache for a token of the decoder and for a token of the encoder.
+    """Return the bytes of the KV cache per token of the decoder and per token of the encoder.
 
     Args:
         model: the spec of the model.
-        dtype: dtype of the keys and values. In int8 each vector of a head has a scale in fp32, and the keys and values
-            of the encoder's tokens are bf16.
+        dtype: dtype of the keys and values. In int8, each vector of a head has an fp32 scale, and the keys and values
+            of encoder tokens are bf16.
     """
     cost = cost_per_token(model, 1, 1)
     if dtype != torch.int8:
@@ -132,7 +132,7 @@ def cache_bytes(model: Model, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def cache_dtype(module: Transformer) -> torch.dtype:
-    """Return the dtype of the KV cache of a tree: that in which its decoder computes."""
+    """Return the dtype of a model's KV cache: the dtype in which its decoder computes."""
     if isinstance(module.decoder, PlannedStack):
         return CACHE_DTYPES[module.decoder.plan.kind]
     dtypes = {weight.dtype for weight in module.parameters() if weight.dim() == 1}
@@ -147,16 +147,16 @@ def refuse_load(
     *,
     is_mapped: bool = True,
 ) -> None:
-    """Refuse to load a model whose forecast exceeds the free memory; the message names the precisions that fit.
+    """Refuse to load a model if the forecast exceeds the free memory; the message names the precisions that fit.
 
     Args:
         module: the model on the meta device.
-        plan: the form of its weights in memory.
-        dtypes, is_mapped: as for `forecast_memory`.
-        subject: the folder or file, for the message.
+        plan: form of the weights in memory.
+        dtypes, is_mapped: the arguments of `forecast_memory`.
+        subject: folder or file, for the message.
 
     Raises:
-        LackOfMemory: the load needs more memory than this process can still take.
+        LackOfMemory: the load needs more memory than this process can get.
     """
     needed, free = load_peak(module, plan, dtypes, is_mapped=is_mapped), machine.free_memory()
     if needed <= free:
@@ -167,5 +167,5 @@ def refuse_load(
         for forecast in forecasts
         if forecast.load_bytes <= free
     ]
-    advice = f"load it with the precision {' or '.join(fitting)}" if fitting else "no precision fits; free some memory"
+    advice = f"load it with the precision {' or '.join(fitting)}" if fitting else "no precision fits: free some memory"
     refuse_memory(needed, f"{subject}: to load it", free=free, advice=advice)

@@ -1,4 +1,4 @@
-"""The branches of a stack as a flat list, in the order in which they run: what one call of kernels is made from."""
+"""Flat list of a stack's branches in the order in which they run, as the input of one kernel call."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from clearhead.core.stack import Branch, Layer, Stack, Step
 
 @dataclass(frozen=True)
 class PlannedBranch:
-    """One branch at one depth.
+    """One branch of a residual step at one depth.
 
     Args:
         branch: the module.
-        step: the residual step that it is in, with the norms before all of its branches and after their sum.
-        depth: how many layers run before.
-        is_first, is_last: of the branches of the step.
+        step: the residual step of the branch, with the norms before all branches and after their sum.
+        depth: number of layers that run before.
+        is_first, is_last: True if the branch is the first or the last one of its step.
     """
 
     branch: Branch
@@ -27,7 +27,7 @@ class PlannedBranch:
 
 
 def list_branches(stack: Stack) -> Iterator[PlannedBranch]:
-    """Give the branches of a stack; those of layers that share their weights come once for each depth."""
+    """Yield the branches of a stack; a layer with shared weights occurs once for each depth."""
     for depth, index in enumerate(stack.order):
         layer = stack.layers[index]
         assert isinstance(layer, Layer)

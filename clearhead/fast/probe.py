@@ -1,4 +1,4 @@
-"""What the processor can do: the one place that asks it, so that tests and benchmarks can hide what it has."""
+"""Features of the processor, determined in one module, so that tests and benchmarks can hide some of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from clearhead.base.errors import InputError
 
 HIDE: Final = "CLEARHEAD_HIDE_ISA"
-"""The environment variable that names instruction sets to be hidden, with commas between them."""
+"""Environment variable with instruction sets to hide, separated by commas."""
 NEEDS: Final = {
     "avx2": (),
     "avx_vnni": ("avx2",),
@@ -23,27 +23,27 @@ NEEDS: Final = {
     "avx512_bf16": ("avx512",),
     "amx": ("avx512_vnni", "avx512_bf16"),
 }
-"""Every instruction set that kernels ask for, and those without which it is not used."""
+"""Every instruction set that kernels use, and the sets that it requires."""
 _FLAGS: Final = {
     "avx2": ("avx2", "fma"),
     "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"),
     "amx": ("amx_tile", "amx_int8", "amx_bf16"),
 }
 _MOST: Final = "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"
-"""The environment variables that hide instruction sets from oneDNN."""
+"""Environment variables that hide instruction sets from oneDNN."""
 _CPUINFO: Final = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
 class Processor:
-    """A processor.
+    """Features of a processor.
 
     Attributes:
-        vendor: as Linux says it ("GenuineIntel", "AuthenticAMD"); elsewhere "".
-        isa: the instruction sets that are used.
-        hidden: those that it has, and that are not used: hidden by the environment, or denied by the system.
-        torch_kernels: what the kernels of PyTorch use, as it says ("AVX2", "AVX512").
-        description: the lines of Linux that tell it from others.
+        vendor: name from Linux ("GenuineIntel", "AuthenticAMD"); empty on other systems.
+        isa: instruction sets that are used.
+        hidden: instruction sets that exist but are not used: hidden by the environment, or denied by the system.
+        torch_kernels: instruction set of PyTorch's kernels, as PyTorch reports it ("AVX2", "AVX512").
+        description: lines from Linux that distinguish this processor from others.
     """
 
     vendor: str
@@ -55,10 +55,10 @@ class Processor:
 
 @cache
 def processor() -> Processor:
-    """Return what the processor of this machine can do.
+    """Return the features of this machine's processor.
 
     Raises:
-        InputError: the environment variable names what is no instruction set.
+        InputError: the environment variable names an unknown instruction set.
     """
     lines = _lines()
     flags = {flag for line in lines if line.startswith("flags") for flag in line.partition(":")[2].split()}
@@ -66,7 +66,7 @@ def processor() -> Processor:
         flags |= {"avx512_bf16", *_FLAGS["avx2"], *_FLAGS["avx512"]}
     has = {name for name in NEEDS if flags.issuperset(_FLAGS.get(name, (name,)))}
     isa = has - _read_hidden_names()
-    # Tiles are part of a process only once the system was asked for them.
+    # A process may use tiles only after it has asked the system for them.
     if "amx" in isa and not torch.cpu._init_amx():
         isa.remove("amx")
     for name, needs in NEEDS.items():
@@ -79,7 +79,7 @@ def processor() -> Processor:
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Return whether matrix products in bfloat16 are faster than in float32 on a device."""
+    """Return whether a device multiplies matrices faster in bfloat16 than in float32."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return device.type == "cpu" and "avx512_bf16" in processor().isa
@@ -87,10 +87,10 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 @cache
 def has_exact_int_mm() -> bool:
-    """Return whether PyTorch multiplies matrices in 8 bits fast, which takes AVX-512 VNNI that oneDNN may use.
+    """Return whether PyTorch multiplies 8-bit matrices fast and exactly, which needs AVX-512 VNNI in oneDNN.
 
-    Where the environment hides it, sums of pairs no longer fit into their 16 bits, and results are wrong; without it
-    PyTorch multiplies number by number.
+    If the environment hides it from oneDNN, sums of pairs overflow 16 bits and results are wrong. Without it, PyTorch
+    multiplies one number at a time.
     """
     shown = (os.environ.get(name, "DEFAULT").upper() for name in _MOST)
     is_hidden = any(limit != "DEFAULT" and not limit.startswith(("AVX512_CORE_", "AVX10_")) for limit in shown)
@@ -106,5 +106,5 @@ def _lines() -> list[str]:
 def _read_hidden_names() -> set[str]:
     names = {name.strip() for name in os.environ.get(HIDE, "").split(",")} - {""}
     if wrong := sorted(names - set(NEEDS)):
-        raise InputError(f"{HIDE} must name instruction sets among {', '.join(NEEDS)}; got '{wrong[0]}'")
+        raise InputError(f"{HIDE} must name instruction sets among {', '.join(NEEDS)}, got '{wrong[0]}'")
     return names

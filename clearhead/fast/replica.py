@@ -1,7 +1,7 @@
-"""Replicas: other trees of modules over the same parameters, some of whose parts have classes of their own.
+"""Replicas: module trees over the same parameters, in which some modules have other classes.
 
-The tree that a user holds is never touched: what computes faster, or what a call wants for itself (evaluation mode,
-hooks), is a replica. PyTorch replicates modules for several devices in the same way (`torch.nn.parallel.replicate`).
+The module tree of the user is never changed. Fast execution, and a call that needs evaluation mode or its own hooks,
+use a replica. PyTorch replicates modules for several devices in the same way (`torch.nn.parallel.replicate`).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ MixinT = TypeVar("MixinT", bound=nn.Module)
 
 
 def replica(module: ModuleT, *, is_training: bool = False) -> ModuleT:
-    """Return another tree over the parameters and buffers of a module, whose dictionaries the two share.
+    """Return another module tree over the parameters and buffers of a module; both trees share their dictionaries.
 
-    Parts that occur several times do so in the replica. Hooks that run in the calling context are those of the replica
-    too; what is registered or removed later concerns one tree alone.
+    A submodule that occurs several times does so in the replica too. The replica keeps the hooks that run in the
+    calling context. Hooks registered or removed later concern one tree alone.
 
     Args:
-        module: is not changed.
-        is_training: the mode of the replica, whatever that of the module is.
+        module: the module, which stays unchanged.
+        is_training: True if the replica is in training mode, regardless of the module's mode.
     """
     twins = {original: _twin(original, is_training) for original in module.modules()}
     for original, twin in twins.items():
         state = vars(twin)
         state["_modules"] = {name: None if child is None else twins[child] for name, child in original._modules.items()}
-        # A tuple holds modules that belong to another one, such as the table that an output layer is tied to.
+        # A tuple can hold modules that belong to another module, such as the table that an output layer is tied to.
         for name, value in vars(original).items():
             if isinstance(value, Tied):
                 state[name] = Tied(twins.get(value.module, value.module))
@@ -46,36 +46,36 @@ def replica(module: ModuleT, *, is_training: bool = False) -> ModuleT:
 
 
 def override(module: nn.Module, mixin: type[MixinT]) -> MixinT:
-    """Put a class before that of a part of a replica: its methods override those of the part, which `super()` has."""
+    """Put a mixin before the class of a replica's module: its methods come first, `super()` calls the class."""
     module.__class__ = cast("type[MixinT]", _with_mixin(type(module), mixin))  # type: ignore[arg-type]
     assert isinstance(module, mixin)
     return module
 
 
 def plain_type(module: nn.Module) -> type[nn.Module]:
-    """Return the class that a part has in the plain tree."""
+    """Return the class that a module has in the plain tree."""
     plain: type[nn.Module] = getattr(type(module), "plain", type(module))
     return plain
 
 
 def in_evaluation(module: ModuleT) -> ModuleT:
-    """Return a tree in evaluation mode: the module itself, or a replica where some of its parts are in training."""
+    """Return a tree in evaluation mode: the module itself, or a replica if a submodule is in training mode."""
     return replica(module) if any(submodule.training for submodule in module.modules()) else module
 
 
 def use_eager(module: nn.Module, reason: str) -> None:
-    """Let every attention of a module, and of its later replicas, use the eager kernel for a reason."""
+    """Make every attention of a module, and of its later replicas, use the eager kernel, and record the reason."""
     for attention in module.modules():
         if isinstance(attention, Attention):
             attention.eager_reason = reason
 
 
 def refuse_to_run(module: nn.Module, reason: str) -> None:
-    """Refuse calls of a module, and of each of its parts, whose replica has taken its place.
+    """Make calls of a module and of its submodules fail, after a replica has replaced it.
 
     Args:
-        module: of which only the weights are read from now on.
-        why: ends the message.
+        module: the module; from now on only its weights may be read.
+        reason: end of the error message.
     """
 
     def refuse(*_: object) -> None:

@@ -1,7 +1,7 @@
-"""`Runner`: gives each request the tree that computes it fastest, and says which parts kernels serve.
+"""`Runner`: chooses the fastest module tree for each request, and reports which modules kernels serve.
 
-A tree is made once for the weights that a model has, and never changed; threads share it. What a call writes (caches,
-buffers of kernels) belongs to the call.
+A tree is built once for the current weights of a model and never changed; threads share it. Caches and kernel buffers,
+which a call writes, belong to the call.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ _LOGGER = logging.getLogger("clearhead.fast.native")
 
 @dataclass(frozen=True)
 class ModuleBackend:
-    """What runs a part of a model.
+    """Backend of one module: compiled kernels or plain PyTorch.
 
     Args:
-        address: of a stack, of a linear layer outside of the stacks that are served, or "" for the whole model.
-        by: "kernels" or "plain".
-        why: the kind of its weights ("float32", "int8", "int4", "mixed" for products in bf16); or why kernels do not.
+        address: address of a stack, or of a linear layer outside of the served stacks; "" means the whole model.
+        backend: "kernels" or "plain".
+        detail: the kind of weights that kernels multiply ("float32", "int8", "int4", "mixed" for products in bf16), or
+            the reason for plain PyTorch.
     """
 
     address: str
@@ -49,9 +50,9 @@ class ModuleBackend:
 
 
 class ModelFingerprint:
-    """All that the parts of a model hold, by identity, and the places and versions of its weights.
+    """A cheap fingerprint of a model: object identities, addresses and versions of its weights.
 
-    While it is the same, so is the state of the model, which takes several times as long to find.
+    While it is unchanged, so is the model's state, which takes several times as long to compute.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -59,7 +60,7 @@ class ModelFingerprint:
         self._seen = self._look()
 
     def is_same(self) -> bool:
-        """Return whether nothing has changed since it was taken."""
+        """Return whether the model has not changed since the fingerprint was taken."""
         (objects, numbers), (objects_then, numbers_then) = self._look(), self._seen
         return numbers == numbers_then and len(objects) == len(objects_then) and all(map(is_, objects, objects_then))
 
@@ -75,18 +76,18 @@ class ModelFingerprint:
 
 @dataclass(frozen=True)
 class _ServedTree:
-    state: tuple[int | float, ...]  # of the model that it was made for
+    state: tuple[int | float, ...]  # state of the model when the tree was built
     module: Transformer
     report: tuple[ModuleBackend, ...]
     fingerprint: ModelFingerprint
 
 
 class Runner:
-    """The trees of one model.
+    """Builds and caches the fast module tree of one model.
 
     Args:
-        module: the plain tree, which is not changed.
-        in_bf16: multiply in bf16 where weights are fp32, beside rounded copies of them; all else stays in fp32.
+        module: the plain module tree, which stays unchanged.
+        in_bf16: True multiplies fp32 weights in bf16, with rounded copies; everything else stays in fp32.
     """
 
     def __init__(self, module: Transformer, *, in_bf16: bool = False) -> None:
@@ -103,16 +104,17 @@ class Runner:
 
     @cached_property
     def exact(self) -> Runner:
-        """A runner that multiplies in the precision of the weights: for numbers that depend on no processor."""
+        """A runner that multiplies in the precision of the weights, so that results do not depend on the processor."""
         return Runner(self.module) if self.in_bf16 else self
 
     def tree(self) -> Transformer:
-        """Return the tree for one request, in evaluation mode.
+        """Return the module tree for one request, in evaluation mode.
 
-        Its results are those of the plain tree up to the order of sums; with weights in 8 bits, up to rounding the
-        inputs of products to 8 bits as well, and with products in bf16, up to rounding inputs and weights to bf16.
-        Where the calling context watches or edits activations, it is a plain replica with the hooks of the model.
-        Weights must not be moved while a request runs; a model that has changed has another tree.
+        Results equal those of the plain tree up to the order of sums. With 8-bit weights, the
+        inputs of products are also rounded to 8 bits. With products in bf16, inputs and weights are rounded to bf16.
+
+        If the calling context watches or edits activations, the tree is a plain replica with the hooks of the model.
+        Weights must not be moved while a request runs; after a change, the model gets another tree.
         """
         known = self._tree
         if known is not None and not known.fingerprint.is_same():
@@ -123,17 +125,17 @@ class Runner:
         return (known or self._find_tree()).module
 
     def report(self) -> list[ModuleBackend]:
-        """Return what runs each stack, and each linear layer outside of the stacks that kernels run."""
+        """Return the backend of each stack, and of each linear layer outside of the stacks that kernels serve."""
         if not uses_kernels():
             return [ModuleBackend("", "plain", f"{KERNELS}=plain")]
         return list(self._find_tree().report)
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether what a request gets depends, to the last bit, on that request alone and not on those beside it.
+        """True if the result of a request is independent of other requests in its batch, bit for bit.
 
-        It does where kernels serve the whole model with weights in 4 or 8 bits or in fp32, for one number of threads.
-        Products in bf16 are added in another order for few rows than for many.
+        This holds if kernels serve the whole model with weights in 4 or 8 bits or in fp32, for a fixed number of
+        threads. Products in bf16 are added in another order for few rows than for many.
         """
         return all(
             entry.backend == "kernels" and entry.detail in ("int4", "int8", "float32") for entry in self.report()
@@ -156,7 +158,7 @@ def _rebuild_runner(module: Transformer, in_bf16: bool) -> Runner:
 
 
 def multiplies_in_bf16(module: nn.Module) -> bool:
-    """Return whether products in bf16 are faster for an fp32 model on this processor, or its matrices have 16 bits."""
+    """Return whether to multiply in bf16: it is faster for an fp32 model here, or the model's matrices have 16 bits."""
     formats = set(stored_matrices(module).values())
     if formats:
         return any(kind.is_exact for kind in formats)
@@ -169,24 +171,24 @@ def multiplies_in_bf16(module: nn.Module) -> bool:
 
 
 def warn_of_slow_products(module: nn.Module) -> None:
-    """Say in one sentence that stored matrices are multiplied slowly on this processor, and what is faster."""
+    """Log a warning if stored matrices are multiplied slowly on this processor, with a faster choice."""
     kinds = set(stored_matrices(module).values())
-    # Kernels may have to be compiled for the question, so it is asked for these weights alone.
+    # Asking for the library may compile kernels, so ask only for models with such weights.
     if not kinds.isdisjoint((INT4, INT8)) and uses_kernels() and library() is None:
         if INT4 in kinds:
             _LOGGER.warning(
-                "weights in 4 bits are turned into fp32 when they are first used, whose memory and time they then "
-                "take: there are no compiled kernels"
+                "there are no compiled kernels, so weights in 4 bits become fp32 at their first use, with its memory "
+                "and time"
             )
         elif INT8 in kinds and not has_exact_int_mm():
             _LOGGER.warning(
-                "weights in 8 bits are turned into fp32 when they are first used, whose memory and time they then "
-                "take: there are no compiled kernels, and this processor has no AVX-512 VNNI for PyTorch"
+                "there are no compiled kernels and no AVX-512 VNNI, so weights in 8 bits become fp32 at their first "
+                "use, with its memory and time"
             )
     if any(kind.is_exact for kind in kinds) and not has_fast_bf16(torch.device("cpu")):
         _LOGGER.warning(
-            "the weights stay in the 16 bits of the checkpoint, and this processor multiplies bf16 slowly: the "
-            "precision int8 is faster; so is fp32, which takes twice the memory"
+            "this processor multiplies the checkpoint's 16-bit weights slowly: the precision int8 is faster, and so is "
+            "fp32 with twice the memory"
         )
 
 
@@ -194,7 +196,7 @@ def _build_tree(module: Transformer, *, in_bf16: bool) -> tuple[Transformer, tup
     tree, report = replica(module), []
     for submodule in tree.modules():
         if isinstance(submodule, HookPoints):
-            submodule.identity = object()  # a block of `capture` that opens meanwhile is not for this tree
+            submodule.identity = object()  # a `capture` that starts meanwhile must not see this tree
     plans = {stack: _plan(stack, in_bf16) for stack in tree.modules() if isinstance(stack, Stack)}
     planned_modules = {
         inner for stack, plan in plans.items() if isinstance(plan, StackPlan) for inner in stack.layers.modules()
@@ -210,7 +212,7 @@ def _build_tree(module: Transformer, *, in_bf16: bool) -> tuple[Transformer, tup
             override(submodule, ServedLinear).product = product
         if isinstance(submodule, nn.Linear | HeadLinear) and submodule not in planned_modules:
             kind = _kind(submodule, in_bf16) if product is not None else None
-            report.append(_backend_of(address, kind, "the kernels do not have it"))
+            report.append(_backend_of(address, kind, "the kernels do not support it"))
     return tree, tuple(report)
 
 
@@ -226,7 +228,7 @@ def _backend_of(address: str, kind: str | None, reason: str) -> ModuleBackend:
 
 
 def _state(module: nn.Module) -> Iterator[int | float]:
-    """Yield numbers that change where a part, its settings, what it computes by, its children or a weight does."""
+    """Yield numbers that change if a module, its settings, its forward method, its children or a weight changes."""
     yield id(module)
     for name, value in vars(module).items():
         if type(value) in (int, float) or name == "forward":
@@ -238,7 +240,7 @@ def _state(module: nn.Module) -> Iterator[int | float]:
 
 
 def _address_and_version(weight: Tensor) -> tuple[int, int]:
-    """Return where a weight lies, and how often it was written to; one that is spread over processes has no address."""
+    """Return the address of a weight and its number of changes; a weight sharded over processes has no address."""
     data_address = 0 if hasattr(weight, "placements") else weight.data_ptr()
     return data_address, 0 if weight.is_inference() else weight._version
 
@@ -255,7 +257,7 @@ def _product(module: nn.Module, *, in_bf16: bool) -> LinearFunction | None:
 
 
 def _product_of(holder: nn.Module, bias: Tensor | None, in_bf16: bool) -> LinearFunction | None:
-    """Return the product with the matrix of a module; None where no kernels serve it."""
+    """Return a function that multiplies with the matrix of a module; None if no kernel supports it."""
     if isinstance(holder, Stored) and holder.format == INT8:
         matrix, scale = holder.entries()
         return int8_linear(matrix, scale, bias)
@@ -272,7 +274,7 @@ def _product_of(holder: nn.Module, bias: Tensor | None, in_bf16: bool) -> Linear
 
 
 def _widening_product(holder: Stored, bias: Tensor | None) -> LinearFunction:
-    """Return a product in fp32 that widens the matrix for each call."""
+    """Return a product in fp32 that widens the matrix at each call."""
 
     def run(x: Tensor) -> Tensor:
         weight = holder.weight
@@ -293,8 +295,8 @@ def _kind(module: nn.Module, in_bf16: bool) -> str:
 
 
 def _holder(head: nn.Module) -> nn.Module:
-    """Return the module whose matrix a head multiplies with: its own, or an embedding that it is tied to."""
-    if isinstance(head, Stored):  # its weight would be widened for the question
+    """Return the module whose matrix an output layer multiplies with: itself, or an embedding that it is tied to."""
+    if isinstance(head, Stored):  # reading its weight would widen it
         return head
     assert isinstance(head, HeadLinear)
     return head if head.weight is not None else head.tied.module

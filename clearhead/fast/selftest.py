@@ -1,6 +1,6 @@
-"""The test that kernels pass before they serve: each of them beside plain layers, in a process of its own.
+"""Self-test of the kernels before their first use: each is compared with plain layers, in a separate process.
 
-A wrong instruction, or a processor that computes wrong, ends or fails that process; see `native/build.py`.
+A wrong instruction ends that process, and a wrong result fails it; see `native/build.py`.
 
 Legend: M rows, N outputs, K inputs, V vocabulary.
 """
@@ -37,13 +37,13 @@ from clearhead.fast.training.tree import training_tree
 
 V: Final = 70
 Comparison = tuple[str, float, float]
-"""What is compared, by how much it differs relative to its size, and by how much it may."""
+"""Name of the compared values, their relative error, and the largest error allowed."""
 EXACT, IN_BF16, IN_INT8 = 1e-5, 0.02, 0.06
 _FACTORS: Final = 3.4445, -4.7750, 2.0315
 
 
 def compare_kernels(kernels: str) -> Iterator[Comparison]:
-    """Compare the kernels of a folder, as the parts that call them do, with plain layers of random weights."""
+    """Compare the kernels of a folder, through the modules that call them, with plain layers of random weights."""
     torch.manual_seed(1)
     if kernels == INFERENCE:
         yield from compare_products()
@@ -58,19 +58,19 @@ def compare_kernels(kernels: str) -> Iterator[Comparison]:
 
 
 def fault_of(kernels: str) -> str | None:
-    """Return in words what differs first; None: nothing."""
+    """Return a sentence about the first difference, or None."""
     for subject, error, most in compare_kernels(kernels):
         if not error <= most:
-            return f"on this machine they compute {subject} wrong, by {error:.1g} where {most:g} is rounding"
+            return f"on this machine the kernels compute {subject} wrong: error {error:.1g}, expected at most {most:g}"
     return None
 
 
 @torch.inference_mode()
 def compare_products() -> list[Comparison]:
-    """Compare linear layers of few and of many rows."""
+    """Compare linear layers for few and for many rows."""
     comparisons = []
-    for rows in (1, 2, 3, 40, 64):  # also so many that weights are packed, in fp32 later than elsewhere
-        # Whole blocks, and sizes that fill none.
+    for rows in (1, 2, 3, 40, 64):  # with many rows weights are packed, in fp32 from more rows on
+        # Sizes that fill whole blocks, and sizes that fill none.
         for outputs, inputs in ((96, 128), (37, 101)):
             x_MK, weight_NK, bias_N = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
             half_MK, half_NK, half_N = x_MK.bfloat16(), weight_NK.bfloat16(), bias_N.bfloat16()
@@ -93,9 +93,9 @@ def compare_products() -> list[Comparison]:
 
 @torch.inference_mode()
 def compare_nibble_products() -> Iterator[Comparison]:
-    """Compare linear layers with weights in 4 bits, of few and of many rows, with their plain form."""
-    for rows in (1, 2, 3, 7, 9, 10, 40):  # packed weights serve many rows
-        # Whole panels and vectors, and sizes that fill none.
+    """Compare 4-bit linear layers, for few and for many rows, with their plain form."""
+    for rows in (1, 2, 3, 7, 9, 10, 40):  # many rows use packed weights
+        # Sizes that fill whole panels and vectors, and sizes that fill none.
         for outputs, inputs in ((96, 128), (37, 96)):
             x_MK, weight_NK, bias_N = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
             stored = quantize_groups(weight_NK)
@@ -104,7 +104,7 @@ def compare_nibble_products() -> Iterator[Comparison]:
 
 
 def _round_rows(x_MK: Tensor) -> Tensor:
-    """Return rows as products with stored weights read them: rounded to 8 bits."""
+    """Return rows rounded to 8 bits, as products with stored weights read them."""
     largest_M1 = x_MK.abs().amax(1, True) / LARGEST
     return (x_MK / largest_M1).round() * largest_M1
 
@@ -120,7 +120,7 @@ def _compare_choices() -> Iterator[Comparison]:
         yield "the places of the highest numbers", relative_error(places, allowed_MV.topk(3).indices), 0.0
         yield "sums of exponentials", relative_error(totals, exact_MV.logsumexp(1)), EXACT
         shares_MV, chosen = (exact_MV / 2.0).softmax(1), torch.tensor([0, 17, 500, 999])
-        # In the middle of each token's share.
+        # A random number in the middle of each token's share.
         middle_M = (shares_MV.cumsum(1) - shares_MV / 2.0).gather(1, chosen[:, None])[:, 0]
         none = torch.empty(0, dtype=torch.int64)
         drawn = draw_tokens(x_MV, middle_M, none, divisor=2.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -132,7 +132,7 @@ def _compare_stacks(has_memory: bool) -> Iterator[Comparison]:
     plain = build(_model(has_memory)).eval()
     transposed = copy.deepcopy(plain)
     for submodule in transposed.modules():
-        if isinstance(submodule, nn.Linear):  # as in GPT-2's files
+        if isinstance(submodule, nn.Linear):  # like GPT-2's files
             submodule.weight.data = submodule.weight.data.t().contiguous().t()
     cases = {
         "fp32": (plain, EXACT),
@@ -150,7 +150,7 @@ def _compare_stacks(has_memory: bool) -> Iterator[Comparison]:
 
 
 def _decode(module: Transformer, cache: Cache, rows: int) -> Tensor:
-    """Return the logits of a prompt and of two tokens behind it."""
+    """Return the logits of a prompt and of two tokens after it."""
     ids, lengths = torch.arange(rows * 24).view(rows, 24) % V, torch.arange(24, 0, -1)[:rows]
     mask = torch.arange(24) < lengths[:, None]
     memory = None if module.encoder is None else module.encode(ids, mask=mask).memory
@@ -163,7 +163,7 @@ def _decode(module: Transformer, cache: Cache, rows: int) -> Tensor:
 def _model(has_memory: bool) -> spec.Model:
     attention = spec.Attention(num_heads=2, num_kv_heads=2, head_size=32, position=spec.Rotary())
     causal = attention.model_copy(update={"mask": spec.Causal()})
-    # A bias of keys moves all scores of a query alike, so its gradient would be nothing but rounding.
+    # A bias of keys moves all scores of a query equally, so its gradient would be only rounding.
     bias = spec.Biases(key=False)
     memory = spec.Attention(source="memory", num_heads=2, num_kv_heads=2, head_size=32, bias=bias)
     feed_forward = spec.FeedForward(size=128, activation="silu", gated=True, bias_in=False, bias_out=False)
@@ -228,7 +228,7 @@ def _muon() -> float:
 
 
 def main(file: str, kernels: str) -> None:
-    """Write to stdout what is wrong with a library, and nothing where it may serve."""
+    """Write a description of a library's fault to stdout, or nothing if the library may be used."""
     torch.set_num_threads(2)
     try:
         use_only(kernels, open_library(Path(file)))

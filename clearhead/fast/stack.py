@@ -1,6 +1,6 @@
-"""The layers of a stack in one compiled call: for new tokens beside cached ones, and for texts read as a whole.
+"""All layers of a stack in one compiled call: for new tokens after cached ones, and for whole texts.
 
-Legend: B batch, T tokens, M rows (tokens that are read), D width, H heads, S keys.
+Legend: B batch, T tokens, M computed rows (tokens), D width, H heads, S keys.
 """
 
 from __future__ import annotations
@@ -47,38 +47,43 @@ from clearhead.fast.plan import PlannedBranch, list_branches
 from clearhead.fast.stored import INT4, INT8, Stored
 
 Weights = Literal["float32", "mixed", "int8", "int4"]
-"""fp32; bf16, with rows rounded to bf16; or 8 bits, with rows rounded to 8 bits; in int4 most matrices have 4 bits.
-Sums are fp32 or exact."""
+"""Kind of the weights of a stack; sums are fp32 or exact.
+
+- float32: fp32
+- mixed: bf16, with rows rounded to bf16
+- int8: 8 bits, with rows rounded to 8 bits
+- int4: 4 bits for most matrices, the rest as in int8
+"""
 RunStack = Callable[[Float[Tensor, "rows width"], list[Keys]], None]
 LONGEST_TEXT: Final = 8192
 Rows = Float[Tensor, "rows width"]
 TokenIndices = Int[Tensor, " rows"]
 CACHE_DTYPES: Final = {"float32": torch.float32, "mixed": torch.bfloat16, "int8": torch.int8, "int4": torch.int8}
-"""What keys and values are kept in, by the weights."""
+"""Dtype of cached keys and values, by the kind of weights."""
 FEED_FORWARD, SELF_ATTENTION, MEMORY_ATTENTION = values("Function").values()
 NORM_KINDS: Final = values("NormKind")
 _DTYPES: Final = {"int8": torch.int8, "int4": torch.uint8}
 
 
 class NotServed(Exception):
-    """The kernels do not compute this; the message says why, in words that follow "plain:"."""
+    """The kernels do not compute a stack; the message is the reason, in words that follow "plain:"."""
 
 
 class StackPlan:
-    """One call of kernels for all layers of a stack, up to the order of sums what the layers compute.
+    """One kernel call for all layers of a stack, with the results of the layers up to the order of sums.
 
-    It does not change, so threads share it, and it holds the tensors whose addresses it names.
+    The plan does not change, so threads share it. It holds the tensors whose addresses it names.
 
     Args:
-        stack: a part of the replica that the plan is for: its attentions name the entries of a cache.
-        in_bf16: round fp32 weights and the rows they are multiplied with to bf16.
+        stack: the stack of the replica that uses the plan; its attention modules are the keys of a cache's entries.
+        in_bf16: True rounds fp32 weights, and the rows they are multiplied with, to bf16.
 
     Raises:
-        NotServed: the kernels do not compute these layers, or there are none.
+        NotServed: the kernels do not compute these layers, or there are no kernels.
     """
 
     def __init__(self, stack: Stack, *, in_bf16: bool) -> None:
-        self._tensors: list[Tensor] = []  # what only addresses name
+        self._tensors: list[Tensor] = []  # tensors to keep alive, since the kernels hold only their addresses
         self._in_bf16 = in_bf16
         self._kinds: set[Weights] = set()
         self._attentions: list[tuple[Attention, int] | None] = []
@@ -103,29 +108,29 @@ class StackPlan:
         self._has_window = any(isinstance(attention.spec.mask, spec.Window) for attention in attentions)
 
     def serves(self, context: Context, batch: int, length: int) -> bool:
-        """Return whether the kernels compute a call with so many rows and tokens, without gradients.
+        """Return whether the kernels compute a call with this batch size and length, without gradients.
 
-        They do not: masks of the caller, very long texts, several tokens with padding elsewhere than in front of them
-        where the distance to it counts. Which other rows share the call changes nothing of this.
+        They do not support masks of the caller and very long texts. They also refuse several tokens if padding is not
+        only in front and the layers depend on distances. Other rows in the call do not change the answer.
         """
         masking, cache = context.masking, context.cache
         hides_more = not masking.documents is masking.allowed is None
         if torch.is_grad_enabled() or hides_more:
             return False
-        if cache is None:  # texts are read without their padding
+        if cache is None:  # whole texts are computed without padding
             return length <= LONGEST_TEXT
         by_distance = self._has_window or self.has_bias
         return length == 1 or not by_distance or new_tokens(context, batch).mask is None
 
     def extend(self, x_BTD: States, context: Context, cache: IndexedCache) -> States:
-        """Run the layers for the new tokens of each row, beside the cached ones."""
+        """Run the layers for the new tokens of each row, after the cached ones."""
         batch, length, _ = x_BTD.shape
         if length > 1:
             cache.gather()
         cache.is_by_index = True
         cache.extend_row_index(batch)
-        # Where products are of rounded numbers anyway, keys and values are rounded as well: reading them is what bounds
-        # a step of many rows.
+        # If products are rounded anyway, keys and values are rounded too: reading them limits the speed of a step with
+        # many rows.
         dtype = CACHE_DTYPES[self.kind]
         cache.convert(dtype)
         buffers = list(self._buffers(x_BTD, dtype, cache))
@@ -134,13 +139,13 @@ class StackPlan:
         for chunk in new.chunks(cache.length):
             chunk_MD = x_MD[chunk.token_indices].float().clone(memory_format=torch.contiguous_format)
             self._run(chunk_MD, self._fill_keys(chunk, new, buffers, context, cache))
-            if len(chunk_MD) == len(x_MD):  # the only piece, without padding
+            if len(chunk_MD) == len(x_MD):  # the only chunk, without padding
                 return chunk_MD.to(x_BTD.dtype).view(x_BTD.shape)
             y_MD[chunk.token_indices] = chunk_MD.to(y_MD.dtype)
         return y_MD.view(x_BTD.shape)
 
     def _buffers(self, x_BTD: States, dtype: torch.dtype, cache: IndexedCache) -> Iterator[tuple[Tensor, ...] | None]:
-        """Give the buffer of each attention to the row's own keys, with room for new tokens, in 8 bits with scales."""
+        """Yield the buffer of each self-attention with room for new tokens, in 8 bits with its scales; else None."""
         rows, length, like = cache.buffer_rows(len(x_BTD)), x_BTD.shape[1], x_BTD.new_empty(0, dtype=dtype)
         for entry in self._attentions:
             if entry is None or isinstance(entry[0], MemoryAttention):
@@ -159,7 +164,7 @@ class StackPlan:
         context: Context,
         cache: IndexedCache,
     ) -> list[Keys]:
-        """Return the keys of each branch for a piece of the new tokens; what has not changed is left as it was."""
+        """Return the keys of each branch for a chunk of the new tokens; unchanged fields keep their values."""
         if self not in cache.keys:
             cache.keys[self] = [Keys() for _ in self._attentions]
         keys = cache.keys[self]
@@ -171,7 +176,7 @@ class StackPlan:
                 set_memory(branch_keys, chunk, new.batch, cache.memory_row_index, attention, context)
                 continue
             assert buffer is not None
-            branch_keys.held, branch_keys.row_index = [], None
+            branch_keys.tensors, branch_keys.row_index = [], None
             branch_keys.count, branch_keys.appends = cache.length - chunk.remaining, True
             set_groups(branch_keys, chunk, new.first_keys)
             if cache.row_index is not None:
@@ -192,7 +197,7 @@ class StackPlan:
         return keys
 
     def read(self, stack: Stack, sequence: Sequence, context: Context) -> States:
-        """Embed whole texts and run the layers over them without their padding, whose states become zeros."""
+        """Embed whole texts and run the layers over them without padding; the states of padding are zeros."""
         mask_BT, (batch, length) = context.masking.key_mask, sequence.ids.shape
         token_indices = None if mask_BT is None else mask_BT.flatten().nonzero()[:, 0]
         lengths = torch.full((batch,), length) if mask_BT is None else mask_BT.sum(1)
@@ -242,7 +247,7 @@ class StackPlan:
         elif type(function) in (Attention, BiasedAttention, MemoryAttention):
             self._attention(branch, function)
         else:
-            raise NotServed(f"the kernels do not have {type(function).__name__}")
+            raise NotServed(f"the kernels do not support {type(function).__name__}")
         return branch
 
     def _attention(self, branch: Branch, attention: Any) -> None:
@@ -251,7 +256,7 @@ class StackPlan:
         if choice.clip is not None or (norms is not None and (norms.over != "head" or norms.per_head)):
             raise NotServed("clipped projections, or norms of queries and keys over all heads")
         if choice.score_step is not None or choice.weight_step is not None:
-            raise NotServed("own steps on scores or weights")
+            raise NotServed("custom steps on scores or weights")
         is_memory = isinstance(attention, MemoryAttention)
         branch.function = MEMORY_ATTENTION if is_memory else SELF_ATTENTION
         width, size = self._width, choice.head_size
@@ -273,7 +278,7 @@ class StackPlan:
         if isinstance(module, nn.Identity):
             return Norm()
         if type(module) not in (LayerNorm, RMSNorm) or is_altered(module):
-            raise NotServed(f"the kernels do not have {type(module).__name__}")
+            raise NotServed(f"the kernels do not support {type(module).__name__}")
         assert isinstance(module, AnyNorm)
         weight, bias = module.weight, module.bias
         return Norm(
@@ -284,7 +289,7 @@ class StackPlan:
         )
 
     def _set_matrix(self, branch: Branch, name: str, linear: Any, outputs: int, inputs: int) -> None:
-        """Set a matrix of a branch, which is the last of `_attentions`."""
+        """Set one matrix of a branch; the branch is the last one in `_attentions`."""
         matrix = Matrix()
         if isinstance(linear, Stored) and linear.format == INT8:
             kind: Weights = "int8"
@@ -307,12 +312,12 @@ class StackPlan:
             elif self._in_bf16:
                 kind, weight = "mixed", weight.bfloat16().contiguous()
         else:
-            raise NotServed(f"the kernels do not have {type(linear).__name__}")
+            raise NotServed(f"the kernels do not support {type(linear).__name__}")
         is_transposed = kind == "float32" and weight.stride(0) == 1 and weight.stride(1) >= len(weight) > 1
         if weight.device.type != "cpu" or is_altered(linear) or not (is_transposed or weight.is_contiguous()):
             raise NotServed("weights are on another device, spread over processes, or not row by row")
         if is_transposed:
-            matrix.ldb = weight.stride(1)  # GPT-2's files, which are mapped, have them so
+            matrix.ldb = weight.stride(1)  # GPT-2's mapped files store matrices transposed
             matrix.weight = address(weight.T, torch.float32, inputs, outputs, by_row=True)
         elif (len(self._attentions) - 1, name) not in self._stored:
             stored_inputs = inputs // 2 if kind == "int4" else inputs
@@ -325,7 +330,7 @@ class StackPlan:
         setattr(branch, name, matrix)
 
     def _run_widened(self, x_MD: Rows, keys: list[Keys]) -> None:
-        """Run the branches step by step, with the matrices of one residual step at a time in fp32."""
+        """Run the branches one residual step at a time, with the matrices of that step widened to fp32."""
         firsts = [number for number, branch in enumerate(self._branches) if branch.is_first]
         for first, last in pairwise([*firsts, len(self._branches)]):
             branches = [Branch.from_buffer_copy(branch) for branch in self._branches[first:last]]
@@ -346,13 +351,13 @@ def stack_runner(weights: Weights, branches: list[Branch], width: int) -> RunSta
     """Return a function that runs branches one after the other.
 
     Args:
-        weights: of all matrices of the branches.
-        branches: their addresses must stay valid while the function is in use.
-        width: of the rows.
+        weights: kind of all matrices of the branches.
+        branches: arguments of the branches. Their addresses must stay valid while the function is in use.
+        width: width of the rows.
 
     Returns:
-        A function of fp32 activations, contiguous, which it changes in place, and of the keys of each branch. None
-        where there are no compiled kernels for such weights.
+        A function that changes contiguous fp32 activations in place, given the keys of each branch. None without
+        compiled kernels for such weights.
     """
     kernel = function("stack", pointers=1)
     needed = {"int8": ("int8",), "int4": ("int8", "int4")}.get(weights, ())
@@ -372,7 +377,7 @@ def stack_runner(weights: Weights, branches: list[Branch], width: int) -> RunSta
 
 
 class PlannedStack(Stack):
-    """A stack of a replica whose calls are one call of kernels where its plan serves them."""
+    """A stack of a replica that runs one kernel call if its plan supports the call."""
 
     plan: StackPlan
 
@@ -383,9 +388,9 @@ class PlannedStack(Stack):
         memory_mask: RealMemory | None = None,
         cache: Cache | None = None,
     ) -> States:
-        """Run the stack as the plain one does."""
-        # A context with a cache counts the tokens of the call, so it is made only once. The layers overwrite what they
-        # start from, which vectors of the caller may be.
+        """Run the stack with the results of the plain stack."""
+        # A context with a cache counts the tokens of the call, so it must be made only once. The layers overwrite their
+        # input, which may be the caller's vectors.
         if cache is None and sequence.embeddings is None and not torch.is_grad_enabled():
             context = Context.of(sequence, memory, memory_mask, None)
             is_by_place = sequence.positions is None or not self.plan.has_bias
@@ -394,7 +399,7 @@ class PlannedStack(Stack):
         return super().forward(sequence, memory, memory_mask, cache)
 
     def continue_from(self, depth: int, x_BTD: States, context: Context) -> States:
-        """Run the layers from a depth on as the plain stack does."""
+        """Run the layers from a depth on, with the results of the plain stack."""
         cache = context.cache
         if not isinstance(cache, IndexedCache):
             return super().continue_from(depth, x_BTD, context)
@@ -407,12 +412,12 @@ class PlannedStack(Stack):
 
 
 def is_altered(module: nn.Module) -> bool:
-    """Return whether a part computes otherwise than its class, or its weights are gathered for each call."""
+    """Return whether a module has another forward method than its class, or weights that are gathered at each call."""
     return "forward" in vars(module) or any(hasattr(weight, "placements") for weight in module._parameters.values())
 
 
 def _input_width(stack: Stack) -> int:
-    """Return the width of what the first matrix of a stack multiplies."""
+    """Return the input width of the first matrix of a stack."""
     for module in stack.layers.modules():
         if isinstance(module, nn.Linear):
             return module.in_features
@@ -420,7 +425,7 @@ def _input_width(stack: Stack) -> int:
 
 
 def _embed_tokens(stack: Stack, sequence: Sequence, context: Context, token_indices: TokenIndices | None) -> Rows:
-    """Return the embeddings of the tokens at some places of a flattened batch; None: of all."""
+    """Return the embeddings of the tokens at some indices of a flattened batch; None means all tokens."""
 
     def take(x_BT: Ids) -> Ids:
         return x_BT.expand(sequence.ids.shape).flatten()[token_indices][None]

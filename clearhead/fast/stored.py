@@ -1,12 +1,12 @@
-"""Matrices of weights that are stored in another format than fp32, and the modules that have them.
+"""Weight matrices in other storage formats than fp32, and the modules that hold them.
 
-A stored module is the plain one with another class: it has the same address, bias and settings. Its `weight` is widened
-to fp32 from the stored entries whenever it is read, and dropped when the module has run. Kernels multiply with the
-entries themselves; see `Runner`.
+A stored module is the plain module with another class; address, bias and settings stay the same. Each read of its
+`weight` widens the stored entries to fp32; the result is dropped when the module has run. Kernels multiply with the
+entries directly; see `Runner`.
 
-In 8 bits a weight w becomes round(w / scale), where scale is the largest magnitude of its row / 127, so that it differs
-from what it was by at most half a scale. Source: arXiv 2208.07339, section 2.1 (quantization by the largest magnitude
-of a row). In 4 bits a group of 32 weights has a scale; see `nibbles`. In 16 bits a matrix is as its checkpoint has it.
+In 8 bits, a weight w becomes round(w / scale), where scale is 1/127 of the largest magnitude in its row. So w changes
+by at most half a scale. Source: arXiv 2208.07339, section 2.1 (quantization by the largest magnitude of a row). In 4
+bits, each group of 32 weights has a scale; see `nibbles`. In 16 bits, a matrix has the bits of its checkpoint.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from clearhead.fast.replica import override, plain_type
 
 LARGEST = 127
 LEAST_WEIGHTS: Final = 2**20
-"""A model with fewer numbers in its matrices is fast enough in fp32, where no result depends on its batch."""
+"""Smaller models stay in fp32: they are fast enough, and no result depends on the batch."""
 _BLOCK: Final = 2**16
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass(frozen=True)
 class FormatEntry:
-    """A tensor that a format has for each matrix: its name, dtype and number of axes, of which the first are rows."""
+    """A tensor that a format stores for each matrix: its name, dtype and number of axes; the first axis is the rows."""
 
     name: str
     dtype: torch.dtype
@@ -50,14 +50,14 @@ class StorageFormat:
     """A storage format of matrices.
 
     Args:
-        name: its name in messages, such as int8.
-        entries: the tensors in place of `weight`, with their names in a module's state and in files. The name of the
-            first occurs in no other format.
-        encode: returns the entries of a weight; also of one on the meta device.
-        widen: returns the fp32 matrix of the entries, or of the same rows of each.
-        is_exact: whether the widened matrix is the one that was stored, bit by bit.
-        repair: brings the values of the first entry, from a file, into the range that kernels expect; in place.
-        group: the number of columns with a scale of their own; rows are whole groups.
+        name: name of the format in messages, such as int8.
+        entries: the tensors that replace `weight`, with their names in a module's state and in files. The name of the
+            first entry occurs in no other format.
+        encode: function that returns the entries of a weight, also on the meta device.
+        widen: function that returns the fp32 matrix of the entries, or of the same rows of all entries.
+        is_exact: True if the widened matrix equals the original bit for bit.
+        repair: function that brings the first entry of a file into the range that kernels expect, in place.
+        group: number of columns that share a scale; rows are whole groups.
     """
 
     name: str
@@ -74,7 +74,7 @@ class StorageFormat:
         return tuple(entry.name for entry in self.entries)
 
     def holds(self, shape: torch.Size) -> bool:
-        """Return whether a weight of a shape can be stored: a matrix, or in an exact format a stack of matrices."""
+        """Return whether the format can store a weight of this shape: a matrix, or in exact formats a stack of them."""
         return (len(shape) == 2 or (self.is_exact and len(shape) == 3)) and shape[-1] % self.group == 0
 
     def __reduce__(self) -> tuple[Callable[[str], StorageFormat], tuple[str]]:
@@ -91,7 +91,7 @@ def quantize(
     if weight_NK.is_meta:
         return matrix_NK, scale_N
     rows = max(1, _BLOCK // max(1, weight_NK.shape[1]))
-    # A few rows at a time: whole matrices in fp32 would be several times as large as the result.
+    # A few rows at a time: a whole fp32 matrix would be several times as large as the result.
     blocks = zip(weight_NK.detach().split(rows), matrix_NK.split(rows), scale_N.split(rows), strict=True)
     for block_RK, integers_RK, block_scale_R in blocks:
         block_RK = block_RK.float()
@@ -107,8 +107,8 @@ def _times_scale(matrix: Tensor, scale: Tensor) -> Tensor:
 
 
 def _clamp(matrix: Tensor) -> None:
-    """Bring integers into -127..127: the products of kernels have no room for -128."""
-    # Writing would copy every page of a mapped file.
+    """Clamp integers to -127..127: the kernels' products cannot represent -128."""
+    # Write only if necessary: writing copies every page of a mapped file.
     if matrix.numel() and int(matrix.amin()) < -LARGEST:
         matrix.clamp_(min=-LARGEST)
 
@@ -118,7 +118,7 @@ def _in_16_bits(name: str, dtype: torch.dtype) -> StorageFormat:
         return (weight.detach().to(dtype).contiguous(),)
 
     def widen(weight: Tensor) -> Tensor:
-        # A replica for a check may have it in double precision.
+        # A replica for a check may hold the weight in double precision.
         return weight.to(torch.promote_types(weight.dtype, torch.float32))
 
     return StorageFormat(name, (FormatEntry("weight", dtype, 2),), encode, widen, is_exact=True)
@@ -139,11 +139,11 @@ INT4 = StorageFormat(
     group=GROUP,
 )
 LEAST_SHARE_IN_4_BITS: Final = 0.75
-"""Of the weights of the layers: with fewer, a model in int4 would hardly be smaller or faster than in int8."""
+"""Minimum share of the layers' weights in 4 bits; with less, int4 gains hardly anything over int8."""
 BF16 = _in_16_bits("bf16", torch.bfloat16)
 FP16 = _in_16_bits("fp16", torch.float16)
 QUANTIZED = (INT8, INT4)
-"""The formats that round: the names of their entries tell them in a file."""
+"""Formats that round weights; a file is recognized by the names of their entries."""
 IN_16_BITS = {torch.bfloat16: BF16, torch.float16: FP16}
 
 
@@ -152,13 +152,13 @@ def _format_by_name(name: str) -> StorageFormat:
 
 
 class Stored(nn.Module):
-    """A module with a stored matrix in place of the parameter `weight`."""
+    """A module with a stored matrix instead of the parameter `weight`."""
 
     format: StorageFormat
 
     @property
     def weight(self) -> Tensor:
-        """The matrix, widened to fp32. What is written into it is lost: the stored entries stay as they are."""
+        """The matrix, widened to fp32. Writing to it has no effect on the stored entries."""
         return self.format.widen(*self.entries())
 
     def entries(self) -> list[Tensor]:
@@ -169,7 +169,7 @@ class Stored(nn.Module):
     def put(self, weight: Tensor) -> None:
         """Store a weight of any floating-point dtype."""
         for name, tensor in zip(self.format.names, self.format.encode(weight), strict=True):
-            # 16 bits keep the name of the parameter, and with it their place in `parameters()` and in files.
+            # 16-bit weights keep the name of the parameter, and so their position in `parameters()` and in files.
             if name == "weight":
                 self._parameters[name] = nn.Parameter(tensor, requires_grad=False)
             else:
@@ -177,16 +177,16 @@ class Stored(nn.Module):
                 self._buffers[name] = tensor
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle a module by its plain class: its own class is made when it is needed."""
+        """Copy and pickle a module by its plain class; the class with the mixin is recreated on demand."""
         mixin = StoredRows if isinstance(self, StoredRows) else Stored
         return _build_stored, (plain_type(self), mixin), vars(self)
 
 
 class StoredRows(Stored):
-    """A table of embeddings with a stored matrix, which an output layer may be tied to."""
+    """A table of embeddings with a stored matrix; an output layer may be tied to it."""
 
     def forward(self, ids_BT: Ids) -> Float[Tensor, "batch tokens width"]:
-        """Return the rows of these ids, fp32; no other row is widened."""
+        """Return the fp32 rows of these ids; no other row is widened."""
         rows = (entry.index_select(0, ids_BT.flatten()) for entry in self.entries())
         widened: Tensor = self.format.widen(*rows).unflatten(0, ids_BT.shape)
         return widened
@@ -197,14 +197,14 @@ def _build_stored(plain: type[nn.Module], mixin: type[Stored]) -> Stored:
 
 
 MIXINS: Final = {nn.Linear: Stored, HeadLinear: Stored, ExpertMaps: Stored, Table: StoredRows}
-"""Class of the stored module for each class of a plain one."""
+"""Class of the stored module for each plain class."""
 
 
 def choose_formats(module: nn.Module, kind: StorageFormat) -> dict[str, StorageFormat]:
-    """Return a format for every module whose matrix it can hold, by address.
+    """Return the format for every module whose matrix the format can store, by address.
 
     Args:
-        module: on any device.
+        module: a module on any device.
         kind: the format.
     """
     weights = {
@@ -216,25 +216,25 @@ def choose_formats(module: nn.Module, kind: StorageFormat) -> dict[str, StorageF
 
 
 def require_formats(module: nn.Module, kind: StorageFormat) -> dict[str, StorageFormat]:
-    """Return a format for every module whose matrix it can hold, by address; the arguments are of `choose_formats`.
+    """Return the format for every module whose matrix it can store, by address; see `choose_formats`.
 
     Raises:
         InputError: the model has no such matrix.
     """
     formats = choose_formats(module, kind)
     if not formats:
-        raise InputError(f"precision {kind.name} is for matrices, and this model has none; load it with fp32")
+        raise InputError(f"precision {kind.name} is for matrices, but this model has none: load it with fp32")
     return formats
 
 
 def choose_int4(module: nn.Module, in_8_bits: Collection[str] = ()) -> dict[str, StorageFormat]:
     """Return the formats of a model in int4: 4 bits for the linear layers of its stacks, 8 bits for other matrices.
 
-    A linear layer whose rows are not whole groups has 8 bits, too.
+    A linear layer whose rows are not whole groups also gets 8 bits.
 
     Args:
-        module: on any device.
-        in_8_bits: addresses of linear layers that have 8 bits instead.
+        module: a module on any device.
+        in_8_bits: addresses of linear layers that get 8 bits instead.
 
     Raises:
         InputError: less than 75 % of the layers' weights would have 4 bits.
@@ -248,7 +248,7 @@ def choose_int4(module: nn.Module, in_8_bits: Collection[str] = ()) -> dict[str,
     in_4_bits, total = count_int4(module, formats)
     if in_4_bits < LEAST_SHARE_IN_4_BITS * total:
         raise InputError(
-            f"precision int4 needs {LEAST_SHARE_IN_4_BITS:.0%} of the layers' weights in 4 bits, and "
+            f"precision int4 needs {LEAST_SHARE_IN_4_BITS:.0%} of the layers' weights in 4 bits, but "
             f"{in_4_bits / max(1, total):.0%} of this model's are in matrices whose rows are multiples of {GROUP}; "
             "use int8"
         )
@@ -256,7 +256,7 @@ def choose_int4(module: nn.Module, in_8_bits: Collection[str] = ()) -> dict[str,
 
 
 def count_int4(module: nn.Module, formats: Mapping[str, StorageFormat]) -> tuple[int, int]:
-    """Return how many weights of the layers' matrices are in 4 bits, and how many there are; shared ones count once."""
+    """Return the number of the layers' weights in 4 bits, and their total number; shared weights count once."""
     counts = {}
     for address, submodule in _stack_layers(module).items():
         for weight in submodule.parameters(recurse=False):
@@ -280,13 +280,12 @@ def store(module: Transformer, formats: Mapping[str, StorageFormat] | StorageFor
     """Store matrices of a model in other formats, and all other weights in fp32; in place.
 
     Args:
-        module: on the CPU, or on the meta device, whose entries are then to be filled.
+        module: the model on the CPU, or on the meta device with entries to be filled later.
         formats: formats by the address of a linear layer, a table or experts; other addresses have no effect. Or one
-            format for every matrix that it can hold.
+            format for every matrix that it can store.
 
     Raises:
-        InputError: one format is requested, and the model has no matrix that it can hold; or a format cannot hold a
-            matrix.
+        InputError: the model has no matrix for the requested format, or a format cannot store a matrix.
     """
     formats = require_formats(module, formats) if isinstance(formats, StorageFormat) else formats
     for address, submodule in list(module.named_modules()):
@@ -297,7 +296,7 @@ def store(module: Transformer, formats: Mapping[str, StorageFormat] | StorageFor
         assert isinstance(weight, Tensor)
         if not formats[address].holds(weight.shape):
             name, shape = formats[address].name, list(weight.shape)
-            raise InputError(f"'{address}' has the shape {shape}, and {name} is not for such rows")
+            raise InputError(f"'{address}' has the shape {shape}, which {name} cannot store")
         stored = submodule if isinstance(submodule, Stored) else override(submodule, mixin)
         stored.format = formats[address]
         stored.put(weight)
@@ -310,11 +309,11 @@ def store(module: Transformer, formats: Mapping[str, StorageFormat] | StorageFor
 
 
 def keep_16_bits(module: nn.Module, dtypes: Mapping[str, torch.dtype]) -> dict[str, StorageFormat]:
-    """Return the format of each matrix that a file has in 16 bits; none for a small model, which is fast in fp32.
+    """Return the format of each 16-bit matrix of a file; an empty result for a small model, which is fast in fp32.
 
     Args:
-        module: on any device.
-        dtypes: the dtypes of the file, by the addresses of weights.
+        module: a module on any device.
+        dtypes: dtypes in the file, by the addresses of weights.
     """
     formats = {
         address: IN_16_BITS[dtype]
@@ -326,10 +325,10 @@ def keep_16_bits(module: nn.Module, dtypes: Mapping[str, torch.dtype]) -> dict[s
 
 
 def matching_formats(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, StorageFormat]:
-    """Return the formats in which tensors hold the matrices of a plain module, by address.
+    """Return the formats in which tensors store the matrices of a plain module, by address.
 
-    Quantized matrices are known by the names of their entries. A matrix of 16 bits is stored if other tensors have
-    more: the module then computes in fp32.
+    Quantized matrices are recognized by the names of their entries. A 16-bit matrix counts as stored if other tensors
+    are fp32: the module then computes in fp32.
     """
     formats = formats_of(tensors)
     if any(tensor.dtype == torch.float32 for tensor in tensors.values()):
@@ -342,18 +341,18 @@ def matching_formats(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[s
 
 @dataclass(frozen=True)
 class WeightPlan:
-    """The dtype or the format that every weight of one model is held in.
+    """The dtype or format in which each weight of one model is held in memory.
 
     Args:
-        dtype: the dtype of all weights that are not stored.
-        formats: the formats of stored matrices, by the address of their modules.
+        dtype: dtype of all weights that are not stored.
+        formats: formats of stored matrices, by the addresses of their modules.
     """
 
     dtype: torch.dtype
     formats: Mapping[str, StorageFormat]
 
     def keeps(self, address: str, dtype: torch.dtype) -> bool:
-        """Return whether a weight of a dtype is held as it is, and may stay in its mapped file."""
+        """Return whether a weight of this dtype needs no conversion, and may stay in its mapped file."""
         kind = self._format(address)
         return dtype == (self.dtype if kind is None else kind.entries[0].dtype)
 
@@ -367,15 +366,15 @@ class WeightPlan:
         return {address: tensor}
 
     def outline(self, address: str, slot: Tensor) -> dict[str, Tensor]:
-        """Return the entries of a weight as `hold` does, on the meta device; so is the slot of the weight."""
+        """Return the entries of a weight like `hold`, on the meta device; `slot` is the weight there."""
         if self._format(address) is None:
             return {address: slot.to(self.dtype)}
-        # One row is enough: in every entry, the first axis is that of the rows.
+        # Converting one row is enough: the first axis of every entry is the rows.
         row = self.hold(address, slot[:1])
         return {name: entry.new_empty(len(slot), *entry.shape[1:]) for name, entry in row.items()}
 
     def num_bytes(self, address: str, slot: Tensor) -> int:
-        """Return the bytes that a weight takes; its slot is on the meta device."""
+        """Return the number of bytes that a weight takes in memory; `slot` is the weight on the meta device."""
         return sum(tensor.nbytes for tensor in self.outline(address, slot).values())
 
     def _format(self, address: str) -> StorageFormat | None:
@@ -385,12 +384,12 @@ class WeightPlan:
 
 @dataclass(frozen=True)
 class WeightForm:
-    """The form in which a load holds weights, for any model.
+    """Rule for the form in which a load holds the weights of any model.
 
     Args:
-        dtype: the dtype of all weights that are not stored.
-        choose: returns the formats of the matrices to store, by the address of their modules. It gets a module on the
-            meta device, and the dtypes of the file by the addresses of weights. None means that none is stored.
+        dtype: dtype of all weights that are not stored.
+        choose: function that returns the formats of the matrices to store, by the addresses of their modules. It gets a
+            module on the meta device, and the dtypes of the file by the addresses of weights. None means that none is.
     """
 
     dtype: torch.dtype = torch.float32
@@ -407,13 +406,13 @@ def stored_matrices(module: nn.Module) -> dict[str, StorageFormat]:
 
 
 def plain_state(module: nn.Module) -> dict[str, Tensor]:
-    """Return the state of a model for changes of its weights: in fp32 if matrices are stored in 16 bits."""
+    """Return the weights of a model for changing them: in fp32 if matrices are stored in 16 bits."""
     state = module.state_dict()
     return {name: tensor.float() for name, tensor in state.items()} if stored_matrices(module) else state
 
 
 def state_to_save(module: nn.Module) -> dict[str, Tensor]:
-    """Return the state of a model for its files: in 16 bits, where matrices have them and no bit is lost."""
+    """Return the weights of a model for its files: in 16 bits if the matrices have them and no bit is lost."""
     state, kinds = module.state_dict(), set(stored_matrices(module).values())
     if kinds not in ({BF16}, {FP16}):
         return state
@@ -428,12 +427,12 @@ def is_quantized(module: nn.Module) -> bool:
 
 
 def narrowest(formats: Mapping[str, StorageFormat]) -> StorageFormat | None:
-    """Return the quantized format that a model is named after: int4 if some of its matrices are; None without any."""
+    """Return the quantized format that names a model: int4 if a matrix has it, else int8; None without any."""
     return max((kind for kind in formats.values() if kind in QUANTIZED), key=QUANTIZED.index, default=None)
 
 
 def refuse_quantized(module: nn.Module, purpose: str) -> None:
-    """Refuse a model with quantized weights for work that needs all their digits.
+    """Refuse a model with quantized weights for work that needs full precision.
 
     Raises:
         InputError: the model is quantized.
@@ -441,18 +440,15 @@ def refuse_quantized(module: nn.Module, purpose: str) -> None:
     names = sorted({kind.name for kind in stored_matrices(module).values() if not kind.is_exact})
     if names:
         raise InputError(
-            f"{purpose} needs all digits of the weights, and this model has them in {' and '.join(names)}: load it as fp32"
+            f"{purpose} needs full-precision weights, but this model has them in {' and '.join(names)}: load it as fp32"
         )
 
 
 def formats_of(tensors: Mapping[str, Tensor]) -> dict[str, StorageFormat]:
-    """Return the format of each quantized matrix among the tensors of a file.
+    """Return the format of each quantized matrix in a file, by the address of its module.
 
     Args:
-        tensors: by address.
-
-    Returns:
-        Formats by the address of the module that has the matrix.
+        tensors: tensors of the file, by address.
     """
     by_entry = {kind.names[0]: kind for kind in QUANTIZED}
     owners = (name.rpartition(".") for name in tensors)
@@ -460,10 +456,10 @@ def formats_of(tensors: Mapping[str, Tensor]) -> dict[str, StorageFormat]:
 
 
 def widen_weights(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors by address with fp32 weights in place of quantized ones, which are widened one at a time.
+    """Yield the tensors by address, with quantized weights widened to fp32, one at a time.
 
     Args:
-        tensors: those of a file, in which `weight_faults` finds nothing, or of a module's state.
+        tensors: tensors of a file in which `weight_faults` finds nothing, or of a module's state.
     """
     kinds = formats_of(tensors)
     for name, tensor in tensors.items():
@@ -482,9 +478,9 @@ def repair(tensors: Mapping[str, Tensor]) -> None:
 
 
 def weight_faults(tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield a sentence for each tensor of a model's weights, by address, that has the dtype or shape of no weight.
+    """Yield a sentence for each tensor of a file whose dtype or shape no weight has.
 
-    A quantized matrix has every entry of its format, with the same rows. All other tensors of its model are fp32.
+    A quantized matrix has every entry of its format, with equal rows. All other tensors of its model are fp32.
     """
     kinds = formats_of(tensors)
     names = {name for kind in QUANTIZED for name in kind.names}
@@ -496,7 +492,7 @@ def weight_faults(tensors: Mapping[str, Tensor]) -> Iterator[str]:
         if entry is not None:
             expected = (entry.dtype,)
         if tensor.dtype not in expected:
-            yield f"'{address}' holds {_dtypes(tensor.dtype)}, and the model needs {_dtypes(*expected)}"
+            yield f"'{address}' must hold {_dtypes(*expected)}, got {_dtypes(tensor.dtype)}"
         elif entry is None and name in names:
             yield f"'{address}' is without its matrix"
         elif kind is not None and name == kind.names[0]:
@@ -504,7 +500,7 @@ def weight_faults(tensors: Mapping[str, Tensor]) -> Iterator[str]:
 
 
 def _entry_faults(owner: str, kind: StorageFormat, tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield a sentence for each entry of a quantized matrix that is missing or does not fit its first entry."""
+    """Yield a sentence for each entry of a quantized matrix that is missing or does not fit the first entry."""
     matrix = tensors[f"{owner}.{kind.names[0]}"]
     for entry in kind.entries:
         tensor = tensors.get(f"{owner}.{entry.name}")

@@ -1,1 +1,1 @@
-"""Generation: logits processors, search methods, continuations, translations and their scores."""
+"""Text generation: logits processors, search methods, continuations, translations and their scores."""

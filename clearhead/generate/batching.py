@@ -1,4 +1,4 @@
-"""Batches of similar cost, and padding.
+"""Group sequences of similar cost into batches, and pad them.
 
 Shapes: B sentences of a batch, T tokens.
 """
@@ -25,9 +25,9 @@ def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None)
     While the calling context watches a model, the indices keep the order of the sentences: see `batch_costs`.
 
     Args:
-        costs: of each sentence, without padding.
-        budget: largest rows * greatest cost; a sentence that exceeds it is a batch of its own.
-        most_rows: most sentences of a batch; None: only the budget limits them.
+        costs: cost of each sentence, without padding.
+        budget: largest value of rows * greatest cost. A sentence above it gets a batch for itself.
+        most_rows: maximum number of sentences in a batch. None means that only the budget limits it.
     """
     costs = batch_costs(costs)
     order = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
@@ -42,7 +42,7 @@ def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None)
 
 
 def batch_costs(costs: Sequence[int]) -> Sequence[int]:
-    """Return the costs by which sentences are ordered in batches.
+    """Return the costs that decide the order of sentences in batches.
 
     While the calling context watches a model, every sentence has the greatest cost. Rows then keep the order of the
     sentences: row 0 is the first sentence.
@@ -61,10 +61,12 @@ def pad_ids(
 
 
 def check_lengths(sequences: Sequence[Sequence[int]], max_positions: int | None, *, noun: str) -> None:
-    """Refuse sequences that are empty or longer than the model's positions; without any, than `LONGEST_PROMPT`.
+    """Refuse sequences that are empty or too long.
+
+    The limit is the number of the model's positions, or `LONGEST_PROMPT` tokens for a model without such a limit.
 
     Raises:
-        InputError: one report that names the first of them, counted from 1.
+        InputError: a sequence is empty or too long; one report names the first of them, counted from 1.
     """
     faults, kind = [], InputError
     for number, sequence in enumerate(sequences, start=1):
@@ -81,7 +83,7 @@ def check_lengths(sequences: Sequence[Sequence[int]], max_positions: int | None,
 
 
 def position_limit(module: Transformer, options: GenerateOptions) -> int | None:
-    """Return the maximum number of tokens that a call may read and write; None means no limit.
+    """Return the maximum number of tokens that a call may read and generate; None means no limit.
 
     Args:
         module: the model.
@@ -103,7 +105,8 @@ def position_limit(module: Transformer, options: GenerateOptions) -> int | None:
 def default_batch_tokens(module: nn.Module) -> int:
     """Return the default number of padded tokens in a batch.
 
-    On a CPU their hidden states should fit into its caches: MiniLM is 1.4 times as fast with 2,048 as with 8,192.
+    On a CPU the hidden states of a batch should fit into the caches: MiniLM is 1.4 times as fast with 2,048 tokens as
+    with 8,192.
     """
     return 2048 if device_of(module).type == "cpu" else 8192
 

@@ -1,7 +1,7 @@
-"""Decoding in ids, of continuations and translations: batches, the loop over tokens, and the end of each sequence.
+"""Decode continuations and translations in ids: start requests, run their batches and collect the results.
 
-Results do not depend on which prompts share a batch: to the last bit where
-`Runner.is_batch_invariant`, elsewhere up to rounding.
+Results do not depend on the prompts that share a batch: bit for bit if `Runner.is_batch_invariant` is true, otherwise
+up to rounding.
 """
 
 from __future__ import annotations
@@ -47,32 +47,34 @@ from clearhead.generate.search.beam import Search, target_limits
 from clearhead.generate.search.recorder import BeamRecorder
 from clearhead.generate.search.sampling import RandomStream, Sampling, TokenChooser, sequence_seed
 
-# Most tokens in the KV cache of one batch, prompts and limits together.
+# Maximum number of tokens in the KV cache of one batch, including the tokens that may still be generated.
 BATCH_TOKENS = 8192
 LONG_PROMPT: Final = 2**13
-"""Tokens from which on reading a prompt can take long: the time grows with their square."""
+"""Prompt length in tokens from which a notice is logged: the time grows with the square of the length."""
 LEAST_COUNTED: Final = 256
-"""Tokens of a prompt from which on the memory of its KV cache is compared with the free memory."""
+"""Prompt length in tokens from which the size of the KV cache is compared with the free memory."""
 _LOGGER: Final = logging.getLogger("clearhead.generate")
 
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """Prompts in ids, or sources to translate, with the options of their decoding.
+    """Prompts in ids, or sources to translate, with their decoding options.
 
     Args:
-        prompts: ids of the decoder with the start token; none empty. That of a translation is the start token alone.
-        options: options of generation; or of a search for translations, whose hypotheses end with an end token.
-        eos_id: id that ends a sequence.
-        pad_id: padding id.
-        banned: ids that are never generated, unless they are end tokens or forced.
-        sources: ids of the encoder, one sequence for each prompt; None for a decoder-only model.
-        decode: ids to text; needed for stop texts and for streaming.
-        contexts: for each prompt the ids that the text continues, on which a leading space can depend; None: the
+        prompts: ids that the decoder reads, with the start token; none empty. The prompt of a translation is the start
+            token alone.
+        options: options of generation, or of a search for translations, whose hypotheses end with an end token.
+        eos_id: id of the end token.
+        pad_id: id of the padding token.
+        banned: ids that are never generated, except end tokens and forced tokens.
+        sources: ids that the encoder reads, one sequence for each prompt. None means a decoder-only model.
+        decode: function from ids to text, needed for stop texts and for streaming.
+        contexts: ids before the generated text, for each prompt; a leading space can depend on them. None means the
             prompts.
-        config: of the checkpoint; its end tokens end a sequence as `eos_id` does.
-        recorder: notes what beam search considers for a single prompt; None: nothing is noted.
-        constraint: begins what limits the tokens of a sequence, for greedy search and sampling; None: nothing does.
+        config: generation settings of the checkpoint. Its end tokens end a sequence as `eos_id` does.
+        recorder: records the candidates of beam search for a single prompt. None means no record.
+        constraint: function that creates the constraint of a sequence, for greedy search and sampling. None means no
+            constraint.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -94,11 +96,11 @@ class GenerateRequest:
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """All ids that end a sequence; search forces the first of them."""
+        """All ids that end a sequence; beam search forces the first one at the length limit."""
         return (self.eos_id, *(index for index in self.config.eos_ids if index != self.eos_id))
 
     def context(self, prompt: int) -> Sequence[int]:
-        """Return the ids that the text after a prompt continues."""
+        """Return the ids before the generated text of a prompt."""
         return self.prompts[prompt] if self.contexts is None else self.contexts[prompt]
 
 
@@ -106,15 +108,14 @@ def generate_ids(module: Transformer, request: GenerateRequest) -> list[list[Con
     """Continue each prompt, or translate each source, in the order of the request.
 
     Args:
-        module: a decoder-only or encoder-decoder model; one in training runs as a replica in evaluation mode.
+        module: a decoder-only or encoder-decoder model. If it is in training mode, a replica in evaluation mode runs.
         request: prompts and options.
 
     Returns:
-        For each prompt `num_sequences` continuations; those of beam search best first, and fewer only where fewer
-        exist.
+        `num_sequences` continuations for each prompt. Beam search returns the best first, fewer only if fewer exist.
 
     Raises:
-        InputError: a model that cannot generate, or a prompt or source that it cannot read.
+        InputError: the model cannot generate, or cannot read a prompt or source.
         RunFailure: the model's output is not a number, or the options ban every token.
     """
     with_text = bool(request.stops) or request.constraint is not None
@@ -132,17 +133,17 @@ def generate_ids(module: Transformer, request: GenerateRequest) -> list[list[Con
 
 
 def stream_ids(module: Transformer, request: GenerateRequest) -> Generator[str, None, Continuation]:
-    """Continue one prompt and yield the parts of its text as soon as they are final.
+    """Continue one prompt and yield its text in pieces, each as soon as no later token can change it.
 
     Args:
-        module: as for `generate_ids`.
-        request: one prompt, and how ids are decoded.
+        module: a decoder-only or encoder-decoder model, as for `generate_ids`.
+        request: one prompt, with `decode`.
 
     Returns:
-        The continuation, as the value of the generator.
+        The continuation, as the return value of the generator.
 
     Raises:
-        InputError: as for `generate_ids`; or beam search or several sequences, which cannot be streamed.
+        InputError: as for `generate_ids`; or the request asks for beam search or several sequences.
     """
     if request.options.is_search:
         raise InputError("a stream needs " + argument("beam_size") + " 1: with more no text is final before the end")
@@ -161,10 +162,10 @@ def _stream(starter: RequestStarter) -> Generator[str, None, Continuation]:
 
 
 def check_limits(module: Transformer, request: GenerateRequest) -> list[int]:
-    """Check a request; return how many tokens may follow each prompt.
+    """Check a request and return the maximum number of tokens that may follow each prompt.
 
     Args:
-        module, request: as for `generate_ids`.
+        module, request: the arguments of `generate_ids`.
 
     Raises:
         InputError: as for `generate_ids`.
@@ -178,18 +179,18 @@ def check_limits(module: Transformer, request: GenerateRequest) -> list[int]:
         check_lengths(sources, module.spec.position_limit, noun="source")
         return target_limits(module, list(map(len, sources)), options)
     check_model(module, with_sources=sources is not None)
-    assert request.decode is not None or not options.stops, "stop texts need a way to decode"
+    assert request.decode is not None or not options.stops, "stop texts need `decode`"
     limits = token_limits(module, request.prompts, options, most=request.config.max_length)
     if sources is not None:
         check_lengths(sources, position_limit(module, options), noun="source")
     longest = max(map(len, [*request.prompts, *(sources or ())]), default=0)
     if longest >= LONG_PROMPT:
-        _LOGGER.info("reading %s tokens at once, which takes the longer the more there are", f"{longest:,}")
+        _LOGGER.info("reading a prompt of %s tokens; the time grows with the square of the length", f"{longest:,}")
     return limits
 
 
 def _refuse_large_cache(module: Transformer, request: GenerateRequest) -> None:
-    """Refuse a request whose longest prompt, with its source, has a KV cache that exceeds the free memory."""
+    """Refuse a request if the KV cache of its longest prompt, with its source, exceeds the free memory."""
     sources = request.sources or [()] * len(request.prompts)
     pairs = list(zip(request.prompts, sources, strict=True))
     number, (prompt, source) = max(enumerate(pairs, start=1), key=lambda item: sum(map(len, item[1])))
@@ -197,7 +198,7 @@ def _refuse_large_cache(module: Transformer, request: GenerateRequest) -> None:
     if count < LEAST_COUNTED:
         return
     target_token, source_token = cache_bytes(module.spec, cache_dtype(module))
-    # Sequences of one prompt share the keys and values of its source.
+    # All sequences of a prompt share the keys and values of its source.
     needed = request.options.num_rows * len(prompt) * target_token + len(source) * source_token
     subject = f"the KV cache of prompt {number} ({count:,} tokens)"
     refuse_memory(needed, subject, free=free_memory(device_of(module)), advice="shorten it")
@@ -205,13 +206,13 @@ def _refuse_large_cache(module: Transformer, request: GenerateRequest) -> None:
 
 @dataclass(frozen=True, eq=False)
 class RequestStarter:
-    """Reads the prompts of a checked request, and starts their sequences, or the search for them.
+    """Reads the prompts of a checked request and starts their sequences or searches.
 
     Args:
         module: the model in evaluation mode.
         request: prompts and options.
-        limits: most tokens generated for each prompt, see `checked_limits`.
-        with_text: whether the sequences make text.
+        limits: maximum number of generated tokens for each prompt, from `check_limits`.
+        with_text: True decodes the ids to text.
     """
 
     module: Transformer
@@ -220,7 +221,7 @@ class RequestStarter:
     with_text: bool
 
     def run(self) -> Iterator[list[SequenceProgress]]:
-        """Run all prompts, and give the progress of each step."""
+        """Run all prompts and yield the progress of each step."""
         options, budget = self.request.options, BATCH_TOKENS
         if isinstance(options, SearchOptions):
             budget = options.batch_tokens
@@ -228,15 +229,15 @@ class RequestStarter:
         yield from run_queue(batch, self._costs(), self._start_groups, budget=budget, most=options.batch_size)
 
     def start(self, numbers: Sequence[int]) -> PrefilledMember:
-        """Read some prompts, and start them.
+        """Read some prompts and start them as one member of a batch.
 
         Args:
-            numbers: the numbers of the prompts; of equal rules, see `GenerationConfig.rules_of`.
+            numbers: indices of the prompts. Their rules must be equal, see `GenerationConfig.rules_of`.
         """
         return self.start_prefilled(numbers, self.prefill(numbers))
 
     def prefill(self, numbers: Sequence[int]) -> Prefill:
-        """Read some prompts."""
+        """Return some prompts after the model has read them."""
         request = self.request
         with naming_texts(numbers):
             return prefill_prompts(
@@ -248,12 +249,12 @@ class RequestStarter:
             )
 
     def num_read_later(self, number: int) -> int:
-        """Return the most generated tokens that count towards the total length of a sequence."""
-        # That of a translation leaves out the last token, which the decoder never reads.
+        """Return the maximum number of generated tokens that the decoder reads, for the total length of a sequence."""
+        # The decoder never reads the last token of a translation.
         return self.limits[number] - isinstance(self.request.options, SearchOptions)
 
     def start_prefilled(self, numbers: Sequence[int], prefill: Prefill) -> PrefilledMember:
-        """Start prompts that are read already."""
+        """Start some prompts that the model has read already, as one member of a batch."""
         request, options = self.request, self.request.options
         if isinstance(options, SearchOptions) or options.is_search:
             search = Search(
@@ -281,7 +282,7 @@ class RequestStarter:
         return PrefilledMember(Sampling(rows, prefill.ids, chooser, streams, kind), prefill.cache, prefill.logits)
 
     def _costs(self) -> list[int]:
-        """Return the most tokens in the cache for each prompt; for a translation, those of its source."""
+        """Return the cost of each prompt: its maximum number of tokens in the cache, or the tokens of its source."""
         request, rows = self.request, self.request.options.num_rows
         if isinstance(request.options, SearchOptions):
             return [rows * len(source) for source in request.sources or ()]
@@ -291,7 +292,7 @@ class RequestStarter:
         return costs
 
     def _start_groups(self, numbers: list[int]) -> list[PrefilledMember]:
-        """Start prompts in groups of equal rules: some settings depend on the lengths of prompt and text."""
+        """Start prompts in groups with equal rules: some settings depend on the lengths of prompt and text."""
         groups: dict[Hashable, list[int]] = {}
         for number in numbers:
             rules = self.request.config.rules_of(len(self.request.prompts[number]), self.limits[number])
@@ -299,7 +300,7 @@ class RequestStarter:
         return [self.start(group) for group in groups.values()]
 
     def _rows(self, numbers: Sequence[int]) -> list[GeneratedSequence]:
-        """Return the sequences of some prompts, those of a prompt side by side."""
+        """Return the sequences of some prompts; the sequences of a prompt are adjacent."""
         request, rows = self.request, []
         for prompt in numbers:
             for number in range(request.options.num_sequences):
@@ -316,7 +317,7 @@ class RequestStarter:
         return rows
 
     def _chain(self, number: int, prefill: Prefill) -> list[Processor]:
-        """Return the logits processors of the prompt with this number and of those that start with it."""
+        """Return the logits processors for a prompt and for all prompts that start with it."""
         request, options, prompt_length = self.request, self.request.options, prefill.ids.shape[1]
         num_prompt = len(request.prompts[number])
         if isinstance(options, GenerateOptions):
@@ -328,12 +329,12 @@ class RequestStarter:
 
 
 class PromptReader:
-    """Reads one prompt piece by piece, between the steps of a running batch; or a short one together with others.
+    """Reads one prompt chunk by chunk between the steps of a running batch, or a short one together with others.
 
     Args:
-        module: in evaluation mode.
+        module: the model in evaluation mode.
         request: one prompt with its options.
-        prefixes: as of `prefill_pieces`.
+        prefixes: shared beginnings of prompts, as for `prefill_chunks`.
     """
 
     def __init__(self, module: Transformer, request: GenerateRequest, prefixes: Prefixes | None = None) -> None:
@@ -354,27 +355,31 @@ class PromptReader:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens are read."""
+        """Number of tokens of the prompt and its source."""
         return sum(len(some[0]) for some in (self._request.prompts, self._request.sources) if some is not None)
 
     @property
     def kind(self) -> Hashable:
-        """A value that is equal for readers that may read together; None means that this one reads alone."""
+        """A value that is equal for readers that may read together. None means that this reader reads alone."""
         request, prompt = self._request, self._request.prompts[0]
         has_shared_start = self._prefixes is not None and self._prefixes.count(prompt) > 0
         if has_shared_start or len(prompt) > CHUNK_TOKENS:
             return None
-        # The sentences of one search share its options.
+        # All sentences of one search have the same options.
         options = (tuple(prompt), request.options, *_rules(request)) if self._is_search else ()
         return PromptReader, request.pad_id, options
 
     @property
     def _is_search(self) -> bool:
-        """Whether the sources of several readers start as one search, which takes less time for each token."""
+        """True if the sources of several readers start as one search, which takes less time per token."""
         return self._request.options.is_search and self._request.sources is not None
 
     def step(self, others: Sequence[PromptReader] = ()) -> list[PrefilledMember] | None:
-        """Read the next piece, and all of others of its kind; return the starts of all after the last piece."""
+        """Read the next chunk, together with other readers of the same kind.
+
+        Returns:
+            The started members of all readers after the last chunk, None before.
+        """
         if others:
             return self._step_with(others)
         if self._prefixes is not None and self._request.sources is None and not self._has_begun:
@@ -392,7 +397,7 @@ class PromptReader:
                 reader.is_done = True
             return [together.start_prefilled(numbers, prefill)]
         if prefill.cache.states or not prefill.cache.self_attention:
-            # The state of custom modules in a batch cannot be taken apart.
+            # The state that custom modules keep for a batch cannot be split into rows.
             return [start for reader in readers for start in reader.step() or ()]
         starts = []
         for reader, alone in zip(readers, prefill.split_prompts(), strict=True):
@@ -402,7 +407,7 @@ class PromptReader:
         return starts
 
     def _merge_readers(self, readers: Sequence[PromptReader]) -> RequestStarter:
-        """Return a starter of the prompts of all readers."""
+        """Return one starter for the prompts of all readers."""
         requests = [reader._request for reader in readers]
         sources = [request.sources[0] for request in requests if request.sources is not None]
         prompts = [request.prompts[0] for request in requests]
@@ -418,17 +423,17 @@ class PromptReader:
 
 
 def _sampling_kind(request: GenerateRequest, options: GenerateOptions) -> Hashable:
-    """Return a value that is equal for requests whose sequences choose their tokens alike."""
+    """Return a value that is equal for requests whose sequences choose their tokens in the same way."""
     options = replace(options, seed=None, max_new_tokens=1, must_fit=False, num_return_sequences=1, stop=())
     return replace(options, batch_size=None), *_rules(request), request.constraint is None
 
 
 def _rules(request: GenerateRequest) -> tuple[object, ...]:
-    """Return the settings of a request that decide, with its options, which tokens may follow."""
+    """Return the settings of a request that, with its options, decide which tokens may follow."""
     return request.end_ids, frozenset(request.banned), request.config
 
 
 def _banned_ids(request: GenerateRequest, logits: Tensor) -> Int[Tensor, " banned"]:
-    """Return the banned ids that the model has outputs for, the end token never among them."""
+    """Return the banned ids for which the model has logits, without end tokens."""
     ids = sorted(index for index in set(request.banned) - {*request.end_ids} if index < logits.shape[1])
     return torch.tensor(ids, dtype=torch.int64, device=logits.device)

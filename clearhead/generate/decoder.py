@@ -1,7 +1,7 @@
-"""Text in, text out: the translations and the generated text of one model, and the scores of its translations.
+"""Generate, translate and score text with one model: `Decoder` turns texts into requests in ids and back.
 
-A prompt has the form of the training text: the start token and the prompt's tokens. An encoder-decoder model reads the
-prompt, followed by the end token, with its encoder, and its decoder starts from the start token.
+A prompt has the form of the training text: the start token and the prompt's tokens. The encoder of an encoder-decoder
+model reads the prompt followed by the end token; its decoder starts from the start token.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from clearhead.text.special_tokens import SpecialTokens
 from clearhead.text.tokenizer import Tokenizer
 
 LONGEST_SOURCE: Final = 512
-"""Tokens of a text that a model without a table of positions translates."""
+"""Maximum number of tokens of a text to translate, for a model without a table of positions."""
 MOST_ADDED_TOKENS: Final = 2**13
-"""Most tokens that a chat template may put around a chat; it may also repeat the chat once."""
+"""Maximum number of tokens that a chat template may add to a chat; it may also repeat the chat once."""
 
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """A model that writes text, with all that turns texts into requests in ids, and their results into texts.
+    """A model that generates text, with its tokenizers and settings.
 
     Args:
-        module: a decoder-only or encoder-decoder model; one in training runs as a replica in evaluation mode.
-        tokenizers: the tokenizers of source and target; a decoder-only model uses that of the target.
-        special_tokens: the special tokens around the sources and targets of translations.
-        config: generation settings of a Hugging Face checkpoint; None: the model was trained here.
-        max_length: the longest training text in tokens, with its special tokens; None: unknown. A longer text to
-            translate is truncated; without a table of positions, to `LONGEST_SOURCE` tokens at least.
-        chat: the template that formats a prompt as a message; None: prompts are texts.
-        continues: whether the text of an encoder-decoder model continues the prompt, so that it may start with a
-            space; False if it is another text, such as a translation.
+        module: a decoder-only or encoder-decoder model. If it is in training mode, a replica in evaluation mode runs.
+        tokenizers: tokenizers of source and target. A decoder-only model uses the target's.
+        special_tokens: special tokens around the sources and targets of translations.
+        config: generation settings of a Hugging Face checkpoint. None means a model trained by clearhead.
+        max_length: length of the longest training text in tokens, with its special tokens. None means unknown. A longer
+            text to translate is truncated. The limit without a table of positions is at least `LONGEST_SOURCE` tokens.
+        chat: template that formats a prompt as a chat message. None means that prompts are plain texts.
+        continues: True if the text of an encoder-decoder model continues the prompt and may start with a space. False
+            means another text, such as a translation.
     """
 
     module: Transformer
@@ -66,7 +66,7 @@ class Decoder:
             options: the options of the search.
 
         Raises:
-            InputError: a single stack, or generation settings that are not supported.
+            InputError: the model has a single stack, or a generation setting is not supported.
         """
         target = self.tokenizers.target
         filled = {number: text for number, text in enumerate(texts) if text.strip()}
@@ -88,12 +88,12 @@ class Decoder:
     def generate(
         self, prompts: Sequence[str], options: GenerateOptions, schema: Schema | None = None
     ) -> list[list[Generation]]:
-        """Continue each prompt; return its generated sequences, without the prompt.
+        """Continue each prompt and return its generated sequences, without the prompt.
 
         Args:
             prompts: one text each.
             options: the options of generation.
-            schema: the JSON schema of each generated text, see `with_schema`; None: any text.
+            schema: JSON schema of each generated text, see `with_schema`. None means any text.
 
         Raises:
             InputError: the model cannot generate, or cannot read a prompt.
@@ -108,19 +108,19 @@ class Decoder:
     def stream(
         self, prompt: str, options: GenerateOptions, schema: Schema | None = None
     ) -> Generator[str, None, Generation]:
-        """Continue one prompt and yield the parts of its text as soon as they are final.
+        """Continue one prompt and yield its text in pieces, each as soon as no later token can change it.
 
-        Unfinished characters and possible starts of a stop text are held back.
+        Unfinished characters and possible beginnings of a stop text are held back.
 
         Args:
             prompt: one text.
-            options, schema: as for `generate`.
+            options, schema: the arguments of `generate`.
 
         Returns:
-            The whole generation, as the value of the generator.
+            The whole generation, as the return value of the generator.
 
         Raises:
-            InputError: as for `generate`; or beam search or several sequences, which cannot be streamed.
+            InputError: as for `generate`; or the options ask for beam search or several sequences.
         """
         request = self.prompt_request([prompt], options, schema)
         pieces = stream_ids(self.module, request)
@@ -134,15 +134,15 @@ class Decoder:
     def score(
         self, sources: Sequence[str], targets: Sequence[str], *, length_penalty: float, batch_size: int | None = None
     ) -> list[PairScore]:
-        """Return the scores of targets given their sources, as search reports them.
+        """Return the score of each target given its source, computed as in beam search.
 
         Args:
-            sources, targets: as many sources as targets.
+            sources, targets: equally many texts.
             length_penalty: exponent alpha of the score.
-            batch_size: most pairs scored together; None: a token budget decides.
+            batch_size: maximum number of pairs in a batch. None means that a token budget decides.
 
         Raises:
-            InputError: a single stack, unequal counts, or a sequence beyond the model's positions.
+            InputError: the model has a single stack, the counts differ, or a sequence exceeds the model's positions.
         """
         check_two_stacks(self.module)
         refuse_enormous(sources, self.module.spec.position_limit)
@@ -153,7 +153,7 @@ class Decoder:
             [special.for_source(ids) for ids in source.encode_batch(list(sources))],
             [special.for_target(ids) for ids in target.encode_batch(list(targets))],
             pad_id=source.pad_id,
-            # A forced token has probability 1, as in search.
+            # A forced token has probability 1, as in beam search.
             forced=0 if self.config is None or self.config.forced_bos_id is None else 1,
             length_penalty=length_penalty,
             batch_size=batch_size,
@@ -162,12 +162,12 @@ class Decoder:
     def translation_request(
         self, texts: Sequence[str], options: SearchOptions, recorder: BeamRecorder | None = None
     ) -> GenerateRequest:
-        """Return the request for the translations of texts; a warning counts the truncated texts.
+        """Return the request that translates texts; a warning gives the number of truncated texts.
 
         Args:
             texts: one sentence each, none empty.
             options: the options of the search.
-            recorder: notes what the search considers for a single text; None: nothing is noted.
+            recorder: records the candidates of the search for a single text. None means no record.
 
         Raises:
             InputError: as for `translate`.
@@ -180,21 +180,21 @@ class Decoder:
         return replace(self.source_request([around(ids) for ids in sources], options), recorder=recorder)
 
     def source_request(self, sources: Sequence[Sequence[int]], options: SearchOptions) -> GenerateRequest:
-        """Return the request for the translations of sources in ids.
+        """Return the request that translates sources in ids.
 
         Args:
-            sources: ids as the encoder reads them, none empty.
+            sources: ids that the encoder reads, none empty.
             options: the options of the search.
 
         Raises:
-            InputError: generation settings that are not supported.
+            InputError: a generation setting is not supported.
         """
         target, pad_id, config = self.special_tokens.for_target, self.tokenizers.source.pad_id, GenerationConfig()
         banned: Sequence[int] = (target.prefix[0], pad_id)
         if self.config is not None:
             check_generation_config(self.config, needs_start=True)
             banned = unused_outputs(self.module, self.tokenizers.target)
-            # A search forces its own end token; its shortest length is an option.
+            # A search forces the end token by itself, and takes the minimum length from its options.
             config = replace(self.config, forced_eos_id=None, min_length=0)
         return GenerateRequest(
             prompts=[[target.prefix[0]] for _ in sources],
@@ -209,10 +209,10 @@ class Decoder:
     def prompt_request(
         self, prompts: Sequence[str], options: GenerateOptions, schema: Schema | None = None
     ) -> GenerateRequest:
-        """Return the request for the continuations of prompts, in the form that the model was trained on.
+        """Return the request that continues prompts, in the form of the training text.
 
         Args:
-            prompts, options, schema: as for `generate`.
+            prompts, options, schema: the arguments of `generate`.
 
         Raises:
             InputError: the model cannot generate, or the checkpoint's settings are not supported.
@@ -248,10 +248,12 @@ class Decoder:
         return request if schema is None else with_schema(request, schema, target, self.module.spec.num_outputs)
 
     def prompt_ids(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Return the ids that the first stack reads for prompts; after training here they begin with the start token.
+        """Return the ids of prompts for the encoder, or for the decoder of a decoder-only model.
+
+        A model trained by clearhead gets the start token first.
 
         Args:
-            prompts: one text each; one without tokens is the start token alone, if the checkpoint has a start token.
+            prompts: one text each. An empty text becomes the start token, if the checkpoint has one.
         """
         tokenizer = self.tokenizers.target if self.module.encoder is None else self.tokenizers.source
         if self.config is None:
@@ -260,14 +262,14 @@ class Decoder:
         return [encode_prompt(tokenizer, prompt, self.chat) or empty for prompt in prompts]
 
     def prompt_starts(self, prompts: Sequence[str], limit: int | None) -> list[list[int]]:
-        """Return the ids of `prompt_ids`, at most as many as an encoder reads; a warning counts the truncated texts.
+        """Return the ids of prompts, truncated to the encoder's limit; a warning gives the number of truncated texts.
 
         Args:
             prompts: one text each.
-            limit: the most tokens that the encoder reads, special ones included.
+            limit: maximum number of tokens that the encoder reads, including special tokens.
 
         Raises:
-            InputError: the model has no encoder, its positions have no limit, or prompts are messages of a chat.
+            InputError: the model has no encoder, its positions have no limit, or prompts are chat messages.
         """
         if self.module.encoder is None or limit is None or self.chat is not None:
             reason = "a decoder continues the end of its prompt"
@@ -277,7 +279,7 @@ class Decoder:
                 argument("truncate") + f" cuts a text at the positions of an encoder, and {reason}: leave it out"
             )
         tokenizer, config = self.tokenizers.source, self.config
-        # A model that was trained here reads an end token in place of the start token, see `prompt_request`.
+        # A model trained by clearhead reads an end token instead of the start token, see `prompt_request`.
         num_special = 1 if config is None else len(tokenizer.special_tokens.add_to([])[0])
         starts, is_cut = encode_start(tokenizer, prompts, limit - num_special)
         warn_of_long_texts(sum(is_cut), limit)
@@ -287,7 +289,7 @@ class Decoder:
         return [tokenizer.special_tokens.add_to(ids)[0] or empty for ids in starts]
 
     def _generation(self, sequence: Continuation, context: Sequence[int], seed: int | None) -> Generation:
-        """Return a continuation in text."""
+        """Return a continuation with its ids decoded to text."""
         tokenizer = self.tokenizers.target
         ids = sequence.ids[:-1] if sequence.stop_reason == "end" else sequence.ids
         text = continuation_text(tokenizer.decode, ids, context) if sequence.text is None else sequence.text
@@ -301,15 +303,15 @@ def check_two_stacks(module: Transformer) -> None:
         InputError: a stack is missing.
     """
     if module.encoder is None or module.decoder is None:
-        raise InputError("translation needs a model with encoder and decoder; this one has a single stack")
+        raise InputError("translation needs a model with encoder and decoder, but this model has a single stack")
 
 
 def longest_sentence(module: Transformer, max_length: int | None) -> int:
-    """Return how many tokens of a text are translated, special ones included.
+    """Return the maximum number of tokens of a text to translate, including special tokens.
 
     Args:
         module: an encoder-decoder model.
-        max_length: as for `Decoder`.
+        max_length: length of the longest training text, as for `Decoder`.
     """
     longest = module.max_positions or max(max_length or 0, LONGEST_SOURCE)
     return min(longest, module.spec.position_limit or longest)
@@ -320,7 +322,7 @@ def check_generation_config(config: GenerationConfig, *, needs_start: bool) -> N
 
     Args:
         config: the settings of a checkpoint.
-        needs_start: the model has a decoder behind an encoder, which needs a start token.
+        needs_start: True if the model has an encoder and a decoder, so that the decoder needs a start token.
 
     Raises:
         InputError: a setting is not supported, or there is no start token.
@@ -330,7 +332,7 @@ def check_generation_config(config: GenerationConfig, *, needs_start: bool) -> N
         for key in config.unsupported
     ]
     if needs_start and config.decoder_start_id is None:
-        faults.append("the checkpoint has no decoder_start_token_id for its decoder")
+        faults.append("the checkpoint has no decoder_start_token_id for its decoder: add it to generation_config.json")
     if faults:
         raise InputError.from_faults(faults, subject="the checkpoint's generation settings")
 
@@ -340,28 +342,28 @@ def _reason(key: str) -> str:
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str, chat: ChatTemplate | None = None) -> list[int]:
-    """Return the ids of a prompt with special tokens.
+    """Return the ids of a prompt, including special tokens.
 
     Args:
-        tokenizer: of the checkpoint.
+        tokenizer: tokenizer of the checkpoint.
         text: the prompt, or the only message of a chat.
-        chat: the template for a message; None: the prompt is a text.
+        chat: template that formats the text as a chat message. None means a plain text.
 
     Raises:
-        InputError: the template refuses the message, or makes far more tokens than it has.
+        InputError: the template refuses the message, or makes far more tokens than the message has.
     """
     if chat is not None:
         ids = tokenizer.encode_with_special(chat.render([{"role": "user", "content": text}]))
         most = MOST_ADDED_TOKENS + 2 * len(tokenizer.encode(text))
         if len(ids) > most:
             raise InputError(
-                f"the chat template makes {len(ids):,} tokens of this chat, which are too many (at most {most:,})"
+                f"the chat template makes {len(ids):,} tokens of this chat, but at most {most:,} are allowed"
             )
         return ids
     return tokenizer.special_tokens.add_to(tokenizer.encode(text))[0]
 
 
 def unused_outputs(module: Transformer, tokenizer: Tokenizer) -> range:
-    """Return the outputs of a padded embedding table that have no vocabulary entry."""
+    """Return the indices of outputs without a vocabulary entry: the padding rows of the embedding table."""
     assert module.spec.num_outputs is not None, "a model that predicts tokens has a head"
     return range(tokenizer.vocab_size, module.spec.num_outputs)

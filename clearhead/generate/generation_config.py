@@ -1,4 +1,4 @@
-"""The generation settings of a Hugging Face checkpoint: start and end, forced and banned tokens, default options."""
+"""Generation settings of a Hugging Face checkpoint: start and end, forced and banned tokens, default options."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from clearhead.base.files import convert_json
 from clearhead.generate.options import DECLARED, MOST_TOKENS, GenerateOptions, number_type
 from clearhead.generate.processors import BannedIds, BannedSequences, ForcedAt, Processor
 
-# The names here of the options that generation_config.json has keys for.
+# clearhead's names of the options that generation_config.json has keys for.
 _OPTIONS: Mapping[str, str] = {
     option.hf: name for name, (_, option) in DECLARED[GenerateOptions].items() if option.hf is not None
 }
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-# Keys that change what is generated and are not supported, with the values that have no effect.
+# Unsupported keys that change the generated text, with the values that have no effect.
 _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "encoder_repetition_penalty": (1.0,),
     "diversity_penalty": (0.0,),
@@ -52,7 +52,7 @@ _Length = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 
 
 class _Keys(BaseModel):
-    """The keys of generation_config.json that are read and are no options, with their types and ranges."""
+    """Keys of generation_config.json that are read and are not options, with their types and ranges."""
 
     max_length: _Length | None = None
     min_length: _Length | None = None
@@ -70,7 +70,7 @@ class _Keys(BaseModel):
 
 
 def _settings_model() -> type[_Keys]:
-    """Return the model of all keys that are read; an option of a file has the range that it has in a call."""
+    """Return the pydantic model of all keys that are read; an option has the same range as in a call."""
     keys: dict[str, Any] = {}
     for kind, option in DECLARED[GenerateOptions].values():
         most = option.most if option.hf_most is None else option.hf_most
@@ -88,21 +88,21 @@ class GenerationConfig:
     """Generation settings of a checkpoint.
 
     Args:
-        decoder_start_id: start token of the decoder of an encoder-decoder model.
+        decoder_start_id: start token of the decoder in an encoder-decoder model.
         bos_id: first token of a text without a prompt.
         eos_ids: tokens that end a sequence.
         pad_id: padding token.
-        forced_bos_id: token that is generated first where the decoder's prompt is a single token.
+        forced_bos_id: token that is generated first if the decoder's prompt is a single token.
         forced_eos_id: last token of a sequence that reaches the length limit.
-        banned_ids: tokens that are never generated, forced ones and end tokens included.
-        banned_first_ids: tokens that are never generated first, or never right after a forced first token.
+        banned_ids: tokens that are never generated, even if forced or an end token.
+        banned_first_ids: tokens that are never generated first, or never directly after a forced first token.
         banned_sequences: sequences of tokens that are not generated unless a token is forced.
-        options: default values of options, by their names here.
-        max_length, min_length: limits of the decoder's tokens, prompt included.
-        unsupported: keys with an effect that is not supported.
-        early_stopping: see `SearchOptions`.
-        task_prefixes: text in front of a prompt, by task.
-        left_out: keys with an id that the vocabulary lacks, which are as if they were absent.
+        options: default values of options, by clearhead's names.
+        max_length, min_length: maximum and minimum number of the decoder's tokens, including the prompt.
+        unsupported: keys that have an effect and are not supported.
+        early_stopping: stopping rule of beam search, see `SearchOptions`.
+        task_prefixes: text before a prompt, by task.
+        left_out: keys with an id outside the vocabulary; they are ignored.
     """
 
     decoder_start_id: int | None = None
@@ -124,14 +124,14 @@ class GenerationConfig:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any], *, source: str) -> GenerationConfig:
-        """Read the content of generation_config.json, or of a config.json without one.
+        """Return the settings in generation_config.json, or in a config.json without that file.
 
         Args:
             settings: the parsed content; other keys are ignored.
-            source: name of the file in messages.
+            source: name of the file for messages.
 
         Raises:
-            InputError: values of a wrong type.
+            InputError: a value has the wrong type.
         """
         keys = _parse_settings(settings, source)
         options = _default_options(keys)
@@ -146,7 +146,7 @@ class GenerationConfig:
             forced_eos_id=_id(keys.forced_eos_token_id),
             banned_ids=_ids(keys.suppress_tokens),
             banned_first_ids=_ids(keys.begin_suppress_tokens),
-            # A bad word that is an end token bans nothing.
+            # A banned sequence that is an end token has no effect.
             banned_sequences=tuple(word for word in words if word not in [(index,) for index in ends]),
             options=options,
             max_length=keys.max_length,
@@ -156,14 +156,14 @@ class GenerationConfig:
         )
 
     def within(self, rows: int, source: str) -> GenerationConfig:
-        """Return the settings without the start and the ends that a vocabulary lacks, which can never be chosen.
+        """Return the settings without start and end tokens outside the vocabulary, which can never be generated.
 
         Args:
-            rows: of the decoder's token embedding.
-            source: name of the settings in messages.
+            rows: number of rows of the decoder's token embedding.
+            source: name of the settings for messages.
 
         Raises:
-            InputError: an id that a decoder must read or write, or a banned one, is beyond the rows; all are named.
+            InputError: an id that the decoder must read or write, or a banned id, is outside the vocabulary.
         """
         needed = {
             "suppress_tokens": self.banned_ids,
@@ -189,14 +189,14 @@ class GenerationConfig:
         return replace(self, bos_id=bos, eos_ids=ends, forced_eos_id=last, left_out=tuple(_ids_beyond(rows, left_out)))
 
     def settings(self, *, has_encoder: bool, max_positions: int | None) -> dict[str, Any]:
-        """Return the settings of all options, by name: of those of generation, and of those of a search.
+        """Return the settings of all options of generation and search, by name.
 
         Args:
-            has_encoder: of the model.
-            max_positions: of the model's decoder; None: unlimited.
+            has_encoder: True if the model has an encoder.
+            max_positions: number of positions of the decoder. None means no limit.
         """
         settings = {"early_stopping": self.early_stopping, **self.options}
-        # The bounds of a file count the prompt, or the start token of a decoder behind an encoder.
+        # The limits in the file count the prompt, or the start token of the decoder in an encoder-decoder model.
         longest = self.options.get("max_new_tokens", (self.max_length or 1) - 1)
         if self.max_length:
             settings.setdefault("max_new_tokens", self.max_length)
@@ -205,18 +205,18 @@ class GenerationConfig:
         if longest > 0:
             settings["max_length"] = min(longest, max_positions or longest)
         if settings.get("min_new_tokens"):
-            # The shortest hypothesis counts the end token.
+            # `min_length` counts the end token.
             shortest = settings["min_new_tokens"] + 1
             settings["min_length"] = min(shortest, max_positions or shortest)
         return settings
 
     def processors(self, prompt_length: int, limit: int | None, *, num_prompt: int = 1) -> list[Processor]:
-        """Return the logits processors of the settings, in order; they follow those of the options.
+        """Return the logits processors of the settings, in order, to run after those of the options.
 
         Args:
-            prompt_length: tokens of the prompt, padding included.
-            limit: most tokens generated; None: no end token is forced.
-            num_prompt: tokens of the prompt, without padding.
+            prompt_length: number of tokens of the prompt, with padding.
+            limit: maximum number of generated tokens. None means that no end token is forced.
+            num_prompt: number of tokens of the prompt, without padding.
         """
         chain: list[Processor] = []
         words = self._banned_words(1)
@@ -237,22 +237,22 @@ class GenerationConfig:
         return chain
 
     def _banned_words(self, least: int) -> tuple[tuple[int, ...], ...]:
-        """Return the banned sequences of one token (`least` 1), or of more (`least` 2)."""
+        """Return the banned sequences of one token (`least` 1) or of several tokens (`least` 2)."""
         return tuple(word for word in self.banned_sequences if min(len(word), 2) == least)
 
     def rules_of(self, num_prompt: int, limit: int) -> Hashable:
-        """Return the numbers of a prompt that its processors depend on; prompts with equal ones start together.
+        """Return a value that is equal for prompts whose processors are the same, so that they can start together.
 
         Args:
-            num_prompt: tokens of the prompt, without padding.
-            limit: most tokens generated.
+            num_prompt: number of tokens of the prompt, without padding.
+            limit: maximum number of generated tokens.
         """
         length = num_prompt if num_prompt < self.min_length else None
         is_start = self.forced_bos_id is not None and num_prompt == 1
         return length, is_start, None if self.forced_eos_id is None else limit
 
     def lines(self) -> list[str]:
-        """Return the settings for a person, one short line each."""
+        """Return the settings as short lines for display."""
         words = self._banned_words(1)
         named = {
             "starts with": self.decoder_start_id,
@@ -275,7 +275,7 @@ class GenerationConfig:
 
 
 def _parse_settings(settings: Mapping[str, Any], source: str) -> _Keys:
-    """Return the settings with their types; where one asks for too much, the message says which option may."""
+    """Return the parsed settings; the error for a value that is too large names the option that may be larger."""
     try:
         return convert_json(
             {key: settings[key] for key in _Settings.model_fields if key in settings}, _Settings, name=source
@@ -294,7 +294,7 @@ def _parse_settings(settings: Mapping[str, Any], source: str) -> _Keys:
 
 
 def _ids_beyond(rows: int, ids: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Return the keys with an id beyond the rows, each with its largest."""
+    """Return the keys with an id outside the vocabulary, each with its largest id."""
     return [f"{key} = {max(listed)}" for key, listed in ids.items() if listed and max(listed) >= rows]
 
 
@@ -310,7 +310,7 @@ def _ids(ids: int | list[int] | None) -> tuple[int, ...]:
 
 
 def _default_options(keys: _Keys) -> dict[str, Any]:
-    """Return the default options; those of sampling only if the settings turn it on, temperature 0 if off."""
+    """Return the default options: those of sampling only if `do_sample` is true, temperature 0 if it is false."""
     options = {name: value for key, name in _OPTIONS.items() if (value := getattr(keys, key)) is not None}
     has_beams = options.get("beam_size", 1) > 1
     if keys.do_sample is True and not has_beams:

@@ -1,4 +1,4 @@
-"""Text that follows a JSON schema: llguidance says which bytes may follow, and so which tokens.
+"""Generate text that follows a JSON schema: llguidance decides which bytes, and so which tokens, may follow.
 
 Shapes: V vocabulary.
 """
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 Schema = Mapping[str, Any] | str | PathLike[str]
-"""A JSON schema, or the file with one."""
+"""A JSON schema, or the path of a file that contains it."""
 SECONDS: Final = 5.0
-"""Processor time of a child process for one schema; the same work is done once more in this process."""
+"""Maximum processor time of a child process for one schema; this process then repeats the same work."""
 MOST_AT_ONCE: Final = 2
-"""Schemas that are compiled at the same time."""
-# A keyword that is not honoured is refused, whatever the schema itself says about that.
+"""Maximum number of schemas that are compiled at the same time."""
+# An unsupported keyword is refused, even if the schema asks for leniency.
 _OPTIONS: Final = {"lenient": False, "item_separator": ",", "key_separator": ":"}
-# Words of many vocabularies begin with a space, which JSON permits in front of a value: one is allowed there.
+# Words of many vocabularies begin with a space. JSON permits a space before a value, so one is allowed there.
 _GRAMMAR: Final = 'start: " "? json\njson: %json '
 
 
@@ -53,26 +53,26 @@ def with_schema(
     num_outputs: int | None,
     abandoned: Event | None = None,
 ) -> GenerateRequest:
-    """Return a request whose sequences are JSON under a schema where they end, else the start of such a text.
+    """Return a request whose sequences follow a JSON schema; a sequence that is cut off is the start of such a text.
 
     Args:
-        request: greedy search or sampling.
-        schema: a JSON schema. No white space stands between the parts of a text, where small models would write it
-            without an end, unless the schema has {"x-guidance": {"whitespace_flexible": true}}.
-        tokenizer: of the generated text.
-        num_outputs: of the model's head.
-        abandoned: an event that ends the compilation of the schema when it is set; None: it runs to its end.
+        request: request for greedy search or sampling.
+        schema: JSON schema. The text has no white space between its tokens, because small models would write it without
+            end. A schema with {"x-guidance": {"whitespace_flexible": true}} allows white space.
+        tokenizer: tokenizer of the generated text.
+        num_outputs: number of outputs of the model's head.
+        abandoned: event that, once set, stops the compilation of the schema. None means that it runs to its end.
 
     Raises:
-        InputError: llguidance is missing, or refuses the schema or the vocabulary; the schema takes more than 10
-            seconds of processor time or 512 MB; the request searches, or its checkpoint forces a token.
+        InputError: llguidance is missing, or refuses the schema or the vocabulary. Or the schema takes more than 10
+            seconds of processor time or 512 MB. Or the request is a beam search, or its checkpoint forces a token.
     """
     if request.options.is_search:
         raise InputError(argument("schema") + " goes with greedy search and sampling, not with beam search")
     forced = {"forced_bos_token_id": request.config.forced_bos_id, "forced_eos_token_id": request.config.forced_eos_id}
     for key, index in forced.items():
         if index is not None:
-            raise InputError(f"the checkpoint's {key} forces a token, which a text under a schema has no place for")
+            raise InputError(f"the checkpoint's {key} forces a token, but a schema allows no forced tokens")
     assert num_outputs is not None, "a model that predicts tokens has a head"
     content = schema if isinstance(schema, Mapping) else read_json_object(Path(schema), what="a JSON schema")
     try:
@@ -90,25 +90,25 @@ def with_schema(
         raise InputError(f"the schema is not JSON: {error}") from None
     library_tokenizer, vocabulary = _vocabulary(tokenizer, request.end_ids, num_outputs)
     _try_grammar(vocabulary, _GRAMMAR + written, abandoned or Event())
-    # The work is the same, so that it ends within the same bounds.
+    # This process does the same work as the child process, so it stays within the same bounds.
     matcher = compile_grammar(library_tokenizer, _GRAMMAR + written)
     first_V = _SchemaConstraint(matcher.deep_copy()).allowed_tokens()
     if not any(library_tokenizer.decode_bytes([index]).strip() for index in first_V.nonzero()[:, 0].tolist()):
         raise InputError(
-            f"no token of this vocabulary ({tokenizer.kind}) begins a text under the schema, as where none writes a "
-            "brace: take another schema, or another model"
+            f"no token of this vocabulary ({tokenizer.kind}) can begin a text under the schema, such as a "
+            "brace: use another schema or another model"
         )
     return replace(request, constraint=lambda: _SchemaConstraint(matcher.deep_copy()))
 
 
 class _SchemaConstraint(Constraint):
-    """The state of one text under a schema; see `Constraint`."""
+    """State of one text under a schema; see `Constraint`."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
 
     def allowed_tokens(self) -> Bool[Tensor, " vocab"]:
-        """Return which tokens may be next: none after a failure, which would let the text end."""
+        """Return which tokens may follow; none after a failure, since any token would end the text."""
         allowed_V = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
         return torch.zeros_like(allowed_V) if self._matcher.is_error() else allowed_V
 
@@ -118,14 +118,14 @@ class _SchemaConstraint(Constraint):
 
     @property
     def failure(self) -> InputError | None:
-        """Refusal of a schema that exceeds llguidance's limits while a text follows it."""
+        """Error for a schema that exceeds llguidance's limits while a text follows it; None without such an error."""
         error = read_error(self._matcher)
         return _refusal(error) if error else None
 
 
 @lru_cache(maxsize=4)
 def _vocabulary(tokenizer: Tokenizer, end_ids: tuple[int, ...], num_outputs: int) -> tuple[LLTokenizer, dict[str, Any]]:
-    """Return llguidance's tokenizer of a vocabulary, and the request that makes it known to a child process."""
+    """Return llguidance's tokenizer of a vocabulary, and the request that sends the vocabulary to a child process."""
     tokens = [*token_bytes(tokenizer), *[b""] * num_outputs][:num_outputs]
     special = [index for index, token in enumerate(tokens) if not token or index in end_ids]
     content = {"tokens": [token.decode("latin-1") for token in tokens], "special": special, "end": [*end_ids]}
@@ -138,7 +138,7 @@ def _vocabulary(tokenizer: Tokenizer, end_ids: tuple[int, ...], num_outputs: int
 
 @cache
 def _children() -> LifoQueue[ChildProcess]:
-    """Return the child processes that compile schemas and are free at this moment."""
+    """Return the queue of idle child processes that compile schemas."""
     children: LifoQueue[ChildProcess] = LifoQueue()
     for _ in range(MOST_AT_ONCE):
         children.put(ChildProcess(Path(__file__).with_name("schema_worker.py"), ("llguidance",)))
@@ -146,10 +146,10 @@ def _children() -> LifoQueue[ChildProcess]:
 
 
 def _try_grammar(vocabulary: dict[str, Any], grammar: str, abandoned: Event) -> None:
-    """Compile a grammar in a child process with bounds.
+    """Compile a grammar in a child process with limits on time and memory.
 
     Raises:
-        InputError: it exceeds a bound, or llguidance refuses it.
+        InputError: the grammar exceeds a limit, or llguidance refuses it.
     """
     subject, child = "the JSON schema", _children().get()
     try:
@@ -165,10 +165,10 @@ def _try_grammar(vocabulary: dict[str, Any], grammar: str, abandoned: Event) -> 
 
 
 def _refusal(error: str) -> InputError:
-    return InputError(f"the JSON schema is not one that can be followed: {_sentence(error)}")
+    return InputError(f"the JSON schema cannot be followed: {_sentence(error)}")
 
 
 def _sentence(text: str) -> str:
-    """Return what a library says in one line, without the grammar that it repeats."""
+    """Return an error of llguidance as one line, without the grammar that it repeats."""
     fault = " ".join(text.split()).partition(" 1 | start:")[0].removesuffix("<non-verbose/>").strip()
     return re.sub(r"^at \d+\(\d+\): ", "", fault)[:300]

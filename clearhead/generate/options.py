@@ -1,7 +1,7 @@
-"""Options of search and generation: each is declared once, and resolved and checked before anything runs.
+"""Options of search and generation: declared once, then merged with defaults and checked before a model runs.
 
-From a call to a decoder: the keywords of the call, without those left out (`given_options`), and the settings of its
-checkpoint (`GenerationConfig.settings`) become `GenerateOptions` or `SearchOptions` (`resolved`).
+`drop_unset_options` takes the keywords of a call. `resolve_options` merges them with the settings of a checkpoint
+(`GenerationConfig.settings`) into `GenerateOptions` or `SearchOptions`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from clearhead.base.errors import InputError, argument, did_you_mean
 
 DEFAULT_TARGET_PER_SOURCE = 2
 DEFAULT_TARGET_EXTRA = 10
-# What a checkpoint may ask for by its own files; an option of a call may be larger.
+# Largest values that a checkpoint's files may ask for; an option of a call may be larger.
 MOST_SEQUENCES, MOST_TOKENS = 2**10, 2**20
 
 Method = Literal["greedy", "sample", "beam"]
@@ -25,22 +25,22 @@ METHODS: Mapping[Method, str] = MappingProxyType(
     {"greedy": "greedy search", "sample": "sampling", "beam": "beam search"}
 )
 REMOVED: Mapping[str, str] = MappingProxyType(
-    {"penalty_alpha": "contrastive search is not supported, since transformers moved it out of its library"}
+    {"penalty_alpha": "contrastive search is not supported; transformers also removed it"}
 )
-"""Options of other libraries that users may expect here, each with the reason why it is refused."""
+"""Options of other libraries that are refused, each with the reason."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """What is declared of an option beside its type and its default.
+    """Declaration of an option: everything except its name, type and default.
 
     Args:
-        help: what it does, without a full stop.
-        least, most: of a number, both included.
-        above: a number is above `least`.
-        methods: those that use it.
-        hf: its name in generation_config.json; None: it has none.
-        hf_most: of a number in that file, where a caller may ask for more.
+        help: description of the effect, without a full stop.
+        least, most: smallest and largest allowed value of a number.
+        above: True if a number must be greater than `least`.
+        methods: decoding methods that use the option.
+        hf: name of the option in generation_config.json. None means that the file has no such key.
+        hf_most: largest value in that file; a caller may ask for more.
     """
 
     help: str
@@ -52,11 +52,11 @@ class Option:
     hf_most: int | None = None
 
     def fault(self, value: Any, kind: Any) -> str | None:
-        """Return what a value must be, unless it is that.
+        """Return a phrase that says what the value must be, or None if the value is valid.
 
         Args:
-            value: anything.
-            kind: the type of the option.
+            value: any value.
+            kind: type of the option.
         """
         number = number_type(kind)
         kinds = get_args(kind) or (kind,)
@@ -81,32 +81,32 @@ class Option:
 
 
 def declare(default: Any, option: Option) -> Any:
-    """Return the field of an option."""
+    """Return the dataclass field of an option."""
     return field(default=default, metadata={"option": option})
 
 
 @dataclass(frozen=True)
 class DecodingOptions:
-    """The options that search and generation share.
+    """Options that search and generation share.
 
-    A field holds the type of an option, its default and all else that is known of it: the options of commands, the
-    reader of a checkpoint's settings and the checks of values are made from that.
+    A field holds the type of an option, its default and its declaration. Command-line options, the reader of a
+    checkpoint's settings and the checks of values are made from these fields.
 
     Raises:
-        InputError: values out of range or in conflict; one report names all of them.
+        InputError: values are out of range or in conflict; one report names all of them.
     """
 
     usual: ClassVar[Mapping[str, float]] = MappingProxyType({})
-    """Defaults of a call, where those of the fields are the values that turn an option off."""
+    """Defaults of a call. The defaults of the fields are the values that turn an option off."""
     subject: ClassVar[str]
     bounds: ClassVar[tuple[str, str]]
-    """The options for the shortest and the longest sequence."""
+    """Names of the options for the minimum and maximum length of a sequence."""
 
-    beam_size: int = declare(1, Option("Hypotheses kept; above 1: beam search", 1, 1000, hf="num_beams"))
+    beam_size: int = declare(1, Option("Number of beams; above 1: beam search", 1, 1000, hf="num_beams"))
     length_penalty: float | int = declare(
         1.0,
         Option(
-            "Exponent A of the length in the score; below 0: short texts win",
+            "Exponent A of the length in the score; below 0 favours short texts",
             -10,
             10,
             methods=("beam",),
@@ -117,24 +117,27 @@ class DecodingOptions:
         1.0, Option("Above 1: tokens that occurred are less likely", 0, math.inf, above=True, hf="repetition_penalty")
     )
     no_repeat_ngram_size: int = declare(
-        0, Option("No N-gram of tokens occurs twice; 0: off", hf="no_repeat_ngram_size", hf_most=MOST_TOKENS)
+        0, Option("Never repeat an N-gram of tokens; 0: off", hf="no_repeat_ngram_size", hf_most=MOST_TOKENS)
     )
     encoder_no_repeat_ngram_size: int = declare(
-        0, Option("No N-gram of the input occurs; 0: off", hf="encoder_no_repeat_ngram_size", hf_most=MOST_TOKENS)
+        0,
+        Option("Never generate an N-gram of the input; 0: off", hf="encoder_no_repeat_ngram_size", hf_most=MOST_TOKENS),
     )
-    batch_size: int | None = declare(None, Option("Most texts of a batch; by default a token budget decides", 1))
+    batch_size: int | None = declare(
+        None, Option("Maximum number of texts in a batch; by default a token budget decides", 1)
+    )
 
     def __post_init__(self) -> None:
-        """Check the values, then how they fit together."""
+        """Check each value, then their combinations."""
         _refuse(self, value_faults(DECLARED[type(self)], vars(self)) or self._conflicts())
 
     @classmethod
     def with_defaults(cls, merged: Mapping[str, Any], call_options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a call with the defaults that depend on others, without settings that have no effect.
+        """Return the options of a call with defaults that depend on other options, without ineffective settings.
 
         Args:
             merged: options of the call and settings of its checkpoint.
-            given: options of the call.
+            call_options: options of the call.
         """
         return {**cls.usual, **merged}
 
@@ -145,12 +148,12 @@ class DecodingOptions:
 
     @property
     def is_search(self) -> bool:
-        """Whether a beam search decodes, which ranks its hypotheses."""
+        """True if the decoding method is beam search, which ranks its hypotheses."""
         raise NotImplementedError
 
     @property
     def num_sequences(self) -> int:
-        """Number of results of each prompt or text."""
+        """Number of results for each prompt or text."""
         raise NotImplementedError
 
     @property
@@ -167,7 +170,7 @@ class DecodingOptions:
         return [argument(shortest) + f" is {least}, which is above " + argument(longest) + f" {most}: lower it."]
 
     def _beyond_beams(self, name: str) -> list[str]:
-        """Return a sentence if an option asks for more sequences than there are hypotheses."""
+        """Return a sentence in a list if an option asks for more sequences than there are beams, else an empty list."""
         count = getattr(self, name)
         if count <= self.beam_size:
             return []
@@ -180,19 +183,21 @@ class DecodingOptions:
 
 @dataclass(frozen=True)
 class SearchOptions(DecodingOptions):
-    """The options of greedy (`beam_size` 1) and beam search for translations.
+    """Options of greedy search (`beam_size` 1) and beam search for translations.
 
-    Lengths count target tokens with the end token; the end token is banned before `min_length`.
+    Lengths count the target tokens including the end token. The end token is banned before `min_length`.
     """
 
     usual: ClassVar[Mapping[str, float]] = MappingProxyType({"beam_size": 5})
     subject: ClassVar[str] = "the search options"
     bounds: ClassVar[tuple[str, str]] = ("min_length", "max_length")
 
-    n_best: int = declare(1, Option("Translations for each line, at most the beam size", 1))
-    max_length: int | None = declare(None, Option("Longest translation; by default twice the source plus ten", 1))
-    min_length: int = declare(0, Option("Shortest translation"))
-    batch_tokens: int = declare(8192, Option("Most padded source tokens of a batch, times beams", 1))
+    n_best: int = declare(1, Option("Number of translations of each line, at most the beam size", 1))
+    max_length: int | None = declare(
+        None, Option("Maximum tokens of a translation; by default twice the source plus ten", 1)
+    )
+    min_length: int = declare(0, Option("Minimum tokens of a translation"))
+    batch_tokens: int = declare(8192, Option("Maximum padded source tokens of a batch, times beams", 1))
     early_stopping: bool | None = declare(
         None,
         Option(
@@ -202,7 +207,7 @@ class SearchOptions(DecodingOptions):
 
     @classmethod
     def with_defaults(cls, merged: Mapping[str, Any], call_options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options with as many beams at least as hypotheses are asked for, unless the call says how many."""
+        """Return the options with at least as many beams as requested hypotheses, unless the call sets `beam_size`."""
         options = super().with_defaults(merged, call_options)
         if "beam_size" not in call_options:
             options["beam_size"] = max(options["beam_size"], options.get("n_best", 1))
@@ -210,12 +215,12 @@ class SearchOptions(DecodingOptions):
 
     @property
     def tokens_before_end(self) -> int:
-        """Minimum number of tokens before the end token, which `min_length` includes."""
+        """Minimum number of tokens before the end token; `min_length` includes the end token."""
         return max(self.min_length - 1, 0)
 
     @property
     def is_search(self) -> bool:
-        """Always true: one beam is a search that keeps one hypothesis."""
+        """Always True: with one beam, the search keeps one hypothesis."""
         return True
 
     @property
@@ -224,11 +229,11 @@ class SearchOptions(DecodingOptions):
         return self.n_best
 
     def target_limit(self, source_length: int, max_positions: int | None) -> int:
-        """Return the longest hypothesis allowed for one sentence, in tokens with the end token.
+        """Return the maximum length of a hypothesis for one sentence, in tokens with the end token.
 
         Args:
-            source_length: tokens of the sentence as the encoder reads it.
-            max_positions: positions the decoder has; None: unlimited.
+            source_length: number of tokens of the sentence that the encoder reads.
+            max_positions: number of positions of the decoder. None means no limit.
         """
         if self.max_length is not None:
             return self.max_length
@@ -241,25 +246,26 @@ class SearchOptions(DecodingOptions):
 
 @dataclass(frozen=True)
 class GenerateOptions(DecodingOptions):
-    """How text is generated; filters are off by default.
+    """Options of text generation; filters are off by default.
 
-    The method follows from the options: beam search if `beam_size` is above 1; sampling if `temperature` is above 0, or
-    is None and `top_k`, `top_p`, `min_p`, `seed` or several sequences ask for it; else greedy search. An option without
-    effect on the method is refused, unless its value turns it off. The same seed and prompt give the same sequences.
-    Stop texts are no part of the result. Prompt and `max_new_tokens` of a call must fit into the model's positions;
-    without `max_new_tokens` a text ends at the last position.
+    The options decide the method. `beam_size` above 1 means beam search. `temperature` above 0 means sampling, and so
+    does `temperature` None with `top_k`, `top_p`, `min_p`, `seed` or several sequences. Otherwise it is greedy search.
+    An option without effect on the method is refused, unless its value turns it off. The same seed and prompt give the
+    same sequences. The result does not contain the stop text. A prompt and the `max_new_tokens` of a call must fit into
+    the model's positions. Without `max_new_tokens`, a text ends at the last position at the latest.
     """
 
-    # Of sampling, where neither a call nor its checkpoint says how a token is chosen.
+    # Defaults of sampling, if neither the call nor its checkpoint chooses a method.
     usual: ClassVar[Mapping[str, float]] = MappingProxyType({"temperature": 0.8, "top_p": 0.95})
     subject: ClassVar[str] = "the generation options"
     bounds: ClassVar[tuple[str, str]] = ("min_new_tokens", "max_new_tokens")
 
     max_new_tokens: int = declare(
-        100, Option("Most tokens generated, with the end token", 1, hf="max_new_tokens", hf_most=MOST_TOKENS)
+        100,
+        Option("Maximum number of generated tokens, with the end token", 1, hf="max_new_tokens", hf_most=MOST_TOKENS),
     )
     min_new_tokens: int = declare(
-        0, Option("Fewest tokens before the end token", hf="min_new_tokens", hf_most=MOST_TOKENS)
+        0, Option("Minimum number of tokens before the end token", hf="min_new_tokens", hf_most=MOST_TOKENS)
     )
     temperature: float | int | None = declare(
         None, Option("Divides the logits; 0: greedy", 0, math.inf, methods=("greedy", "sample"), hf="temperature")
@@ -284,7 +290,7 @@ class GenerateOptions(DecodingOptions):
         None, Option("Sample with this seed; the same seed gives the same text", 0, 2**63 - 1, methods=("sample",))
     )
     beyond_positions: bool = declare(
-        False, Option("Go on beyond the max_position_embeddings of a checkpoint that computes its positions")
+        False, Option("Continue beyond the max_position_embeddings of a checkpoint that computes its positions")
     )
     truncate: bool = declare(
         False, Option("Read only the start of a text that is longer than the encoder reads, with a warning")
@@ -294,11 +300,10 @@ class GenerateOptions(DecodingOptions):
 
     @classmethod
     def with_defaults(cls, merged: Mapping[str, Any], call_options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return options that sample, from a seed, where nothing says how a token is chosen.
+        """Return options that sample with a seed, unless the call or the checkpoint chooses a method.
 
-        Without a temperature and without a filter, both have their usual values; beam search and a temperature of 0
-        stay as they are. Where a checkpoint asks for greedy search, an option of sampling turns it
-        off.
+        If temperature and filters are unset, they get the defaults of `usual`. Beam search and a temperature of 0 stay
+        unchanged. If a checkpoint asks for greedy search, an option of sampling in the call overrides it.
         """
         options = dict(merged)
         if (
@@ -330,19 +335,19 @@ class GenerateOptions(DecodingOptions):
 
     @property
     def is_search(self) -> bool:
-        """Whether the method is beam search."""
+        """True if the method is beam search."""
         return self.method == "beam"
 
     @property
     def num_sequences(self) -> int:
-        """Number of sequences of each prompt."""
+        """Number of sequences for each prompt."""
         return self.num_return_sequences
 
     def search(self, early_stopping: bool | None) -> SearchOptions:
         """Return the options of the beam search that continues a prompt.
 
         Args:
-            early_stopping: the setting of the checkpoint, see `SearchOptions`.
+            early_stopping: setting of the checkpoint, see `SearchOptions`.
         """
         return SearchOptions(
             beam_size=self.beam_size,
@@ -353,7 +358,7 @@ class GenerateOptions(DecodingOptions):
 
     @property
     def divisor(self) -> float:
-        """Divisor of the logits in sampling: the temperature, with a minimum against overflow; 0 in greedy search."""
+        """Divisor of the logits in sampling: the temperature, at least 1e-20 against overflow; 0 for greedy search."""
         temperature = 1.0 if self.temperature is None else float(self.temperature)
         return max(temperature, 1e-20) if temperature else 0.0
 
@@ -363,7 +368,7 @@ class GenerateOptions(DecodingOptions):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def _conflicts(self) -> list[str]:
-        """Return one sentence for each option without effect on the method, or in conflict with another."""
+        """Return one sentence for each option that has no effect on the method or conflicts with another option."""
         method, faults = self.method, []
         for name, (_, option) in DECLARED[type(self)].items():
             if method not in option.methods and _is_on(name, getattr(self, name)):
@@ -393,7 +398,7 @@ DECLARED: Mapping[type[DecodingOptions], Mapping[str, tuple[Any, Option]]] = Map
 
 
 def number_type(kind: Any) -> type[int] | type[float] | None:
-    """Return the type of an option that is a number, without None; None: it is something else."""
+    """Return int or float for the type of a number option, ignoring None; None for other types."""
     kinds = get_args(kind) or (kind,)
     return next((number for number in (float, int) if number in kinds), None)
 
@@ -407,16 +412,16 @@ _ASK_FOR_SAMPLING = frozenset(
 
 
 def resolve_options(kind: type[OptionsT], call_options: Mapping[str, Any], settings: Mapping[str, Any]) -> OptionsT:
-    """Return the options of a call: what it gives goes before its checkpoint's settings, and these before defaults.
+    """Return the options of a call: its own values first, then the settings of its checkpoint, then the defaults.
 
     Args:
-        kind: what is asked for.
-        given: options of the call, by name.
-        settings: of the checkpoint, by name; those that are no options of this kind are left out. A setting without
-            effect on the method, and a shortest length beyond the longest, give way to the call.
+        kind: class of the options.
+        call_options: options of the call, by name.
+        settings: settings of the checkpoint, by name. Settings that are not options of this class are ignored. A
+            setting without effect on the method, or a minimum length above the maximum, gives way to the call.
 
     Raises:
-        InputError: an option of the call is out of range, has no effect, or is in conflict with another.
+        InputError: an option of the call is out of range, has no effect, or conflicts with another option.
     """
     _refuse(kind, value_faults(DECLARED[kind], call_options))
     known = {name: value for name, value in settings.items() if name in DECLARED[kind]}
@@ -429,7 +434,7 @@ def resolve_options(kind: type[OptionsT], call_options: Mapping[str, Any], setti
 
 
 def _method(options: Mapping[str, Any]) -> Method:
-    """Return the method that follows from the options; those left out have their defaults."""
+    """Return the decoding method that the options lead to; missing options have their defaults."""
     options = {**_DEFAULTS, **options}
     if options["beam_size"] > 1:
         return "beam"
@@ -441,23 +446,23 @@ def _method(options: Mapping[str, Any]) -> Method:
 
 
 def _is_on(name: str, value: object) -> bool:
-    """Return whether an option of generation has another value than one that turns it off."""
+    """Return whether an option of generation differs from the values that turn it off."""
     off = {"temperature": (None, 0), "stop": ((), [])}.get(name, (_DEFAULTS[name],))
     return value not in off
 
 
 def value_faults(declared: Mapping[str, tuple[Any, Option]], values: Mapping[str, Any]) -> list[str]:
-    """Return one sentence for each value of the wrong type or out of range.
+    """Return one sentence for each value that has the wrong type or is out of range.
 
     Args:
         declared: type and declaration of each option, by name.
-        values: of some options, by name.
+        values: values of some options, by name.
     """
     faults = []
     for name, (expected, option) in declared.items():
         fault = option.fault(values[name], expected) if name in values else None
         if fault is not None:
-            faults.append(argument(name) + f" must be {fault}, not {values[name]!r}.")
+            faults.append(argument(name) + f" must be {fault}, got {values[name]!r}.")
     return faults
 
 
@@ -467,7 +472,7 @@ def _refuse(options: DecodingOptions | type[DecodingOptions], faults: Sequence[s
 
 
 class StreamKwargs(TypedDict, total=False):
-    """Options of one streamed sequence, as keyword arguments; see `GenerateOptions`. None: not given."""
+    """Options of one streamed sequence, as keyword arguments; see `GenerateOptions`. None means unset."""
 
     max_new_tokens: int | None
     min_new_tokens: int | None
@@ -485,7 +490,7 @@ class StreamKwargs(TypedDict, total=False):
 
 
 class SearchKwargs(TypedDict, total=False):
-    """Options of generation and of translation, as keyword arguments; see `DecodingOptions`. None: not given."""
+    """Options of generation and translation, as keyword arguments; see `DecodingOptions`. None means unset."""
 
     beam_size: int | None
     length_penalty: float | int | None
@@ -493,13 +498,13 @@ class SearchKwargs(TypedDict, total=False):
 
 
 class GenerateKwargs(StreamKwargs, SearchKwargs, total=False):
-    """Options of generation, as keyword arguments; see `GenerateOptions`. None: not given."""
+    """Options of generation, as keyword arguments; see `GenerateOptions`. None means unset."""
 
     num_return_sequences: int | None
 
 
 class TranslateKwargs(SearchKwargs, total=False):
-    """Options of a translation, as keyword arguments; see `Model.translate`. None: not given."""
+    """Options of a translation, as keyword arguments; see `Model.translate`. None means unset."""
 
     max_length: int | None
     from_language: str | None
@@ -507,14 +512,14 @@ class TranslateKwargs(SearchKwargs, total=False):
 
 
 def drop_unset_options(kwargs: Mapping[str, Any], allowed: type) -> dict[str, Any]:
-    """Return the keyword arguments of a call without those that are None.
+    """Return the keyword arguments of a call that are set: not None and not an empty tuple.
 
     Args:
-        kwargs: as the caller gave them.
-        allowed: a TypedDict with all options.
+        kwargs: keyword arguments of the caller.
+        allowed: TypedDict with all allowed options.
 
     Raises:
-        InputError: an option that it does not have.
+        InputError: an option is not in `allowed`.
     """
     names = allowed.__annotations__
     if unknown := [name for name in kwargs if name not in names]:

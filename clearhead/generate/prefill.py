@@ -1,12 +1,12 @@
 """Prefill: the model reads prompts into a KV cache before it generates the first token.
 
-Prompts of a batch are padded on the left, so that they end together. Positions count real tokens only, so padding does
-not change the results.
+Prompts of a batch are padded on the left, so that they end at the same position. Positions count real tokens only, so
+padding does not change the results.
 
-`Prefixes` holds keys and values of the beginnings of prompts for later prompts that begin alike. It holds copies of
-blocks of tokens, so that no running sequence is touched when a block is used or dropped. The state of a token does not
-depend on the chunks that its prompt was read in. So a shared beginning changes no bit of a result, where
-`Runner.is_batch_invariant`; elsewhere results agree up to rounding.
+`Prefixes` keeps keys and values of the beginnings of prompts for later prompts with the same beginning. It holds copies
+of blocks of tokens, so using or dropping a block changes no running sequence. The state of a token does not depend on
+the chunks in which its prompt was read. So a shared beginning changes no bit of a result if `Runner.is_batch_invariant`
+is true; otherwise results agree up to rounding.
 
 Shapes: R rows (prompts), T prompt tokens, S source tokens, D width, V vocabulary.
 """
@@ -36,14 +36,14 @@ from clearhead.text.long_texts import LONGEST_PROMPT
 CHUNK_TOKENS = 512
 """Tokens of a prompt that are read between two steps of a running batch; kernels cut prompts at its multiples."""
 BLOCK_TOKENS: Final = 64
-"""Tokens of a block; prompts share their beginnings in whole blocks."""
+"""Number of tokens in a block; prompts share their beginnings in whole blocks."""
 LEAST_REST: Final = 2
-"""Tokens of a prompt that are always read: a single token is read as in a step, with other last digits."""
+"""Minimum number of tokens of a prompt that are read: a single token is read as in a step, with other last digits."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Keys and values of a block, and their scales, by the names of a cache's tables and by attention."""
+    """Keys and values of one block of tokens, with their scales, by table name and attention of a cache."""
 
     number: int
     tensors: dict[tuple[str, tuple[nn.Module, int]], Tensor]
@@ -54,10 +54,10 @@ class _Block:
 
 
 class Prefixes:
-    """The beginnings of prompts that one model has read; those used longest ago leave first.
+    """Beginnings of prompts that one model has read; the least recently used ones are dropped first.
 
     Args:
-        most_bytes: of their keys and values.
+        most_bytes: maximum size of their keys and values, in bytes.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -67,11 +67,11 @@ class Prefixes:
         self._numbers = itertools.count(1)
 
     def count(self, prompt: Sequence[int]) -> int:
-        """Return how many tokens at the beginning of a prompt are kept, and need not be read."""
+        """Return the number of tokens at the beginning of a prompt that are cached and need not be read."""
         return BLOCK_TOKENS * len(self._find_blocks(prompt))
 
     def take(self, prompt: Sequence[int], cache: IndexedCache) -> int:
-        """Put what is kept of a prompt's beginning into an empty cache; return how many tokens that are."""
+        """Copy the cached beginning of a prompt into an empty cache and return its number of tokens."""
         blocks = self._find_blocks(prompt)
         self._touch([name for name, _ in blocks])
         if blocks:
@@ -83,11 +83,12 @@ class Prefixes:
         return cache.length
 
     def keep(self, prompt: Sequence[int], cache: IndexedCache) -> None:
-        """Keep copies of the beginning of a prompt.
+        """Store a copy of the beginning of a prompt.
 
         Args:
-            prompt: its ids.
-            cache: with one row, which begins with the prompt, and no padding. What own parts keep cannot be cut.
+            prompt: ids of the prompt.
+            cache: cache with one row that begins with the prompt, without padding. Nothing is stored if custom modules
+                keep state in the cache, because that state cannot be cut.
         """
         if cache.states or not cache.self_attention or cache.row_index is not None:
             return
@@ -117,7 +118,7 @@ class Prefixes:
         return blocks
 
     def _touch(self, names: Sequence[Hashable]) -> None:
-        # A block is of use only while those before it are kept, so the first of them leaves last.
+        # A block is usable only while the earlier blocks are cached, so the first block is dropped last.
         for name in reversed(names):
             self._blocks.move_to_end(name)
 
@@ -136,10 +137,10 @@ def _block_of(cache: IndexedCache, start: int, number: int) -> _Block:
 
 
 def can_share(module: Transformer) -> bool:
-    """Return whether what a model computes of a token depends on the tokens before it alone, and runs on the CPU.
+    """Return whether prompts can share beginnings: the model runs on the CPU, and tokens depend on earlier ones only.
 
-    It does not where an encoder reads a text, a mask lets a token see later ones, or positions are rotated by the
-    length of the whole sequence.
+    Sharing is impossible for a model with an encoder, or with a mask that lets a token see later tokens. It is also
+    impossible if rotations depend on the length of the whole sequence.
     """
     nodes = [node for _, node in spec.walk(module.spec)]
     if module.encoder is not None or any(parameter.device.type != "cpu" for parameter in module.parameters()):
@@ -151,13 +152,13 @@ def can_share(module: Transformer) -> bool:
 
 @dataclass(frozen=True)
 class Prefill:
-    """Prompts that the model has read.
+    """Prompts after the model has read them.
 
     Args:
-        cache: KV cache with all their tokens.
-        ids: the prompts, `NO_ID` for padding.
-        source_ids: the sources, `NO_ID` for padding; the prompts for a decoder-only model.
-        logits: fp32, of the next token of each.
+        cache: KV cache with all tokens of the prompts.
+        ids: ids of the prompts; `NO_ID` marks padding.
+        source_ids: ids of the sources; `NO_ID` marks padding. For a decoder-only model, the prompts.
+        logits: fp32 logits of the next token of each prompt.
     """
 
     cache: IndexedCache
@@ -166,7 +167,7 @@ class Prefill:
     logits: Float[Tensor, "rows vocab"]
 
     def repeat(self, count: int) -> Prefill:
-        """Return every prompt `count` times, side by side, each with its own rows of the cache."""
+        """Return every prompt `count` times in adjacent rows, each with its own rows of the cache."""
         if count == 1:
             return self
         rows_R = torch.arange(len(self.ids), device=self.ids.device).repeat_interleave(count)
@@ -175,14 +176,14 @@ class Prefill:
         return replace(self, **parts)
 
     def split_prompts(self) -> list[Prefill]:
-        """Return each prompt by itself, without padding; this one is no longer used."""
+        """Return each prompt as its own `Prefill` without padding; this object must not be used afterwards."""
         lengths, sources = ((ids != NO_ID).sum(1).tolist() for ids in (self.ids, self.source_ids))
         caches = split_rows(self.cache, lengths, sources if self.cache.memory_attention else None)
         return [
             Prefill(
                 cache,
                 self.ids[row : row + 1, -length:],
-                # Sources are padded behind their tokens, prompts in front of them.
+                # Sources are padded on the right, prompts on the left.
                 self.source_ids[row : row + 1, :source]
                 if cache.memory_attention
                 else self.source_ids[row : row + 1, -source:],
@@ -200,15 +201,15 @@ def prefill_prompts(
     pad_id: int,
     limits: Sequence[int] | None = None,
 ) -> Prefill:
-    """Run the model over prompts.
+    """Run the model over prompts and return their cache and next logits.
 
     Args:
-        module: in evaluation mode; a decoder-only or encoder-decoder model.
-        prompts: ids of the decoder, none empty.
-        sources: ids of the encoder, one sequence for each prompt; None for a decoder-only model.
-        pad_id: padding id.
-        limits: most tokens generated for each prompt, for RoPE scaling that depends on the total length; None: not
-            known.
+        module: a decoder-only or encoder-decoder model in evaluation mode.
+        prompts: ids that the decoder reads, none empty.
+        sources: ids that the encoder reads, one sequence for each prompt. None means a decoder-only model.
+        pad_id: id of the padding token.
+        limits: maximum number of generated tokens for each prompt, for RoPE scaling that depends on the total length.
+            None means unknown.
     """
     ids_RT, mask_RT = pad_left(prompts, pad_id, device_of(module))
     all_real = bool(mask_RT.all())
@@ -226,7 +227,7 @@ def prefill_prompts(
         return Prefill(cache, prompt_RT, source_RS.masked_fill(~memory_mask, NO_ID), out.logits[:, -1].float())
     assert module.decoder is not None and module.head is not None, "check_model lets no other model through"
     hidden_RTD = module.decoder(Read(ids_RT, mask), None, None, cache)
-    # Of the last token only: all logits of a long prompt would take more memory than its hidden states.
+    # The head runs on the last token only: all logits of a long prompt would take more memory than its hidden states.
     logits_RV = module.head(hidden_RTD[:, -1:])[:, -1].float()
     return Prefill(cache, prompt_RT, prompt_RT, logits_RV)
 
@@ -240,15 +241,16 @@ def prefill_chunks(
     limit: int,
     prefixes: Prefixes | None = None,
 ) -> Iterator[Prefill | None]:
-    """Run the model over one prompt, `PIECE_TOKENS` at a time; yield None after each piece but the last.
+    """Run the model over one prompt, `CHUNK_TOKENS` at a time; yield None after each chunk except the last.
 
     Args:
-        module: in evaluation mode; a decoder-only or encoder-decoder model.
-        prompt: ids of the decoder, not empty.
-        source: ids of the encoder; None for a decoder-only model.
-        pad_id: padding id.
-        limit: most tokens generated.
-        prefixes: of the model, where it can share them: a beginning that is kept is not read, and the prompt's is kept.
+        module: a decoder-only or encoder-decoder model in evaluation mode.
+        prompt: ids that the decoder reads, not empty.
+        source: ids that the encoder reads. None means a decoder-only model.
+        pad_id: id of the padding token.
+        limit: maximum number of generated tokens.
+        prefixes: cached beginnings of prompts of this model. A cached beginning is not read again, and the beginning of
+            this prompt is stored. None means no sharing.
     """
     if source is not None or (prefixes is None and len(prompt) <= CHUNK_TOKENS):
         sources = None if source is None else [source]
@@ -258,7 +260,7 @@ def prefill_chunks(
     ids_1T = torch.tensor([list(prompt)], device=device_of(module))
     cache = IndexedCache(torch.tensor([len(prompt) + limit], device=ids_1T.device))
     shared = 0 if prefixes is None else prefixes.take(prompt, cache)
-    # One token is read as a step reads it, to other last digits than among several, so it is no piece.
+    # A single token is read as in a step, with other last digits than among several. So it is no chunk by itself.
     starts = range(shared, max(len(prompt) - 1, shared + 1), CHUNK_TOKENS)
     for start, stop in zip(starts, [*starts[1:], len(prompt)], strict=True):
         if start > shared:
@@ -281,17 +283,17 @@ def pad_left(
 
 
 def check_model(module: Transformer, *, with_sources: bool) -> None:
-    """Refuse models that do not predict next tokens.
+    """Refuse models that do not predict next tokens, and sources that do not match the model.
 
     Raises:
-        InputError: there is no decoder, no head over a vocabulary, or sources do not match the stacks.
+        InputError: the model has no decoder or no head over a vocabulary, or sources do not match its stacks.
     """
     if module.decoder is None:
-        raise InputError("generation needs a model with a decoder; this one has only an encoder")
+        raise InputError("generation needs a model with a decoder, but this model has only an encoder")
     if module.head is None or module.head.is_pooled:
-        raise InputError("generation needs a model whose head predicts the next token; this one's head does not")
+        raise InputError("generation needs a model whose head predicts the next token, but this model's head does not")
     if with_sources and module.encoder is None:
-        raise InputError("sources are for a model with an encoder; this one reads its prompt with the decoder")
+        raise InputError("sources need a model with an encoder, but this model reads its prompt with the decoder")
     if module.encoder is not None and not with_sources:
         raise InputError("a model with an encoder needs a source for each prompt")
 
@@ -299,20 +301,20 @@ def check_model(module: Transformer, *, with_sources: bool) -> None:
 def token_limits(
     module: Transformer, prompts: Sequence[Sequence[int]], options: GenerateOptions, *, most: int | None = None
 ) -> list[int]:
-    """Return how many tokens can be generated for each prompt.
+    """Return the maximum number of tokens that can be generated for each prompt.
 
-    The position limit holds for prompt and generated tokens together. A table of positions leaves room for one more
-    token, because the model does not read the last one. Without a limit a prompt may have `LONGEST_PROMPT` tokens.
+    The position limit applies to prompt and generated tokens together. A table of positions allows one more token,
+    because the model never reads the last one. Without a limit, a prompt may have `LONGEST_PROMPT` tokens.
 
     Args:
         module: the model.
-        prompts: ids of its decoder.
-        options: of generation.
-        most: prompt and generated tokens together, as a checkpoint limits them; None: no such limit.
+        prompts: ids that the decoder reads.
+        options: options of generation.
+        most: the checkpoint's limit for prompt and generated tokens together. None means no such limit.
 
     Raises:
-        ContextTooLong: a prompt, or a prompt with the tokens that the call asks for, has more than the position limit.
-        InputError: a prompt is empty, longer than what is read at once, or holds ids outside the vocabulary.
+        ContextTooLong: a prompt, alone or with the requested tokens, exceeds the position limit.
+        InputError: a prompt is empty, longer than `LONGEST_PROMPT`, or holds ids outside the vocabulary.
     """
     positions = position_limit(module, options)
     is_table = positions == module.max_positions

@@ -1,10 +1,10 @@
-"""Logits processors: what changes the logits of the next token before it is chosen.
+"""Logits processors: functions that change the logits of the next token before it is chosen.
 
-Each is a frozen value that is called with the logits and the ids so far, and returns new logits. Order and results are
-those of the transformers library, ties included, so that settings carry over.
+Each processor is a frozen dataclass. It is called with the logits and the ids so far, and returns new logits. Order and
+results equal those of the transformers library, including ties, so settings can be copied from there.
 
-Shapes: R rows, T prompt and generated tokens, S source tokens, V vocabulary, K rows that stay, N size of an n-gram, W
-windows of that size, C candidates of a row, X banned ids.
+Shapes: R rows, T prompt and generated tokens, S source tokens, V vocabulary, K remaining rows, N size of an n-gram.
+W windows of that size, C candidates of a row, X banned ids.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from torch.nn import functional
 from clearhead.generate.options import GenerateOptions, SearchOptions
 
 NO_ID = -1
-"""Pads the ids of rows that are shorter than others; it is not a token."""
+"""Padding for the ids of shorter rows; it is not a token."""
 
 Logits = Float[Tensor, "rows vocab"]
 RowIds = Int[Tensor, "rows tokens"]
 Processor = Callable[[Tensor, Tensor], Tensor]
-"""Called with `Logits` and `RowIds`; returns new logits and leaves the given ones unchanged."""
+"""Function of `Logits` and `RowIds` that returns new logits and leaves its arguments unchanged."""
 
 
 def apply(chain: Sequence[Processor], logits_RV: Logits, ids_RT: RowIds) -> Logits:
-    """Apply processors one after the other.
+    """Apply logits processors one after the other.
 
     Args:
-        chain: in order; an empty one returns the logits themselves.
-        logits_RV: fp32.
-        ids_RT: prompt and generated ids, `NO_ID` for padding.
+        chain: processors in order; an empty list returns the logits unchanged.
+        logits_RV: fp32 logits.
+        ids_RT: prompt and generated ids; `NO_ID` marks padding.
     """
     for processor in chain:
         logits_RV = processor(logits_RV, ids_RT)
@@ -42,9 +42,9 @@ def apply(chain: Sequence[Processor], logits_RV: Logits, ids_RT: RowIds) -> Logi
 
 
 def is_timeless(processor: Processor) -> bool:
-    """Return whether a processor changes the logits of a row in the same way in whichever batch the row is.
+    """Return whether a processor treats a row in the same way in every batch.
 
-    Those that count tokens count those of the batch that a row started in, and those that read sources hold its rows.
+    Processors that count tokens depend on the batch that a row started in. Processors that read sources hold its rows.
     """
     if isinstance(processor, BannedIds):
         return processor.start == 0 and processor.stop is None
@@ -52,7 +52,7 @@ def is_timeless(processor: Processor) -> bool:
 
 
 def only_banned(chain: Sequence[Processor], length: int, device: torch.device) -> Int[Tensor, " banned"] | None:
-    """Return the ids that a chain bans after so many, some of them twice; None: it changes the logits in other ways."""
+    """Return the ids that a chain bans at a length, possibly with repeats; None if it changes logits in other ways."""
     banned = [processor.at_length(length, device) for processor in chain if isinstance(processor, BannedIds)]
     if len(banned) < len(chain):
         return None
@@ -60,16 +60,16 @@ def only_banned(chain: Sequence[Processor], length: int, device: torch.device) -
 
 
 def select(chain: Sequence[Processor], rows_K: Int[Tensor, " kept"]) -> list[Processor]:
-    """Return processors for these rows, in this order."""
+    """Return the processors for these rows, in this order."""
     return [processor.select(rows_K) if isinstance(processor, NoSourceNGram) else processor for processor in chain]
 
 
 @dataclass(frozen=True)
 class RepetitionPenalty:
-    """Makes ids that have occurred less likely: positive logits are divided, negative ones multiplied.
+    """Makes ids that have occurred less likely: divides positive logits and multiplies negative ones.
 
     Args:
-        penalty: above 0; 1 changes nothing, more discourages repetition.
+        penalty: factor above 0. 1 changes nothing; larger values discourage repetition more.
 
     Source: arXiv 1909.05858, section 4.1, in the form that also lowers negative logits.
     """
@@ -88,7 +88,7 @@ class RepetitionPenalty:
 
 @dataclass(frozen=True)
 class NoRepeatNGram:
-    """Bans every id that would complete an n-gram which has occurred.
+    """Bans every id that would complete an n-gram that has occurred.
 
     Args:
         size: n, at least 1; 1 bans every id that has occurred.
@@ -109,9 +109,9 @@ class NoSourceNGram:
 
     Args:
         size: n, at least 1; 1 bans every id of the source.
-        source_RS: the source of each row, or the prompt of a decoder-only model; `NO_ID` for padding.
+        source_RS: source of each row, or prompt for a decoder-only model; `NO_ID` marks padding.
 
-    Source: arXiv 2004.13637, "subsequence blocking": a reply must not repeat what it replies to.
+    Source: arXiv 2004.13637, "subsequence blocking": a reply must not repeat the text that it answers.
     """
 
     size: int
@@ -122,18 +122,18 @@ class NoSourceNGram:
         return _ban_completions(logits_RV, self.source_RS, ids_RT, self.size)
 
     def select(self, rows_K: Int[Tensor, " kept"]) -> NoSourceNGram:
-        """Return the same for these rows, in this order."""
+        """Return the processor for these rows, in this order."""
         return NoSourceNGram(self.size, self.source_RS[rows_K])
 
 
 @dataclass(frozen=True, eq=False)
 class BannedIds:
-    """Bans ids, either always or at some lengths.
+    """Bans ids, either always or within a range of lengths.
 
     Args:
-        ids: the ids, int64; a tensor is on the device of the logits.
-        start: fewest ids so far, prompt and padding included, at which they are banned.
-        stop: fewest ids so far at which they are no longer banned; None: they stay banned.
+        ids: int64 ids; a tensor is on the device of the logits.
+        start: number of ids so far, including prompt and padding, from which the ids are banned.
+        stop: number of ids so far from which they are allowed again. None means that they stay banned.
     """
 
     ids: Int[Tensor, " banned"] | tuple[int, ...]
@@ -146,7 +146,7 @@ class BannedIds:
         return logits_RV.index_fill(1, banned_X, -torch.inf) if len(banned_X) else logits_RV
 
     def at_length(self, length: int, device: torch.device) -> Int[Tensor, " banned"]:
-        """Return the ids that are banned after so many."""
+        """Return the ids that are banned after `length` ids."""
         is_banned = self.start <= length and (self.stop is None or length < self.stop)
         if is_banned and isinstance(self.ids, Tensor):
             return self.ids
@@ -155,10 +155,10 @@ class BannedIds:
 
 @dataclass(frozen=True)
 class Temperature:
-    """Divides all logits: below 1 sharpens the distribution, above 1 flattens it.
+    """Divides all logits by the temperature: below 1 it sharpens the distribution, above 1 it flattens it.
 
     Args:
-        temperature: above 0.
+        temperature: divisor above 0.
     """
 
     temperature: float | int
@@ -170,7 +170,7 @@ class Temperature:
 
 @dataclass(frozen=True)
 class TopK:
-    """Keeps the k most probable ids, and those tied with the last of them.
+    """Keeps the k most probable ids, and all ids tied with the last of them.
 
     Args:
         count: k, at least 1.
@@ -188,7 +188,7 @@ class TopK:
 
 @dataclass(frozen=True)
 class TopP:
-    """Keeps the smallest set of most probable ids whose probabilities reach p; ties are broken arbitrarily.
+    """Keeps the smallest set of most probable ids whose total probability reaches p; ties are broken arbitrarily.
 
     Args:
         share: p, above 0 and at most 1.
@@ -208,10 +208,10 @@ class TopP:
 
 @dataclass(frozen=True)
 class MinP:
-    """Keeps the ids whose probability is at least a share of the largest one.
+    """Keeps the ids whose probability is at least a given share of the largest probability.
 
     Args:
-        share: from 0 to 1.
+        share: minimum share of the largest probability, from 0 to 1.
 
     Source: arXiv 2407.01082, section 3.
     """
@@ -226,11 +226,11 @@ class MinP:
 
 @dataclass(frozen=True)
 class ForcedAt:
-    """Forces one id at some length, with probability 1.
+    """Forces one id at a given length, with probability 1.
 
     Args:
-        index: the id.
-        length: ids so far, prompt and padding included, at which it is forced.
+        index: the forced id.
+        length: number of ids so far, including prompt and padding, at which the id is forced.
     """
 
     index: int
@@ -247,10 +247,10 @@ class ForcedAt:
 
 @dataclass(frozen=True)
 class BannedSequences:
-    """Bans the last id of sequences whose other ids are the newest tokens.
+    """Bans the last id of a sequence if the newest tokens are its other ids.
 
     Args:
-        sequences: each of at least two ids.
+        sequences: banned sequences, each of at least two ids.
     """
 
     sequences: tuple[tuple[int, ...], ...]
@@ -269,11 +269,11 @@ class BannedSequences:
 def repetition_processors(
     options: GenerateOptions | SearchOptions, source_RS: Int[Tensor, "rows source"]
 ) -> list[Processor]:
-    """Return the processors against repetition, in order.
+    """Return the logits processors against repetition, in order.
 
     Args:
-        options: of the call.
-        source_RS: as in `NoSourceNGram`.
+        options: options of the call.
+        source_RS: source of each row, as in `NoSourceNGram`.
     """
     chain: list[Processor] = []
     if options.repetition_penalty != 1:
@@ -292,14 +292,14 @@ def build_logits_processors(
     banned_X: Int[Tensor, " banned"],
     source_RS: Int[Tensor, "rows source"],
 ) -> list[Processor]:
-    """Return the processors of the options of a call, in the order in which every method applies them.
+    """Return the logits processors for the options of a call, in the order that every method applies.
 
     Args:
-        options: of the call.
+        options: options of the call.
         end_ids: ids that end a sequence.
-        prompt_length: tokens of the prompt, padding included.
+        prompt_length: number of tokens of the prompt, with padding.
         banned_X: ids that are never generated.
-        source_RS: as in `NoSourceNGram`.
+        source_RS: source of each row, as in `NoSourceNGram`.
     """
     chain = repetition_processors(options, source_RS)
     if options.tokens_before_end > 0:
@@ -310,7 +310,7 @@ def build_logits_processors(
 
 
 def build_logits_warpers(options: GenerateOptions) -> list[Processor]:
-    """Return the processors that shape the sampling distribution, in order; they follow the others."""
+    """Return the logits processors that shape the sampling distribution, in order; they run after the others."""
     chain: list[Processor] = []
     if options.divisor != 1:
         chain.append(Temperature(options.divisor))
@@ -324,7 +324,7 @@ def build_logits_warpers(options: GenerateOptions) -> list[Processor]:
 
 
 def _ban_completions(logits_RV: Logits, known_RS: Int[Tensor, "rows known"], ids_RT: RowIds, size: int) -> Logits:
-    """Ban the ids that complete an n-gram of the known ids."""
+    """Ban the ids that would complete an n-gram of the known ids."""
     if ids_RT.shape[1] + 1 < size or known_RS.shape[1] < size:
         return logits_RV
     spare = logits_RV.shape[1]
@@ -337,5 +337,5 @@ def _ban_completions(logits_RV: Logits, known_RS: Int[Tensor, "rows known"], ids
 
 
 def _with_spare(ids: Int[Tensor, "*axes"], spare: int) -> Int[Tensor, "*axes"]:
-    """Replace ids that are not outputs, such as padding, by an extra column behind the last one."""
+    """Replace ids that are not outputs, such as padding, by the index of an extra last column."""
     return torch.where((ids < 0) | (ids >= spare), spare, ids)

@@ -1,4 +1,4 @@
-"""Generated sequences and searches: their state while they grow, their results in ids and in text, and their score.
+"""Generated sequences and searches: their state during generation, and their results in ids, text and scores.
 
 Shapes: V vocabulary.
 """
@@ -25,8 +25,8 @@ def length_normalised(log_probability: float, length: int, length_penalty: float
 
     Args:
         log_probability: sum of the natural-log probabilities of all tokens, with the end token.
-        length: number of those tokens.
-        length_penalty: exponent alpha; 0 returns the sum itself.
+        length: number of these tokens.
+        length_penalty: exponent alpha; 0 returns the sum unchanged.
 
     Source: Wu et al. 2016, section 7, in the form without its constant 5.
     """
@@ -39,12 +39,12 @@ class Hypothesis(Printed):
 
     Args:
         text: the decoded translation.
-        tokens: its tokens as strings, with the end token.
+        tokens: tokens of the translation as strings, with the end token.
         score: length-normalised log-probability.
         log_probability: sum of the natural-log probabilities of the tokens.
-        ids: of the tokens.
-        alignment: the words of the text and of the translation that belong together, counted from 0, as in
-            "0-0 1-2"; None: not asked for.
+        ids: ids of the tokens.
+        alignment: pairs of matching word indices in text and translation, counted from 0, such as "0-0 1-2". None means
+            not requested.
     """
 
     text: str
@@ -57,16 +57,16 @@ class Hypothesis(Printed):
 
 @dataclass(frozen=True, repr=False)
 class Continuation(Printed):
-    """A generated sequence or a translation in ids.
+    """A generated sequence or a translation, in ids.
 
     Args:
-        ids: generated tokens, with the end token and the tokens of a stop text.
+        ids: ids of the generated tokens, with the end token and the tokens of a stop text.
         score: `log_probability` / len(ids) ** length_penalty.
-        log_probability: sum of the natural-log probabilities of `ids`, before temperature and filters; in beam search
-            with processors, of the processed values that it ranks by.
-        stop_reason: "end": the end token came; "stop": a stop text was complete; "length": the limit was reached. A
+        log_probability: sum of the natural-log probabilities of `ids`, before temperature and filters. Beam search with
+            processors sums the processed values, by which it ranks.
+        stop_reason: "end" for an end token, "stop" for a complete stop text, "length" for the length limit. A
             translation then has a forced end token, because no hypothesis had ended.
-        text: the text up to the stop text; None if it was not decoded.
+        text: text before the stop text. None means that the ids were not decoded.
     """
 
     ids: tuple[int, ...]
@@ -78,14 +78,14 @@ class Continuation(Printed):
 
 @dataclass(frozen=True, repr=False)
 class Generation(Printed):
-    """A generated sequence in text.
+    """A generated sequence as text.
 
     Args:
-        text: without the prompt and the stop text.
-        tokens: all generated tokens as strings, with the end token and those of a stop text.
+        text: generated text, without the prompt and the stop text.
+        tokens: all generated tokens as strings, with the end token and the tokens of a stop text.
         score: length-normalised log-probability, before temperature and filters.
-        stop_reason: "end": the end token came; "stop": a stop text was complete; "length": the limit was reached.
-        seed: that it was sampled with; None: it was not sampled.
+        stop_reason: "end" for an end token, "stop" for a complete stop text, "length" for the length limit.
+        seed: seed of the sampling. None means that the sequence was not sampled.
     """
 
     text: str
@@ -96,11 +96,11 @@ class Generation(Printed):
 
 
 class Constraint(ABC):
-    """What may follow in one sequence; it belongs to that sequence alone."""
+    """Limits the tokens that may follow in one sequence; each sequence has its own object."""
 
     @abstractmethod
     def allowed_tokens(self) -> Bool[Tensor, " vocab"]:
-        """Return which tokens may be next, on the CPU; an end token only where the sequence is whole."""
+        """Return a mask of the tokens that may follow, on the CPU; end tokens only if the sequence may end here."""
 
     @abstractmethod
     def take(self, token: int) -> None:
@@ -109,17 +109,17 @@ class Constraint(ABC):
     @property
     @abstractmethod
     def failure(self) -> InputError | None:
-        """The reason why no token is allowed any more, if the constraint itself is it."""
+        """Error of the constraint that explains why no token is allowed, or None."""
 
 
 BeginConstraint = Callable[[], Constraint]
-"""Gives each sequence a constraint of its own."""
+"""Function that creates a new constraint for a sequence."""
 
 
 Decode = Callable[[list[int]], str]
 
 UNFINISHED = "\ufffd"
-"""What decoders return for bytes that are not, or not yet, a whole character."""
+"""Character that decoders return for bytes that are not a whole character, or not yet."""
 _LONGEST_WINDOW = 24
 _SHORT_WINDOW = 8
 
@@ -127,13 +127,14 @@ _SHORT_WINDOW = 8
 class StreamingDecoder:
     """Decodes ids one at a time, at constant cost per step.
 
-    The parts that `add` and `finish` return are together the text of the ids after that of their context, up to the
-    first stop text: the one whose last character comes first.
+    The strings returned by `add` and `finish` together are the text of the ids after the text of their context. They
+    end before the stop text whose last character comes first.
 
     Args:
-        decode: ids to text; the text of more ids starts with that of fewer, except for an unfinished last character.
+        decode: function from ids to text. The text of more ids starts with the text of fewer ids, except for an
+            unfinished last character.
         stops: stop texts, none empty.
-        context: ids before the first one; their text is not returned, but a space after it is.
+        context: ids before the first id. Their text is not returned, but a space after it is.
     """
 
     def __init__(self, decode: Decode, stops: Sequence[str] = (), context: Sequence[int] = ()) -> None:
@@ -155,7 +156,7 @@ class StreamingDecoder:
         return self._release(fresh)
 
     def finish(self) -> str:
-        """Return the text held back, after the last id."""
+        """Return the text that is still held back, after the last id."""
         if self.is_stopped:
             return ""
         fresh = self._decode(self._window)[self._known :] if self._window else ""
@@ -164,14 +165,14 @@ class StreamingDecoder:
         return shown + held
 
     def _shorten_window(self, text: str) -> None:
-        """Drop the older ids if the newer ones alone decode to the same characters."""
+        """Drop the older ids if the newer ids alone decode to the same characters."""
         newer = self._window[-_SHORT_WINDOW:]
         alone = self._decode(newer)
         if alone and UNFINISHED not in alone and text.endswith(alone):
             self._window, self._known = newer, len(alone)
 
     def _release(self, fresh: str) -> str:
-        """Return the new text up to a possible start of a stop text; note when one is complete."""
+        """Return the new text up to a possible start of a stop text; set `is_stopped` if a stop text is complete."""
         text = self._held + fresh
         stops = [(text.find(stop) + len(stop), text.find(stop)) for stop in self._stops if stop in text]
         if stops:
@@ -183,7 +184,7 @@ class StreamingDecoder:
 
 
 def _longest_start(text: str, stops: Sequence[str]) -> int:
-    """Return how many of the last characters of a text are the start of a stop text."""
+    """Return the number of characters at the end of a text that are the beginning of a stop text."""
     longest = min(max((len(stop) for stop in stops), default=1) - 1, len(text))
     return next((size for size in range(longest, 0, -1) if any(s.startswith(text[-size:]) for s in stops)), 0)
 
@@ -198,23 +199,24 @@ def _context_window(decode: Decode, context: list[int]) -> tuple[list[int], int]
 
 
 def continuation_text(decode: Decode, ids: Sequence[int], context: Sequence[int]) -> str:
-    """Return the text of ids after that of their context."""
+    """Return the text of ids after the text of their context."""
     window, known = _context_window(decode, list(context))
     return decode([*window, *ids])[known:]
 
 
 @dataclass
 class GeneratedSequence:
-    """One sequence that is generated.
+    """State of one generated sequence.
 
-    Args:
-        prompt: the number of its prompt.
-        number: among the sequences of its prompt.
-        limit: most tokens.
-        end_ids: that end it.
-        decoder: makes text of its tokens; None: nobody asks for text.
-        num_alternatives: how many of the most probable tokens are noted with each one.
-        constraint: what may follow; None: everything. A stop text then cuts, as the limit does.
+    Attributes:
+        prompt: index of its prompt.
+        number: index among the sequences of its prompt.
+        limit: maximum number of tokens.
+        end_ids: ids that end the sequence.
+        decoder: decodes its tokens to text. None means that no text is needed.
+        num_alternatives: number of most probable tokens to record with each token.
+        constraint: limits the tokens that may follow. None means no limit. With a constraint, a stop text ends the
+            sequence with the stop reason "length".
     """
 
     prompt: int
@@ -234,16 +236,16 @@ class GeneratedSequence:
 
     @property
     def is_done(self) -> bool:
-        """Whether no token follows."""
+        """True if the sequence has ended or failed."""
         return self.stop_reason is not None or self.failure is not None
 
     def take(self, token: int, log_probability: float) -> str:
-        """Add a token; return the text that it makes final.
+        """Add a token and return the text that becomes final.
 
         Args:
-            token: its id.
-            log_probability: NaN where the model's output is none, -inf where no token may follow: both end the sequence
-                with a failure, and no other.
+            token: id of the token.
+            log_probability: log-probability of the token. NaN means that the model's output is not a number. -inf means
+                that no token may follow. Both end this sequence with a failure, and no other sequence.
         """
         self.failure = _failure(log_probability, len(self.ids) + 1)
         if self.failure is not None and self.constraint is not None:
@@ -264,7 +266,7 @@ class GeneratedSequence:
         piece = "" if token in self.end_ids else self.decoder.add(token)
         if self.stop_reason is not None:
             rest = self.decoder.finish()
-            # The first bytes of a character are no start of a valid text.
+            # An incomplete character at the end is not part of a valid text.
             piece += rest if self.constraint is None else rest.rstrip(UNFINISHED)
         if self.decoder.is_stopped:
             self.stop_reason = "stop" if self.constraint is None else "length"
@@ -275,8 +277,8 @@ class GeneratedSequence:
         """Return the finished sequence.
 
         Raises:
-            RunFailure: it ended with one.
-            InputError: its constraint ended it.
+            RunFailure: the sequence ended with a failure.
+            InputError: the constraint ended the sequence.
         """
         if self.failure is not None:
             raise self.failure
@@ -288,13 +290,13 @@ class GeneratedSequence:
 
 @dataclass
 class Sentence:
-    """A sentence, or a prompt, that is searched for.
+    """State of the search for one sentence or prompt.
 
-    Args:
-        prompt: its number among all.
-        limit: most tokens of a hypothesis.
-        candidates: the best ones, best first; empty until the search is done, and where nothing was found.
-        failure: why it has none: the model's output is not a number.
+    Attributes:
+        prompt: index of the sentence or prompt.
+        limit: maximum number of tokens of a hypothesis.
+        candidates: best hypotheses, best first; empty until the search ends, and if no hypothesis exists.
+        failure: error if the model's output is not a number.
     """
 
     prompt: int
@@ -304,10 +306,10 @@ class Sentence:
     failure: RunFailure | None = None
 
     def best_candidates(self) -> list[Continuation]:
-        """Return the best candidates.
+        """Return the best hypotheses, best first.
 
         Raises:
-            RunFailure: the search ended with a failure, or without candidates.
+            RunFailure: the search failed or has no hypotheses.
         """
         if self.failure is not None:
             raise self.failure
@@ -317,12 +319,12 @@ class Sentence:
 
 
 def _failure(log_probability: float, number: int) -> RunFailure | None:
-    """Return what is wrong with the log-probability of a token, which has this number among the generated ones."""
+    """Return the error for the log-probability of the generated token with this number, or None."""
     if math.isnan(log_probability):
         return RunFailure(f"the model's output at generated token {number} is not a number.")
     if log_probability == -math.inf:
         return RunFailure(
-            f"no token may follow at generated token {number}: the options ban every token of the vocabulary, "
-            "none of it continues a text under the schema, or the model's output is infinite."
+            f"no token may follow at generated token {number}: the options ban every token, the schema allows none, "
+            "or the model's output is infinite."
         )
     return None

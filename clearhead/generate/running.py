@@ -1,9 +1,9 @@
 """A running batch: sequences of any length join it and leave it between two steps of the decoder.
 
-What decodes together is a member: sequences that choose their tokens alike, or a beam search over some sentences. All
-members share one cache, in which every row ends at the newest key, and each step of the decoder reads the newest token
-of all rows. A row counts its keys and positions from its own first token, so that its result is that of the row alone:
-exactly, where kernels serve that keep the law of bits, else up to rounding.
+Sequences that decode together form a member: sequences that choose their tokens alike, or a beam search over several
+sentences. Members with a shared cache have their newest keys in the same column. Each step of the decoder reads the
+newest token of all rows. A row counts its keys and positions from its own first token. So its result equals the result
+of the row alone: exactly if `Runner.is_batch_invariant` is true, otherwise up to rounding.
 
 Shapes: R rows of a member, V vocabulary.
 """
@@ -31,23 +31,25 @@ from clearhead.generate.batching import batch_costs
 from clearhead.generate.results import GeneratedSequence, Sentence
 
 Generated = GeneratedSequence | Sentence
-"""A sequence that is generated, or a sentence that is searched for."""
+"""A sequence that is generated, or a sentence that beam search translates or continues."""
 GROUP_TOKENS: Final = 4096
-"""Tokens of a row from which on it shares a cache only with rows of up to twice its length: a cache is padded to its
-longest row."""
+"""Row length in tokens from which rows share a cache only with rows of up to twice their length.
+
+A cache is padded to its longest row.
+"""
 CHECKED_TOKENS: Final = 64
-"""Keys after which a lane looks for rows that have outgrown it."""
+"""Number of keys after which a cache group looks for rows that have outgrown it."""
 LEAST_FREE_SHARE: Final = 0.25
-"""Of a batch that must be free before others join, since joining copies all keys and values."""
+"""Share of a batch that must be free before others join, since joining copies all keys and values."""
 
 
 @dataclass(frozen=True)
 class SurvivingRows:
-    """The rows of a member after a step.
+    """Rows and sentences of a member that remain after a step.
 
     Args:
-        rows: for each row, which row of before it continues; None: each its own.
-        sentences: of a memory, those that still have rows; None: all.
+        rows: index of the earlier row that each row continues. None means that the rows are unchanged.
+        sentences: indices of the encoder-memory sentences that still have rows. None means all.
     """
 
     rows: Int[Tensor, " rows"] | None = None
@@ -56,12 +58,12 @@ class SurvivingRows:
 
 @dataclass(frozen=True)
 class SequenceProgress:
-    """What a step did to a sequence.
+    """Effect of one step on a sequence.
 
     Args:
         sequence: the sequence.
-        text: that became final.
-        is_done: no token follows.
+        text: text that became final in this step.
+        is_done: True if the sequence has ended.
     """
 
     sequence: Generated
@@ -75,43 +77,43 @@ class Member(ABC):
     @property
     @abstractmethod
     def sequences(self) -> Sequence[Generated]:
-        """Those that are not done."""
+        """The sequences that have not ended."""
 
     @property
     @abstractmethod
     def tokens(self) -> Int[Tensor, "rows 1"]:
-        """The newest token of each row, which the model has not read."""
+        """The newest token of each row, which the model has not read yet."""
 
     @property
     @abstractmethod
     def num_sentences(self) -> int:
-        """How many sentences of a memory its rows read."""
+        """Number of encoder-memory sentences that the rows read."""
 
     @abstractmethod
     def advance(self, logits_RV: Float[Tensor, "rows vocab"]) -> tuple[list[SequenceProgress], SurvivingRows]:
-        """Take a token for each row; a member whose sequences are all done has no rows afterwards."""
+        """Choose a token for each row; a member has no rows after all of its sequences have ended."""
 
     @abstractmethod
     def drop(self, sequence: Generated) -> SurvivingRows:
-        """Let a sequence leave before it is done."""
+        """Remove a sequence before it has ended."""
 
     @abstractmethod
     def absorb(self, other: Member) -> bool:
-        """Take over the rows of another member behind its own ones, if they choose their tokens alike."""
+        """Append the rows of another member, if both choose their tokens alike; return whether that was done."""
 
     def copy_row(self, sequence: Generated) -> tuple[int, Member] | None:
-        """Return the index of a row and a member with this row alone; None: the rows cannot be separated."""
+        """Return the index of a row and a member with this row alone; None if the rows cannot be separated."""
         return None
 
 
 @dataclass(frozen=True)
 class PrefilledMember:
-    """A member whose prompts have been read.
+    """A member whose prompts the model has read.
 
     Args:
-        member: whose first tokens have not been chosen.
-        cache: with the rows of the prompts; an `IndexedCache`, where others join.
-        logits: of the next token of each row.
+        member: the member; its first tokens have not been chosen.
+        cache: cache with the rows of the prompts; an `IndexedCache` if other members may join.
+        logits: logits of the next token of each row.
     """
 
     member: Member
@@ -121,17 +123,17 @@ class PrefilledMember:
 
 @dataclass(frozen=True)
 class Paused:
-    """A member with one row that has left its batch, and can join it again with its keys and values."""
+    """A member with one row that has left its batch and can rejoin with its keys and values."""
 
     member: Member
     cache: IndexedCache
 
 
 class RunningBatch:
-    """Members that decode together.
+    """Members that decode together, in groups with a shared cache.
 
     Args:
-        module: in evaluation mode, with a decoder.
+        module: the model in evaluation mode, with a decoder.
     """
 
     def __init__(self, module: Transformer) -> None:
@@ -140,19 +142,19 @@ class RunningBatch:
 
     @property
     def members(self) -> list[Member]:
-        """Those with rows."""
+        """The members that have rows."""
         return [member for group in self._groups.values() for member in group.members]
 
     @property
     def num_rows(self) -> int:
-        """How many rows a step reads."""
+        """Number of rows in all groups."""
         return sum(len(member.tokens) for member in self.members)
 
     def join(self, prefilled: Sequence[PrefilledMember]) -> list[SequenceProgress]:
-        """Let members choose their first tokens and join.
+        """Choose the first tokens of new members and add these members to the batch.
 
         Args:
-            started: none of them with rows of this batch.
+            prefilled: new members; none has rows in this batch.
         """
         progress: list[SequenceProgress] = []
         joining: list[PrefilledMember] = []
@@ -167,25 +169,25 @@ class RunningBatch:
         return progress
 
     def pause(self, sequence: Generated) -> Paused | None:
-        """Let a row leave with its keys and values; None: no member has it, or its rows cannot be separated."""
+        """Remove a row with its keys and values; return None if no member has it or its rows cannot be separated."""
         paused = next(filter(None, (group.pause(sequence) for group in self._groups.values())), None)
         self._drop_empty_groups()
         return paused
 
     def resume(self, paused: Sequence[PrefilledMember | Paused]) -> None:
-        """Let members join that have chosen a token."""
+        """Add members that have already chosen a token."""
         joining: dict[Hashable, list[PrefilledMember | Paused]] = {}
         for start in paused:
             joining.setdefault(_group_key(start), []).append(start)
         for kind, some in joining.items():
             if kind not in self._groups:
-                # From here on it has an equal share of the time.
+                # From here on the new group gets an equal share of the time.
                 used = min((group.seconds for group in self._groups.values()), default=0.0)
                 self._groups[kind] = SharedCacheGroup(self.module, _length_class(some[0].cache), used)
             self._groups[kind].join(some)
 
     def step(self) -> list[SequenceProgress]:
-        """Take one token for every row of the lanes that have used the least time."""
+        """Choose one token for every row of the groups that have used the least time."""
         least = min((group.seconds for group in self._groups.values()), default=0.0)
         progress: list[SequenceProgress] = []
         for group in [group for group in self._groups.values() if group.seconds <= least]:
@@ -195,10 +197,10 @@ class RunningBatch:
         return progress
 
     def drop(self, sequence: Generated) -> None:
-        """Let a sequence leave before it is done.
+        """Remove a sequence before it has ended.
 
         Args:
-            sequence: one that no member has is ignored.
+            sequence: the sequence; ignored if no member has it.
         """
         for group in self._groups.values():
             group.drop(sequence)
@@ -209,16 +211,16 @@ class RunningBatch:
 
 
 def _texts_of(member: Member) -> list[int]:
-    """Return the number of the prompt of each row."""
+    """Return the index of the prompt of each row."""
     each = len(member.tokens) // len(member.sequences)
     return [sequence.prompt for sequence in member.sequences for _ in range(each)]
 
 
 def _group_key(start: PrefilledMember | Paused) -> Hashable:
-    """Return what members have in common that can share a cache.
+    """Return a key that is equal for members that can share a cache.
 
-    Beams share the keys of a memory, so that all sentences of a lane have as many rows. State of custom modules has
-    axes that only they know, so that no other member joins them, nor a decoder without attention.
+    Beams share the keys of an encoder memory, so all sentences of a group have equally many rows. The axes of custom
+    modules' state are unknown, so no member can join such a cache. The same holds for a decoder without attention.
     """
     beams, cache = len(start.member.tokens) // start.member.num_sentences, start.cache
     is_alone = isinstance(cache, IndexedCache) and not cache.is_separable
@@ -226,13 +228,13 @@ def _group_key(start: PrefilledMember | Paused) -> Hashable:
 
 
 def _length_class(cache: Cache) -> int:
-    """Return 0 for rows of less than `LANE_TOKENS`, and one more each time that the length doubles."""
+    """Return the length class of rows: 0 below `GROUP_TOKENS`, plus 1 for each doubling of the length."""
     return (cache.length // GROUP_TOKENS).bit_length()
 
 
 @dataclass(frozen=True)
 class _RowChange:
-    """What a step changed of a member, which had so many rows and sentences before."""
+    """Changes of one member in a step, with its numbers of rows and sentences before the step."""
 
     member: Member
     survivors: SurvivingRows
@@ -241,12 +243,12 @@ class _RowChange:
 
 
 class SharedCacheGroup:
-    """Members that share a cache.
+    """Members that share one KV cache.
 
     Args:
-        module: of the batch.
-        length_class: of the rows when they join.
-        seconds: time of its steps, and before the first one that of another lane.
+        module: the model of the batch.
+        length_class: length class of the rows when they join.
+        seconds: time that the group's steps have taken; starts at the least time of the other groups.
     """
 
     def __init__(self, module: Transformer, length_class: int, seconds: float) -> None:
@@ -257,6 +259,7 @@ class SharedCacheGroup:
         self._cache: Cache | None = None
 
     def join(self, prefilled: Sequence[PrefilledMember | Paused]) -> None:
+        """Add members and their caches to the group."""
         caches = [] if self._cache is None else [self._cache]
         for start in prefilled:
             caches.append(start.cache)
@@ -265,6 +268,7 @@ class SharedCacheGroup:
         self._cache = caches[0] if len(caches) == 1 else concat_caches(caches)
 
     def step(self) -> list[SequenceProgress]:
+        """Choose one token for every row of the group."""
         begun = time.perf_counter()
         tokens = torch.cat([member.tokens for member in self.members])
         with naming_texts(chain.from_iterable(map(_texts_of, self.members))):
@@ -282,6 +286,7 @@ class SharedCacheGroup:
         return progress
 
     def pause(self, sequence: Generated) -> Paused | None:
+        """Remove a row with its keys and values; return None if that is impossible."""
         first = 0
         for member in self.members:
             copy = member.copy_row(sequence)
@@ -294,7 +299,7 @@ class SharedCacheGroup:
         return None
 
     def pause_longest(self) -> list[Paused]:
-        """Let rows leave that have outgrown the lane; now and then, for it reads all masks."""
+        """Pause rows that have outgrown the group; runs only now and then, because it reads all masks."""
         cache = self._cache
         if not isinstance(cache, IndexedCache) or cache.length < self._most_tokens or cache.length % CHECKED_TOKENS:
             return []
@@ -307,6 +312,7 @@ class SharedCacheGroup:
         return [paused for paused in map(self.pause, leaving) if paused is not None]
 
     def drop(self, sequence: Generated) -> None:
+        """Remove a sequence before it has ended."""
         before = [(len(member.tokens), member.num_sentences) for member in self.members]
         survivors = [member.drop(sequence) for member in self.members]
         self._apply_changes(
@@ -327,20 +333,21 @@ def run_queue(
     budget: int,
     most: int | None,
 ) -> Iterator[list[SequenceProgress]]:
-    """Run prompts in one batch, costliest first; as some end, others take their places. Give the progress of each step.
+    """Run prompts in one batch, costliest first, and yield the progress of each step.
 
-    Prompts run in their order while the calling context watches a model: see `batch_costs`.
+    When prompts end, others take their rows. While the calling context watches a model, prompts keep their order: see
+    `batch_costs`.
 
     Args:
-        batch: an empty one.
-        costs: of each prompt, in tokens.
-        start: reads the prompts of these numbers.
-        budget: largest count * greatest cost of the prompts that run; one that exceeds it runs alone.
-        most: most prompts that run; None: only the budget limits them.
+        batch: an empty running batch.
+        costs: cost of each prompt, in tokens.
+        start: function that reads the prompts with these indices and returns their members.
+        budget: maximum of count * greatest cost over the running prompts. A prompt above it runs alone.
+        most: maximum number of running prompts. None means that only the budget limits them.
     """
     costs = batch_costs(costs)
     waiting = deque(sorted(range(len(costs)), key=lambda number: (-costs[number], number)))
-    running: Counter[int] = Counter()  # how many sequences of each prompt are not done
+    running: Counter[int] = Counter()  # number of unfinished sequences of each prompt
     while waiting or running:
         joining = _choose_joining(waiting, [costs[number] for number in running], costs, budget, most)
         for _ in joining:
@@ -359,7 +366,7 @@ def run_queue(
 def _choose_joining(
     waiting: deque[int], running: list[int], costs: Sequence[int], budget: int, most: int | None
 ) -> list[int]:
-    """Return the prompts that join: all that fit, once they are enough to be worth a copy of the keys."""
+    """Return the prompts that join now: all that fit, once they are enough to be worth a copy of the keys."""
     greatest = max([*running, *(costs[number] for number in list(waiting)[:1])], default=1)
     room = max(budget // max(greatest, 1), 1)
     room = room if most is None else min(room, most)
@@ -386,7 +393,7 @@ def _count_running(progress: list[SequenceProgress], running: Counter[int]) -> l
 
 
 def _reorder_cache(cache: Cache, changes: Sequence[_RowChange]) -> None:
-    """Bring the rows of a cache into the order of the members' rows after a step."""
+    """Reorder the rows of a cache to match the rows of its members after a step."""
     if all(change.survivors.rows is None and change.survivors.sentences is None for change in changes):
         return
     rows, sentences, first_row, first_sentence = [], [], 0, 0

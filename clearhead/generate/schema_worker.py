@@ -1,6 +1,6 @@
-"""Compilation of JSON schemas by llguidance: the same functions run in a child process first, then in this one.
+"""Compile JSON schemas with llguidance; the same functions run in a child process first, then in this process.
 
-`json_schema.py` starts the child with the bounds of `child_process.py`; it imports nothing but llguidance.
+`json_schema.py` starts the child process with the limits of `child_process.py`; the child imports only llguidance.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MOST_STATES: Final = 50_000
-"""Lexer states of one schema, of 1 to 2 kB each, however many tokens follow it."""
+"""Maximum number of lexer states of one schema, of 1 to 2 kB each, for any length of text."""
 MOST_VOCABULARIES: Final = 4
 
 
@@ -21,7 +21,7 @@ class Vocabulary:
 
     Args:
         tokens: bytes of each token.
-        special_ids: ids that no text contains.
+        special_ids: ids that never occur in a text.
         end_ids: ids that end a text.
     """
 
@@ -37,7 +37,7 @@ class Vocabulary:
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Tokenize a text by the longest token at each position, up to the first bytes that no token has."""
+        """Tokenize a text by the longest token at each position, up to the first byte that no token starts with."""
         content, ids, start = text if isinstance(text, bytes) else text.encode(), list[int](), 0
         while start < len(content):
             stops = range(min(len(content), start + self._longest), start, -1)
@@ -50,7 +50,7 @@ class Vocabulary:
 
 
 def make_tokenizer(tokens: list[bytes], special_ids: list[int], end_ids: list[int]) -> LLTokenizer:
-    """Return llguidance's tokenizer of a vocabulary; the arguments are those of `Vocabulary`.
+    """Return llguidance's tokenizer of a vocabulary; see `Vocabulary` for the arguments.
 
     Raises:
         ValueError: llguidance refuses the vocabulary.
@@ -62,7 +62,7 @@ def make_tokenizer(tokens: list[bytes], special_ids: list[int], end_ids: list[in
 
 
 def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """Return the matcher of a grammar, which may be in an error state."""
+    """Return the matcher of a grammar; the matcher may be in an error state."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(max_lexer_states=MOST_STATES, verbose_errors=False)
@@ -70,14 +70,14 @@ def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def read_error(matcher: LLMatcher) -> str:
-    """Return why a grammar cannot be followed; empty where it can, or where no token of the vocabulary follows it."""
+    """Return the reason why a grammar cannot be followed, or an empty string if it can."""
     error = matcher.get_error()[:10_000]
     return "" if error.startswith("NoExtension") else error
 
 
 @cache
 def _tokenizers() -> dict[str, LLTokenizer]:
-    """Return the tokenizers of the child process by the name of their vocabulary."""
+    """Return the tokenizers of the child process, by the name of their vocabulary."""
     return {}
 
 
@@ -85,11 +85,11 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Return the answer of the child process to a request.
 
     Args:
-        request: "vocabulary" is the name of a vocabulary. With "tokens" (in Latin-1), "special" and "end" it becomes
-            known; with "grammar" the grammar is compiled, and its first mask of tokens computed.
+        request: "vocabulary" is the name of a vocabulary. With "tokens" (in Latin-1), "special" and "end",
+            the vocabulary becomes known. With "grammar", the grammar is compiled and its first token mask computed.
 
     Returns:
-        "is_known": whether the vocabulary is known; "error": llguidance's reason why the grammar is refused, or empty.
+        Dictionary with "is_known", whether the vocabulary is known, and "error", llguidance's refusal or empty.
     """
     name, tokenizers = request["vocabulary"], _tokenizers()
     if "tokens" in request:

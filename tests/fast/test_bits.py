@@ -1,7 +1,7 @@
-"""The law of bits: what a request gets depends on that request alone, whatever shares its batch.
+"""The law of bits: the result of a request depends on that request alone, whatever shares its batch.
 
-Every case runs requests of unlike lengths together, and each of them by itself, with the same number of threads; all
-that comes out has to have the same bits.
+Every case runs requests of unequal lengths together, and each request by itself, with the same number of threads. All
+outputs must have the same bits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Run = Callable[[Transformer, Sequence[list[int]]], list[object]]
 
 
 def small(name: str, **of_attention: object) -> spec.Model:
-    """A model of the literature with two narrow layers."""
+    """A model from the literature with two narrow layers."""
     from dataclasses import replace
 
     hparams = replace(PRESETS[name], layers=2, width=64, heads=4, head_size=16, feedforward=128)
@@ -53,7 +53,7 @@ def ids_of(count: int, lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
 
 
 def steps(tree: Transformer, prompts: Sequence[list[int]]) -> list[object]:
-    """The logits of a prompt and of three tokens after it."""
+    """Return the logits of a prompt and of three tokens after it."""
     with torch.inference_mode():
         prefill = prefill_prompts(tree, prompts, pad_id=0)
         all_logits = [prefill.logits]
@@ -107,7 +107,7 @@ CASES: dict[str, tuple[Callable[[], spec.Model], Run]] = {
     "embeddings": (embedder, embed),
 }
 LONG = 300, 3, 140, 31
-"""Of texts that are divided among threads, and read in chunks."""
+"""Lengths of texts that are divided among threads, and read in chunks."""
 
 
 def of_model(model: spec.Model, precision: str, *, is_transposed: bool = False) -> Transformer:
@@ -116,7 +116,7 @@ def of_model(model: spec.Model, precision: str, *, is_transposed: bool = False) 
     for parameter in module.parameters():
         parameter.add_(torch.randn_like(parameter) * 0.1)
     for submodule in module.modules():
-        if is_transposed and isinstance(submodule, torch.nn.Linear):  # as in GPT-2's files
+        if is_transposed and isinstance(submodule, torch.nn.Linear):  # like GPT-2's files
             submodule.weight.data = submodule.weight.t().contiguous().t()
     formats = {"fp32": dict, "int8": lambda: INT8, "int4": lambda: choose_int4(module)}[precision]()
     runner = Runner(store(module, formats))
@@ -157,7 +157,7 @@ def test_rows_by_transposed_weights_do_not_depend_on_their_number(monkeypatch: p
     alone = [steps(tree, [request])[0] for request in requests]
     for count in COUNTS:
         assert all(map(same, steps(tree, requests[:count]), alone)), count
-    assert counts and min(counts) > 0, "the kernels read the weights as they lie"
+    assert counts and min(counts) > 0, "the kernels read the weights directly"
 
 
 @pytest.mark.parametrize("tokens", [256, 512])
@@ -166,7 +166,7 @@ def test_rows_by_transposed_weights_do_not_depend_on_their_number(monkeypatch: p
 def test_long_requests_do_not_depend_on_those_beside_them(
     case: str, precision: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Divided among threads in parts of unlike length, the last of which fills no tile."""
+    """Requests are divided among threads in parts of unequal length; the last part fills no tile."""
     monkeypatch.setattr(kernel_arguments, "CHUNK_TOKENS", tokens)
     model, run = CASES[case]
     tree, requests = of_model(model(), precision), ids_of(len(LONG), LONG)
@@ -175,7 +175,7 @@ def test_long_requests_do_not_depend_on_those_beside_them(
 
 
 def read(tree: Transformer, prompts: Sequence[list[int]]) -> list[object]:
-    """What a server makes of prompts that it reads together, in pieces where there is one."""
+    """Return the results of prompts that a server reads together, in chunks if they are long."""
     options = GenerateOptions(max_new_tokens=4)
     first, *others = [PromptReader(tree, GenerateRequest([prompt], options, eos_id=3, pad_id=0)) for prompt in prompts]
     with torch.inference_mode():
@@ -199,7 +199,7 @@ def test_prompts_that_a_server_reads_together_have_the_bits_of_each_alone(name: 
 
 
 def test_a_prompt_in_pieces_has_the_bits_of_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where one token is left behind the pieces, which a step of one token would read otherwise."""
+    """Also if one token remains after the chunks, which a step of one token would compute differently."""
     tree = of_model(small("llama-tiny"), "int8")
     for length in (63, 64, 65, 66, 97, 129):
         (prompt,) = ids_of(1, [length])

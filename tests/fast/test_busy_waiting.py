@@ -15,7 +15,7 @@ from clearhead.fast.busy_waiting import FIRST_TRIAL, LOOKS_BEFORE_MESSAGE, SpinP
 
 
 class Threads:
-    """Threads that note how they wait."""
+    """Threads that record how they wait."""
 
     def __init__(self, count: int, *, can_sleep: bool = True) -> None:
         self.count, self.can_sleep, self.asleep = count, can_sleep, False
@@ -45,7 +45,7 @@ def test_threads_sleep_while_others_need_their_processors(
 
 
 def test_threads_that_sleep_try_less_and_less_often_whether_they_must() -> None:
-    """A program of low priority takes what sleeping threads leave, and little from others."""
+    """A program of low priority takes the time that sleeping threads leave, and little from busy ones."""
     threads = Threads(2)
     waiting, seen = SpinPolicy(threads), ""
     for _ in range(4 * FIRST_TRIAL):
@@ -134,7 +134,7 @@ print(*times)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other OpenMP libraries")
 def test_threads_of_openmp_sleep_and_spin_in_one_process() -> None:
-    """The processor time of a thread that waits, however busy the machine is."""
+    """The processor time of a waiting thread decides, so the test works on a busy machine."""
     if busy_waiting._libgomp() is None:
         pytest.skip("this PyTorch does not use GCC's OpenMP library")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}

@@ -1,4 +1,4 @@
-"""A replica that computes in another dtype has the results of a converted copy, and no second copy of a matrix."""
+"""A replica in another dtype equals a converted copy, without a second copy of any matrix."""
 
 from __future__ import annotations
 

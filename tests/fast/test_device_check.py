@@ -35,7 +35,7 @@ ALL_OPERATIONS = [name for kind in KINDS.values() for name in kind.operations]
 
 
 def wrong_devices() -> Iterator[tuple[str, str, wrong_device.Fault, str]]:
-    """Operation, what is wrong with it, the fault, and words of the report that must name it."""
+    """Yield the operation, a description of its fault, the fault, and words that the report must contain."""
     attention = "fused attention"
     yield attention, "causal mask by fours", wrong_device.mask_by_fours, "hidden: future"
     yield attention, "garbage past a multiple of 32", wrong_device.read_past_the_end, "keys, "
@@ -45,7 +45,7 @@ def wrong_devices() -> Iterator[tuple[str, str, wrong_device.Fault, str]]:
     for operation in (attention, "eager attention", "matrix products", "softmax", "layer norm", "RMS norm"):
         yield operation, "stride ignored", wrong_device.ignore_strides, ""
     for operation in OPERATIONS:
-        if operation != "sampling":  # ids have no 5 %
+        if operation != "sampling":  # Ids cannot be off by 5 %.
             yield operation, "one element off by 5 %", wrong_device.move_one_element, ""
         yield operation, "wrong on every second call", EverySecondCall(), ""
 
@@ -60,7 +60,7 @@ def test_a_wrong_operation_is_found_and_named(operation: str, fault: wrong_devic
         faults = find_faults(check_device(CPU, ("bf16",)))
     assert device.calls
     named = {each.operation for each in faults}
-    # The eager kernel of attention consists of products and a softmax.
+    # The eager attention kernel consists of products and a softmax.
     assert operation in named and named <= {operation, "eager attention"} | (
         {"sampling"} if operation == "softmax" else set()
     )
@@ -75,7 +75,7 @@ def test_the_cpu_is_right_in_every_precision() -> None:
 
 
 def test_a_hidden_key_that_changes_a_bit_is_found() -> None:
-    """The change is far below what rounding allows."""
+    """The change is far below the rounding tolerance."""
 
     def leak(
         right: wrong_device.Call, query: torch.Tensor, key: torch.Tensor, *rest: object, **named: object
@@ -96,7 +96,7 @@ def test_every_case_names_its_public_report() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a saved model; the CPU must pass the check, and no verdict is known yet."""
+    """The folder of a saved model; the CPU must pass the check, and no verdict is cached yet."""
     monkeypatch.setenv(DEVICE_CHECK, "all")
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
     text = train_tokenizer("byte", ["Ada sleeps here"], vocab_size=300)
@@ -108,7 +108,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def count_fused_calls(model: ch.Model) -> int:
-    """How many attentions of a text that is too long for the eager kernel run the fused one."""
+    """Return how many attentions run the fused kernel for a text that is too long for the eager one."""
     with torch.inference_mode(), WrongDevice("fused attention", wrong_device.ignore_strides, torch.int8) as device:
         model.module(torch.arange(100)[None])
     return device.calls
@@ -154,7 +154,7 @@ def test_a_device_without_a_right_kernel_is_refused(folder: Path, monkeypatch: p
         ch.load(folder)
     assert device.calls == calls, "the verdict is kept"
     monkeypatch.setattr(torch, "__version__", "2.99.0")
-    assert ch.load(folder), "another version of PyTorch has another verdict"
+    assert ch.load(folder), "another version of PyTorch needs another verdict"
 
 
 def test_only_the_precision_that_runs_counts(folder: Path) -> None:

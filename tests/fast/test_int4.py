@@ -63,7 +63,7 @@ def test_layers_have_4_bits_and_tables_and_heads_8() -> None:
 
 
 def test_rows_of_no_whole_groups_have_8_bits_and_too_many_of_them_are_refused(tmp_path: Path) -> None:
-    module = model(feedforward=48).module  # 48 numbers in the rows of one matrix of each layer
+    module = model(feedforward=48).module  # One matrix of each layer has rows of 48 numbers.
     formats = choose_int4(module)
     down = {
         name
@@ -74,7 +74,7 @@ def test_rows_of_no_whole_groups_have_8_bits_and_too_many_of_them_are_refused(tm
     runner = Runner(store(module, formats))
     assert {(entry.backend, entry.detail) for entry in runner.report()} == {("kernels", "int4"), ("kernels", "int8")}
     model(feedforward=400).save(tmp_path / "wide")
-    with pytest.raises(InputError, match=r"needs 75% of the layers' weights in 4 bits, and 6[0-9]% of this model's"):
+    with pytest.raises(InputError, match=r"needs 75% of the layers' weights in 4 bits, but 6[0-9]% of this model's"):
         ch.load(tmp_path / "wide", device="cpu", precision="int4")
 
 
@@ -139,7 +139,7 @@ def test_what_would_be_misread_is_refused_by_name(fault: str, saved: Path, tmp_p
 
 
 def test_matrices_of_other_sizes_are_not_taken_for_those_of_4_bits(tmp_path: Path) -> None:
-    """Also where the entries have the shapes that a matrix of whole groups would have."""
+    """Also if the entries have the shapes of a matrix of whole groups."""
     folder, module = tmp_path / "model", model(feedforward=48).module
     whole = model(feedforward=48)
     store(whole.module, choose_int4(module))
@@ -152,12 +152,12 @@ def test_matrices_of_other_sizes_are_not_taken_for_those_of_4_bits(tmp_path: Pat
     save_file(
         {**entries, f"{down}.weight_int4": nibbles, f"{down}.group_scale": scales}, folder / "weights.safetensors"
     )
-    with pytest.raises(InputError, match=r"\[64, 48\], and int4 is not for such rows"):
+    with pytest.raises(InputError, match=r"\[64, 48\], which int4 cannot store"):
         ch.load(folder, device="cpu")
 
 
 def test_calibration_keeps_in_8_bits_what_loses_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A matrix has large weights with inputs of zero in every group; beside them 4 bits round all others to zero."""
+    """A matrix has large weights with zero inputs in every group, so 4 bits round all other weights to zero."""
     monkeypatch.setattr(calibration_module, "MOST_LOSS", 1e-5)
     whole = model()
     layer = whole.module.get_submodule(OUT)

@@ -1,4 +1,4 @@
-"""Weights in 8 bits and fast linear layers, beside the plain model."""
+"""8-bit weights and fast linear layers, compared with the plain model."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_products_in_bf16_are_close_and_neither_scores_nor_weights_change(
     weight = next(submodule.weight for submodule in quick.module.modules() if isinstance(submodule, nn.Linear))
     with torch.no_grad():
         weight.mul_(2.0)
-    assert not torch.equal(outputs(quick.tree), second), "the rounded copy is made again"
+    assert not torch.equal(outputs(quick.tree), second), "the rounded copy is computed again"
 
 
 def test_small_models_and_slow_processors_multiply_as_their_weights_are(
@@ -144,7 +144,7 @@ def test_a_served_tree_lets_gradients_through() -> None:
 
 
 def test_probabilities_of_a_trained_model_stay(data_dir: Path) -> None:
-    """The text is one that the model's author published; its perplexity moves by less than 1 %."""
+    """The model's author published the text; its perplexity changes by less than 1 %."""
     text = (data_dir / "stories260K" / "expected.txt").read_text("utf-8")
     exact, rounded = (
         ch.load(data_dir / "stories260K", device="cpu", precision=precision).score([text])[0].score
@@ -201,9 +201,9 @@ def test_a_model_in_8_bits_loads_as_fp32_with_the_weights_that_it_has(folder: Pa
 
 def test_what_needs_all_digits_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ch.load(folder, device="cpu", precision="int8")
-    with pytest.raises(InputError, match="surgery needs all digits"):
+    with pytest.raises(InputError, match="surgery needs full-precision weights"):
         surgery.keep_layers(model, [0])
-    with pytest.raises(InputError, match="layout of the hub needs all digits"):
+    with pytest.raises(InputError, match="layout of the hub needs full-precision weights"):
         model.save(tmp_path / "out", format="hf")
     assert not (tmp_path / "out").exists()
     with pytest.raises(InputError, match="int8 is for a CPU"):
@@ -222,7 +222,7 @@ def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def large_linear() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rows, a matrix in 8 bits with its scales that is large enough for products in 8 bits, and a bias."""
+    """Rows, an 8-bit matrix that is large enough for 8-bit products, its scales, and a bias."""
     x = torch.randn(9, 520) * torch.logspace(-3, 3, 9)[:, None]
     x[3] = 0.0
     return x, *quantize(torch.randn(512, 520)), torch.randn(512)
@@ -260,7 +260,7 @@ def test_matrices_are_dequantized_once_where_products_in_8_bits_would_be_wrong(
     try:
         x, *layer = large_linear()
         run, wide = int8_linear(*layer), dequantized_matrix(layer)
-        layer[0].zero_()  # it is read no more
+        layer[0].zero_()  # It is no longer read.
         assert torch.equal(run(x), functional.linear(x, wide, layer[2]))
         with caplog.at_level(logging.WARNING, logger="clearhead"):
             ch.load(folder, device="cpu", precision="int8")

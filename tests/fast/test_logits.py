@@ -1,4 +1,4 @@
-"""Draws by the compiled kernel, beside the definition: sorted logits, their running sum, and its inverse."""
+"""Tokens drawn by the compiled kernel, compared with the definition: sorted logits and their running sum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Shape:
 
 
 def probabilities(logits_V: Tensor, banned_X: Tensor, shape: Shape) -> Tensor:
-    """The definition, in fp64; of equal logits at the border of top_p those with the higher ids stay."""
+    """Return the definition in fp64; of equal logits at the limit of top_p, those with the higher ids stay."""
     x_V = (logits_V.float() / shape.divisor).index_fill(0, banned_X, -torch.inf)
     if shape.top_k:
         least = x_V.sort(descending=True).values[min(shape.top_k, len(x_V)) - 1]
@@ -41,12 +41,12 @@ def probabilities(logits_V: Tensor, banned_X: Tensor, shape: Shape) -> Tensor:
 
 def draw(logits_V: Tensor, uniform_R: Tensor, banned_X: Tensor, shape: Shape) -> Tensor:
     tokens = draw_tokens(logits_V.expand(len(uniform_R), -1), uniform_R, banned_X, **vars(shape))
-    assert tokens is not None, "the kernels serve these logits"
+    assert tokens is not None, "the kernels support these logits"
     return tokens
 
 
 def border(logits_V: Tensor, banned_X: Tensor, shape: Shape) -> float:
-    """How far the nearest running sum, or share of the highest probability, is from where a filter cuts."""
+    """Return the distance from a filter's limit to the nearest running sum or share of the highest probability."""
     whole_V = probabilities(logits_V, banned_X, Shape(shape.divisor, shape.top_k))
     sums_V = whole_V.sort().values.cumsum(0)
     nearest = float((sums_V - (1.0 - shape.top_p)).abs().min()) if shape.top_p < 1 else 1.0
@@ -79,14 +79,14 @@ def test_the_ids_that_stay_are_those_of_the_sorted_definition(
     if bool((open_V == -torch.inf).all()):
         assert draw(logits_V, torch.tensor([0.5], dtype=torch.float64), banned_X, shape).tolist() == [-1]
         return
-    # Equal numbers make exact sums; elsewhere a sum that rounding moves over the border is no mistake.
+    # Equal numbers have exact sums. Otherwise rounding may move a sum over the limit, which is no fault.
     is_even = len(open_V[open_V > -torch.inf].unique()) == 1
     assume(is_even or border(logits_V, banned_X, shape) > 1e-6)
     expected_V = probabilities(logits_V, banned_X, shape)
     possible = (expected_V > 1e-30).nonzero()[:, 0]
     ends = expected_V.cumsum(0)[possible]
     middles = ends - expected_V[possible] / 2
-    clear = expected_V[possible] > 1e-6  # rarer ones have no middle that fp32 weights keep
+    clear = expected_V[possible] > 1e-6  # Rarer ids have no middle that fp32 weights can represent.
     actual = draw(logits_V, middles[clear], banned_X, shape)
     assert actual.tolist() == possible[clear].tolist()
     edges = torch.tensor([0.0, 1.0 - 2**-53], dtype=torch.float64)
@@ -121,6 +121,6 @@ def test_a_large_vocabulary_is_drawn_from_as_the_definition_says(spread: str, sh
     ends = expected_V.cumsum(0)
     tokens = draw(logits_V, uniform_R, banned_X, shape)
     assert bool((expected_V[tokens] > 0).all())
-    # The draw is in the part of the id that was drawn, up to rounding of the sums.
+    # The random number lies in the share of the drawn id, up to rounding of the sums.
     assert bool((uniform_R <= ends[tokens] + 2e-6).all())
     assert bool((uniform_R >= ends[tokens] - expected_V[tokens] - 2e-6).all())

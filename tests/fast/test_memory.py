@@ -22,7 +22,7 @@ from tests.laws.tiny import tiny
 
 MODELS = ["encoder/post/learned", "decoder/pre-grouped/rotary", "encoder-decoder/post/learned"]
 PRECISIONS = [choice.precision for choice in FORMATS if choice.precision != "int4"]
-"""Of the tiny models: their rows are no multiples of 32."""
+"""Precisions of the tiny models, whose rows are not multiples of 32."""
 
 
 def convert_to(module: Transformer, precision: str) -> Transformer:
@@ -68,7 +68,7 @@ def test_a_kv_cache_takes_the_bytes_of_the_forecast(name: str, precision: str) -
     sources = [[1, 2, 3], [3, 2, 1]] if tree.encoder is not None else None
     with torch.inference_mode():
         cache = prefill_prompts(tree, prompts, sources, pad_id=0).cache
-    cache.convert(cache_dtype(tree))  # as the next step does, for the keys of the encoder's tokens
+    cache.convert(cache_dtype(tree))  # The next step does the same for the keys of the encoder's tokens.
     buffers = [entry.buffer for table in (cache.self_attention, cache.scales) for entry in table.values()]
     used_bytes = sum(buffer[:, :, :, : cache.length].contiguous().nbytes for buffer in buffers if buffer is not None)
     target_token, source_token = cache_bytes(tree.spec, cache_dtype(tree))
@@ -110,7 +110,7 @@ def test_a_prompt_whose_cache_does_not_fit_is_refused(
     folder = hf_models.endless_model(tmp_path / "endless")
     model = ch.load(folder, device="cpu")
     monkeypatch.setattr("clearhead.generate.continuation.free_memory", lambda device: 10_000)
-    monkeypatch.setattr(type(model.module.decoder), "forward", None)  # nothing is read
+    monkeypatch.setattr(type(model.module.decoder), "forward", None)  # Nothing is read.
     with pytest.raises(InputError, match=r"the KV cache of prompt 2 \([0-9,]+ tokens\) needs about .*: shorten it"):
         model.generate(["a", "a b c " * 200], max_new_tokens=1)
     assert main(["generate", str(folder), "--prompt", "a b c " * 200]) == 2

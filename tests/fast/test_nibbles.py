@@ -1,4 +1,4 @@
-"""Matrices in 4 bits: their scales, their layout, and the rule of llama.cpp beside them."""
+"""4-bit matrices: their scales and their layout, compared with the rule of llama.cpp."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clearhead.fast.stored import INT4
 
 
 def round_as_q4_0(weight: Tensor) -> Tensor:
-    """Return a matrix as llama.cpp's Q4_0 rounds it: the scale is the number of the largest magnitude / -8."""
+    """Return a matrix rounded like llama.cpp's Q4_0: the scale is the number with the largest magnitude / -8."""
     groups = weight.reshape(-1, GROUP)
     largest = groups.gather(1, groups.abs().argmax(1, keepdim=True))
     scale = (largest / -8).half().float()
@@ -28,7 +28,7 @@ def squared_errors(rounded: Tensor, weight: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("tail", [float("inf"), 3.0])
 def test_no_scale_has_a_smaller_squared_error(tail: float) -> None:
-    """Among 3,000 scales of each group; tail: degrees of freedom of the distribution of the weights."""
+    """Compare with 3,000 scales for each group; tail: degrees of freedom of the distribution of the weights."""
     torch.manual_seed(1)
     weight = torch.randn(64, 96) if tail == float("inf") else torch.distributions.StudentT(tail).sample((64, 96))
     groups = weight.view(-1, GROUP)
@@ -72,5 +72,5 @@ def test_zeros_stay_and_what_is_no_number_does_not_become_one() -> None:
 def test_rows_are_whole_groups_and_scales_fit_into_16_bits() -> None:
     assert INT4.holds(torch.Size((3, 64)))
     assert not INT4.holds(torch.Size((3, 65))) and not INT4.holds(torch.Size((2, 3, 64)))
-    with pytest.raises(InputError, match="too large for one; use int8"):
+    with pytest.raises(InputError, match="too large for 4 bits, whose scales are fp16: use int8"):
         quantize_groups(torch.full((3, 64), 1e7))

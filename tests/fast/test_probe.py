@@ -1,4 +1,4 @@
-"""The probe of the processor: what Linux says of it, less what the environment hides."""
+"""The probe of the processor: the features that Linux reports, without those that the environment hides."""
 
 from __future__ import annotations
 

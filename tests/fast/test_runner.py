@@ -1,4 +1,4 @@
-"""The tree of a model is made once, and anew when the model has changed in any way."""
+"""The tree of a model is built once, and again after any change of the model."""
 
 from __future__ import annotations
 
@@ -87,5 +87,5 @@ def test_a_model_that_has_not_changed_keeps_its_tree() -> None:
     module.train()
     assert runner.tree() is tree and not any(submodule.training for submodule in tree.modules())
     module.eval()
-    layer(module).steps[0].branches[0].scale = float("1.0")  # an equal number, another object
+    layer(module).steps[0].branches[0].scale = float("1.0")  # an equal number in another object
     assert runner.tree() is tree and runner.tree() is tree

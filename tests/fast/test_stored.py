@@ -1,4 +1,4 @@
-"""Matrices that stay in the 16 bits of their checkpoint: what promises fp32 has its bits, and saving loses nothing."""
+"""Matrices in the 16 bits of their checkpoint: fp32 results keep their bits, and saving loses nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def small_models_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["bf16", "fp16", "gpt2", "experts"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Checkpoints in 16 bits: of two dtypes; with matrices that are stored turned; with stacked experts."""
+    """Checkpoints in 16 bits: with two dtypes, with transposed matrices, and with stacked experts."""
     if request.param == "gpt2":
         folder = hf_models.language_model(tmp_path / "model")
     elif request.param == "experts":
@@ -156,7 +156,7 @@ def test_dtypes_that_differ_over_shards_stay_as_they_are(tmp_path: Path) -> None
     assert {BF16, FP16} <= set(stored_matrices(short.module).values())
     assert short.score(["the cat sat"]) == wide.score(["the cat sat"])
     assert short.generate("the cat", max_new_tokens=3)
-    # A shard that is cut off, and one that is missing: one message.
+    # A truncated shard and a missing shard: one message.
     path = folder / "model-1.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
     for _ in range(2):

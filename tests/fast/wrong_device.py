@@ -1,4 +1,4 @@
-"""A device that computes one operation wrong, as public reports describe it: the CPU under a dispatch mode."""
+"""A device that computes one operation wrong, as in public reports: the CPU under a dispatch mode."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ OPERATIONS = {
     "embedding lookups": aten.embedding.default,
     "sampling": aten.topk.default,
 }
-"""An operation of PyTorch that each operation of the check alone rests on, or rests on first."""
+"""PyTorch operation that each operation of the check depends on, alone or first."""
 Call = Callable[..., Any]
 Fault = Callable[..., Any]
-"""Receives the right function and its arguments."""
+"""Function that gets the correct function and its arguments."""
 
 
 class WrongDevice(TorchDispatchMode):
@@ -33,15 +33,15 @@ class WrongDevice(TorchDispatchMode):
 
     Args:
         operation: a key of `OPERATIONS`.
-        fault: computes the operation.
-        dtypes: of the inputs for which it is wrong.
+        fault: function that computes the operation wrong.
+        dtypes: dtypes of the inputs for which the result is wrong.
     """
 
     def __init__(self, operation: str, fault: Fault, *dtypes: torch.dtype) -> None:
         super().__init__()
         self.fault, self.target, self.dtypes = fault, OPERATIONS[operation], dtypes or (torch.bfloat16,)
         self.calls = 0
-        """How often the operation ran, right or wrong."""
+        """Count of the runs of the operation, correct or wrong."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -67,7 +67,7 @@ def mask_by_fours(
 def read_past_the_end(
     right: Call, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *rest: Any, **named: Any
 ) -> Tensor:
-    """Attend to garbage after the last key, up to a multiple of 32."""
+    """Attend to random memory after the last key, up to a multiple of 32."""
     surplus = -key.shape[2] % 32 if mask is None and not any(rest) and query.shape[2] <= 8 else 0
     key, value = (F.pad(x, (0, 0, 0, surplus), value=0.5) for x in (key, value))
     return right(query, key, value, mask, *rest, **named)
@@ -76,14 +76,14 @@ def read_past_the_end(
 def ignore_the_last_key(
     right: Call, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *rest: Any, **named: Any
 ) -> Tensor:
-    """Attend to all keys but the last."""
+    """Attend to all keys except the last one."""
     visible = slice(max(1, key.shape[2] - 1))
     mask = None if mask is None else mask[..., visible]
     return right(query, key[:, :, visible], value[:, :, visible], mask, *rest, **named)
 
 
 def ignore_strides(right: Call, *args: Any, **named: Any) -> Any:
-    """Read views as if their numbers stood one after the other."""
+    """Read views as if their numbers were contiguous."""
     return right(*(_as_contiguous(x) if isinstance(x, Tensor) else x for x in args), **named)
 
 
@@ -100,7 +100,7 @@ def move_one_element(right: Call, *args: Any, **named: Any) -> Any:
 
 
 def stop_at_512(right: Call, *args: Any, **named: Any) -> Any:
-    """Read only 512 keys, or numbers of a row."""
+    """Read only 512 keys, or 512 numbers of a row."""
     first, *rest = args
     if isinstance(rest[0], Tensor):
         return right(first, *(x[:, :, :512] if isinstance(x, Tensor) else x for x in rest), **named)
@@ -114,7 +114,7 @@ class EverySecondCall:
         self.calls = 0
 
     def __call__(self, right: Call, *args: Any, **named: Any) -> Any:
-        """Compute, and shift the output if the number of the call is even."""
+        """Compute the operation, and shift the output of every second call."""
         self.calls += 1
         output = right(*args, **named)
         is_wrong = self.calls % 2 == 0

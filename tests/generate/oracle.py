@@ -1,4 +1,4 @@
-"""A model whose next-token logits are any function of source and prefix, and searches plain enough to be believed."""
+"""A model whose next-token logits are any function of source and prefix, and reference searches in plain code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NextLogits = Callable[[tuple[int, ...], tuple[int, ...]], Sequence[float]]
 
 
 def random_logits(vocab: int, *, spread: float = 2.0, end_bonus: float = 0.0) -> NextLogits:
-    """Logits that look random, but depend on nothing but source and prefix."""
+    """Return logits that look random, but depend only on source and prefix."""
 
     @functools.cache
     def next_logits(source: tuple[int, ...], prefix: tuple[int, ...]) -> Sequence[float]:
@@ -40,7 +40,7 @@ def random_logits(vocab: int, *, spread: float = 2.0, end_bonus: float = 0.0) ->
 
 
 def use_prefix_caches(patch: pytest.MonkeyPatch) -> None:
-    """Let caches hold sources and prefixes themselves, and reorder them as if they were keys and values."""
+    """Make caches hold sources and prefixes themselves, and reorder them like keys and values."""
 
     def select(self: Any, rows: Tensor, memory_rows: Tensor | None = None) -> None:
         self.prefixes = [self.prefixes[row] for row in rows.tolist()]
@@ -48,7 +48,7 @@ def use_prefix_caches(patch: pytest.MonkeyPatch) -> None:
             self.sources = [self.sources[row] for row in memory_rows.tolist()]
 
     def join(caches: list[Any]) -> Any:
-        """Return a cache with the rows of all."""
+        """Return a cache with the rows of all caches."""
         whole: Any = IndexedCache()
         whole.sources = [source for cache in caches for source in cache.sources]
         whole.prefixes = [prefix for cache in caches for prefix in cache.prefixes]
@@ -60,7 +60,7 @@ def use_prefix_caches(patch: pytest.MonkeyPatch) -> None:
 
 
 class PrefixModel(Transformer):
-    """Answers the decoder's calls from a function; its "memory" is the source itself."""
+    """Answers the decoder's calls from a function; its encoder memory is the source itself."""
 
     def __init__(self, next_logits: NextLogits, vocab: int, max_positions: int | None = None) -> None:
         nn.Module.__init__(self)
@@ -109,7 +109,7 @@ class PrefixModel(Transformer):
 
 @dataclass(frozen=True)
 class Problem:
-    """One sentence to search: its source, what follows each prefix, and the settings."""
+    """One sentence to search: its source, a function of the next logits, and the settings."""
 
     next_logits: NextLogits
     source: tuple[int, ...]
@@ -120,13 +120,13 @@ class Problem:
         return self.options.target_limit(len(self.source), None)
 
     def choices(self, ids: tuple[int, ...]) -> dict[int, float]:
-        """Log-probability of every token that may come next."""
+        """Return the log-probability of every token that may follow."""
         log_probs = self.log_probs(ids)
         too_short = len(ids) + 1 < self.options.min_length
         return {i: p for i, p in enumerate(log_probs) if i not in (PAD, BOS) and not (i == EOS and too_short)}
 
     def log_probs(self, ids: tuple[int, ...]) -> list[float]:
-        """Log-probability of every id, those that may not be chosen too."""
+        """Return the log-probability of every id, including banned ids."""
         logits = self.next_logits(self.source, (BOS, *ids))
         normaliser = math.log(math.fsum(math.exp(logit) for logit in logits))
         return [logit - normaliser for logit in logits]
@@ -140,7 +140,7 @@ class Problem:
 
 
 def every_sequence(problem: Problem) -> list[Continuation]:
-    """The best of all sequences that end within the limit."""
+    """Return the best of all sequences that end within the limit."""
     finished = []
     live: dict[tuple[int, ...], float] = {(): 0.0}
     for _ in range(problem.limit):
@@ -151,7 +151,7 @@ def every_sequence(problem: Problem) -> list[Continuation]:
 
 
 def plain_beam_search(problem: Problem) -> list[Continuation]:
-    """The rules of `clearhead.generate.search.beam` in their plainest form, always run on to the limit."""
+    """The rules of `clearhead.generate.search.beam` in their simplest form, always run up to the limit."""
     beams = problem.options.beam_size
     finished: list[Continuation] = []
     live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]

@@ -1,4 +1,4 @@
-"""Beam search against oracles: the plain rules, all sequences there are, and a model that answers as told."""
+"""Beam search against oracles: the plain rules, all possible sequences, and a model with given answers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def assert_same(actual: list[Continuation], expected: list[Continuation]) -> Non
 def test_search_follows_the_plain_rules_run_to_the_limit(
     beams: int, n_best: int, lengths: tuple[int, int | None], alpha: float, vocab: int, end_bonus: float
 ) -> None:
-    """So neither the early stop, nor leaving the batch, nor batch mates change a result."""
+    """So early stopping, leaving the batch and other sentences of the batch change no result."""
     shortest, more = lengths
     options = SearchOptions(
         beam_size=beams,
@@ -90,7 +90,7 @@ def test_wide_beam_finds_the_best_of_all_sequences(length_penalty: float, min_le
 
 
 def test_narrow_beam_misses_what_a_wide_one_finds() -> None:
-    """Otherwise the oracles above could agree by answering a question that is too easy."""
+    """Otherwise the oracles above could agree on a problem that is too easy."""
     next_logits = random_logits(7)
     narrow, wide = (search(next_logits, 7, SOURCES, SearchOptions(beam_size=beams, max_length=6)) for beams in (1, 400))
     pairs = [(few[0].score, many[0].score) for few, many in zip(narrow, wide, strict=True)]
@@ -123,7 +123,7 @@ def test_hypotheses_cut_off_at_the_limit_are_marked_and_ended(beam_size: int) ->
 
 
 def test_beams_that_hold_no_hypothesis_are_not_cut_off() -> None:
-    """Two tokens for a beam of three, and no end in the first step, leave one beam empty."""
+    """Two tokens for three beams, and no end in the first step, leave one beam empty."""
 
     def two_tokens(_source: tuple[int, ...], _prefix: tuple[int, ...]) -> list[float]:
         return [0.0, 0.0, -20.0, 5.0, 3.0]
@@ -134,7 +134,7 @@ def test_beams_that_hold_no_hypothesis_are_not_cut_off() -> None:
 
 
 def test_hypotheses_cut_off_are_left_out_where_one_has_ended() -> None:
-    """An endless loop of sure tokens would beat the honest end on its score, so it must not compete."""
+    """An endless loop of certain tokens would beat the finished hypothesis by its score, so it must not compete."""
 
     def loops_after_four(_source: tuple[int, ...], prefix: tuple[int, ...]) -> list[float]:
         if len(prefix) == 1:

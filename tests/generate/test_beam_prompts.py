@@ -1,4 +1,4 @@
-"""Beam search behind prompts: the best of all continuations, greedy with one beam, alone as in a batch."""
+"""Beam search after prompts: it finds the best of all continuations, is greedy with one beam, and ignores its batch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def generate(
 def every_continuation(
     module: ch.Transformer, prompt: list[int], options: GenerateOptions, source: list[int] | None = None
 ) -> list[tuple[float, tuple[int, ...]]]:
-    """All sequences that end, or are cut off at the limit, best first."""
+    """Return all sequences that end, or are cut off at the limit, best first."""
     chain = repetition_processors(options, torch.tensor([source or prompt]))
     done, live = [], {(): 0.0}
     for step in range(options.max_new_tokens):
@@ -65,7 +65,7 @@ def every_continuation(
     ids=["sums", "long", "no repetition"],
 )
 def test_wide_beam_finds_the_best_of_all_continuations(kind: str, changes: dict[str, float]) -> None:
-    """Prompts of unequal length, vocabulary of 7, three tokens: ended ones and cut-off ones compete."""
+    """Prompts of unequal length, 7 ids, three tokens: finished and cut-off hypotheses compete."""
     options = GenerateOptions(beam_size=130, num_return_sequences=11, max_new_tokens=3, **changes)
     module = tiny_decoder(kind, seed=2, vocab=7, end_bonus=0.5)
     prompts = some_prompts(3, longest=5, vocab=7)
@@ -79,7 +79,7 @@ def test_wide_beam_finds_the_best_of_all_continuations(kind: str, changes: dict[
 
 
 def test_both_ends_are_among_the_best() -> None:
-    """Otherwise the law above could hold for a search that forgets one kind."""
+    """Otherwise the test above could pass for a search that forgets one kind."""
     module = tiny_decoder("modern", seed=2, vocab=7, end_bonus=0.5)
     options = GenerateOptions(beam_size=130, num_return_sequences=11, max_new_tokens=3)
     reasons = {result.stop_reason for some in generate(module, some_prompts(3, 5, vocab=7), options) for result in some}

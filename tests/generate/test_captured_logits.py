@@ -1,4 +1,4 @@
-"""What a search does to logits is not seen by whoever captures them."""
+"""Captured logits do not show the changes that a search makes to logits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests import hf_models
 
 
 def test_captured_logits_are_those_that_the_model_computed(tmp_path: Path) -> None:
-    """Ids that may not be chosen, such as the end before the shortest text, keep their numbers."""
+    """Banned ids, such as the end token before the minimum length, keep their logits."""
     model = clearhead.load(hf_models.language_model(tmp_path / "model"), device="cpu")
     with model.capture(["logits", "head"]) as seen:
         model.generate("the", max_new_tokens=4, min_new_tokens=4, beam_size=2)

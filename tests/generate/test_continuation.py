@@ -1,4 +1,4 @@
-"""Laws of generation: cached, padded, batched and streamed, always what a plain loop without a cache says."""
+"""Laws of generation: cached, padded, batched and streamed, it equals a plain loop without a cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SAMPLING = GenerateOptions(
 
 
 def letters(ids: list[int]) -> str:
-    """A text of one letter for each ordinary id."""
+    """Return a text of one letter for each ordinary id."""
     return "".join(chr(ord("a") + index) for index in ids if index > EOS)
 
 
@@ -52,7 +52,7 @@ def plain_loop(
     number: int = 0,
     source: list[int] | None = None,
 ) -> tuple[tuple[int, ...], float]:
-    """The definition: one pass over everything for each token, of one sequence without padding."""
+    """The definition: one pass over the whole sequence for each token, without padding."""
     stream = RandomStream(sequence_seed(options.seed, number, [*prompt, *(source or [])]))
     chain = build_logits_processors(
         options, (EOS,), len(prompt), torch.tensor([PAD, BOS]), torch.tensor([source or prompt])
@@ -85,12 +85,12 @@ def assert_same(actual: list[list[Continuation]], expected: list[list[Continuati
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [GenerateOptions(max_new_tokens=11), SAMPLING], ids=["greedy", "sampling"])
 def test_generation_is_the_plain_loop(kind: str, options: GenerateOptions) -> None:
-    """Prompts of unequal length are padded on the left, rows leave at different steps: nothing of it shows."""
+    """Prompts of unequal length are padded on the left and rows leave at different steps, without an effect."""
     module = tiny_decoder(kind, seed=1, end_bonus=1.0)
     prompts = some_prompts(5, longest=11)
     actual = generate(module, prompts, options)
     assert {result.stop_reason for (result,) in actual} == {"end", "length"}
-    assert len({len(result.ids) for (result,) in actual}) > 2, "nobody left early"
+    assert len({len(result.ids) for (result,) in actual}) > 2, "no row left early"
     for prompt, (result,) in zip(prompts, actual, strict=True):
         ids, total = plain_loop(module, prompt, options)
         assert result.ids == ids and result.stop_reason == ("end" if ids[-1] == EOS else "length")
@@ -114,12 +114,12 @@ def test_left_padding_is_no_padding(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sequence_does_not_depend_on_its_batch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone, with others, in another order, in small batches, or as one of several: the same for the same seed."""
+    """Alone, with others, in another order, in small batches, or among several: one seed gives one text."""
     module = tiny_decoder(kind, seed=1, end_bonus=1.0)
     prompts = some_prompts(3, longest=11)
     options = dataclasses.replace(SAMPLING, num_return_sequences=3)
     together = generate(module, prompts, options)
-    assert all(len({result.ids for result in some}) > 1 for some in together), "several sequences are one"
+    assert all(len({result.ids for result in some}) > 1 for some in together), "several sequences are equal"
     for index, prompt in enumerate(prompts):
         for number, result in enumerate(together[index]):
             assert result.ids == plain_loop(module, prompt, options, number)[0]
@@ -135,11 +135,11 @@ def test_seeds_reproduce_and_differ() -> None:
     first, again = (generate(module, prompts, SAMPLING) for _ in range(2))
     assert first == again and first[0][0].ids == first[1][0].ids
     assert generate(module, prompts, dataclasses.replace(SAMPLING, seed=6))[0][0].ids != first[0][0].ids
-    # Nearly flat, and long: that two are alike by chance is not to be expected within a lifetime of tests.
+    # Nearly flat and long: two equal sequences by chance are practically impossible.
     flat = {"temperature": 100.0, "top_p": 1.0, "min_new_tokens": 30, "max_new_tokens": 30}
     free = dataclasses.replace(SAMPLING, seed=None, **flat)
     chances = {result.ids for _ in range(2) for (result,) in generate(module, prompts, free)}
-    assert len(chances) == 4, "without a seed every sequence is new"
+    assert len(chances) == 4, "without a seed, every sequence is new"
 
 
 def test_tokens_are_drawn_with_their_probabilities() -> None:
@@ -148,11 +148,11 @@ def test_tokens_are_drawn_with_their_probabilities() -> None:
     drawn = draw(probs.expand(1000, -1), uniform).bincount(minlength=7)
     assert drawn.tolist() == [0, 100, 0, 200, 700, 0, 0]
     edges = torch.tensor([0.0, math.nextafter(1.0, 0.0)], dtype=torch.float64)
-    assert draw(probs.expand(2, -1), edges).tolist() == [1, 4], "ids of probability 0 are drawn at no edge"
+    assert draw(probs.expand(2, -1), edges).tolist() == [1, 4], "ids of probability 0 are never drawn"
 
 
 def test_a_stream_is_that_of_its_seed() -> None:
-    """Numbers that are drawn ahead change nothing, and other sequences of a prompt have other numbers."""
+    """Numbers drawn ahead change nothing, and other sequences of a prompt have other numbers."""
     first, same, other = (RandomStream(sequence_seed(3, number, [1, 7])) for number in (2, 2, 1))
     numbers = [first.next() for _ in range(150)]
     assert numbers == [same.next() for _ in range(150)] and len(set(numbers)) == 150
@@ -174,7 +174,7 @@ def test_two_stacks_generate_by_the_same_loop(kind: str, options: GenerateOption
 
 
 def test_a_token_costs_one_row_of_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prompt is read once, every token once, the last one never, and finished rows are not computed."""
+    """The prompt is read once, each token once, the last token never, and finished rows are not computed."""
     module = tiny_decoder("modern", seed=1, end_bonus=1.0)
     shapes: list[tuple[int, int]] = []
     assert module.decoder is not None
@@ -243,7 +243,7 @@ def test_a_very_long_prompt_is_refused_before_it_is_read(monkeypatch: pytest.Mon
 
 
 def test_a_table_of_positions_is_the_limit() -> None:
-    """As many tokens as have a place, and one more that is not read; a longer prompt is refused by its number."""
+    """All positions can be used, plus one token that is not read; a longer prompt is refused by its number."""
     module = tiny_decoder("original", seed=8, positions=11, end_bonus=-99.0)
     for length, room in ((3, 9), (10, 2), (11, 1)):
         ((result,),) = generate(module, [[BOS, *[3] * (length - 1)]], GenerateOptions(max_new_tokens=50))
@@ -253,7 +253,7 @@ def test_a_table_of_positions_is_the_limit() -> None:
     ((result,),) = generate(
         tiny_decoder("modern", seed=8, end_bonus=-99.0), [[BOS] * 90], GenerateOptions(max_new_tokens=7)
     )
-    assert len(result.ids) == 7, "positions that are computed set no limit"
+    assert len(result.ids) == 7, "computed positions set no limit"
 
 
 def test_what_cannot_generate_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""From text to text: collator, what a continuation begins with, and streams, with tokenizers of their own."""
+"""From text to text: collation, the start of a continuation, and streams, with tokenizers trained in the test."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model_of(family: str, vocab: int, extra: int = 0) -> ch.Transformer:
     module = ch.build(build_spec(hparams, source_vocab=vocab + extra, target_vocab=vocab + extra)).eval()
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.mul_(20.0)  # a fresh model has no opinion
+            parameter.mul_(20.0)  # A new model has no preferences.
     return module
 
 
@@ -53,7 +53,7 @@ def decoder_of(module: ch.Transformer, tokenizer: Tokenizer, *, continues: bool 
     ids=["greedy", "stops", "beam"],
 )
 def test_text_is_what_stands_behind_the_prompt(kind: str, options: GenerateOptions) -> None:
-    """Prompt and text together are what the tokenizer makes of all the ids; a leading space is part of the text."""
+    """Prompt and text together equal the decoded ids; a leading space belongs to the text."""
     tokenizer = tokenizer_of(kind)
     module = model_of("decoder", tokenizer.vocab_size)
     prompts = ["the cat", "", "a dog sat on"]

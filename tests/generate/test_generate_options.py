@@ -1,4 +1,4 @@
-"""Generation options: which method follows from them, and every fault and conflict at once."""
+"""Generation options: the method that follows from them, and one report of all faults and conflicts."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_value_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("top_k", 2.0), ("seed", True), ("temperature", "1"), ("stop", 7)])
 def test_value_of_wrong_type_is_refused_by_name(name: str, value: Any) -> None:
-    """Set behind the constructor's back, where the type checker of the test run cannot get in first."""
+    """The value is set after construction, which the type checker of the tests would refuse."""
     options = GenerateOptions()
     object.__setattr__(options, name, value)
     with pytest.raises(InputError, match=f"^{name} must be .* not {value!r}"):

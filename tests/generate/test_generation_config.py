@@ -1,4 +1,4 @@
-"""What a checkpoint's files say about generation: read whole, and done as the library that wrote them does it."""
+"""Generation settings of a checkpoint's files: all are read, and have the effect that transformers gives them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_call_goes_before_the_settings_and_those_without_effect_are_dropped() 
     assert call(rules(num_beams=4, length_penalty=2.0), beam_size=1, temperature=0) == GenerateOptions(temperature=0)
     with pytest.raises(InputError, match="seed is 5, which has no effect here: greedy search does not use it"):
         call(sampled, temperature=0, seed=5)
-    with pytest.raises(InputError, match="beam_size must be a whole number of at least 1, not '3'"):
+    with pytest.raises(InputError, match="beam_size must be a whole number of at least 1, got '3'"):
         call(sampled, beam_size="3")
 
 
@@ -92,7 +92,7 @@ def test_lengths_of_the_files_give_way_to_the_call() -> None:
         beam_size=3, max_length=7, min_length=7
     )
     assert resolve_options(SearchOptions, {}, {}) == SearchOptions(beam_size=5)
-    # What the files ask for alone is no mistake of the caller.
+    # Settings of the files alone are no mistake of the caller.
     assert call(rules(min_new_tokens=300)).min_new_tokens == 100
 
 

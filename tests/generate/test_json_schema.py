@@ -1,4 +1,4 @@
-"""The law of a schema: a text that ends is JSON under it, and one that is cut is the start of such a text."""
+"""The law of a schema: an ended text is JSON under it, and a cut-off text is the start of such a text."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def tokenizer_of(kind: str) -> Tokenizer:
 
 
 def build_untrained(tokenizer: Tokenizer) -> ch.Transformer:
-    """A model that now and then wants to end, so that texts do."""
+    """Return a model that sometimes generates the end token, so that texts end."""
     module = model_of("decoder", tokenizer.vocab_size, extra=3)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -65,7 +65,7 @@ def build_untrained(tokenizer: Tokenizer) -> ch.Transformer:
 
 @pytest.fixture(scope="module")
 def bytewise() -> llguidance.LLTokenizer:
-    """A vocabulary of 256 bytes and an end token, which knows nothing of ours."""
+    """Return a vocabulary of 256 bytes and an end token, without clearhead's special tokens."""
 
     class Bytes:
         eos_token_id, bos_token_id, special_token_ids = 256, None, (256,)
@@ -87,7 +87,7 @@ def test_a_text_that_ends_is_valid_and_a_cut_one_begins_a_valid_text(
         sampling.TokenChooser, "_mask_disallowed", lambda *arguments: masked.append(1) or plain(*arguments)
     )
     module, ended, cut = build_untrained(tokenizer), 0, 0
-    # Words that all begin with a space need it.
+    # Needed if all words begin with a space.
     spaces = {"x-guidance": {"whitespace_flexible": True}} if kind in ("word", "split") else {}
     for number, schema in enumerate({**schema, **spaces} for schema in SCHEMAS):
         for options in (
@@ -117,7 +117,7 @@ def test_a_text_that_ends_is_valid_and_a_cut_one_begins_a_valid_text(
 
 @pytest.mark.parametrize("kind", ["byte", "byte-bpe"])
 def test_no_white_space_stands_between_the_parts_of_a_text(kind: str) -> None:
-    """However much a model would like some: nothing but space then has a logit above all others."""
+    """Even for a model that gives only white space a high logit."""
     tokenizer = tokenizer_of(kind)
     module = build_untrained(tokenizer)
     with torch.no_grad():
@@ -154,7 +154,7 @@ def test_a_schema_that_cannot_be_followed_is_one_sentence(schema: dict, sentence
 def test_a_vocabulary_without_braces_is_refused_before_anything_is_generated() -> None:
     tokenizer = train_tokenizer("unigram", ['"a" "b" abc 3 4 5'] * 9, vocab_size=12)
     request = GenerateRequest([[2]], GenerateOptions(), eos_id=3, pad_id=0)
-    with pytest.raises(InputError, match=r"no token of this vocabulary \(unigram\) begins a text under the schema"):
+    with pytest.raises(InputError, match=r"no token of this vocabulary \(unigram\) can begin a text under the schema"):
         with_schema(request, {"type": "object"}, tokenizer, tokenizer.vocab_size)
     assert with_schema(request, {"type": "string"}, tokenizer, tokenizer.vocab_size).constraint is not None
 
@@ -194,7 +194,7 @@ def test_a_text_that_exceeds_the_limits_of_llguidance_names_the_reason(
     monkeypatch.setattr(schema_worker, "MOST_STATES", 60)
     tokenizer = tokenizer_of("byte")
     module, options = build_untrained(tokenizer), GenerateOptions(max_new_tokens=200, temperature=0)
-    with pytest.raises(InputError, match="the JSON schema is not one that can be followed: lexer error: too many"):
+    with pytest.raises(InputError, match="the JSON schema cannot be followed: lexer error: too many"):
         decoder_of(module, tokenizer).generate(["a"], options, schema)
 
 
@@ -213,7 +213,7 @@ def beams_off(request: GenerateRequest) -> GenerateRequest:
 
 
 def test_a_schema_belongs_to_its_request_alone() -> None:
-    """Held and free requests share a batch, and each has the tokens that it has alone."""
+    """Requests with and without a schema share a batch, and each gets the tokens that it gets alone."""
     tokenizer = tokenizer_of("byte")
     module, options = build_untrained(tokenizer), GenerateOptions(max_new_tokens=12, temperature=1.0, seed=4)
     free = GenerateRequest([[2, 40, 50]], options, eos_id=3, pad_id=0, decode=tokenizer.decode)

@@ -1,4 +1,4 @@
-"""Search options: every fault at once, and the limits they set."""
+"""Search options: one report of all faults, and the limits that they set."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_value_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
     ("name", "value"), [("beam_size", "5"), ("beam_size", 2.0), ("n_best", True), ("length_penalty", "1")]
 )
 def test_value_of_wrong_type_is_refused_by_name(name: str, value: Any) -> None:
-    """Set behind the constructor's back, where the type checker of the test run cannot get in first."""
+    """The value is set after construction, which the type checker of the tests would refuse."""
     options = SearchOptions()
     object.__setattr__(options, name, value)
     with pytest.raises(InputError, match=f"^{name} must be .* not {value!r}"):

@@ -23,28 +23,28 @@ PROMPT = "a m u"
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ch.Model]:
-    """A model with a table of 61 positions, and one that computes them and declares 61."""
+    """A model with a table of 61 positions, and a model that computes positions and declares 61."""
     folder = tmp_path_factory.mktemp("limits")
     makers = {"table": language_model, "declared": rotary_model}
     return {name: ch.load(make(folder / name), precision="fp32") for name, make in makers.items()}
 
 
 def texts(model: ch.Model, count: int) -> str:
-    """A text of so many tokens."""
+    """Return a text of `count` tokens."""
     text = "".join("am"[number % 2] for number in range(3 * count))
     length = next(length for length in range(len(text)) if len(model.tokenizer.encode(text[:length])) == count)
     return text[:length]
 
 
 def count_written(model: ch.Model, prompt: str, **options: Any) -> int:
-    """The number of tokens that greedy search writes, end tokens banned."""
+    """Return the number of tokens that greedy search generates with end tokens banned."""
     ((only,), *_) = [model.generate(prompt, temperature=0, **options)]
     return len(only.tokens)
 
 
 @pytest.mark.parametrize("kind", ["table", "declared"])
 def test_what_a_call_asks_for_must_fit_into_the_positions(kind: str, models: dict[str, ch.Model]) -> None:
-    """Both numbers are named; without max_new_tokens an answer ends at the limit."""
+    """The message names both numbers; without max_new_tokens, an answer ends at the limit."""
     model = models[kind]
     prompt = texts(model, 41)
     assert count_written(model, prompt, max_new_tokens=20, min_new_tokens=19) == 20
@@ -54,7 +54,7 @@ def test_what_a_call_asks_for_must_fit_into_the_positions(kind: str, models: dic
         with pytest.raises(ContextTooLong, match=r"prompt 1 has 70 tokens.* the model has 61 positions"):
             ask(texts(model, 70), temperature=0)
     (ended,) = model.generate(prompt, temperature=0, min_new_tokens=19)
-    # The last token of a table is not read.
+    # With a table, the last token is not read.
     assert ended.stop_reason == "length" and len(ended.tokens) == 20 + (kind == "table")
 
 
@@ -68,7 +68,7 @@ def test_beyond_positions_lifts_a_declared_length_alone(models: dict[str, ch.Mod
 
 
 def test_beyond_the_limit_the_model_computes_what_it_did(models: dict[str, ch.Model]) -> None:
-    """The limit changes no number: its greedy continuation is that of the module itself."""
+    """The limit changes no number: greedy continuation equals that of the module itself."""
     model = models["declared"]
     ids = [*model.tokenizer.encode(texts(model, 70))]
     for _ in range(4):
@@ -93,7 +93,7 @@ def test_the_command_line_follows_the_same_rule(models: dict[str, ch.Model], cap
 
 
 def test_other_doors_read_no_more_than_the_declared_length(models: dict[str, ch.Model]) -> None:
-    """A longer text is scored in windows, as with a table; a view of it is allowed, for a model can be looked at."""
+    """A longer text is scored in windows, as with a table; viewing it is allowed, since any model can be viewed."""
     model = models["declared"]
     long = texts(model, 130)
     ids = [0, *model.tokenizer.encode(long), 0]
@@ -123,12 +123,12 @@ def test_other_doors_read_no_more_than_the_declared_length(models: dict[str, ch.
     ],
 )
 def test_scaled_rotations_extend_the_declared_length(scaling: Any, limit: int) -> None:
-    """By the factor where max_position_embeddings is the length before scaling; it is not lowered by any."""
+    """If max_position_embeddings is the length before scaling, the factor extends it; no factor lowers it."""
     assert spec.Rotary(scaling=scaling).extended_length(61) == limit
 
 
 def test_a_saved_checkpoint_declares_what_was_loaded(tmp_path: Path) -> None:
-    """Also where the config is written anew, and where only some layers are scaled."""
+    """Also if the config is written again, and if only some layers are scaled."""
     scaled = {"rope_type": "linear", "factor": 4.0}
     for number, (settings, limit) in enumerate((({}, 61), ({"rope_scaling": scaled}, 244))):
         model = ch.load(rotary_model(tmp_path / f"from{number}", **settings), precision="fp32")
@@ -143,7 +143,7 @@ def test_a_saved_checkpoint_declares_what_was_loaded(tmp_path: Path) -> None:
 
 
 def test_truncation_reads_the_start_of_a_long_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The answer is that of the longest start that the encoder reads, and a warning counts the texts."""
+    """The answer equals that of the longest start that the encoder reads, and a warning gives the number of texts."""
     model = ch.load(translator(tmp_path / "mt"), precision="fp32")
     long = "the cat sat on the mat " * 30
     with pytest.raises(ContextTooLong, match="the model has 47 positions"):

@@ -1,4 +1,4 @@
-"""Laws of shared beginnings of prompts: the same bits with and without, whatever is given up meanwhile."""
+"""Laws of shared beginnings of prompts: the same bits with and without them, whatever is dropped meanwhile."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def reading(tree: Transformer, prompt: list[int], prefixes: Prefixes | None) -> 
 
 
 def read(tree: Transformer, prompt: list[int], prefixes: Prefixes | None) -> tuple[list[int], list[float], int]:
-    """The tokens after a prompt, the logits of the first and the log-probabilities of all, and what was shared."""
+    """Return the tokens after a prompt, the first logits, all log-probabilities, and the number of shared tokens."""
     reader = reading(tree, prompt, prefixes)
     with torch.inference_mode():
         while not (starts := reader.step()):
@@ -42,7 +42,7 @@ def read(tree: Transformer, prompt: list[int], prefixes: Prefixes | None) -> tup
 
 
 def alike(lengths: list[int], shared: int = 2 * BLOCK_TOKENS + 5) -> list[list[int]]:
-    """Prompts that begin with the same tokens, and have so many more."""
+    """Return prompts that begin with the same tokens, each followed by `more` further tokens."""
     (start,) = ids_of(1, [shared])
     return [start + rest for rest in ids_of(len(lengths), lengths)]
 
@@ -94,7 +94,7 @@ def test_what_was_used_longest_ago_is_given_up() -> None:
 
 
 def test_a_request_that_ends_early_or_whose_beginning_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a request took over is its own: others neither see it leave, nor does it see them."""
+    """A request owns the beginning that it took over: dropping it elsewhere has no effect on either side."""
     monkeypatch.setattr(prefill, "CHUNK_TOKENS", 50)
     tree, prefixes = of_model(small("llama-tiny"), "int8"), Prefixes(PLENTY)
     first, second = alike([90, 95])

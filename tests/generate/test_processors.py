@@ -1,4 +1,4 @@
-"""Logits processors against those of the transformers library, value by value, and what padding must not change."""
+"""Logits processors compared with those of transformers, value by value, and the effect of padding."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EOS, PROMPT = 2, 5
 
 
 def logits_of(shape: str) -> Tensor:
-    """Logits of every kind that is hard: ties in plenty, a peak, ids that are banned already, a large vocabulary."""
+    """Return logits of every difficult kind: many ties, a peak, banned ids, a large vocabulary."""
     torch.manual_seed(7)
     match shape:
         case "plain":
@@ -60,7 +60,7 @@ def ids_of(logits_RV: Tensor, length: int = 19) -> Tensor:
 
 
 def pairs() -> dict[str, tuple[Processor, Any]]:
-    """Ours and theirs with the same settings."""
+    """Return clearhead's and transformers' processors with the same settings."""
     shortest = peer.MinNewTokensLengthLogitsProcessor
     processor_pairs: dict[str, tuple[Processor, Any]] = {
         "minimum reached": (BannedIds((EOS,), stop=PROMPT + 14), shortest(PROMPT, 14, EOS)),
@@ -93,14 +93,14 @@ def test_each_processor_gives_the_values_of_transformers(shape: str) -> None:
         before = logits_RV.clone()
         actual, expected = ours(logits_RV, ids_RT), theirs(ids_RT, logits_RV.clone())
         if shape == "large ties" and name.startswith("top-p"):
-            # Sorting promises no order of equal values, so only how many of them stay can be compared.
+            # Sorting does not order equal values, so only their number can be compared.
             actual, expected = actual.sort(1).values, expected.sort(1).values
         assert torch.equal(actual, expected), name
         assert torch.equal(logits_RV, before), f"{name} changed its argument"
 
 
 def test_the_order_is_that_of_transformers() -> None:
-    """Their own list for the same options, class by class, and the same values from the whole chain."""
+    """transformers' list for the same options, class by class, and the same values from the whole chain."""
     utils = pytest.importorskip("transformers.generation.utils")
     options = GenerateOptions(
         temperature=0.7, top_k=9, top_p=0.8, min_p=0.05, repetition_penalty=1.3, no_repeat_ngram_size=2,
@@ -143,7 +143,7 @@ def test_the_order_is_that_of_transformers() -> None:
 
 
 def test_padding_in_front_repeats_nothing() -> None:
-    """Rows of different lengths give what each gives alone, and what transformers gives for its padding lengths."""
+    """Rows of different lengths give the same as alone, and the same as transformers for its padding lengths."""
     logits_RV = logits_of("plain")
     ids_RT = torch.randint(3, 9, (7, 13))
     lengths = [13, 1, 2, 7, 3, 11, 5]
@@ -160,7 +160,7 @@ def test_padding_in_front_repeats_nothing() -> None:
 
 
 def test_greedy_choice_beside_banned_ids_is_that_of_the_changed_logits() -> None:
-    """Also where every id is banned, where more are than are looked for one by one, and where a ban has ended."""
+    """Also if every id is banned, if there are too many for a search one by one, and if a ban has ended."""
     chains = ([], [BannedIds((3, 5))], [BannedIds((3, 5), stop=2), BannedIds(torch.arange(25))], [BannedIds((1,) * 29)])
     for chain in (*chains, [BannedIds(tuple(range(12))), BannedIds(torch.arange(10, 29))]):
         for length in (1, 4):
@@ -199,7 +199,7 @@ def test_a_tiny_temperature_takes_the_most_probable_token(
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sampling_sorts_nothing(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a draw costs does not depend on how flat the distribution is."""
+    """The cost of a draw does not depend on the shape of the distribution."""
     logits_RV = logits_of(shape)
     options = GenerateOptions(temperature=0.7, top_p=0.9)
     uniform = torch.Generator().manual_seed(3)
@@ -211,5 +211,5 @@ def test_sampling_sorts_nothing(shape: str, monkeypatch: pytest.MonkeyPatch) -> 
         tokens_R, _ = TokenChooser([], options).choose(
             logits_RV, ids_of(logits_RV), torch.rand(len(logits_RV), dtype=torch.float64, generator=uniform)
         )
-        # Of equal logits sorting promises no order.
+        # Sorting does not order equal logits.
         assert kept_RV.gather(1, tokens_R[:, None]).all() or shape in ("flat", "ties", "large ties")

@@ -1,4 +1,4 @@
-"""Laws of the recorded beam search: it is the search itself, and every candidate's fate follows from the rules."""
+"""Laws of the recorded beam search: it equals the search, and each candidate's fate follows from the rules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOURCE = (4, 5, 3, 3, 3)
 def record(
     next_logits: NextLogits, vocab: int, options: SearchOptions
 ) -> tuple[list[Continuation], tuple[ConsideredToken, ...]]:
-    """Search one sentence with a recorder, and check that the search without it finds the same."""
+    """Search one sentence with a recorder, and check that the search without it has the same results."""
     recorder = BeamRecorder(options.length_penalty, num_pruned=2)
     with pytest.MonkeyPatch.context() as patch:
         use_prefix_caches(patch)
@@ -70,7 +70,7 @@ def test_every_candidate_follows_from_the_rules(
         assert (entry.reason == BANNED) == (
             entry.state == "pruned" and entry.ids[-1] not in problem.choices(entry.ids[:-1])
         )
-    # The paths of the results, with their scores.
+    # The ids of the results, with their scores.
     assert {entry.rank: (entry.ids, entry.score, entry.total) for entry in considered if entry.rank is not None} == {
         rank: (result.ids, pytest.approx(result.score), result.log_probability) for rank, result in enumerate(results)
     }
@@ -79,7 +79,7 @@ def test_every_candidate_follows_from_the_rules(
 
 
 def check_steps(considered: tuple[ConsideredToken, ...], options: SearchOptions) -> None:
-    """In each step the best live on, and what ends does not block them."""
+    """Check that the best stay live in each step, and that ended candidates do not block them."""
     for length in range(1, max(len(entry.ids) for entry in considered) + 1):
         step = [entry for entry in considered if len(entry.ids) == length]
         kept_totals = [entry.total for entry in step if entry.state == "kept"]
@@ -95,7 +95,7 @@ def check_steps(considered: tuple[ConsideredToken, ...], options: SearchOptions)
             pruned = [entry for entry in step if entry.ids[:-1] == parent and entry.reason in (BANNED, BELOW, LATE_END)]
             assert len(pruned) <= 2
         survivors = {entry.ids[:-1] for entry in considered if len(entry.ids) == length + 1}
-        assert survivors == {entry.ids for entry in step if entry.state == "kept"}, "what was kept was extended"
+        assert survivors == {entry.ids for entry in step if entry.state == "kept"}, "kept candidates were extended"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_what_stands_for_no_text_takes_no_place_of_a_candidate() -> None:
     assert any(entry.ids[-1] in (PAD, BOS) for entry in plain) and not any(
         entry.ids[-1] in (PAD, BOS) for entry in without
     )
-    assert len(without) == len(plain), "others take their places"
+    assert len(without) == len(plain), "other candidates replace them"
     assert [entry for entry in plain if entry.state != "pruned"] == [
         entry for entry in without if entry.state != "pruned"
     ]
@@ -146,7 +146,7 @@ def check_ranked_cut_off(continuations: list[object], ranked: dict[int, Consider
 
 
 def test_a_search_without_a_recorder_computes_nothing_for_it() -> None:
-    """The normaliser of the candidates is not a log-softmax, which only the recorder takes."""
+    """The denominator of the candidates' softmax is no log-softmax, which only the recorder computes."""
     module, source = tiny_model("modern", seed=3), some_sources(1, longest=7)[0]
     options = SearchOptions(beam_size=2, max_length=5)
     plain = operations(lambda: translate_ids(module, [source], options))

@@ -1,4 +1,4 @@
-"""Laws of the running batch: a request has the same result whoever joins and leaves beside it, in whatever order."""
+"""Laws of the running batch: a request has the same result whichever requests join and leave, in any order."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ def test_results_depend_on_nobody_else(name: str) -> None:
                 continue
             assert [ids for ids, _ in actual[number]] == [ids for ids, _ in wanted], number
             assert [total for _, total in actual[number]] == pytest.approx([total for _, total in wanted], abs=1e-9)
-    assert any(not actual[number] for number in left), "nobody left early"
+    assert any(not actual[number] for number in left), "no row left early"
 
 
 def test_a_row_without_numbers_ends_alone() -> None:
-    """A request whose outputs are no numbers fails, and those beside it do not."""
+    """A request whose outputs are not numbers fails; the others in the batch do not."""
     module = tiny_decoder("modern", seed=1, end_bonus=-9.0)
     good = GenerateRequest([[BOS, 3]], GREEDY, EOS, PAD, (PAD, BOS))
     bad = dataclasses.replace(good, banned=tuple(range(30)), options=GREEDY, eos_id=EOS)
@@ -117,7 +117,7 @@ def test_a_row_without_numbers_ends_alone() -> None:
 
 
 def test_a_sentence_without_numbers_ends_alone() -> None:
-    """A search fails for the sentence whose outputs are no numbers, and goes on for the others."""
+    """A search fails for the sentence whose outputs are not numbers, and continues for the others."""
     module = tiny_decoder("modern", seed=1, end_bonus=-9.0)
     options = GenerateOptions(max_new_tokens=5, beam_size=2)
     both = GenerateRequest([[BOS, 3], [BOS, 4]], options, EOS, PAD, (PAD, BOS))

@@ -1,4 +1,4 @@
-"""A translation's score is the same whether search reports it or one pass over the whole pair."""
+"""A translation's score is the same from beam search and from one pass over the whole pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loss of text by windows: every token once, with the context that is promised, and equal to one plain pass."""
+"""Loss of text by windows: every token once, with the promised context, and equal to one plain pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.generate.tiny import BOS, EOS, PAD, some_prompts, tiny_decoder, tiny_
 
 
 def plain(module: torch.nn.Module, ids: list[int]) -> list[float]:
-    """Log-probabilities of ids[1:] from one pass over the whole."""
+    """Return the log-probabilities of ids[1:] from one pass over the whole sequence."""
     with torch.no_grad():
         logits = module(torch.tensor([ids[:-1]])).logits[0]
     return logits.double().log_softmax(1)[range(len(ids) - 1), ids[1:]].tolist()
@@ -45,7 +45,7 @@ def test_windows_score_every_token_once_with_enough_context(length: int, window:
 def test_a_window_that_holds_the_text_is_one_plain_pass(
     kind: str, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sequences of all lengths share batches, and the logits are made in parts."""
+    """Sequences of all lengths share batches, and the logits are computed in chunks."""
     module = tiny_decoder(kind, seed=3)
     monkeypatch.setattr(scoring_texts, "MOST_LOGITS", 13 * 71)
     for ids, actual in zip(
@@ -103,7 +103,7 @@ def test_faults_are_named_together() -> None:
     assert all(
         phrase in str(caught.value) for phrase in ("2 faults", "text 2 has 1 tokens", "the model's 17 positions")
     )
-    with pytest.raises(InputError, match="stride must be from 1 to the window of 7 tokens, not 8"):
+    with pytest.raises(InputError, match="stride must be from 1 to the window of 7 tokens, got 8"):
         score_sequences(module, [[BOS, 3]], pad_id=PAD, window=7, stride=8)
     with pytest.raises(InputError, match="nothing to score"):
         sequence_loss(module, [], pad_id=PAD)

@@ -1,4 +1,4 @@
-"""Laws of search with real models: cached, batched, padded and sorted, always the same translations."""
+"""Laws of search with real models: cached, batched, padded and sorted, the translations are the same."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def translate(module: ch.Transformer, sources: list[list[int]], options: SearchO
 
 
 def next_log_probs(module: ch.Transformer, source: list[int], prefixes: list[tuple[int, ...]]) -> torch.Tensor:
-    """One uncached pass over an unpadded source and whole prefixes of one length."""
+    """Run one uncached pass over an unpadded source and whole prefixes of one length."""
     with torch.no_grad():
         prefix_ids = torch.tensor([[BOS, *prefix] for prefix in prefixes])
         logits = module(torch.tensor([source] * len(prefixes)), prefix_ids).logits
@@ -84,7 +84,7 @@ def test_batched_is_single_in_the_order_of_the_input(kind: str, beam_size: int) 
     sources = some_sources(7, longest=17)
     options = SearchOptions(beam_size=beam_size, n_best=min(3, beam_size), max_length=13)
     together = translate(module, sources, options)
-    assert len({len(some[0].ids) for some in together}) > 2, "all results are of one length: nobody left early"
+    assert len({len(some[0].ids) for some in together}) > 2, "all results have one length: no row left early"
     assert_same(together, [translate(module, [source], options)[0] for source in sources])
     split = dataclasses.replace(options, batch_size=3, batch_tokens=19 * beam_size)
     assert_same(translate(module, sources, split), together)
@@ -143,6 +143,6 @@ def test_batches_hold_every_sentence_once_within_the_budget() -> None:
     costs = [7, 3, 19, 5, 5, 2, 11, 40]
     batches = list(batches_by_cost(costs, budget=22, most_rows=3))
     assert sorted(i for batch in batches for i in batch) == list(range(len(costs)))
-    assert batches[0] == [7], "one sentence above the budget is a batch of its own"
+    assert batches[0] == [7], "a sentence above the budget gets its own batch"
     assert all(len(batch) * max(costs[i] for i in batch) <= 22 for batch in batches[1:])
     assert max(len(batch) for batch in batches) == 3

@@ -1,4 +1,4 @@
-"""Text that grows by tokens: what is shown is certain, stop texts are exact, and the whole is what decoding gives."""
+"""Streamed text: shown text is final, stop texts are exact, and the whole equals the decoded ids."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def grow(growing: StreamingDecoder, ids: list[int]) -> list[str]:
 
 
 def cut(text: str, stops: list[str]) -> str:
-    """The plain rule: read character by character until some stop text is complete."""
+    """The plain rule: read character by character until a stop text is complete."""
     for end in range(len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
@@ -49,7 +49,7 @@ def cut(text: str, stops: list[str]) -> str:
     seed=st.integers(0, 99),
 )
 def test_stop_texts_are_exact_whatever_the_tokens_are(text: str, stops: list[str], seed: int) -> None:
-    """Tokens are random runs of bytes, so stop texts and characters straddle them."""
+    """Tokens are random runs of bytes, so stop texts and characters span several tokens."""
     draw, content = random.Random(seed), text.encode()
     runs: list[bytes] = []
     while content:
@@ -80,7 +80,7 @@ def test_characters_are_shown_whole() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pieces_are_the_decoded_text_for_every_tokenizer(kind: str) -> None:
-    """Also behind a context, on which the space in front of the first word depends, and over many windows."""
+    """Also after a context, which decides about the space before the first word, and over many windows."""
     texts = TEXTS if kind != "split" else [" ".join(text.split()) + " un@@ seg@@ mented" for text in TEXTS]
     size = {"byte": 260, "byte-bpe": 300, "wordpiece": 120, "unigram": 57}.get(kind, 90)
     tokenizer: Tokenizer = train_tokenizer(kind, texts * 3, vocab_size=size)

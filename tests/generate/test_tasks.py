@@ -1,4 +1,4 @@
-"""A task that a checkpoint lists: its prefix, its settings, and a search that stops early as transformers' does."""
+"""A task that a checkpoint lists: its prefix, its settings, and early stopping as in transformers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     theirs = transformers.T5ForConditionalGeneration(config).eval()
     with torch.no_grad():
-        theirs.shared.weight[1] *= 2.55  # so that sequences end, and searches differ in when they stop
+        theirs.shared.weight[1] *= 2.55  # So sequences end, and searches differ in their stop.
     theirs.save_pretrained(folder)
     (folder / "generation_config.json").unlink()
     config_json = json.loads((folder / "config.json").read_text()) | {"task_specific_params": TASKS}

@@ -1,4 +1,4 @@
-"""Encoder-decoder models small enough to search exhaustively and random enough to have an opinion."""
+"""Encoder-decoder models small enough for an exhaustive search, with random weights that have clear preferences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOURCE_VOCAB, TARGET_VOCAB = 11, 7
 
 
 def tiny_spec(kind: str, target_vocab: int = TARGET_VOCAB, positions: int = 64) -> spec.Model:
-    """Two layers a side: "original" is post-norm, "modern" is pre-norm and rotary with shared key/value heads."""
+    """Return a spec of two layers per stack: "original" is post-norm, "modern" is pre-norm and rotary."""
     modern = kind == "modern"
     norm = spec.RMSNorm() if modern else spec.LayerNorm()
     norm_args = {"pre": norm} if modern else {}
@@ -56,7 +56,7 @@ def tiny_spec(kind: str, target_vocab: int = TARGET_VOCAB, positions: int = 64) 
 
 
 def tiny_model(kind: str, seed: int, target_vocab: int = TARGET_VOCAB, end_bonus: float = 0.0) -> ch.Transformer:
-    """A model with weights so large that its choices differ; the bonus makes it end before it loops for ever."""
+    """Return a model with large weights, so that its choices differ; the bonus makes sequences end."""
     torch.manual_seed(seed)
     module = ch.build(tiny_spec(kind, target_vocab)).eval()
     bias = module.head.layers[-1].bias
@@ -66,7 +66,7 @@ def tiny_model(kind: str, seed: int, target_vocab: int = TARGET_VOCAB, end_bonus
 
 
 def some_sources(count: int, longest: int, seed: int = 0) -> list[list[int]]:
-    """Random sources of very different lengths, each closed by the end token."""
+    """Return random sources of very different lengths, each with the end token."""
     draw = random.Random(seed)
     lengths = [draw.randint(0, longest) for _ in range(count)]
     return [[*(draw.randrange(3, SOURCE_VOCAB) for _ in range(length)), EOS] for length in lengths]
@@ -75,7 +75,7 @@ def some_sources(count: int, longest: int, seed: int = 0) -> list[list[int]]:
 def tiny_decoder(
     kind: str, seed: int, vocab: int = 13, *, positions: int = 64, end_bonus: float = 0.0
 ) -> ch.Transformer:
-    """A decoder alone: "original" has a table of positions, "modern" is rotary with shared key/value heads."""
+    """Return a decoder: "original" has a table of positions, "modern" is rotary with shared key/value heads."""
     torch.manual_seed(seed)
     two = tiny_spec(kind, vocab, positions)
     assert two.decoder is not None
@@ -91,14 +91,14 @@ def tiny_decoder(
 
 
 def some_prompts(count: int, longest: int, vocab: int = 13, seed: int = 0) -> list[list[int]]:
-    """Random prompts of very different lengths, each opened by the start token."""
+    """Return random prompts of very different lengths, each with the start token."""
     draw = random.Random(seed)
     lengths = [draw.randint(0, longest) for _ in range(count)]
     return [[BOS, *(draw.randrange(3, vocab) for _ in range(length))] for length in lengths]
 
 
 def next_logits(module: ch.Transformer, ids: list[int], source: list[int] | None = None) -> torch.Tensor:
-    """The logits behind one unpadded sequence, from one pass without a cache."""
+    """Return the logits after one unpadded sequence, from one pass without a cache."""
     with torch.no_grad():
         if source is not None:
             return module(torch.tensor([source]), torch.tensor([ids])).logits[0, -1]
@@ -106,7 +106,7 @@ def next_logits(module: ch.Transformer, ids: list[int], source: list[int] | None
 
 
 def run_search(module: ch.Transformer, start: Callable[[], PrefilledMember]) -> list[list[Continuation]]:
-    """Run a search alone, and return the candidates of each of its sentences."""
+    """Run a search alone and return the candidates of each of its sentences."""
     batch = RunningBatch(module)
     with torch.inference_mode():
         started = start()
@@ -125,6 +125,6 @@ def translate_ids(
     start: int = BOS,
     recorder: BeamRecorder | None = None,
 ) -> list[list[Continuation]]:
-    """Search for the translations of sources, without the tokens for start and padding."""
+    """Search for the translations of sources; return them without start tokens and padding."""
     prompts = [[start] for _ in sources]
     return generate_ids(module, GenerateRequest(prompts, options, EOS, PAD, (start, PAD), sources, recorder=recorder))

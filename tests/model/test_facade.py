@@ -240,7 +240,7 @@ def test_a_single_stack_does_not_translate() -> None:
     hparams = Hyperparameters(family="decoder", layers=1, width=14, heads=2)
     module = ch.build(build_spec(hparams, source_vocab=9, target_vocab=9)).eval()
     model = ch.Model(module, TokenizerPair(words, words, True), TaskRecord(kind="generate"))
-    with pytest.raises(InputError, match="needs a model with encoder and decoder; this one has a single stack"):
+    with pytest.raises(InputError, match="needs a model with encoder and decoder, but this model has a single stack"):
         model.translate(["a"])
     with pytest.raises(InputError, match="needs a model with encoder and decoder"):
         model.score("a", "b")

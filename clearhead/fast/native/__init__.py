@@ -1,1 +1,1 @@
-"""Kernels in C++ for a CPU, compiled for the processor at hand when they are first needed."""
+"""C++ kernels for a CPU, compiled for the current processor at their first use."""

@@ -1,4 +1,4 @@
-"""Structures that kernels take, made of `abi.h`, and addresses of tensors, whose dtype and sizes are checked."""
+"""Structures of the kernels, generated from `abi.h`, and addresses of tensors after a check of dtype and shape."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ADD: Final = ctypes.CFUNCTYPE(None, *(ctypes.c_char_p,) * 3, *(ctypes.c_int64,)
 
 @cache
 def _declarations() -> dict[str, list[tuple[str, ...]]]:
-    """Return the fields of each structure (type, name, and how many in an array), and the values of each list."""
+    """Return the fields of each structure (type, name, array size), and the values of each enumeration."""
     declarations: dict[str, list[tuple[str, ...]]] = {}
     text = re.sub("//.*", "", _HEADER.read_text("utf-8").rpartition("#else")[2])
     for kind, arguments in re.findall(r"\b([A-Z]+)\(([^)]*)\)", text):
@@ -31,12 +31,12 @@ def _declarations() -> dict[str, list[tuple[str, ...]]]:
 
 
 def values(name: str) -> dict[str, int]:
-    """Return the names of a list in `abi.h`, in lower case, with their numbers."""
+    """Return the names of an enumeration in `abi.h`, in lower case, with their numbers."""
     return {value.lower(): number for number, (value,) in enumerate(_declarations()[name])}
 
 
 def _fields(name: str) -> list[tuple[str, Any]]:
-    """Return the fields of a structure; those of a structure within it must be there."""
+    """Return the fields of a structure; structures inside it must be defined already."""
 
     def kind(type_name: str) -> Any:
         return ctypes.c_void_p if type_name.endswith("*") else _NUMBERS.get(type_name) or globals()[type_name]
@@ -46,50 +46,50 @@ def _fields(name: str) -> list[tuple[str, Any]]:
 
 
 ACTIVATIONS: Final = {name: number for name, number in values("Activation").items() if name != "none"}
-"""The activations that kernels compute, with their numbers."""
+"""Activations that the kernels compute, with their numbers."""
 NO_ACTIVATION: Final = values("Activation")["none"]
 
 
 class Norm(ctypes.Structure):
-    """A norm over the last axis."""
+    """Norm over the last axis."""
 
-    __slots__ = ()  # a field that there is not cannot be set
+    __slots__ = ()  # setting an unknown field raises an error
     _fields_ = _fields("Norm")
 
 
 class Matrix(ctypes.Structure):
-    """The matrix of a linear layer, its bias and its scales."""
+    """Matrix of a linear layer, with its bias and its scales."""
 
     __slots__ = ()
     _fields_ = _fields("Matrix")
 
 
 class Branch(ctypes.Structure):
-    """A branch of a residual step: a feed-forward network, or attention."""
+    """Branch of a residual step: a feed-forward network or an attention."""
 
     __slots__ = ()
     _fields_ = _fields("Branch")
 
 
 class Keys(ctypes.Structure):
-    """The keys and values of an attention in one call.
+    """Keys and values of an attention in one call.
 
     Attributes:
-        held: copies whose addresses it has.
-        made_of: the tensors that it was filled from, and numbers, which tell whether it must be filled anew.
+        tensors: tensors whose addresses are stored, kept alive.
+        sources: objects that the structure was filled from; it must be filled again if they change.
     """
 
-    __slots__ = ("held", "made_of")
+    __slots__ = ("sources", "tensors")
     _fields_ = _fields("Keys")
 
     def __init__(self) -> None:
         super().__init__()
-        self.held: list[Tensor] = []
-        self.made_of: tuple[object, ...] = ()
+        self.tensors: list[Tensor] = []
+        self.sources: tuple[object, ...] = ()
 
     def is_made_from(self, sources: tuple[object, ...]) -> bool:
-        """Return whether it was filled from these very objects."""
-        return len(self.made_of) == len(sources) and all(map(is_, self.made_of, sources))
+        """Return whether the structure was filled from these very objects."""
+        return len(self.sources) == len(sources) and all(map(is_, self.sources, sources))
 
 
 def _structure(name: str) -> type[ctypes.Structure]:
@@ -109,7 +109,7 @@ MuonCall: Final = _structure("MuonCall")
 
 
 def _read_layout(library: ctypes.CDLL) -> dict[tuple[str, str], tuple[str, int, int]]:
-    """Return what a library was compiled with: type, offset and bytes of each field, and of each structure ("")."""
+    """Return the memory layout in a library: type, offset and bytes of each field, and of each structure ("")."""
     layout: dict[tuple[str, str], tuple[str, int, int]] = {}
 
     def add(structure: bytes, field: bytes, kind: bytes, offset: int, size: int) -> None:
@@ -123,7 +123,7 @@ def check(library: ctypes.CDLL) -> None:
     """Refuse a library whose structures differ from those of this package.
 
     Raises:
-        OSError: they differ; the message names the first difference.
+        OSError: the structures differ; the message names the first difference.
     """
     ours: dict[tuple[str, str], tuple[str, int, int]] = {}
     for name, fields in _declarations().items():
@@ -138,26 +138,26 @@ def check(library: ctypes.CDLL) -> None:
         pair = ours.get((structure, field)), theirs.get((structure, field))
         if pair[0] != pair[1]:
             item = f"{structure}.{field}" if field else structure
-            raise OSError(f"the compiled kernels have {item} as {pair[1]}, this package as {pair[0]}")
+            raise OSError(f"the compiled kernels have {item} as {pair[1]}, expected {pair[0]}")
 
 
 _PLAIN: Final = (Tensor, nn.Parameter)
 
 
 class UnfitTensor(ValueError):
-    """A tensor is not what a kernel reads there."""
+    """A tensor does not have the dtype, shape or layout that a kernel reads."""
 
 
 def fits(tensor: Tensor, dtype: torch.dtype, *shape: int, by_row: bool = False) -> bool:
-    """Return whether a tensor is what a kernel reads: on the CPU, of this dtype and shape, and contiguous.
+    """Return whether a kernel can read a tensor: on the CPU, of this dtype and shape, and contiguous.
 
     Args:
-        tensor: any.
-        dtype: its numbers.
-        shape: its sizes.
-        by_row: whether only the numbers of its last axis must lie side by side, where the kernel is given its strides.
+        tensor: any tensor.
+        dtype: expected dtype.
+        shape: expected shape.
+        by_row: True if only the last axis must be contiguous, because the kernel gets the strides.
     """
-    # Subclasses, such as weights that are spread over processes, may have no address.
+    # Subclasses, such as weights that are sharded over processes, may have no address.
     if type(tensor) not in _PLAIN or not tensor.is_cpu or tensor.dtype != dtype or tensor.shape != shape:
         return False
     return tensor.is_contiguous() or (by_row and (shape[-1] == 1 or tensor.stride(-1) == 1))
@@ -167,10 +167,10 @@ def address(tensor: Tensor, dtype: torch.dtype, *shape: int, by_row: bool = Fals
     """Return the address of a tensor that a kernel may read and write.
 
     Args:
-        tensor, dtype, shape, by_row: as for `fits`; the tensor must live as long as the address is in use.
+        tensor, dtype, shape, by_row: the arguments of `fits`. The tensor must live as long as the address is used.
 
     Raises:
-        Unfit: it is something else.
+        UnfitTensor: the tensor does not fit.
     """
     if not fits(tensor, dtype, *shape, by_row=by_row):
         raise UnfitTensor(
@@ -181,10 +181,10 @@ def address(tensor: Tensor, dtype: torch.dtype, *shape: int, by_row: bool = Fals
 
 
 def index_address(indices: Tensor, count: int, below: int) -> int:
-    """Return the address of indices by which a kernel finds numbers in memory: int64, each from 0 to below a bound.
+    """Return the address of int64 indices that a kernel uses for memory access, each from 0 to below a bound.
 
     Raises:
-        Unfit: they are something else.
+        UnfitTensor: the indices do not fit, or one is out of range.
     """
     pointer = address(indices, torch.int64, count)
     least, most = (int(bound) for bound in indices.aminmax()) if count else (0, 0)

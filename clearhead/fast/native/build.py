@@ -1,7 +1,7 @@
-"""Native libraries: compiled for this processor, kept in the cache, and tried in another process before they serve.
+"""Native libraries: compile them for this processor, cache them, and test them in another process before use.
 
-Only what the user wrote and nobody damaged is loaded from the cache. The result of a trial is kept there too, by the
-digest of all that it depends on, so that a library is tried once.
+A library is loaded from the cache only if this user wrote it and it is undamaged. The cache also keeps the result of
+its test, under a digest of all facts that it depends on. So each library is tested once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from clearhead.fast.probe import processor
 FOLDER: Final = Path(__file__).parent
 _COMPILERS: Final = "g++", "clang++", "c++"
 _SECONDS: Final = 120
-# Of its own, so that a command shows these messages wherever its output goes.
+# A separate name, so that a command shows these messages wherever its output goes.
 _LOGGER = logging.getLogger("clearhead.fast.native")
 NAME: Final = "native"
 LOCK: Final = "lock"
@@ -44,7 +44,7 @@ _EVERYTHING: Final = stat.S_IRWXG | stat.S_IRWXO
 VERDICT_SUFFIX: Final = ".verdict"
 PASSED: Final = "passed"
 TEST_SECONDS: Final = 60
-"""A test takes two; one that takes so many hangs."""
+"""A test takes two seconds; one that takes this long hangs."""
 _TEST: Final = Path(__file__).parent.parent / "selftest.py"
 _TEST_CODE: Final = "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from clearhead.fast import selftest; "
 _TICK: Final = 0.1
@@ -53,11 +53,11 @@ _CRASHES: Final = {getattr(signal, name) for name in _SIGNALS if hasattr(signal,
 
 
 def compile_library(options: Sequence[str], kernels: str = INFERENCE) -> Path:
-    """Compile the kernels of a folder, or find them in the cache, and return their file.
+    """Return the library of a kernel folder, from the cache or newly compiled.
 
     Args:
-        options: of the compiler, beside the usual ones; they say what the processor can do.
-        kernels: the folder.
+        options: additional compiler options, which depend on the processor.
+        kernels: name of the folder.
 
     Raises:
         OSError: there is no compiler, or it failed, or the cache cannot be written or is open to other users.
@@ -71,7 +71,7 @@ def compile_library(options: Sequence[str], kernels: str = INFERENCE) -> Path:
 
 
 def find_compiled(options: Sequence[str], kernels: str) -> Path | None:
-    """Return the file that `compiled` has made of the same arguments; None: it would compile it now.
+    """Return the library that `compile_library` has made from the same arguments; None if it must be compiled.
 
     Raises:
         OSError: there is no compiler, or the cache cannot be written or is open to other users.
@@ -81,7 +81,7 @@ def find_compiled(options: Sequence[str], kernels: str) -> Path | None:
 
 
 def _locate(options: Sequence[str], kernels: str) -> tuple[list[str], list[Path], Path]:
-    """Return how the kernels of a folder are compiled, their sources, and the place of the library in the cache."""
+    """Return the compiler command for a kernel folder, its sources, and the path of the library in the cache."""
     compiler = _compiler()
     call = command(compiler, kernels, options)
     sources = sorted((FOLDER / kernels).glob("*.cpp"))
@@ -89,10 +89,10 @@ def _locate(options: Sequence[str], kernels: str) -> tuple[list[str], list[Path]
 
 
 def find_packaged(kernels: str) -> Path | None:
-    """Return the library of a wheel that is the best for this processor; None: the package is no wheel with any.
+    """Return the best library of a wheel for this processor; None if the package has no compiled libraries.
 
     Raises:
-        OSError: the wheel has none for this processor.
+        OSError: the wheel has no library for this processor.
     """
     if not (FOLDER / PACKAGED).is_dir():
         return None
@@ -100,14 +100,14 @@ def find_packaged(kernels: str) -> Path | None:
         file = FOLDER / PACKAGED / library_name(kernels, level)
         if processor().isa.issuperset(needed) and file.exists():
             return file
-    raise OSError("the package has none for this processor")
+    raise OSError("the package has no kernels for this processor")
 
 
 def _compiler() -> str:
     named = os.environ.get("CXX")
     compiler = shutil.which(named) if named else next(filter(None, map(shutil.which, _COMPILERS)), None)
     if sys.platform != "linux":
-        raise OSError("they are for Linux")
+        raise OSError("the kernels need Linux")
     if compiler is None:
         raise OSError(
             f"there is no compiler {program_name(named)}" if named else "there is no C++ compiler; install g++"
@@ -116,14 +116,14 @@ def _compiler() -> str:
 
 
 def _threads_of_torch() -> list[str]:
-    """Return the options that link the OpenMP library of torch: a second one would have threads of its own."""
+    """Return the options that link torch's OpenMP library: a second library would have its own threads."""
     folder = Path(torch.__file__).parent / "lib"
     libraries = sorted(folder.glob("libgomp*.so*"))
     return [f"-L{folder}", f"-l:{libraries[0].name}"] if libraries else []
 
 
 def _key(compiler: str, command: Sequence[str], sources: Sequence[Path]) -> str:
-    """Return a digest of all that the compiled file depends on."""
+    """Return a digest of all facts that the compiled file depends on."""
     compiler_status = Path(compiler).resolve().stat()
     texts = [file.read_text(encoding="utf-8") for file in (*sources, *sorted(FOLDER.rglob("*.h")))]
     flags = processor().description
@@ -140,9 +140,9 @@ def _key(compiler: str, command: Sequence[str], sources: Sequence[Path]) -> str:
 
 
 def _compile(command: Sequence[str], sources: Sequence[Path], file: Path, fault: str, use: str) -> None:
-    """Compile the sources side by side, for a use that messages name, such as "inference"."""
+    """Compile the sources in parallel; `use`, such as "inference", appears in messages."""
     if os.path.lexists(file):
-        text = "kernels for %s are compiled anew, in about 10 s: the library in %s %s"
+        text = "compiling kernels for %s again, which takes about 10 s: the library in %s %s"
         _LOGGER.warning(text, use, file.parent, fault)
     else:
         text = "compiling kernels for %s on this processor, once, which takes about 10 s; they are kept in %s"
@@ -158,7 +158,7 @@ def _compile(command: Sequence[str], sources: Sequence[Path], file: Path, fault:
 
 
 def _run(commands: Sequence[Sequence[str]]) -> None:
-    """Run commands side by side; none is left running where one fails or the program is stopped."""
+    """Run commands in parallel; if one fails or the program is stopped, all are killed."""
     with contextlib.ExitStack() as stack:
         running = [stack.enter_context(_start_process(command)) for command in commands]
         end = time.monotonic() + _SECONDS
@@ -173,7 +173,7 @@ def _run(commands: Sequence[Sequence[str]]) -> None:
 
 @contextlib.contextmanager
 def _start_process(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    # A compiler starts programs of its own; as a group all of them can be ended.
+    # A compiler starts other programs; a process group allows killing all of them.
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0
     ) as process:
@@ -190,37 +190,37 @@ def _first_error(output: str) -> str:
 
 
 def kernel_folder() -> Path:
-    """Return the folder of compiled kernels, made where it is missing, and closed to other users.
+    """Return the folder of compiled kernels, created if missing and closed to other users.
 
     Raises:
-        OSError: it or the root of the cache belongs to another user, or others can write there; or it cannot be made.
+        OSError: the folder or the cache root belongs to another user, is writable by others, or cannot be created.
     """
     root = cache_root()
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     (root / NAME).mkdir(mode=0o700, exist_ok=True)
     root, folder = root.resolve(), (root / NAME).resolve()
     if not os.environ.get("CLEARHEAD_CACHE"):
-        # Nobody shares it on purpose: a umask of 002 opened it.
+        # A root of the default name is not shared on purpose: a umask of 002 opened it.
         _remove_permissions(root, _WRITE)
     if _remove_permissions(folder, _EVERYTHING) & _WRITE:
-        # Of another user, it could be held forever.
+        # A lock file of another user could be held forever.
         (folder / LOCK).unlink(missing_ok=True)
     for directory in (root, folder):
         if (fault := _open_to_others(directory.stat())) is not None:
-            raise OSError(f"{directory} {fault}: mend that, or set CLEARHEAD_CACHE to a new folder")
+            raise OSError(f"{directory} {fault}: change that, or set CLEARHEAD_CACHE to a new folder")
     return folder
 
 
 @contextlib.contextmanager
 def lock_cache(folder: Path) -> Iterator[None]:
-    """Let one process at a time compile: those that start together, as of a training, wait for the first."""
+    """Let one process at a time compile; processes that start together, such as those of a training, wait."""
     with FileLock(folder / LOCK):
         yield
 
 
 @contextlib.contextmanager
 def work_folder(folder: Path) -> Iterator[Path]:
-    """Give a temporary folder to work in, without those of killed processes; the cache must be locked."""
+    """Yield a temporary work folder and delete those of killed processes; the cache must be locked."""
     for left in folder.glob("tmp*"):
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder) as name:
@@ -228,11 +228,11 @@ def work_folder(folder: Path) -> Iterator[Path]:
 
 
 def install_library(linked: Path, file: Path) -> None:
-    """Move a library into the cache, with its size and digest beside it; others see a whole file or none.
+    """Move a library into the cache, with its size and digest; other processes see a whole file or none.
 
     Args:
         linked: the library, in a folder of the cache.
-        file: its place.
+        file: its final path.
     """
     record = _record_of(linked)
     record.write_text(_digest_line(file, linked.read_bytes()), encoding="ascii")
@@ -243,7 +243,7 @@ def install_library(linked: Path, file: Path) -> None:
 
 
 def fault_of(file: Path) -> str | None:
-    """Return why a library in the folder of kernels must not be loaded; None: it may be."""
+    """Return the reason why a library in the kernel folder must not be loaded, or None."""
     if not os.path.lexists(_record_of(file)):
         return "has no digest"
     try:
@@ -254,17 +254,17 @@ def fault_of(file: Path) -> str | None:
 
 
 def _remove_permissions(folder: Path, modes: int) -> int:
-    """Take permissions away from others where the user can; return those that others had."""
+    """Remove permissions of other users if possible; return the permissions that they had."""
     status = folder.stat()
     open_modes = status.st_mode & modes
     if os.name == "posix" and open_modes and status.st_uid == os.geteuid():
-        with contextlib.suppress(OSError):  # a disk that cannot be written
+        with contextlib.suppress(OSError):  # a read-only disk
             folder.chmod(stat.S_IMODE(status.st_mode) & ~modes)
     return open_modes
 
 
 def _open_to_others(status: os.stat_result) -> str | None:
-    """Return what lets others change a file or a folder, or None; root can change everything anyway."""
+    """Return the reason why others could change a file or folder, or None; root can change everything anyway."""
     if os.name != "posix":
         return None
     if status.st_uid not in (0, os.geteuid()):
@@ -277,12 +277,12 @@ def _record_of(library: Path) -> Path:
 
 
 def _digest_line(file: Path, content: bytes) -> str:
-    # With the name, which is the key: a library of other kernels does not pass for it.
+    # The name is included: it is the key, so a library of other kernels does not pass for this one.
     return f"{hashlib.sha256(content).hexdigest()} {len(content)} {file.name}\n"
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file into the folder of kernels, which others see whole or not at all; the cache must be locked."""
+    """Write a file into the kernel folder, which others see whole or not at all; the cache must be locked."""
     with work_folder(path.parent) as folder:
         (folder / path.name).write_bytes(content)
         (folder / path.name).chmod(0o700)
@@ -290,16 +290,16 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def read_private(path: Path) -> bytes:
-    """Return the content of a file that nobody else can have written.
+    """Return the content of a file that only this user or root can have written.
 
     Raises:
-        OSError: it is something else.
+        OSError: others could have written the file, or it is not a regular file, or it is too large.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     with open(descriptor, "rb") as opened:
         status = os.fstat(opened.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
-            raise OSError("it is no library")
+            raise OSError("it is not a library")
         if (fault := _open_to_others(status)) is not None:
             raise OSError(f"it {fault}")
         return opened.read()
@@ -309,11 +309,11 @@ def refuse_untried(file: Path, kernels: str) -> None:
     """Refuse a library that crashes, hangs or computes wrong on this machine.
 
     Args:
-        file: of the library.
-        kernels: the folder of its sources.
+        file: path of the library.
+        kernels: name of the folder of its sources.
 
     Raises:
-        OSError: it does, or it cannot be tried; a sentence says what happened.
+        OSError: the library fails its test, or cannot be tested; the message says what happened.
     """
     facts = sorted(processor().isa), processor().description, torch.__version__, kernels
     parts = file.read_bytes(), _TEST.read_bytes(), repr(facts).encode()
@@ -324,11 +324,11 @@ def refuse_untried(file: Path, kernels: str) -> None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a test on this machine.
+    """Result of a test on this machine.
 
     Attributes:
-        text: the result, in words or as JSON.
-        file: the file that keeps it; None where the cache cannot be written.
+        text: result, in words or as JSON.
+        file: file that stores it. None means that the cache cannot be written.
     """
 
     text: str
@@ -336,14 +336,14 @@ class Verdict:
 
 
 def recall_verdict(facts: Sequence[bytes], judge: Callable[[], str]) -> Verdict:
-    """Return the verdict that the cache folder keeps for equal facts; without one, make the test and keep its result.
+    """Return the cached verdict for equal facts; without one, run the test and cache its result.
 
     Args:
-        facts: all that the result depends on.
-        judge: makes the test and returns its result.
+        facts: all facts that the result depends on.
+        judge: function that runs the test and returns its result.
 
     Raises:
-        OSError: the cache cannot be written or is open to other users, or the test could not be made.
+        OSError: the cache cannot be written or is open to other users, or the test could not be run.
     """
     digest = hashlib.sha256(b"".join(hashlib.sha256(fact).digest() for fact in facts)).hexdigest()
     file = kernel_folder() / f"{digest}{VERDICT_SUFFIX}"
@@ -355,17 +355,17 @@ def recall_verdict(facts: Sequence[bytes], judge: Callable[[], str]) -> Verdict:
 
 
 def _try_library(file: Path, kernels: str) -> str:
-    """Return what is wrong with a library, or that it passed."""
-    # With the modules that this process has, whatever lies in the working directory.
+    """Test a library in another process; return a description of the fault, or `PASSED`."""
+    # The child process gets this process's module paths, not those of the working directory.
     command = [sys.executable, "-I", "-c", f"{_TEST_CODE}selftest.main(*sys.argv[1:])", str(file), kernels]
-    # It may be one of many programs, and threads that wait busily would take its time.
+    # Other programs may run, and threads that wait busily would take their time.
     environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
     pipe = subprocess.PIPE
     with subprocess.Popen(
         [*command, json.dumps(sys.path)], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=environment
     ) as child:
         try:
-            # Ticks: what stops both processes for a while, as a laptop's lid does, is no hang.
+            # Short ticks: suspending both processes, for example by closing a laptop's lid, does not count as a hang.
             for _ in range(int(TEST_SECONDS / _TICK)):
                 try:
                     output, errors = child.communicate(timeout=_TICK)
@@ -373,13 +373,13 @@ def _try_library(file: Path, kernels: str) -> str:
                 except subprocess.TimeoutExpired:
                     continue
             else:
-                return f"a test of them on this machine did not end within {TEST_SECONDS} s"
+                return f"a test of the kernels on this machine did not end within {TEST_SECONDS} s"
         finally:
             child.kill()
     if -child.returncode in _CRASHES:
-        return f"a test of them on this machine ended with {signal.Signals(-child.returncode).name}"
+        return f"a test of the kernels on this machine ended with {signal.Signals(-child.returncode).name}"
     if child.returncode:
-        # Of what may be otherwise the next time, such as too little memory, no verdict is kept.
+        # A failure that may be temporary, such as too little memory, is not cached.
         last = errors.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
-        raise OSError(f"a test of them on this machine failed: {last[0]}")
+        raise OSError(f"a test of the kernels on this machine failed: {last[0]}")
     return output or PASSED

@@ -1,4 +1,4 @@
-// What a library was compiled with, which Python compares with what it has; included by one source of each library.
+// Report the layout that a library was compiled with, which Python compares with its own; included once per library.
 
 #pragma once
 
@@ -48,10 +48,10 @@ KERNEL const char* isa() {
       ;
 }
 
-// Where the OpenMP library lies that runs the threads.
+// The address of the OpenMP library that runs the threads.
 KERNEL const void* openmp() { return reinterpret_cast<const void*>(&omp_get_max_threads); }
 
-// Whether products of many rows are blocks of the GEMM.
+// Whether products of many rows are computed as GEMM blocks.
 KERNEL int64_t has_gemm() {
 #ifdef HAS_GEMM
   return 1;

@@ -5,17 +5,17 @@
 #define KERNEL extern "C" __attribute__((visibility("default")))
 
 #if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
-#define HAS_AVX2 1  // and nothing wider
+#define HAS_AVX2 1  // AVX2 is the widest set
 #endif
 #if defined(__AVX512F__) && defined(__AVX512BF16__) && defined(__AVX512VNNI__)
-#define HAS_GEMM 1  // blocks of 32 x 32 sums, of bfloat16 and of 8 bits
+#define HAS_GEMM 1  // blocks of 32 x 32 sums, in bfloat16 and in 8 bits
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__)
 #define HAS_AMX 1
 #endif
 #endif
 #if (defined(__AVX512BW__) || defined(HAS_AVX2)) && defined(__F16C__)
-#define HAS_NIBBLES 1  // weights of 4 bits, with scales in 16
+#define HAS_NIBBLES 1  // 4-bit weights with 16-bit scales
 #endif
 #if defined(__AVX2__) && !defined(HAS_GEMM)
-#define HAS_PANELS 1  // packed weights of 8 bits, in the registers that there are
+#define HAS_PANELS 1  // packed 8-bit weights, in the available registers
 #endif

@@ -1,9 +1,9 @@
-"""The compiled kernels, loaded when they are first needed; threads that call them share the processors.
+"""The compiled kernels: loaded at their first use; threads that call them share the processors.
 
-One team of threads after the other would lose much: teams whose threads sleep are slow to begin, and one late thread
-keeps its team waiting. So if several threads call kernels, each gets its share of the threads, as long as no result
-depends on their number. Kernels must use the OpenMP library of PyTorch: otherwise their threads would wait for each
-other's processors.
+If concurrent calls took turns, much time would be lost: sleeping threads start slowly, and one late thread makes its
+team wait. So if several threads call kernels, each gets a share of the threads, as long as no result depends on their
+number. Kernels must use the OpenMP library of PyTorch. Otherwise its threads and theirs would wait for the
+same processors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from clearhead.fast.native import abi
 from clearhead.fast.native.build import compile_library, find_compiled, find_packaged, refuse_untried
 from clearhead.fast.native.options import INFERENCE
 
-# Of its own, so that a command shows these messages wherever its output goes.
+# A separate name, so that a command shows these messages wherever its output goes.
 _LOGGER = logging.getLogger("clearhead.fast.native")
 _COMPILER_NAMES: Final = {
     "avx2": ("avx2",),
@@ -37,17 +37,17 @@ _COMPILER_NAMES: Final = {
     "avx512_bf16": ("avx512bf16",),
     "amx": ("amx-tile", "amx-int8", "amx-bf16"),
 }
-"""What a compiler calls them."""
+"""Names of the instruction sets in compiler options."""
 KERNELS: Final = "CLEARHEAD_KERNELS"
-"""The environment variable: "plain" uses no kernels of ours, "auto" (as where it is not set) what is fastest."""
+"""Environment variable: "plain" turns the compiled kernels off, "auto" (the default) uses the fastest ones."""
 _TESTED: Final[dict[str, ctypes.CDLL]] = {}
 
 
 def uses_kernels() -> bool:
-    """Return whether kernels, and other trees than the plain one, are wanted.
+    """Return whether to use the compiled kernels, and other module trees than the plain one.
 
     Raises:
-        InputError: the environment variable says neither.
+        InputError: the environment variable has another value.
     """
     choice = os.environ.get(KERNELS, "auto")
     if choice not in ("auto", "plain"):
@@ -56,9 +56,9 @@ def uses_kernels() -> bool:
 
 
 def library(kernels: str = INFERENCE) -> ctypes.CDLL | None:
-    """Return the compiled kernels of a folder, or None where they are not wanted or cannot be had.
+    """Return the compiled kernels of a folder, or None if they are turned off or unavailable.
 
-    The reason for the latter is logged as a warning, once.
+    The reason for unavailable kernels is logged once, as a warning.
     """
     if not uses_kernels():
         return None
@@ -66,15 +66,15 @@ def library(kernels: str = INFERENCE) -> ctypes.CDLL | None:
 
 
 def use_only(kernels: str, loaded: ctypes.CDLL) -> None:
-    """Let this process, which tries a library, use it and no other."""
+    """Make this process, which tests a library, use that library alone."""
     _TESTED[kernels] = loaded
 
 
 def find_library(kernels: str) -> tuple[Path, ctypes.CDLL] | None:
-    """Return the library that serves here, and its file; None: it is compiled when it is first needed.
+    """Return the library that serves here and its file; None if it must be compiled at its first use.
 
     Raises:
-        OSError: none can serve; a sentence says why.
+        OSError: no library can serve; the message says why.
     """
     file = find_packaged(kernels) or find_compiled(_options(), kernels)
     if file is None:
@@ -94,7 +94,7 @@ def _library(kernels: str) -> ctypes.CDLL | None:
         refuse_untried(file, kernels)
         loaded = open_library(file)
     except OSError as error:
-        _LOGGER.warning("kernels of PyTorch are used, because our own could not be used: %s", error)
+        _LOGGER.warning("PyTorch's kernels are used, because the compiled kernels are not available: %s", error)
         return None
     _survive_forks()
     return loaded
@@ -104,7 +104,7 @@ def open_library(file: Path) -> ctypes.CDLL:
     """Load a library.
 
     Raises:
-        OSError: it cannot be loaded, or is not fit for use.
+        OSError: the library cannot be loaded, or is not fit for use.
     """
     loaded = ctypes.CDLL(str(file))
     refuse_unfit(loaded)
@@ -112,14 +112,14 @@ def open_library(file: Path) -> ctypes.CDLL:
 
 
 def refuse_unfit(loaded: ctypes.CDLL) -> None:
-    """Refuse a library with other structures, with instructions that this processor lacks, or with threads of its own.
+    """Refuse a library with other structures, with instructions that this processor lacks, or with its own threads.
 
     Raises:
-        OSError: it is not fit for use.
+        OSError: the library is not fit for use.
     """
     abi.check(loaded)
     if lacking := isa(loaded) - probe.processor().isa:
-        raise OSError(f"they were compiled for {', '.join(sorted(lacking))}, which this processor does not have")
+        raise OSError(f"they were compiled for {', '.join(sorted(lacking))}, which this processor lacks")
     refuse_other_openmp(loaded)
 
 
@@ -130,25 +130,25 @@ def isa(loaded: ctypes.CDLL) -> frozenset[str]:
 
 
 def has_gemm(kernels: str = INFERENCE) -> bool:
-    """Return whether kernels multiply many rows in blocks, which takes AMX or AVX-512 for bf16."""
+    """Return whether kernels multiply many rows in blocks, which needs AMX or AVX-512 for bf16."""
     loaded = library(kernels)
     return loaded is not None and bool(loaded.has_gemm())
 
 
 def function(name: str, *, pointers: int, numbers: int = 0, kernels: str = INFERENCE) -> Callable[..., None] | None:
-    """Return a kernel, which takes addresses and then whole numbers.
+    """Return a kernel as a function of addresses followed by integers.
 
-    It runs with as many threads as PyTorch is set to use, or with a share of them beside calls of other threads; those
-    for training take turns.
+    It runs with the number of threads that PyTorch is set to use, or with a share of them during calls of other
+    threads. Training kernels run one at a time.
 
     Args:
-        name: of the kernel.
-        pointers: how many addresses.
-        numbers: how many whole numbers, beside that of the threads.
-        kernels: their folder.
+        name: name of the kernel.
+        pointers: number of addresses.
+        numbers: number of integers, without the number of threads.
+        kernels: folder of the kernel.
 
     Returns:
-        None where there are no kernels, or none of this name for this processor.
+        The function, or None without kernels or without a kernel of this name for this processor.
     """
     loaded = library(kernels)
     return None if loaded is None else _kernel(loaded, name, pointers, numbers, is_shared=kernels == INFERENCE)
@@ -164,7 +164,7 @@ def _kernel(
     kernel.restype = None
     kernel.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * (numbers + 1)
 
-    take_threads = _SHARES.shared if is_shared else _SHARES.alone
+    take_threads = _SHARES.share if is_shared else _SHARES.alone
 
     def run(*arguments: int | None) -> None:
         with take_threads(torch.get_num_threads()) as threads:
@@ -179,19 +179,19 @@ def _without(hidden: frozenset[str]) -> Iterator[str]:
 
 @cache
 def _survive_forks() -> None:
-    # The other threads of OpenMP are not in a child.
+    # A forked child process does not have the other threads of OpenMP.
     _SHARES.prepare_for_forks(lambda: torch.set_num_threads(1))
 
 
 RECENT: Final = 0.02
-"""Seconds after a call for which its thread is taken to be about to make another one."""
+"""Seconds after a call during which its thread is expected to make another one."""
 
 
 class ThreadShares:
-    """The calls of kernels in a process, by the threads that make them.
+    """Shares of the threads for concurrent kernel calls of several Python threads.
 
     Args:
-        clock: gives the time in seconds.
+        clock: function that returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -201,12 +201,12 @@ class ThreadShares:
         self._ended: dict[threading.Thread, float] = {}
         self._alone = threading.RLock()
 
-    def shared(self, threads: int) -> AbstractContextManager[int]:
-        """Take part beside other calls, with so many of the threads, at least 1."""
+    def share(self, threads: int) -> AbstractContextManager[int]:
+        """Return a context manager for a call next to other calls; it yields a number of threads, at least 1."""
         return _SharedCall(self, threads)
 
     def begin(self, threads: int) -> int:
-        """Begin a call beside others, which `end` ends, and return its share of the threads."""
+        """Begin a call and return its share of the threads; `end` ends the call."""
         caller = threading.current_thread()
         with self._changed:
             others = {*self._running, *self._ended} - {caller}
@@ -227,12 +227,12 @@ class ThreadShares:
 
     @contextmanager
     def alone(self, threads: int) -> Iterator[int]:
-        """Take a turn among the calls whose results depend on the number of threads, with all of them."""
-        with self._alone, self.shared(threads):
+        """Yield all threads, one call at a time: for calls whose results depend on the number of threads."""
+        with self._alone, self.share(threads):
             yield threads
 
     def prepare_for_forks(self, begin_child: Callable[[], object]) -> None:
-        """From now on let the process fork between calls only, and the child begin with what is given."""
+        """From now on, fork only between calls, and run `begin_child` in the child process."""
 
         def hold() -> None:
             self._changed.acquire()
@@ -247,16 +247,16 @@ class ThreadShares:
 
 
 class _SharedCall:
-    """A call as a block; a generator's would take several times as long, at each of the calls of a step."""
+    """A shared call as a context manager; a generator would take several times as long at each call of a step."""
 
     def __init__(self, shares: ThreadShares, threads: int) -> None:
-        self._turns, self._threads = shares, threads
+        self._shares, self._threads = shares, threads
 
     def __enter__(self) -> int:
-        return self._turns.begin(self._threads)
+        return self._shares.begin(self._threads)
 
     def __exit__(self, *_: object) -> None:
-        self._turns.end()
+        self._shares.end()
 
 
 _SHARES: Final = ThreadShares()
@@ -266,7 +266,7 @@ _SYMBOL: Final = "omp_get_max_threads"
 
 
 class _AddressInfo(ctypes.Structure):
-    """What the dynamic linker knows of an address (`Dl_info`)."""
+    """Facts of the dynamic linker about an address (`Dl_info`)."""
 
     _fields_ = (
         ("file", ctypes.c_char_p),
@@ -277,19 +277,19 @@ class _AddressInfo(ctypes.Structure):
 
 
 def refuse_other_openmp(library: ctypes.CDLL) -> None:
-    """Refuse a library whose threads are not those of PyTorch.
+    """Refuse a library that does not use the threads of PyTorch.
 
     Raises:
-        OSError: they are not.
+        OSError: the library uses another OpenMP library.
     """
     library.openmp.restype = ctypes.c_void_p
     kernels_file, torch_file = _file_of(library.openmp()), _file_of(_torch_openmp())
     if kernels_file is None or kernels_file != torch_file:
-        raise OSError(f"their threads would be those of {kernels_file}, and PyTorch has those of {torch_file}")
+        raise OSError(f"they use the OpenMP threads of {kernels_file}, expected those of PyTorch, {torch_file}")
 
 
 def _torch_openmp() -> int | None:
-    """Return the address that PyTorch's libraries find: in what the whole program shares, then in what they need."""
+    """Return the address of OpenMP that PyTorch's libraries find: in the program's global scope, then in their own."""
     torch_library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     for library in (None, str(torch_library)):
         function = getattr(ctypes.CDLL(library), _SYMBOL, None)

@@ -1,5 +1,5 @@
-// The memory of a call: a Workspace is taken from those that earlier calls gave back, with its pages, so there are as
-// many as there were calls at once.
+// The memory of a call. A Workspace is reused, with its pages, from earlier calls that returned it. So there are as
+// many as there were calls at the same time.
 
 #pragma once
 
@@ -15,10 +15,10 @@ constexpr int64_t LINE = 64;  // bytes of a cache line
 
 constexpr int64_t round_up(int64_t number, int64_t multiple) { return (number + multiple - 1) / multiple * multiple; }
 
-// Memory of one thread, which grows; what it holds is undefined.
+// Growing memory of one thread; its contents are undefined.
 class alignas(LINE) Arena {
  public:
-  // What is taken after a frame began is free again where it ends.
+  // Memory that is taken during a frame is free again when the frame ends.
   class Frame {
    public:
     explicit Frame(Arena& arena) : arena_(arena), chunk_(arena.chunk_), used_(arena.used_) {}
@@ -39,7 +39,7 @@ class alignas(LINE) Arena {
   template <typename Number>
   Number* take(int64_t count) {
     const int64_t bytes = count * int64_t(sizeof(Number));
-#ifdef __SANITIZE_ADDRESS__  // memory of its own, whose end is watched
+#ifdef __SANITIZE_ADDRESS__  // separate memory, whose end is watched
     chunks_.emplace_back(bytes);
     return reinterpret_cast<Number*>(chunks_[chunk_++].data.get());
 #else
@@ -51,7 +51,7 @@ class alignas(LINE) Arena {
 #endif
   }
 
-  // After a call: what was in pieces is one piece in the next call.
+  // After a call: join the chunks of memory into one for the next call.
   void join() {
     if (chunk_ > 0 || chunks_.size() > 1) {
       least_ = 0;
@@ -77,8 +77,8 @@ class alignas(LINE) Arena {
   };
 
   std::vector<Chunk> chunks_;
-  size_t chunk_ = 0;  // that memory is taken from
-  int64_t used_ = 0;  // bytes of it
+  size_t chunk_ = 0;  // chunk that memory is taken from
+  int64_t used_ = 0;  // used bytes of the chunk
   int64_t least_ = 1 << 16;
 };
 
@@ -108,7 +108,7 @@ class Workspace {
     std::vector<Arenas> free;
   };
 
-  // Of a library; it is never destroyed, since a call may outlive the end of the program.
+  // Workspaces of a library; never destroyed, since a call may outlive the end of the program.
   static List& list() {
     static List* const made = new List;
     return *made;

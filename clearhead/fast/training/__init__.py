@@ -1,1 +1,1 @@
-"""Parts of a model that are trained by faster functions on a CPU, forward and backward."""
+"""Faster functions for training on a CPU, forward and backward, and the modules that use them."""

@@ -1,4 +1,4 @@
-"""Attention in bf16 by compiled kernels of a CPU, forward and backward, a head at a time: no weights are kept.
+"""Attention in bf16 by CPU kernels, forward and backward, one head at a time; attention weights are not stored.
 
 Legend: B batch, H heads, T queries, S keys, E head size.
 """
@@ -30,9 +30,9 @@ _STEPS: Final = ("attend", "weights", "scores")
 
 
 def needs_weights(module: Attention) -> bool:
-    """Return whether an attention has to build its weights.
+    """Return whether an attention module must build its attention weights.
 
-    They are watched, capped, have a sink, or are computed by a step or by a custom class.
+    It must if they are watched, capped, have a sink, or are computed by a custom step or class.
     """
     is_own = any(getattr(plain_type(module), name) is not getattr(Attention, name) for name in _STEPS)
     has_step = module.score_step is not None or module.weight_step is not None
@@ -51,15 +51,16 @@ def attention(
     is_causal: bool = False,
     dropout: SeededDropout = NO_DROPOUT,
 ) -> Queries:
-    """Attend in bf16 with scores, sums and the softmax in fp32; there are kernels for it.
+    """Attend in bf16, with scores, sums and softmax in fp32; the kernels must be available.
 
     Args:
-        query_BHTE, key_BHSE, value_BHSE: every query head has keys and values of its own.
-        mask: True = may attend; a query with none gets zeros.
-        bias: added to the scores, in fp32; its gradient is too.
-        scale: multiplies the products of queries and keys.
-        is_causal: hides the keys behind each query, in place of a mask; there are as many keys as queries.
-        dropout: of the weights; the mask of a weight depends on the seed, row, head, query, key and number of keys.
+        query_BHTE, key_BHSE, value_BHSE: queries, keys and values, with equally many heads.
+        mask: mask of the keys, True = may attend. A query without keys gets zeros.
+        bias: fp32 bias added to the scores; its gradient is fp32 too.
+        scale: factor on the products of queries and keys.
+        is_causal: True hides the keys after each query, instead of a mask; there are as many keys as queries.
+        dropout: dropout of the weights. The mask of a weight depends on the seed, row, head, query, key and number of
+            keys.
 
     Source: arXiv 2205.14135, algorithm 1 and appendix B.2.
     """
@@ -71,7 +72,7 @@ def attention(
 
 
 def rotation(x_BHTE: Queries, cos: Angles, sin: Angles) -> Queries:
-    """Rotate queries or keys in bf16 as `kernels.positions.rotate` does, by products in fp32 that are rounded once."""
+    """Rotate queries or keys in bf16 like `kernels.positions.rotate`; products are fp32 and rounded once."""
     rotated: Tensor = _Rotation.apply(x_BHTE, cos, sin)  # type: ignore[no-untyped-call]
     return rotated
 
@@ -121,7 +122,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         *heads, log_totals, bias, mask = ctx.saved_tensors
         query, key, value = heads[:3]
-        # Side by side, as the layers that made queries, keys and values together read their gradients.
+        # Adjacent in memory, because the layers that made queries, keys and values together read these together.
         input_gradients = (
             _allocate_heads([query, key, value])
             if query.shape == key.shape
@@ -163,7 +164,7 @@ def _side_by_side(heads: Tensor) -> Tensor:
 
 
 def _allocate_heads(heads: list[Tensor]) -> list[Tensor]:
-    """Return room for tensors of one shape, in which a token has the heads of all of them side by side."""
+    """Return new tensors of one shape, stored so that the heads of all tensors are adjacent for each token."""
     batch, num_heads, tokens, size = heads[0].shape
     room = heads[0].new_empty(batch, tokens, len(heads), num_heads, size)
     return [tensor.transpose(1, 2) for tensor in room.unbind(2)]

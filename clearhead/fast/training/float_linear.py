@@ -1,4 +1,4 @@
-"""Linear layers in fp32 by oneDNN while they are trained, on processors where PyTorch's own library is slower."""
+"""Linear layers in fp32 by oneDNN during training, for processors on which PyTorch's own library is slower."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clearhead.fast.probe import processor
 
 @cache
 def has_faster_products() -> bool:
-    """Return whether oneDNN multiplies in fp32 faster than MKL does: MKL uses AVX-512 on processors of Intel alone."""
+    """Return whether oneDNN multiplies in fp32 faster than MKL: MKL uses AVX-512 only on Intel processors."""
     is_wide = processor().torch_kernels == "AVX512" and torch.backends.mkl.is_available()
     if not is_wide or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
@@ -21,19 +21,19 @@ def has_faster_products() -> bool:
 
 
 def multiplies(x: Tensor, weight: Tensor) -> bool:
-    """Return whether `linear` computes a layer: rows and weights in fp32, which need a gradient."""
+    """Return whether `linear` supports a layer: rows and weights in fp32, with gradients enabled."""
     is_plain = type(weight) is nn.Parameter and x.dtype == weight.dtype == torch.float32
     is_traced = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
     return is_plain and not is_traced and torch.is_grad_enabled() and x.dim() >= 2 and x.numel() > 0
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute x weight^T + bias as `F.linear` does, up to the order of sums, forward and backward.
+    """Compute x weight^T + bias like `F.linear`, up to the order of sums, forward and backward.
 
     Args:
-        x: fp32 [*axes, inputs].
-        weight: fp32 [outputs, inputs].
-        bias: fp32 [outputs].
+        x: fp32 rows [*axes, inputs].
+        weight: fp32 weights [outputs, inputs].
+        bias: fp32 bias [outputs].
     """
     y: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return y

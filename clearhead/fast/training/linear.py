@@ -1,7 +1,7 @@
-"""Linear layers and feed-forward networks in bf16 by compiled kernels of a CPU, forward and backward.
+"""Linear layers and feed-forward networks in bf16 by CPU kernels, forward and backward.
 
-Layers that read the same rows are computed together: the rows, and in the backward pass their gradient, are passed over
-once. Gradients of weights are sums in fp32 that are never rounded.
+Layers that read the same rows are computed together: the rows are read once, and so is their gradient in the backward
+pass. Gradients of weights are fp32 sums that are never rounded.
 
 Legend: M rows, N outputs, K inputs.
 """
@@ -28,16 +28,16 @@ Rows = Float[Tensor, "*axes inputs"]
 Outputs = Float[Tensor, "*axes outputs"]
 
 BLOCK: Final = 32
-"""Numbers of inputs and outputs are multiples of it."""
+"""The numbers of inputs and outputs must be multiples of this number."""
 
 
 def has_products() -> bool:
-    """Return whether compiled kernels multiply bf16 on this processor, which takes AMX or AVX-512 for bf16."""
+    """Return whether compiled kernels multiply bf16 on this processor, which needs AMX or AVX-512 for bf16."""
     return load.has_gemm(TRAINING)
 
 
 def is_served(module: nn.Module) -> bool:
-    """Return whether the kernels compute a module: a plain linear layer in fp32 whose sizes fill blocks."""
+    """Return whether the kernels support a module: a plain fp32 linear layer whose sizes are multiples of `BLOCK`."""
     if plain_type(module) is not nn.Linear or is_seen(module):
         return False
     assert isinstance(module, nn.Linear)
@@ -48,18 +48,18 @@ def is_served(module: nn.Module) -> bool:
 
 
 def serves_network(network: FeedForward) -> bool:
-    """Return whether the kernels compute a feed-forward network as a whole."""
+    """Return whether the kernels support a whole feed-forward network."""
     layers = [layer for layer in (network.up, network.gate, network.down) if layer is not None]
     is_dropped = network.training and network.dropout.p > 0.0
     return not is_dropped and network.spec.activation in ACTIVATIONS and all(map(is_served, layers))
 
 
 def linears(x: Rows, layers: Sequence[nn.Linear]) -> tuple[Outputs, ...]:
-    """Compute layers that read the same rows, in bf16.
+    """Compute several layers of the same rows, in bf16.
 
     Args:
-        x: fp32 or bf16.
-        parts: at most three, all of them served.
+        x: fp32 or bf16 rows.
+        layers: at most three layers, all supported by the kernels.
     """
     tensors = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
     outputs: tuple[Tensor, ...] = _Linears.apply(x.to(torch.bfloat16), *tensors)  # type: ignore[no-untyped-call]
@@ -67,7 +67,7 @@ def linears(x: Rows, layers: Sequence[nn.Linear]) -> tuple[Outputs, ...]:
 
 
 def feed_forward(network: FeedForward, x: Rows) -> Rows:
-    """Compute a feed-forward network whose layers are served and whose activation is known, in bf16."""
+    """Compute a feed-forward network in bf16, if the kernels support its layers and its activation."""
     first = [network.up] if network.gate is None else [network.gate, network.up]
     tensors = [tensor for linear in (*first, network.down) for tensor in (linear.weight, linear.bias)]
     assert isinstance(network.spec.activation, str)
@@ -78,7 +78,7 @@ def feed_forward(network: FeedForward, x: Rows) -> Rows:
 
 @dataclass
 class _Linear:
-    """The tensors of one layer in one call."""
+    """Tensors of one layer in one call."""
 
     weight: Tensor
     bias: Tensor | None
@@ -88,8 +88,8 @@ class _Linear:
     bias_gradient: Tensor | None = None
 
     def arguments(self, rows: int, inputs: int) -> ctypes.Structure:
-        """Return the layer in a call with so many rows."""
-        outputs = self.weight.shape[0]  # `len` takes five times as long, which counts where batches are small
+        """Return the arguments of the layer for a call with this number of rows."""
+        outputs = self.weight.shape[0]  # `len` takes five times as long, noticeable for small batches
         layer_args = LinearArgs(rows=outputs, N=outputs, weight=address(self.weight, torch.float32, outputs, inputs))
         if self.bias is not None:
             layer_args.bias = address(self.bias, torch.float32, outputs)
@@ -126,14 +126,14 @@ def _call(
 
 
 def run(name: str, call: ctypes.Structure) -> None:
-    """Run a kernel for training, which takes the address of its arguments."""
+    """Run a training kernel with the address of its arguments."""
     kernel = load.function(name, pointers=1, kernels=TRAINING)
-    assert kernel is not None, "modules are served only where there are kernels"
+    assert kernel is not None, "modules are served only with kernels"
     kernel(ctypes.addressof(call))
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return rows whose numbers lie side by side."""
+    """Return the tensor as rows whose numbers are adjacent in memory."""
     rows = x.flatten(0, -2)
     return rows if rows.stride(1) == 1 and rows.stride(0) % BLOCK == 0 else rows.contiguous()
 
@@ -143,7 +143,7 @@ class _Linears(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         x_MK, weights, biases = _rows(x), tensors[::2], tensors[1::2]
         sizes = [weight.shape[0] for weight in weights if weight is not None]
-        y_MN = x_MK.new_empty(x_MK.shape[0], sum(sizes))  # side by side, so that one product makes the gradient of x
+        y_MN = x_MK.new_empty(x_MK.shape[0], sum(sizes))  # one matrix, so that one product computes the gradient of x
         outputs = y_MN.split(sizes, 1)
         layers = [_Linear(*layer) for layer in zip(weights, biases, outputs, strict=True)]  # type: ignore[arg-type]
         run("linear_forward", _call(x_MK, layers))

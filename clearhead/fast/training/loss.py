@@ -1,4 +1,4 @@
-"""Cross-entropy of a head's last map in bf16 by compiled kernels of a CPU, with its gradients.
+"""Cross-entropy of a head's last linear map in bf16 by CPU kernels, with its gradients.
 
 Legend: N rows (tokens), D width, V vocabulary, W the next multiple of 32 of V, G rows of one group.
 """
@@ -17,10 +17,10 @@ from clearhead.core.head import Projection
 from clearhead.fast.native.abi import NO_ACTIVATION, LinearArgs, LinearCall, LossCall, address, index_address
 from clearhead.fast.training.linear import BLOCK, has_products, run
 
-# The gradient of the weights is passed over once for each group, so logits of a group may be as large as the weights.
+# Each group reads and updates the gradient of the weights once, so a group's logits may be as large as the weights.
 _LEAST_BYTES: Final = 16 << 20
 _MOST_BYTES: Final = 128 << 20
-# exp of plus or minus this is a normal float32, and so is a sum of millions of them.
+# exp(60) and exp(-60) are normal float32 numbers, and so is a sum of millions of them.
 _SAFE_EXPONENT: Final = 60.0
 
 
@@ -32,19 +32,19 @@ def fast_cross_entropy(
     label_smoothing: float,
     plain: Callable[..., Float[Tensor, ""]],
 ) -> Float[Tensor, ""]:
-    """Sum the cross-entropy as a plain function does, by compiled kernels where they serve.
+    """Return the summed cross-entropy, computed by compiled kernels if they support it, else by a plain function.
 
-    The gradients are made with the loss. Logits are not rounded, but their exponentials are.
+    The gradients are computed together with the loss. Logits are not rounded, but their exponentials are.
 
     Args:
-        states_ND: what the map is applied to.
-        projection: the map.
+        states_ND: inputs of the linear map.
+        projection: the linear map.
         labels_N: vocabulary ids.
         label_smoothing: share of the target that is spread evenly over the vocabulary.
-        plain: the function, of the same arguments.
+        plain: function with the same arguments that is used without kernels.
 
     Raises:
-        Unfit: kernels serve, and a label is no id of the vocabulary.
+        UnfitTensor: the kernels run, and a label is not an id of the vocabulary.
     """
     weight, is_capped = projection.weight_VD, projection.soft_cap is not None or projection.bias_V is not None
     is_plain = weight.dtype == torch.float32 and weight.is_contiguous() and weight.device.type == "cpu"
@@ -84,7 +84,7 @@ class _CrossEntropy(torch.autograd.Function):
                 address(values[start : start + group], torch.float32, call.N) for values in (losses_N, rates_N)
             )
             run("loss_forward", call)
-            # A row of the softmax is its powers times its rate, which the small side of each product takes.
+            # A row of the softmax is its powers times its rate; the rate multiplies the small operand of each product.
             scaled_GD = (x_GD * rates_G1).to(x_ND.dtype)
             made_GD = x_gradient_ND[start : start + group]
             run("linear_backward", _products(scaled_GD, weight_VD, powers_GW, made_GD, weight_gradient_VD, start > 0))
@@ -107,7 +107,7 @@ class _CrossEntropy(torch.autograd.Function):
 def _products(
     x_GD: Tensor, weight_VD: Tensor, powers_GW: Tensor, x_gradient_GD: Tensor, weight_gradient_VD: Tensor, adds: bool
 ) -> ctypes.Structure:
-    """Return the call that makes both gradients of the layer, or adds to that of the weights."""
+    """Return the call that computes both gradients of the layer, or adds to the gradient of the weights."""
     (rows, width), entries = x_GD.shape, powers_GW.shape[1]
     call = LinearCall(count=1, M=rows, K=width, x_stride=width, result_stride=width, activation=NO_ACTIVATION)
     call.x, call.result = (address(tensor, torch.bfloat16, rows, width) for tensor in (x_GD, x_gradient_GD))
@@ -122,13 +122,13 @@ def _products(
 
 
 def _is_bounded(x_ND: Tensor, weight_VD: Tensor) -> bool:
-    """Return whether no logit is far from zero, by the inequality of Cauchy and Schwarz."""
+    """Return whether all logits are near zero, by the Cauchy-Schwarz inequality."""
     norms = [torch.linalg.vector_norm(matrix, dim=1, dtype=torch.float32).max() for matrix in (x_ND, weight_VD)]
     return bool(norms[0] * norms[1] < _SAFE_EXPONENT)
 
 
 def _spread(x_ND: Tensor, weight_VD: Tensor, share: float, x_gradient_ND: Tensor, weight_gradient_VD: Tensor) -> Tensor:
-    """Return the smoothed share of all logits, which is linear in the states, and take its gradients off."""
+    """Return the smoothed share of all logits, which is linear in the states, and subtract its gradients."""
     x_sum_D, weight_sum_D = x_ND.sum(0, dtype=torch.float32), weight_VD.sum(0)
     x_gradient_ND.sub_(weight_sum_D.to(x_ND.dtype), alpha=share)
     weight_gradient_VD.sub_(x_sum_D, alpha=share)

@@ -1,4 +1,4 @@
-"""Muon's update of matrices by compiled kernels of a CPU: from gradient and momentum to the new weights in one call."""
+"""Muon's update of matrices by CPU kernels: from gradient and momentum to the new weights in one call."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Matrix = Float[Tensor, "rows columns"]
 
 @dataclass(frozen=True)
 class Update:
-    """How matrices are updated.
+    """Settings of an update, the same for all matrices.
 
     Attributes:
-        factors: of the polynomial of a Newton-Schulz step: a x + b (x x^T) x + c (x x^T)^2 x.
-        steps: of the iteration.
-        momentum: what stays of it in a step.
-        kept: what the weight decay leaves of a weight.
+        factors: factors of the polynomial of a Newton-Schulz step: a x + b (x x^T) x + c (x x^T)^2 x.
+        steps: number of Newton-Schulz steps.
+        momentum: factor of the old momentum in a step.
+        weight_factor: factor of the old weights, from the weight decay.
     """
 
     factors: tuple[float, float, float]
@@ -34,7 +34,7 @@ class Update:
 
 
 def is_served(parameter: Tensor) -> bool:
-    """Return whether the kernel updates a parameter: a whole matrix in fp32 whose sizes fill blocks."""
+    """Return whether the kernel supports a parameter: an unsharded fp32 matrix whose sizes are multiples of `BLOCK`."""
     tensors = parameter, parameter.grad
     is_plain = all(
         tensor is not None and tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
@@ -50,10 +50,10 @@ def update_matrices(
     """Move momenta towards the gradients, and parameters against their orthogonal updates.
 
     Args:
-        parameters: all of them served.
-        momenta: of each parameter.
-        rates: what the orthogonal update of each parameter is multiplied by.
-        how: what is the same for all.
+        parameters: matrices that `is_served` accepts.
+        momenta: momentum of each parameter.
+        rates: factor of the orthogonal update of each parameter.
+        update: settings of the update.
     """
     matrices = (MuonMatrix * len(parameters))(
         *(

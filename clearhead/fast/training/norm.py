@@ -1,4 +1,4 @@
-"""RMSNorm in fewer passes over its input than PyTorch's, which has no kernel of its own for it on a CPU.
+"""RMSNorm with fewer passes over its input than PyTorch, which has no kernel for it on a CPU.
 
 Legend: N tokens, D width.
 """
@@ -13,17 +13,17 @@ from torch import Tensor
 
 
 def normalizes(x: Tensor, weight: Tensor | None) -> bool:
-    """Return whether `normalize` computes a norm: it has a weight, in fp32, and needs a gradient."""
+    """Return whether `normalize` supports a norm: it has an fp32 weight, and gradients are enabled."""
     is_plain = weight is not None and x.dtype == weight.dtype == torch.float32
     return is_plain and torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def normalize(x: Float[Tensor, "*axes width"], weight: Float[Tensor, " width"], eps: float) -> Tensor:
-    """Normalize as an RMSNorm does; up to the order of sums the results are the same.
+    """Normalize like an RMSNorm, up to the order of sums.
 
     Args:
-        x, weight: fp32.
-        eps: is added to the mean square.
+        x, weight: fp32 rows, and the weights of the norm.
+        eps: number added to the mean square.
     """
     normed: Tensor = _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
     return normed

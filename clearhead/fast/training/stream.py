@@ -25,7 +25,7 @@ from clearhead.fast.training.linear import run
 
 @dataclass(frozen=True)
 class StreamBranch:
-    """The only branch of a step, and its norm: before the branch, or after the sum; at a depth."""
+    """The only branch of a step with its norm (before the branch, or after the sum) and its depth."""
 
     branch: Branch
     norm: Norm
@@ -34,11 +34,10 @@ class StreamBranch:
 
 
 def stream_branches(stack: Stack) -> list[StreamBranch] | None:
-    """Return the branches of a stack, for `FusedStream`.
+    """Return the branches of a stack for `FusedStream`, or None if the kernels do not support its steps.
 
-    Returns:
-        None where the kernels do not serve the steps: each has one branch and one norm, all of them before the branch
-        (with one at the end of the stack) or all of them after the sum.
+    Each step must have one branch and one norm. Either all norms are before the branch, with one more at the end of the
+    stack, or all are after the sum.
     """
     planned = list(list_branches(stack))
     branches = [branch for branch in map(_stream_branch, planned) if branch is not None]
@@ -68,7 +67,7 @@ def _is_plain(norm: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class _BranchOutput:
-    """What a branch adds to the stream."""
+    """Output of a branch, to be added to the stream with dropout and scale."""
 
     y_BTD: Tensor
     dropout: float
@@ -76,16 +75,16 @@ class _BranchOutput:
 
 
 class FusedStream(Stack):
-    """A stack of a training tree whose stream is computed in bf16, one pass between two branches."""
+    """Stack of a training tree whose residual stream is computed in bf16, in one pass between two branches."""
 
     branches: list[StreamBranch]
     watched_modules: tuple[nn.Module, ...]
-    """What may be watched: all below it."""
+    """The modules in the stack that hooks may watch."""
     is_memory: bool
-    """Whether its output is read as the memory of a decoder alone, and so may be rounded."""
+    """True if only a decoder reads the output, as its encoder memory, so that it may be rounded."""
 
     def continue_from(self, depth: int, x_BTD: States, context: Context) -> States:
-        """Run the layers as the plain stack does, up to the order of sums and rounding."""
+        """Run the layers with the results of the plain stack, up to the order of sums and rounding."""
         is_plain = torch.is_autocast_enabled("cpu") and torch.is_grad_enabled() and not torch.compiler.is_compiling()
         is_fit = x_BTD.dtype == torch.float32 and x_BTD.numel() > 0 and context.cache is None
         if not (is_plain and is_fit) or any(map(is_seen, self.watched_modules)):
@@ -116,7 +115,7 @@ def _run_branch(branch: Branch, read_BTD: Tensor, context: Context) -> _BranchOu
 
 
 def _norm_sum(x_BTD: Tensor, added: _BranchOutput | None, norm: Norm, wanted: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """Return what is wanted of the sum of the stream and what a branch adds, in order: "sum", "normed", "rounded"."""
+    """Return the requested results for the sum of stream and branch output, in order: "sum", "normed", "rounded"."""
     y_BTD = None if added is None else added.y_BTD.to(torch.bfloat16).contiguous()
     drawn = SeededDropout() if added is None else SeededDropout.draw(added.dropout, added.scale)
     setting = _StreamSetting(norm.eps, isinstance(norm, LayerNorm), wanted if added is not None else wanted[-1:], drawn)
@@ -198,7 +197,7 @@ class _Stream(torch.autograd.Function):
 
 
 def dropout(x: Float[Tensor, "*axes"], p: float) -> Float[Tensor, "*axes"]:
-    """Zero each element of fp32 with probability p below 1 in one pass, and scale the others to keep the mean."""
+    """Zero each fp32 element with probability p below 1 in one pass, and scale the others to keep the mean."""
     setting = _StreamSetting(0.0, False, (), SeededDropout.draw(p))
     dropped: Tensor = _Dropout.apply(x, setting)  # type: ignore[no-untyped-call]
     return dropped

@@ -1,4 +1,4 @@
-"""The training tree: a replica of a module whose parts are computed by faster functions while it is trained."""
+"""The training tree: a replica of a module whose submodules are computed by faster functions during training."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def training_tree(module: ModuleT, precision: str, *, recomputes_layers: bool = False) -> ModuleT:
-    """Return the tree that a whole run trains: its parameters are those of the module, which is not changed.
+    """Return the tree that a run trains: it shares the parameters of the module, which stays unchanged.
 
-    Losses are those of the module up to the order of sums, and gradients up to rounding in the precision of the
-    products. Hooks that the module has now are those of the tree too; parts with hooks compute by themselves. On a CPU
-    the process then keeps memory that it frees.
+    Losses equal those of the module up to the order of sums, and gradients up to rounding in the precision of the
+    products. The tree keeps the current hooks of the module; submodules with hooks compute with their plain code. On a
+    CPU, the process then keeps memory that it frees.
 
     Args:
-        module: that is trained.
-        precision: of the products, "fp32" or "bf16".
-        recomputes_layers: keep only the inputs of the layers until the backward pass, with the same gradients.
+        module: the module to train.
+        precision: precision of the products, "fp32" or "bf16".
+        recomputes_layers: True keeps only the inputs of the layers for the backward pass; the gradients stay the same.
 
-    Source: of the recomputation, arXiv 1604.06174.
+    Source for the recomputation: arXiv 1604.06174.
     """
     tree = replica(module, is_training=True)
     device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
@@ -70,7 +70,7 @@ def _fuse(tree: nn.Module, precision: str, recomputes_layers: bool) -> None:
     if precision != "bf16" or not has_fast_bf16(torch.device("cpu")):
         return
     for module in modules:
-        # Without a norm the stream itself is rounded, in front of a branch alone.
+        # Without a norm in front, only branches may round: the stream itself must keep its precision.
         if isinstance(module, Branch | Step) and (isinstance(module, Branch) or isinstance(module.pre, Norm)):
             override(module.pre, RoundedOutput)
     stacks: list[Stack | None] = [getattr(tree, name, None) for name in ("encoder", "decoder")]
@@ -99,33 +99,33 @@ def _fuse(tree: nn.Module, precision: str, recomputes_layers: bool) -> None:
 
 
 def _is_trained(x: Tensor) -> bool:
-    """Return whether rows are read in bf16 for a backward pass."""
+    """Return whether rows are computed in bf16 for a backward pass."""
     is_plain = torch.is_autocast_enabled("cpu") and not torch.compiler.is_compiling()
     return is_plain and torch.is_grad_enabled() and x.numel() > 0
 
 
 class FusedRMSNorm(RMSNorm):
-    """An RMSNorm in fewer passes over its input."""
+    """RMSNorm with fewer passes over its input."""
 
     def forward(self, x_D: Vectors) -> Vectors:
-        """Normalize as the plain norm does."""
+        """Normalize with the results of the plain norm, up to the order of sums."""
         if self.is_by_head or self.weight is None or not normalizes(x_D, self.weight):
             return super().forward(x_D)
         return normalize(x_D, self.weight + 1.0 if self.has_unit_offset else self.weight, self.eps)
 
 
 class RoundedOutput(nn.Module):
-    """A norm, or an identity, that rounds once what several linear layers read, each of which would round it."""
+    """A norm or identity that rounds its output once for several linear layers, each of which would round it."""
 
     def forward(self, x_D: Vectors) -> Vectors:
-        """Return the output in bf16, a copy that is kept for the gradient; outside of training as it is."""
+        """Return the output in bf16, which is kept for the gradient; outside of training, return it unrounded."""
         normed_D: Tensor = super().forward(x_D)
         is_rounded = torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
         return normed_D.to(torch.bfloat16) if is_rounded else normed_D
 
 
 class FloatLinear(nn.Linear):
-    """A linear layer in fp32 by oneDNN."""
+    """Linear layer in fp32 by oneDNN."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x weight^T + bias."""
@@ -133,7 +133,7 @@ class FloatLinear(nn.Linear):
 
 
 class FusedLinear(nn.Linear):
-    """A linear layer in bf16 by kernels."""
+    """Linear layer in bf16 by kernels."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x weight^T + bias."""
@@ -141,27 +141,27 @@ class FusedLinear(nn.Linear):
 
 
 class FusedDropout(RandomBitDropout):
-    """Dropout in one pass, which keeps no mask."""
+    """Dropout in one pass, without a stored mask."""
 
     def forward(self, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """Drop elements as the plain part does, others of them."""
+        """Drop elements with the same probability as the plain module, but with other random numbers."""
         is_fast = _is_trained(values) and values.dtype == torch.float32 and self.training and 0.0 < self.p < 1.0
         return dropout(values, self.p) if is_fast else super().forward(values)
 
 
 class FusedFeedForward(FeedForward):
-    """A feed-forward network in bf16 by kernels, which keep the derivative of its activation."""
+    """Feed-forward network in bf16 by kernels, which store the derivative of the activation."""
 
     def forward(self, x_BTD: States, context: object = None) -> States:
-        """Compute as the plain network does."""
+        """Compute the network with the results of the plain network, up to rounding."""
         return feed_forward(self, x_BTD) if _is_trained(x_BTD) and serves_network(self) else super().forward(x_BTD)
 
 
 class FusedAttention(Attention):
-    """An attention in bf16 by kernels, which rotate in one pass and attend a head at a time."""
+    """Attention in bf16 by kernels, which rotate in one pass and attend one head at a time."""
 
     def prepare(self, query: Queries, key: Keys, context: Context) -> tuple[Tensor, Tensor]:
-        """Norm and rotate queries and keys as the plain attention does."""
+        """Normalize and rotate queries and keys like the plain attention."""
         rotary, choice = self.spec.position, self.spec.query_key_norm
         if rotary is None or not _is_trained(query):
             return super().prepare(query, key, context)
@@ -175,9 +175,9 @@ class FusedAttention(Attention):
         return query, key
 
     def attend(self, query: Queries, key: Keys, value: Keys, context: Context) -> Queries:
-        """Attend by the kernel, except where weights are needed or query heads share their keys and values."""
+        """Attend by the kernel, unless attention weights are needed or query heads share keys and values."""
         p = self.dropout.p if self.training else 0.0
-        if p > 0.0:  # the other kernel for shared keys has no dropout
+        if p > 0.0:  # PyTorch's kernel for shared keys has no dropout
             key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
         is_plain = query.shape[1] == key.shape[1] and value.dtype == torch.bfloat16 and not needs_weights(self)
         if not is_plain or not torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -189,10 +189,10 @@ class FusedAttention(Attention):
 
 
 class FusedSelfAttention(FusedAttention):
-    """A self-attention whose three projections read their rows once."""
+    """Self-attention whose three projections read their rows once."""
 
     def forward(self, x_BTD: States, context: Context) -> States:
-        """Attend as the plain attention does."""
+        """Attend with the results of the plain attention, up to rounding."""
         layers = self.query, self.key, self.value
         if context.cache is not None or not _is_trained(x_BTD) or not all(map(is_served, layers)):
             return super().forward(x_BTD, context)
@@ -203,10 +203,10 @@ class FusedSelfAttention(FusedAttention):
 
 
 class FusedMemoryAttention(FusedAttention, MemoryAttention):
-    """A cross-attention whose keys and values are projected together."""
+    """Cross-attention whose keys and values are projected together."""
 
     def remembered(self, context: Context) -> tuple[Keys, Keys]:
-        """Return the keys and values of the memory."""
+        """Return the keys and values of the encoder memory."""
         layers, memory = (self.key, self.value), context.memory
         if context.cache is not None or memory is None or not _is_trained(memory) or not all(map(is_served, layers)):
             return super().memory_keys_values(context)
@@ -215,12 +215,12 @@ class FusedMemoryAttention(FusedAttention, MemoryAttention):
 
 
 class RecomputedLayer(Layer):
-    """A layer whose activations are computed again when its gradient is."""
+    """Layer that computes its activations again in the backward pass."""
 
     recomputes: bool = True
 
     def forward(self, x_BTD: States, context: Context) -> States:
-        """Compute as the plain layer does."""
+        """Compute the layer with the results of the plain layer."""
         if not self.recomputes:
             return super().forward(x_BTD, context)
         y_BTD: Tensor = checkpoint(super().forward, x_BTD, context, use_reentrant=False)

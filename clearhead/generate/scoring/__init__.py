@@ -1,1 +1,1 @@
-"""How probable given text is: targets given their sources, and text by itself."""
+"""Log-probabilities of targets given their sources, of texts alone, and the accuracy of labels."""

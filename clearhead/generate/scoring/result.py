@@ -1,4 +1,4 @@
-"""The results of a validation and of an evaluation."""
+"""Results of a validation and of an evaluation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from clearhead.base.printing import block
 
 @dataclass(frozen=True)
 class Validation:
-    """Loss and score on held-out data.
+    """Loss and score on the validation set.
 
     Attributes:
         loss: mean loss per label, in nats.
-        score: a number where higher is better, or None.
+        score: a number for which higher is better. None means no score.
     """
 
     loss: float
@@ -25,18 +25,18 @@ class Validation:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Measures(Mapping[str, Any]):
-    """What an evaluation measured: numbers by their names, as in the JSON of `clearhead evaluate`; printed as a table.
+    """Metrics of an evaluation by name, as in the JSON of `clearhead evaluate`; printed as a table.
 
-    A field that is None was not measured, or is not a finite number.
+    A metric that is None was not measured, or is not a finite number.
     """
 
     def record(self) -> dict[str, Any]:
-        """Return JSON values by the names of the numbers."""
+        """Return the metrics as JSON values by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @abstractmethod
     def lines(self) -> Sequence[str]:
-        """Return the numbers for a person."""
+        """Return the lines of the table for display."""
 
     def __getitem__(self, name: str) -> Any:
         return self.record()[name]
@@ -52,23 +52,23 @@ class Measures(Mapping[str, Any]):
 
 
 def align_columns(rows: Mapping[str, str]) -> list[str]:
-    """Return names and values as the lines of a table of two columns."""
+    """Return names and values as the lines of a table with two columns."""
     width = max(map(len, rows))
     return [f"{name:<{width}}  {value}" for name, value in rows.items()]
 
 
 def percent(share: float) -> str:
-    """Return a share as "97.50 %"."""
+    """Return a share as a percentage, such as "97.50 %"."""
     return f"{100 * share:.2f} %"
 
 
 def f1_table(title: str, rows: Mapping[str, Mapping[str, float | int | None]], counted: str) -> list[str]:
-    """Return precision, recall, F1 and count of each row as the lines of a table.
+    """Return the lines of a table with precision, recall, F1 and count of each row.
 
     Args:
-        title: of the first column.
-        rows: the values of `F1Counts.record` by name.
-        counted: the title of the last column.
+        title: title of the first column.
+        rows: values of `F1Counts.record`, by the name of the row.
+        counted: title of the last column.
     """
     width = max(len(title), *map(len, rows))
     lines = [f"{title:<{width}}  precision  recall      F1   {counted}"]

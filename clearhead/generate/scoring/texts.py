@@ -1,12 +1,12 @@
 """Log-probabilities of targets given their sources, and of texts under a decoder-only model.
 
-Targets are scored as search reports them, from one uncached pass over whole sentences. A sliding window reads long
-texts. A sequence is start token, text, end token. Every token but the first is scored once. The first window scores all
-that it predicts; each later one starts `stride` tokens further and scores the `stride` tokens that no window has
-scored, so that they have at least `window` - `stride` tokens of context.
+Targets are scored as in beam search, from one uncached pass over whole sentences. Long texts are read by a sliding
+window. A sequence is start token, text, end token. Every token except the first is scored once. The first window scores
+all tokens that it predicts. Each later window starts `stride` tokens further and scores the `stride` tokens that no
+window has scored. So these have at least `window` - `stride` tokens of context.
 
-Shapes: B windows or sentence pairs of a batch, S source tokens, T tokens of a window, or of a target with the end
-token, C scored tokens of a window, D width, V vocabulary.
+Shapes: B windows or sentence pairs of a batch, S source tokens, C scored tokens of a window, D width, V vocabulary.
+T tokens of a window, or of a target with the end token.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from clearhead.generate.results import length_normalised
 from clearhead.text.long_texts import LONGEST_PROMPT, refuse_enormous
 from clearhead.text.tokenizer import Tokenizer
 
-# fp32 logits of one batch: 64 MiB, for any vocabulary size.
+# Maximum number of fp32 logits in one batch: 64 MiB, for any vocabulary size.
 MOST_LOGITS = 2**24
 
 
 @dataclass(frozen=True, repr=False)
 class PairScore(Printed):
-    """The log-probability of one target.
+    """Log-probability of one target.
 
     Args:
-        ids: the target's tokens with the end token.
+        ids: ids of the target, with the end token.
         token_log_probabilities: natural-log probability of each of `ids`, given the tokens before it and the source.
-        log_probability: their sum.
-        score: `log_probability` / len(ids) ** length_penalty, as search reports it.
+        log_probability: sum of `token_log_probabilities`.
+        score: `log_probability` / len(ids) ** length_penalty, as in beam search.
     """
 
     ids: tuple[int, ...]
@@ -72,20 +72,20 @@ def score_targets(
     batch_size: int | None = None,
     batch_tokens: int = 8192,
 ) -> list[PairScore]:
-    """Return the log-probabilities of each target given its source, in the order given.
+    """Return the log-probabilities of each target given its source, in the given order.
 
     Args:
-        module: an encoder-decoder model; one in training runs as a replica in evaluation mode.
-        sources: ids as the encoder reads them, none empty.
+        module: an encoder-decoder model. If it is in training mode, a replica in evaluation mode runs.
+        sources: ids that the encoder reads, none empty.
         targets: ids with start and end token.
-        pad_id: padding id.
+        pad_id: id of the padding token.
         length_penalty: exponent alpha of the score.
-        forced: how many of the first predicted ids have probability 1.
-        batch_size: most pairs scored together; None: no limit but the tokens.
-        batch_tokens: most padded source + target tokens scored together.
+        forced: number of first predicted ids that count with probability 1.
+        batch_size: maximum number of pairs in a batch. None means that only the tokens limit it.
+        batch_tokens: maximum number of padded source and target tokens in a batch.
 
     Raises:
-        InputError: unequal counts, an empty source, or a sequence beyond the model's positions.
+        InputError: the counts differ, a source is empty, or a sequence exceeds the model's positions.
     """
     if len(sources) != len(targets):
         raise InputError(
@@ -96,7 +96,7 @@ def score_targets(
     check_lengths(labels, module.spec.position_limit, noun="target")
     per_token: list[list[float]] = [[] for _ in labels]
     module, device = in_evaluation(module), device_of(module)
-    # Every target token takes a row of logits, so a large vocabulary needs smaller batches.
+    # Every target token needs a row of logits, so a large vocabulary needs smaller batches.
     budget = max(min(batch_tokens, 2 * MOST_LOGITS // module.num_target_ids), 1)
     costs = [2 * max(len(source), len(label)) for source, label in zip(sources, labels, strict=True)]
 
@@ -121,7 +121,7 @@ def label_log_probabilities(
     labels_BT: Int[Tensor, "batch target"],
     mask_BT: Bool[Tensor, "batch target"],
 ) -> list[list[float]]:
-    """Return the fp32 log-probability of each real label, row by row."""
+    """Return the log-probability of each real label in fp32, row by row."""
     logits_BTV = logits_BTV.float()
     log_total_BT = top_and_log_total(logits_BTV.flatten(0, 1), 1)[2].view(labels_BT.shape)
     chosen_BT = logits_BTV.gather(2, labels_BT[:, :, None])[:, :, 0] - log_total_BT
@@ -133,13 +133,13 @@ TokenIds = Sequence[int] | Integer[ndarray, " _"]
 
 @dataclass(frozen=True)
 class ScoreWindow:
-    """A part of a sequence that the model reads at once.
+    """Range of a sequence that the model reads in one pass.
 
     Args:
         sequence: index of the sequence.
-        start: index of the first token read.
-        stop: index after the last token read, which is that of the last token scored.
-        first: index of the first token scored.
+        start: index of the first token that is read.
+        stop: index after the last token that is read; also the index of the last token that is scored.
+        first: index of the first token that is scored.
     """
 
     sequence: int
@@ -149,13 +149,13 @@ class ScoreWindow:
 
 
 def windows(sequence: int, length: int, *, window: int, stride: int) -> Iterator[ScoreWindow]:
-    """Yield the windows of a sequence, in order; together they score every token but the first once.
+    """Yield the windows of a sequence in order; together they score every token except the first once.
 
     Args:
         sequence: index of the sequence.
-        length: its number of tokens.
-        window: most tokens that a window reads.
-        stride: tokens between the starts of two windows, from 1 to `window`.
+        length: number of tokens of the sequence.
+        window: maximum number of tokens that a window reads.
+        stride: number of tokens between the starts of two windows, from 1 to `window`.
     """
     first = 1
     for start in range(0, length - 1, stride):
@@ -176,21 +176,21 @@ def score_sequences(
     length_penalty: float = 1.0,
     batch_size: int | None = None,
 ) -> list[PairScore]:
-    """Return the log-probability of each token of each sequence but the first, in the order given.
+    """Return the log-probability of each token except the first of each sequence, in the given order.
 
     Args:
-        module: a decoder-only model; one in training runs as a replica in evaluation mode.
-        sequences: ids from the start token to the end token; at least two each.
-        pad_id: padding id.
-        window: most tokens read at once; None: the model's positions, or whole sequences of at most `LONGEST_PROMPT`
-            tokens where they are unlimited.
-        stride: tokens between the starts of two windows, from 1 to `window`; None: `window`.
+        module: a decoder-only model. If it is in training mode, a replica in evaluation mode runs.
+        sequences: ids from the start token to the end token, at least two each.
+        pad_id: id of the padding token.
+        window: maximum number of tokens read at once. None means the model's positions, or without a limit whole
+            sequences of at most `LONGEST_PROMPT` tokens.
+        stride: number of tokens between the starts of two windows, from 1 to `window`. None means `window`.
         length_penalty: exponent alpha of the score.
-        batch_size: most windows scored together; None: a token budget decides.
+        batch_size: maximum number of windows in a batch. None means that a token budget decides.
 
     Raises:
-        InputError: the model does not predict next tokens, a sequence has no token to score or too many to be read at
-            once, or a window or stride is out of range.
+        InputError: the model does not predict next tokens, or a sequence has no token to score or too many. Or a
+            window or stride is out of range.
     """
     scored = [np.empty(len(ids) - 1) for ids in sequences]
     for span, log_probs in token_log_probabilities(module, sequences, pad_id, window, stride, batch_size=batch_size):
@@ -228,7 +228,7 @@ def token_log_probabilities(
 def _score(
     module: Transformer, sequences: Sequence[TokenIds], spans: list[ScoreWindow], pad_id: int, *, most_states: int
 ) -> list[Float[ndarray, " scored"]]:
-    """Return the log-probabilities of the scored tokens of some windows, from one pass of the stack."""
+    """Return the log-probabilities of the scored tokens of some windows, from one pass of the model."""
     longest = max(span.stop - span.start for span in spans)
     ids_BT = np.full((len(spans), longest), pad_id, dtype=np.int64)
     labels, positions = [], []
@@ -238,7 +238,7 @@ def _score(
         labels.append(np.asarray(ids[span.first : span.stop + 1], dtype=np.int64))
         positions.append(row * longest + np.arange(span.first - 1 - span.start, span.stop - span.start))
     device = device_of(module)
-    # Padding is on the right, where no real token attends; with a mask it is not even read.
+    # Padding is on the right, where real tokens cannot see it; with a mask, padding is not even read.
     lengths_B1 = torch.tensor([[span.stop - span.start] for span in spans], device=device)
     mask_BT = torch.arange(longest, device=device) < lengths_B1
     mask = None if bool(mask_BT.all()) else mask_BT
@@ -252,7 +252,7 @@ def _score(
 def _label_log_probabilities(
     module: Transformer, hidden_CD: Float[Tensor, "scored width"], labels_C: Int[Tensor, " scored"], most_states: int
 ) -> Float[ndarray, " scored"]:
-    """Return the log-probability of each label, some hidden states at a time."""
+    """Return the log-probability of each label, computed for a limited number of hidden states at a time."""
     assert module.head is not None
     log_probs = []
     for some_CD, some_C in zip(hidden_CD.split(most_states), labels_C.split(most_states), strict=True):
@@ -264,13 +264,13 @@ def _label_log_probabilities(
 def _check_windows(
     module: Transformer, sequences: Sequence[TokenIds], window: int | None, stride: int | None
 ) -> tuple[int, int]:
-    """Return window and stride.
+    """Return window and stride after checking them and the sequences.
 
     Raises:
         InputError: one report that names every fault.
     """
     if module.encoder is not None:
-        raise InputError("texts are scored by a decoder-only model; with an encoder, score targets given their sources")
+        raise InputError("scoring texts needs a decoder-only model; with an encoder, score targets given their sources")
     check_model(module, with_sources=False)
     most = module.max_positions
     faults = [
@@ -290,9 +290,9 @@ def _check_windows(
     stride = window if stride is None else stride
     if window < 1 or (most is not None and window > most):
         limit = "" if most is None else f" and at most the model's {most} positions"
-        faults.append(f"window must be at least 1{limit}, not {window}.")
+        faults.append(f"window must be at least 1{limit}, got {window}.")
     elif not 1 <= stride <= window:
-        faults.append(f"stride must be from 1 to the window of {window} tokens, not {stride}.")
+        faults.append(f"stride must be from 1 to the window of {window} tokens, got {stride}.")
     if faults:
         raise InputError.from_faults(faults, subject="the text")
     return window, stride
@@ -308,17 +308,17 @@ def score_texts(
     length_penalty: float = 1.0,
     batch_size: int | None = None,
 ) -> list[PairScore]:
-    """Return the log-probabilities of texts under a decoder-only model, end token included.
+    """Return the log-probabilities of texts under a decoder-only model, including the end token.
 
     Args:
-        module: a decoder-only model; one in training runs as a replica in evaluation mode.
-        tokenizer: of the model.
-        texts: to score; an empty one is the end token alone.
-        window, stride, batch_size: as for `score_sequences`.
+        module: a decoder-only model. If it is in training mode, a replica in evaluation mode runs.
+        tokenizer: tokenizer of the model.
+        texts: texts to score; an empty text is the end token alone.
+        window, stride, batch_size: the arguments of `score_sequences`.
         length_penalty: exponent alpha of the score.
 
     Raises:
-        InputError: the model does not predict next tokens, or cannot read such a window.
+        InputError: the model does not predict next tokens, or cannot read the window.
     """
     refuse_enormous(texts, module.max_positions)
     return score_sequences(
@@ -333,5 +333,5 @@ def score_texts(
 
 
 def with_special_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Return the ids of texts with the special tokens that a language model was trained with."""
+    """Return the ids of texts with the special tokens of the training text."""
     return [tokenizer.special_tokens.for_target(ids) for ids in tokenizer.encode_batch(list(texts))]

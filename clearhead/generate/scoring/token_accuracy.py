@@ -1,6 +1,6 @@
-"""Loss and accuracy of a model at the labelled tokens of a batch.
+"""Loss and accuracy of a model at the labelled tokens of batches.
 
-Shape suffixes: N labelled tokens, D width, C rows of one chunk, V vocabulary.
+Shapes: N labelled tokens, D width, C rows of one chunk, V vocabulary.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _CHUNK_BYTES = 64 << 20
 
 
 def score_tokens(module: nn.Module, batches: Iterable[Batch], device: torch.device) -> Validation:
-    """Return the mean loss of a label in nats, and as the score the percentage of labels that the model ranks first.
+    """Return the mean loss per label in nats, and as the score the percentage of labels that the model ranks first.
 
     Args:
         module: a Transformer with a head over the vocabulary, in evaluation mode.
-        batches: with a label at each token to predict.
-        device: where the module is.
+        batches: batches with a label at each token to predict.
+        device: device of the module.
     """
     assert isinstance(module, Transformer) and module.head is not None, "tokens are scored by a head over a vocabulary"
     projection = module.head.projection()
@@ -42,9 +42,9 @@ def score_tokens(module: nn.Module, batches: Iterable[Batch], device: torch.devi
 
 
 def labelled_states(module: Transformer, batch: Batch) -> tuple[Float[Tensor, "labels width"], Int[Tensor, " labels"]]:
-    """Return the inputs of the head's last map at the tokens with a label, and the labels.
+    """Return the inputs of the head's last linear map at the labelled tokens, and the labels.
 
-    A causal decoder gets no padding mask: padding is on the right, where no real token attends, and without a mask
+    A causal decoder gets no padding mask. Padding is on the right, where real tokens cannot see it, and without a mask
     attention uses its causal kernel.
     """
     mask = None if module.encoder is None else batch.mask
@@ -63,7 +63,7 @@ def projected_cross_entropy(
     *,
     label_smoothing: float = 0.0,
 ) -> Float[Tensor, ""]:
-    """Return the summed cross-entropy in nats of the outputs of a head's last map, which are never built at once."""
+    """Return the summed cross-entropy of a head's last linear map in nats, without building all logits at once."""
     return linear_cross_entropy(
         states_ND,
         projection.weight_VD,

@@ -1,1 +1,1 @@
-"""How the next tokens are found: greedy search, sampling and beam search."""
+"""Search methods that choose the next tokens: greedy search, sampling and beam search."""

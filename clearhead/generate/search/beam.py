@@ -1,28 +1,29 @@
-"""Batched, cached beam search, for translations and for continuations of prompts; beam size 1 is greedy search.
+"""Batched beam search with a KV cache, for translations and continuations; beam size 1 is greedy search.
 
 The rules, for one sentence with beam size B:
 
-- Step t extends every live hypothesis by one token. Its 2B best extensions are looked at (more where several tokens end
-  a sequence), best sum of log-probabilities first. An end token among the first B of them finishes that hypothesis; the
-  best B that do not end live on.
+- Step t extends every live hypothesis by one token. Of all extensions, the best 2B are examined, by the sum of
+  log-probabilities (more if there are several end tokens). An end token among the first B of them finishes that
+  hypothesis. The best B that do not end stay live.
 - Score = sum of log-probabilities / length ** alpha. The best `n_best` finished hypotheses are kept.
-- Early stop: the sentence is done when it holds `n_best` finished hypotheses and no live one can still beat the worst
-  of them. A live hypothesis with sum s <= 0 can at most reach s / limit ** alpha, because later tokens only lower the
-  sum and no hypothesis is longer than the limit. With alpha below 0, length lowers a score, and it can at most reach
-  s / length ** alpha. So stopping early returns exactly what running on to the limit would return. With B = 1 the
-  first finished hypothesis is the answer: greedy search keeps no rival.
-- `early_stopping` True ends the search with B finished hypotheses; False with B that no live one would beat if it ended
-  at its present length.
-- At the limit a sentence is done, and its live hypotheses are cut off; their `stop_reason` is "length". In
-  translation they count only if nothing has finished, and the end token is forced onto them, with the probability that
-  the model gives it. Continuations of prompts (`open_ended`) compete as they are, without an end token.
-- Equal sums: the extension of the better parent goes first. Equal scores: the shorter hypothesis, then the smaller ids.
+- Early stop: a sentence is done when it holds `n_best` finished hypotheses and no live one can still beat the worst of
+  them. A live hypothesis with sum s <= 0 can reach at most s / limit ** alpha. Later tokens only lower the sum, and no
+  hypothesis is longer than the limit. With alpha below 0, length lowers a score, and the bound is s / length ** alpha.
+  So an early stop returns exactly the same result as a search up to the limit. With B = 1, the first finished
+  hypothesis is the result: greedy search keeps no rival.
+- `early_stopping` True ends the search with B finished hypotheses. False ends it with B finished hypotheses that no
+  live one would beat if it ended at its present length.
+- At the limit a sentence is done, and its live hypotheses are cut off with the `stop_reason` "length". In translation
+  they count only if nothing has finished. The end token is then forced onto them, with the probability that the model
+  gives it. Continuations of prompts (`open_ended`) compete without an end token.
+- Ties: of equal sums, the extension of the better parent comes first. Of equal scores, the shorter hypothesis comes
+  first, then the one with smaller ids.
 
-A length is the number of generated tokens, the end token included; a prompt does not count.
+A length is the number of generated tokens, including the end token. A prompt does not count.
 
-Shapes: M sentences (or prompts) still in the batch, B live hypotheses of each (1 before the first step), R = M * B
-decoder rows, S source tokens, T prompt and generated tokens, V vocabulary, C extensions looked at, X banned ids, E end
-tokens, N all sentences.
+Shapes: N all sentences (or prompts), M sentences still in the batch, B live hypotheses of each (1 before the first
+step). R = M * B decoder rows. S source tokens, T prompt and generated tokens, V vocabulary, C examined extensions.
+X banned ids, E end tokens.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ from clearhead.generate.search.recorder import CUT_OFF, END, FORCED_END, BeamRec
 
 
 def target_limits(module: Transformer, source_lengths: Sequence[int], options: SearchOptions) -> list[int]:
-    """Return the longest hypothesis allowed for each source length.
+    """Return the maximum length of a hypothesis for each source length.
 
     Raises:
-        InputError: `max_length` or `min_length` is beyond the decoder's positions.
+        InputError: `max_length` or `min_length` exceeds the decoder's positions.
     """
     most = module.spec.position_limit
     lengths = {"max_length": options.max_length, "min_length": options.min_length}
     faults = [
-        argument(name) + f" is {length}, but the model's decoder has {most} positions: use {most} or less."
+        argument(name) + f" is {length}, but the model's decoder has {most} positions: set it to {most} or less."
         for name, length in lengths.items()
         if most is not None and length is not None and length > most
     ]
@@ -68,14 +69,14 @@ def target_limits(module: Transformer, source_lengths: Sequence[int], options: S
 
 @dataclass
 class Finished:
-    """The best finished hypotheses of one sentence, best first, at most `capacity` of them, and how many there were."""
+    """The best finished hypotheses of one sentence, best first, at most `capacity`, and their total count."""
 
     capacity: int
     ranked: list[Continuation] = field(default_factory=list)
     count: int = 0
 
     def add(self, candidate: Continuation) -> None:
-        """Keep the candidate if it is among the best."""
+        """Insert a candidate if it is among the best."""
         self.count += 1
         bisect.insort(self.ranked, candidate, key=lambda entry: (-entry.score, len(entry.ids), entry.ids))
         del self.ranked[self.capacity :]
@@ -94,35 +95,35 @@ class Extensions:
     parents_MC: Int[Tensor, "sentences candidates"]
 
     def first(self, count: int) -> Extensions:
-        """Return the best of each sentence."""
+        """Return the best `count` extensions of each sentence."""
         return Extensions(self.sums_MC[:, :count], self.ids_MC[:, :count], self.parents_MC[:, :count])
 
     def take(self, order_MB: Int[Tensor, "sentences beams"]) -> Extensions:
-        """Return the extensions at these places, in this order."""
+        """Return the extensions at these indices, in this order."""
         return Extensions(*(tensor.gather(1, order_MB) for tensor in (self.sums_MC, self.ids_MC, self.parents_MC)))
 
 
 def top_log_probabilities(
     logits_RV: Float[Tensor, "rows vocab"], banned_X: Int[Tensor, " banned"], count: int
 ) -> tuple[Float[Tensor, "rows top"], Int[Tensor, "rows top"], Float[Tensor, " rows"]]:
-    """Return the log-probabilities and ids of each row's best tokens, and the log of its normaliser.
+    """Return the log-probabilities and ids of each row's best tokens, and the log of its softmax denominator.
 
-    Probabilities are those of the whole vocabulary: a banned id is not chosen, but keeps its share.
+    Probabilities are relative to the whole vocabulary: a banned id is not chosen, but keeps its share.
 
     Args:
-        logits_RV: fp32 or bf16.
-        banned_X: ids that may not be chosen.
-        count: how many to return; all of them if the vocabulary is smaller.
+        logits_RV: fp32 or bf16 logits.
+        banned_X: ids that must not be chosen.
+        count: number of tokens to return; all tokens if the vocabulary is smaller.
     """
     top_RC, ids_RC, normaliser_R = top_and_log_total(logits_RV, min(count, logits_RV.shape[1]), banned_X)
-    # Rounding can lift a probability above 1, and the early stop relies on sums that never grow.
+    # Rounding can lift a probability above 1, but the early stop relies on sums that never grow.
     return (top_RC - normaliser_R[:, None]).clamp_(max=0.0), ids_RC, normaliser_R
 
 
 def top_changed_log_probabilities(
     log_probs_RV: Float[Tensor, "rows vocab"], count: int
 ) -> tuple[Float[Tensor, "rows top"], Int[Tensor, "rows top"], Float[Tensor, " rows"]]:
-    """Return the same for processed log-probabilities, which are not normalised again."""
+    """Return the same values for processed log-probabilities, without normalising them again."""
     top_RC, ids_RC = log_probs_RV.topk(min(count, log_probs_RV.shape[1]), dim=1)
     return top_RC.clamp_(max=0.0), ids_RC, log_probs_RV.new_zeros(len(log_probs_RV))
 
@@ -133,17 +134,17 @@ def best_extensions(
     sums_MB: Float[Tensor, "sentences beams"],
     count: int,
 ) -> Extensions:
-    """Return the `count` best extensions of each sentence; where there are fewer, the rest have a sum of -inf."""
+    """Return the `count` best extensions of each sentence; missing ones have a sum of -inf."""
     num_sentences, num_top = len(sums_MB), log_probs_RC.shape[1]
     sums_MC = (log_probs_RC + sums_MB.reshape(-1, 1)).view(num_sentences, -1)
     ids_MC = ids_RC.reshape(num_sentences, -1)
-    if sums_MC.shape[1] == count == num_top:  # those of one parent, best first as they are
+    if sums_MC.shape[1] == count == num_top:  # all have one parent and are sorted already
         return Extensions(sums_MC, ids_MC, torch.zeros_like(ids_MC))
     missing = count - sums_MC.shape[1]
     if missing > 0:
         sums_MC = functional.pad(sums_MC, (0, missing), value=-torch.inf)
         ids_MC = functional.pad(ids_MC, (0, missing))
-    # A stable sort, unlike topk, promises which of two equal sums comes first.
+    # A stable sort, unlike topk, defines which of two equal sums comes first.
     sorted_MC = sums_MC.sort(dim=1, descending=True, stable=True)
     sums_MC, order_MC = sorted_MC.values[:, :count], sorted_MC.indices[:, :count]
     parents_MC = (order_MC // num_top).clamp_(max=sums_MB.shape[1] - 1)
@@ -151,7 +152,7 @@ def best_extensions(
 
 
 class Search(Member):
-    """Sentences of a running batch: live hypotheses in tensors, finished ones in lists; see `Member`."""
+    """Beam search over sentences in a running batch: live hypotheses in tensors, finished ones in lists."""
 
     def __init__(
         self,
@@ -173,7 +174,7 @@ class Search(Member):
         self.eos_id: int = end_ids[0]
         self.chain: Sequence[Processor] = chain
         self.open_ended = open_ended
-        # A search that may stop while a live hypothesis could still win compares with as many as there are beams.
+        # A search that may stop while a live hypothesis could still win compares with `beam_size` finished ones.
         capacity = options.beam_size if options.early_stopping is False else options.n_best
         self.finished: list[Finished] = [Finished(capacity) for _ in sentences]
         self.alive: list[int] = list(range(len(sentences)))
@@ -195,20 +196,20 @@ class Search(Member):
 
     @property
     def num_sentences(self) -> int:
-        """How many sentences of a memory the hypotheses read."""
+        """Number of encoder-memory sentences that the hypotheses read."""
         return len(self.alive)
 
     def absorb(self, other: Member) -> bool:
-        """Take over nothing: searches count their steps from their own start."""
+        """Return False: searches never merge, because each counts steps from its own start."""
         return False
 
     def drop(self, sequence: Generated) -> SurvivingRows:
-        """Let a sentence leave before it is done."""
+        """Remove a sentence before it is done."""
         remaining = [index for index, number in enumerate(self.alive) if self.sentences[number] is not sequence]
         return self._leave(remaining) if len(remaining) < len(self.alive) else SurvivingRows()
 
     def advance(self, logits_RV: Float[Tensor, "rows vocab"]) -> tuple[list[SequenceProgress], SurvivingRows]:
-        """Take one token for every live hypothesis; a sentence whose logits are not numbers fails, and no other."""
+        """Extend every live hypothesis by one token; a sentence fails alone if its logits are not numbers."""
         before = self.sequences
         survivors = self._step(logits_RV)
         alive = set(self.alive)
@@ -221,8 +222,8 @@ class Search(Member):
     def _step(self, logits_RV: Float[Tensor, "rows vocab"]) -> SurvivingRows:
         self.length += 1
         beams = self.options.beam_size
-        # Each of B hypotheses has E end tokens, so (1 + E) * B extensions always hold B that live on; greedy needs no
-        # rival.
+        # Each of B hypotheses has E end tokens, so (1 + E) * B extensions always include B that do not end. Greedy
+        # search needs no rival.
         count = 1 if beams == 1 else (1 + len(self.ends_E)) * beams
         banned_X = only_banned(self.chain, self.prefix_RT.shape[1], logits_RV.device)
         if banned_X is None:
@@ -249,7 +250,7 @@ class Search(Member):
         return self._advance(live, remaining)
 
     def _keep_finished(self, best: Extensions, is_end_MB: Bool[Tensor, "sentences beams"]) -> None:
-        """Move the extensions that end into their sentences' lists."""
+        """Move the extensions that end into the lists of their sentences."""
         sentences, columns = is_end_MB.nonzero(as_tuple=True)
         rows = sentences * self.sums_MB.shape[1] + best.parents_MC[sentences, columns]
         sums, ends = best.sums_MC[sentences, columns].tolist(), best.ids_MC[sentences, columns].tolist()
@@ -262,7 +263,7 @@ class Search(Member):
         return self.prefix_RT[rows_R, self.prompt_length :].tolist()
 
     def _finish(self, sentence: int, prefix: list[int], last: int, total: float, *, cut_off: bool) -> None:
-        """Add prefix + last token to the list of the sentence at this place of the batch."""
+        """Add prefix + last token to the finished list of the sentence with this batch index."""
         score = length_normalised(total, self.length, self.options.length_penalty)
         stop_reason: StopReason = "length" if cut_off else "end"
         self.finished[self.alive[sentence]].add(Continuation((*prefix, last), score, total, stop_reason))
@@ -271,7 +272,7 @@ class Search(Member):
             self.recorder.finish((*prefix, last), total, forced if cut_off else END)
 
     def _end_sentences(self, live: Extensions, end_log_probs: Callable[[Tensor], Tensor]) -> list[int]:
-        """Return the places of the unfinished sentences; cut off the live hypotheses of the others, if they count."""
+        """Return the indices of unfinished sentences; cut off the live hypotheses of the others, if they count."""
         remaining = []
         for sentence, best_sum in enumerate(live.sums_MC[:, 0].tolist()):
             if math.isnan(best_sum):
@@ -293,7 +294,7 @@ class Search(Member):
         return remaining
 
     def _stop_reason(self, sentence: int, best_sum: float) -> str:
-        """Return why no live hypothesis of this sentence can change its list any more; empty: one can."""
+        """Return the reason why no live hypothesis can change the finished list, or an empty string if one can."""
         limit, finished = self.limits[sentence], self.finished[sentence]
         if self.length >= limit:
             return "the length limit is reached"
@@ -308,13 +309,13 @@ class Search(Member):
         return ""
 
     def _is_full(self, finished: Finished) -> bool:
-        """Return whether a sentence is done, whatever its live hypotheses reach."""
+        """Return whether a sentence is done regardless of its live hypotheses."""
         if self.options.beam_size == 1:
             return finished.count > 0
         return self.options.early_stopping is True and finished.count >= self.options.beam_size
 
     def _cut_off(self, sentence: int, end_log_probs: Callable[[Tensor], Tensor]) -> None:
-        """Force the end token, of its log-probability in each row, onto hypotheses that this step was to extend."""
+        """Force the end token onto the hypotheses before this step, with its log-probability in each row."""
         rows_B = self._rows_of(sentence)
         totals = (self.sums_MB[sentence] + end_log_probs(rows_B)).tolist()
         for prefix, total in zip(self._generated_ids(rows_B), totals, strict=True):
@@ -322,7 +323,7 @@ class Search(Member):
                 self._finish(sentence, prefix, self.eos_id, total, cut_off=True)
 
     def _cut_off_open(self, sentence: int, live: Extensions) -> None:
-        """Add the extensions that are live at the limit to the candidates, as they are."""
+        """Add the extensions that are live at the limit to the candidates, without an end token."""
         if self.length < self.limits[self.alive[sentence]]:
             return
         prefixes = self._generated_ids(self._rows_of(sentence)[live.parents_MC[sentence]])
@@ -332,12 +333,12 @@ class Search(Member):
                 self._finish(sentence, prefix, last, total, cut_off=True)
 
     def _rows_of(self, sentence: int) -> Int[Tensor, " beams"]:
-        """Return the rows of the hypotheses of the sentence at this place of the batch."""
+        """Return the rows of the hypotheses of the sentence with this batch index."""
         beams = self.sums_MB.shape[1]
         return torch.arange(sentence * beams, (sentence + 1) * beams, device=self.sums_MB.device)
 
     def _advance(self, live: Extensions, remaining: list[int]) -> SurvivingRows:
-        """Make the live extensions of the kept sentences the new hypotheses."""
+        """Make the live extensions of the remaining sentences the new hypotheses."""
         old_beams = self.sums_MB.shape[1]
         some_finished = len(remaining) < len(self.alive)
         if not some_finished and self.options.beam_size == 1:
@@ -354,7 +355,7 @@ class Search(Member):
         return SurvivingRows(rows_R, kept_M if some_finished else None)
 
     def _leave(self, remaining: list[int]) -> SurvivingRows:
-        """Keep the hypotheses of the sentences at these places, as they are."""
+        """Keep only the hypotheses of the sentences with these batch indices."""
         kept_M = torch.tensor(remaining, dtype=torch.int64, device=self.sums_MB.device)
         beams = self.sums_MB.shape[1]
         rows_R = (kept_M[:, None] * beams + torch.arange(beams, device=kept_M.device)).flatten()

@@ -1,6 +1,6 @@
-"""What beam search considered for one sentence: every step's candidates, and what became of each.
+"""Record of a beam search for one sentence: the candidates of every step, and their fates.
 
-Shapes: R live hypotheses, V vocabulary, K most probable tokens of each, B candidates that live on.
+Shapes: R live hypotheses, V vocabulary, K most probable tokens of each, B candidates that stay live.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ LATE_END = "ends, but is not among the best of the step"
 
 @dataclass(frozen=True)
 class ConsideredToken:
-    """A token that search considered behind a live hypothesis.
+    """A token that beam search considered as the extension of a live hypothesis.
 
     Args:
-        ids: of the hypothesis that ends with the token, without start token or prompt.
-        log_probability: of the token, as the search adds it up; of a banned token, before it was banned.
+        ids: ids of the hypothesis including the token, without start token and prompt.
+        log_probability: log-probability of the token as the search adds it; for a banned token, before the ban.
         total: sum of the log-probabilities of `ids`.
         score: total / len(ids) ** length_penalty.
         state: kept for the next step, finished, or pruned.
-        reason: why it was pruned, or how it finished; empty where it was kept.
-        rank: its place among the results, from 0; None: not a result.
+        reason: reason for pruning or finishing; empty if it was kept.
+        rank: rank among the results, from 0. None means that it is not a result.
     """
 
     ids: IdTuple
@@ -53,8 +53,8 @@ class ConsideredToken:
 class _Parent:
     """A live hypothesis before a step: its ids, its sum, and its most probable tokens.
 
-    Args:
-        tokens: id -> log-probability and whether the token is banned.
+    Attributes:
+        tokens: log-probability and whether the token is banned, by id.
     """
 
     ids: IdTuple
@@ -63,12 +63,12 @@ class _Parent:
 
 
 class BeamRecorder:
-    """Notes the candidates of a search for one sentence; the search computes the same with it and without it.
+    """Records the candidates of a search for one sentence, without changing the search.
 
     Args:
-        length_penalty: of the search.
-        num_pruned: most pruned candidates noted for each hypothesis and step.
-        hidden: ids that are not noted where they were pruned, such as that of padding, which says nothing.
+        length_penalty: exponent alpha of the search.
+        num_pruned: maximum number of pruned candidates recorded for each hypothesis and step.
+        hidden: ids that are not recorded if pruned, such as padding.
     """
 
     def __init__(self, length_penalty: float, *, num_pruned: int = 3, hidden: Collection[int] = ()) -> None:
@@ -86,13 +86,13 @@ class BeamRecorder:
         before_RV: Float[Tensor, "rows vocab"],
         after_RV: Float[Tensor, "rows vocab"],
     ) -> None:
-        """Note the most probable tokens of each live hypothesis at the start of a step.
+        """Record the most probable tokens of each live hypothesis at the start of a step.
 
         Args:
-            prefixes: the generated ids of each.
-            totals: the sum of the log-probabilities of each.
+            prefixes: generated ids of each hypothesis.
+            totals: sum of the log-probabilities of each hypothesis.
             before_RV: log-probabilities before the processors.
-            after_RV: log-probabilities after them.
+            after_RV: log-probabilities after the processors.
         """
         self._finished = {}
         count = min(before_RV.shape[1], len(prefixes) + self.num_pruned + len(self.hidden))
@@ -113,7 +113,7 @@ class BeamRecorder:
         ]
 
     def finish(self, ids: IdTuple, total: float, reason: str) -> None:
-        """Note a hypothesis that finished in this step."""
+        """Record a hypothesis that finished in this step."""
         self._finished[ids] = (total, reason)
 
     def choose(
@@ -124,14 +124,14 @@ class BeamRecorder:
         ends: Collection[int],
         stop_reason: str,
     ) -> None:
-        """Note what became of the candidates at the end of a step.
+        """Record the fates of the candidates at the end of a step.
 
         Args:
-            ids_B: the last tokens of the best candidates that do not end.
-            parents_B: the numbers of their parents.
-            totals_B: their sums; -inf: no candidate.
+            ids_B: last tokens of the best candidates that do not end.
+            parents_B: indices of their parents.
+            totals_B: sums of their log-probabilities; -inf marks a missing candidate.
             ends: ids that end a hypothesis.
-            stop_reason: why the search ends with this step; empty: it goes on.
+            stop_reason: reason why the search ends with this step; empty if it continues.
         """
         live = {
             (*self._parents[parent].ids, token): total
@@ -139,7 +139,7 @@ class BeamRecorder:
             if total > -math.inf
         }
         for parent in self._parents:
-            if parent.total == -math.inf:  # a place without a hypothesis
+            if parent.total == -math.inf:  # no hypothesis in this row
                 continue
             pruned = 0
             children = {ids: total for ids, total in live.items() if ids[:-1] == parent.ids}
@@ -164,10 +164,10 @@ class BeamRecorder:
         self._considered[ids] = ConsideredToken(ids, total - parent.total, total, score, state, reason)
 
     def list_candidates(self, results: Sequence[IdTuple]) -> tuple[ConsideredToken, ...]:
-        """Return all that was considered, step by step.
+        """Return all recorded candidates, step by step.
 
         Args:
-            results: the ids of the results of the search, best first.
+            results: ids of the results of the search, best first.
         """
         ranks = {ids: rank for rank, ids in enumerate(results)}
         return tuple(replace(entry, rank=ranks.get(ids)) for ids, entry in self._considered.items())

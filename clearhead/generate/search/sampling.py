@@ -1,6 +1,6 @@
-"""Greedy search and sampling: one token after the other.
+"""Greedy search and sampling: choose one token after the other.
 
-Every sequence has its own stream of random numbers, so that its text does not depend on the other rows of its batch.
+Every sequence has its own stream of random numbers, so its text does not depend on the other rows of its batch.
 
 Shapes: R rows (sequences still in the batch), T tokens so far, V vocabulary.
 """
@@ -23,12 +23,12 @@ from clearhead.generate.processors import NO_ID, Processor, apply, build_logits_
 from clearhead.generate.results import GeneratedSequence
 from clearhead.generate.running import Generated, Member, SequenceProgress, SurvivingRows
 
-# Numbers drawn at a time; it does not change the stream.
+# Number of random numbers drawn at a time; it does not change the stream.
 _DRAWN_AHEAD = 64
 
 
 def fetch(tokens_R: Int[Tensor, " rows"], log_probs_R: Float[Tensor, " rows"]) -> tuple[list[int], list[float]]:
-    """Copy tokens and log-probabilities to Python with a single synchronisation."""
+    """Copy tokens and log-probabilities to Python lists with a single synchronisation."""
     both = torch.stack([tokens_R.double(), log_probs_R.double()]).tolist()
     return [int(token) for token in both[0]], both[1]
 
@@ -37,7 +37,7 @@ def draw(probs_RV: Float[Tensor, "rows vocab"], uniform_R: Float[Tensor, " rows"
     """Draw one id from each row by inverting the cumulative distribution.
 
     Args:
-        probs_RV: not negative; ids of probability 0 are never drawn.
+        probs_RV: probabilities, not negative; ids of probability 0 are never drawn.
         uniform_R: uniform random numbers, fp64, from 0 to below 1.
     """
     # The rounding errors of an fp32 cumulative sum exceed the probabilities of rare tokens.
@@ -52,7 +52,7 @@ class RandomStream:
     """A stream of uniform random numbers.
 
     Args:
-        seed: of the stream.
+        seed: seed of the stream.
     """
 
     def __init__(self, seed: SeedSequence) -> None:
@@ -67,12 +67,12 @@ class RandomStream:
 
 
 def sequence_seed(seed: int | None, number: int, ids: Sequence[int]) -> SeedSequence:
-    """Return the seed of one sequence, which depends on the user's seed, the prompt, and the sequence's number.
+    """Return the seed of one sequence, made of the caller's seed, the prompt and the number of the sequence.
 
     Args:
-        seed: None: a new one in every call.
-        number: of the sequence among those of its prompt.
-        ids: the prompt, followed by the source if there is one.
+        seed: the caller's seed. None means a new seed in every call.
+        number: index of the sequence among those of its prompt.
+        ids: ids of the prompt, followed by the source if there is one.
     """
     return SeedSequence() if seed is None else SeedSequence([seed, number, len(ids), *ids])
 
@@ -83,7 +83,7 @@ class TokenChooser:
 
     Args:
         chain: logits processors.
-        options: of sampling: what shapes the distribution behind the chain; None: greedy.
+        options: options of sampling, applied after the chain. None means greedy search.
     """
 
     chain: Sequence[Processor]
@@ -96,13 +96,14 @@ class TokenChooser:
         uniform_R: Float[Tensor, " rows"] | None = None,
         allowed_RV: Bool[Tensor, "rows vocab"] | None = None,
     ) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"]]:
-        """Return a token for each row, and its log-probability by the unprocessed logits.
+        """Return a token for each row, and its log-probability from the unprocessed logits.
 
         Args:
-            logits_RV: fp32 or bf16.
+            logits_RV: fp32 or bf16 logits.
             ids_RT: prompt and generated ids.
-            uniform_R: a random number for each row, fp64, from 0 to below 1; None: greedy.
-            allowed_RV: which tokens may follow; where the chain leaves none of them, it is not applied. None: all.
+            uniform_R: random number for each row, fp64, from 0 to below 1. None means greedy search.
+            allowed_RV: mask of tokens that may follow. If the chain bans all of them in a row, it is not applied there.
+                None means that all tokens may follow.
         """
         if allowed_RV is not None:
             chooser, masked_RV = (
@@ -152,28 +153,28 @@ class TokenChooser:
         return tokens_R, _log_probabilities(logits_RV, tokens_R, can_R)
 
     def keep(self, rows_K: Int[Tensor, " kept"]) -> TokenChooser:
-        """Return the chooser of these rows only."""
+        """Return the chooser for these rows only."""
         return TokenChooser(select(self.chain, rows_K), self.options)
 
 
 def _log_probabilities(
     logits_RV: Float[Tensor, "rows vocab"], tokens_R: Int[Tensor, " rows"], can_R: Bool[Tensor, " rows"]
 ) -> Float[Tensor, " rows"]:
-    """Return the log-probability of a token of each row; -inf where none may follow."""
+    """Return the log-probability of the token of each row; -inf if no token may follow."""
     log_total_R = top_and_log_total(logits_RV, 1)[2]
     chosen_R = logits_RV.gather(1, tokens_R[:, None])[:, 0] - log_total_R
     return chosen_R.where(can_R | log_total_R.isnan(), -torch.inf)
 
 
 class Sampling(Member):
-    """Rows of a running batch that sample alike, or take the most probable tokens; see `Member`.
+    """Rows of a running batch that are sampled or decoded greedily in the same way; see `Member`.
 
     Args:
-        rows: the sequences, one for each row.
-        ids_RT: their prompts, `NO_ID` for padding.
-        chooser: chooses tokens.
-        streams: random numbers of each row; none: greedy.
-        kind: members of an equal kind choose alike, whenever they start; None: no other does.
+        rows: sequences, one for each row.
+        ids_RT: prompts of the rows; `NO_ID` marks padding.
+        chooser: chooses the tokens.
+        streams: random numbers for each row; an empty list means greedy search.
+        kind: value that is equal for members that choose alike, at any start. None means that no other member does.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class Sampling(Member):
 
     @property
     def sequences(self) -> Sequence[GeneratedSequence]:
-        """The rows."""
+        """The sequences of the rows."""
         return self._rows
 
     @property
@@ -200,11 +201,11 @@ class Sampling(Member):
 
     @property
     def num_sentences(self) -> int:
-        """Every row has a memory of its own."""
+        """Number of encoder-memory sentences: each row has its own."""
         return len(self._rows)
 
     def advance(self, logits_RV: Float[Tensor, "rows vocab"]) -> tuple[list[SequenceProgress], SurvivingRows]:
-        """Take a token for each row; a row whose logits are not numbers ends with a failure, and no other."""
+        """Choose a token for each row; a row whose logits are not numbers fails alone."""
         uniform_R = None
         if self._streams:
             uniform_R = torch.tensor([stream.next() for stream in self._streams], dtype=torch.float64)
@@ -222,7 +223,7 @@ class Sampling(Member):
         return progress, self._keep([index for index, row in enumerate(self._rows) if not row.is_done])
 
     def _allowed_tokens(self, device: torch.device) -> Bool[Tensor, "rows vocab"] | None:
-        """Return which tokens may follow each row: all rows of a kind have a constraint, or none has."""
+        """Return the mask of tokens that may follow in each row; either all rows have a constraint or none has."""
         allowed = [row.constraint.allowed_tokens() for row in self._rows if row.constraint is not None]
         return torch.stack(allowed).to(device) if allowed else None
 
@@ -238,11 +239,11 @@ class Sampling(Member):
             row.alternatives.append(list(zip(ids, log_probabilities, strict=True))[: row.num_alternatives])
 
     def drop(self, sequence: Generated) -> SurvivingRows:
-        """Let a row leave."""
+        """Remove a row before its sequence has ended."""
         return self._keep([index for index, row in enumerate(self._rows) if row is not sequence])
 
     def absorb(self, other: Member) -> bool:
-        """Take over the rows of another member behind its own ones, if they choose their tokens alike."""
+        """Append the rows of another member, if both choose their tokens alike; return whether that was done."""
         if self.kind is None or not isinstance(other, Sampling) or other.kind != self.kind:
             return False
         length = max(self._ids_RT.shape[1], other._ids_RT.shape[1])
@@ -252,13 +253,13 @@ class Sampling(Member):
         return True
 
     def copy_row(self, sequence: Generated) -> tuple[int, Sampling] | None:
-        """Return the index of a row and a member with this row alone."""
+        """Return the index of a row and a member with this row alone; None if no row has the sequence."""
         index = next((index for index, row in enumerate(self._rows) if row is sequence), None)
         if index is None:
             return None
         ids_1T, row = self._ids_RT[index : index + 1], self._rows[index]
         if self.kind is not None:
-            # Padding comes from members that joined; where rows cannot join, it belongs to the prompt.
+            # Padding comes from members that joined. If rows cannot join, padding belongs to the prompt.
             ids_1T = ids_1T[:, int((ids_1T[0] != NO_ID).int().argmax()) :]
         chooser = self._chooser.keep(torch.tensor([index], device=ids_1T.device))
         return index, Sampling([row], ids_1T, chooser, self._streams[index : index + 1], self.kind)

@@ -226,7 +226,7 @@ HUGE = "9" * 24
         (["translate", "RUN", "FILE", "--threads", HUGE], f"--threads {HUGE} is far more than the "),
         (["translate", "RUN", "FILE", "--seed", HUGE], "--seed must be at most 9,223,372,036,854,775,807, received"),
         (["translate", "RUN", "FILE", "--batch-size", HUGE], "--batch-size must be at most 2,147,483,647, received"),
-        (["translate", "RUN", "FILE", "--beam-size", "1001"], "--beam-size must be at most 1,000, not 1001"),
+        (["translate", "RUN", "FILE", "--beam-size", "1001"], "--beam-size must be at most 1,000, got 1001"),
         (["generate", "RUN", "--seed", HUGE], "--seed must be at most 9,223,372,036,854,775,807"),
         (["generate", "RUN", "--max-new-tokens", HUGE], "--max-new-tokens must be at most 2,147,483,647"),
         (["convert", "RUN", "FILE/x", "--to", "hf"], "FILE is not a folder"),

@@ -426,7 +426,7 @@ def test_python_passes_on_options_and_messages(runs: Runs, capfd: pytest.Capture
     [
         ("tag", [(["a"], ["O"])], {"window": 3, "beam_size": 2}, "window, beam_size have no effect on a model trained"),
         ("generate", ["a m"], {"tokenize": "none"}, "tokenize has no effect.*; its options are window, stride"),
-        ("generate", ["a m"], {"window": 0}, "window must be a whole number of at least 1, not 0"),
+        ("generate", ["a m"], {"window": 0}, "window must be a whole number of at least 1, got 0"),
         ("generate", ["a m"], {"windw": 3}, "there is no option 'windw'.*did you mean 'window'"),
         ("generate", "a m", {}, "data: expected a dictionary or a list, got 'a m'"),
         ("generate", [" "], {}, "data, example 1: expected text, found nothing but white space"),

@@ -246,7 +246,7 @@ def test_no_command_shows_the_commands(capfd: pytest.CaptureFixture[str]) -> Non
         (["translate", "r", "--bem-size", "3"], "did you mean '--beam-size'?"),
         (["translate"], "missing argument 'REF'"),
         (["translate", "r", "--beam-size", "many"], "--beam-size expects a whole number, received 'many'"),
-        (["translate", "r", "--beam-size", "0"], "--beam-size must be a whole number of at least 1, not 0"),
+        (["translate", "r", "--beam-size", "0"], "--beam-size must be a whole number of at least 1, got 0"),
         (["translate", "r", "--n-best", "6"], "--n-best is 6 but --beam-size is 5: raise --beam-size"),
         (
             ["translate", "r", "--beam-size", "1", "--length-penalty", "2"],
@@ -275,7 +275,7 @@ def test_no_command_shows_the_commands(capfd: pytest.CaptureFixture[str]) -> Non
         (["generate", "r", "--top", "3"], "no such option: --top"),
         (
             ["generate", "r", "--penalty-alpha", "0.6"],
-            "no such option: --penalty-alpha: contrastive search is not supported, since transformers moved it out",
+            "no such option: --penalty-alpha: contrastive search is not supported; transformers also removed it",
         ),
         (["classify"], "missing argument 'REF'"),
         (["embed", "no-such-run", __file__], "no-such-run: there is no such folder: "),

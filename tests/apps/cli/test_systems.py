@@ -118,7 +118,7 @@ def test_a_system_without_posix_calls_translates(trained: Path, tmp_path: Path) 
     assert done.returncode == 0, done.stderr.decode()
     *lines, last = done.stdout.decode().splitlines()
     assert len(lines) == 2
-    assert json.loads(last)["kernels"]["inference"] == {"served": False, "why": "they are for Linux"}
+    assert json.loads(last)["kernels"]["inference"] == {"served": False, "why": "the kernels need Linux"}
 
 
 SPAWN = """

@@ -1,4 +1,4 @@
-"""What the tests of the kernels share."""
+"""Fixtures for the tests of the kernels."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from tests.processors import LEVELS, kernels_of
 
 @pytest.fixture(scope="module", params=LEVELS)
 def kernels(request: pytest.FixtureRequest) -> Iterator[ctypes.CDLL]:
-    """The kernels for one level, in place of those for this processor."""
+    """The kernels of one level, instead of those for this processor."""
     with kernels_of(request.param) as library:
         yield library

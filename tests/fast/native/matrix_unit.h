@@ -1,5 +1,5 @@
-// A matrix unit (AMX) for processors that have none: its instructions as plain loops, so that the kernels for it are
-// tested everywhere. Named on the compiler's command line, before the sources.
+// A matrix unit (AMX) for processors without one: its instructions as plain loops, so that its kernels are tested
+// everywhere. Included by an option of the compiler, before the sources.
 
 #pragma once
 
@@ -23,7 +23,7 @@ struct Unit {
   Words tiles[8][16] = {};
 
   auto& tile(int number) {
-    if (!is_configured) std::abort();  // as the processor would
+    if (!is_configured) std::abort();  // like the processor
     return tiles[number];
   }
 };

@@ -1,4 +1,4 @@
-"""No kernel gets the address of a tensor that is not what it reads."""
+"""Kernels get addresses only of tensors with the dtype, shape and layout that they read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compilation of the kernels: announced with what it takes, and over when the program is stopped."""
+"""Compilation of the kernels: announced with its duration, and stopped together with the program."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_no_compiler_goes_on_when_the_program_is_stopped(monkeypatch: pytest.Mon
     compiler.write_text(f"#!/bin/sh\nsleep 60 &\necho $! >> {started}\nwait\n")
     compiler.chmod(0o700)
     monkeypatch.setenv("CXX", str(compiler))
-    # The process that would be ended is that of the tests.
+    # Otherwise the process of the tests would be ended.
     monkeypatch.setattr("clearhead.apps.cli.stopping.GRACE", 60)
 
     def stop() -> None:
@@ -66,14 +66,14 @@ def test_no_compiler_goes_on_when_the_program_is_stopped(monkeypatch: pytest.Mon
         build.compile_library([])
     assert [path.name for path in (tmp_path / "cache" / "native").iterdir()] == ["lock"]
     for number in map(int, started.read_text().split()):
-        for _ in range(1000):  # a process that was killed is there until the system has come to it
+        for _ in range(1000):  # A killed process exists until the system has removed it.
             if is_running(number):
                 time.sleep(0.01)
         assert not is_running(number)
 
 
 def test_a_wheel_brings_the_best_library_for_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the levels that it has a file for."""
+    """The best of the levels that the wheel has a file for."""
     assert build.find_packaged(INFERENCE) is None  # a checkout compiles
     folder, isa = build.FOLDER / PACKAGED, {"avx2", "avx_vnni", "avx512", "avx512_vnni"}
     folder.mkdir()

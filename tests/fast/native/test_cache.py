@@ -1,4 +1,4 @@
-"""The cache of kernels: what others may have written, and what is damaged, is not loaded but compiled anew."""
+"""The cache of kernels: damaged libraries, and libraries that others may have written, are compiled again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A sound library in a cache from which nothing was loaded yet: a process loads a path only once."""
+    """A valid library in a cache that nothing was loaded from yet: a process loads a path only once."""
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "first"))
     build.compile_library([])
     shutil.copytree(tmp_path / "first", tmp_path / "cache", copy_function=shutil.copy2)
@@ -55,7 +55,7 @@ def mode_of(path: Path) -> int:
 
 
 def plant(library: Path, folder: Path) -> Path:
-    """Put another library in the place of one; return the file that is there once it was loaded."""
+    """Replace a library by another one; return the file that exists after loading."""
     mark, source = folder / "mark", folder / "planted.cc"
     source.write_text(
         '#include <cstdio>\n__attribute__((constructor)) void run() { fclose(fopen("' + str(mark) + '", "w")); }\n'
@@ -65,7 +65,7 @@ def plant(library: Path, folder: Path) -> Path:
 
 
 def take_from_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a path that of another user."""
+    """Give a path to another user."""
     if os.geteuid() == 0:
         os.chown(path, NOBODY, -1)
     else:
@@ -88,8 +88,8 @@ def test_a_planted_library_is_compiled_anew(
     assert load_library(build.compile_library([])).one() == 1
     assert not mark.exists() and mode_of(library.parent) == 0o700
     (message,) = warnings()
-    assert (
-        message == f"kernels for inference are compiled anew, in about 10 s: the library in {library.parent} is damaged"
+    assert message == (
+        f"compiling kernels for inference again, which takes about 10 s: the library in {library.parent} is damaged"
     )
 
 
@@ -126,7 +126,7 @@ def test_what_is_not_the_library_that_was_kept_is_not_loaded(change: str, librar
         library.unlink()
         os.mkfifo(library)
     else:
-        # Who can write in the folder could give an older library the name of a newer one.
+        # With write access to the folder, someone could give an older library the name of a newer one.
         library.rename(library.with_name("other.so"))
         library, record = library.with_name("other.so"), record.rename(record.with_name("other.sha256"))
     assert build.fault_of(library) is not None
@@ -139,7 +139,7 @@ def test_a_folder_of_another_user_is_refused(
     mark = plant(library, tmp_path)
     library.parent.chmod(0o777)
     take_from_user(tmp_path / location, monkeypatch)
-    with pytest.raises(OSError, match="belongs to another user: mend that, or set CLEARHEAD_CACHE to a new folder"):
+    with pytest.raises(OSError, match="belongs to another user: change that, or set CLEARHEAD_CACHE to a new folder"):
         build.compile_library([])
     assert not mark.exists()
 
@@ -148,7 +148,7 @@ def test_a_cache_that_others_can_write_is_refused(library: Path, tmp_path: Path)
     (tmp_path / "cache").chmod(0o770)
     with pytest.raises(OSError, match=r"cache can be written by others: mend that"):
         build.compile_library([])
-    assert mode_of(tmp_path / "cache") == 0o770, "others share it on purpose"
+    assert mode_of(tmp_path / "cache") == 0o770, "the cache is shared on purpose"
 
 
 def test_kernels_are_kept_whatever_the_umask_is(

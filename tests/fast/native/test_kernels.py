@@ -1,4 +1,4 @@
-"""The compiled kernels beside PyTorch, for what different processors can do, and under a sanitizer."""
+"""The compiled kernels compared with PyTorch, for several processor levels, and under a sanitizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from clearhead.fast.native.options import INFERENCE, TRAINING
 from tests.processors import options_of
 
 pytestmark = pytest.mark.slow
-# Rows, outputs and inputs: tiles that are full, parts of tiles and of vectors, and less than one.
+# Rows, outputs and inputs: full tiles, partial tiles and vectors, and less than one.
 SIZES = [(1, 64, 128), (2, 33, 64), (5, 37, 40), (16, 96, 192), (17, 50, 256), (90, 67, 64), (40, 3, 100), (3, 1, 7)]
 
 
@@ -55,9 +55,7 @@ def test_mixed_layers_round_their_rows_alone(kernels: ctypes.CDLL) -> None:
         run = mixed_linear(weight, bias)
         assert run is not None
         exact = F.linear(x.bfloat16().double(), weight.double(), bias.double())
-        step = (
-            torch.finfo(torch.bfloat16).eps if rows > 256 else 1e-6
-        )  # many rows are PyTorch's, whose outputs are bf16
+        step = torch.finfo(torch.bfloat16).eps if rows > 256 else 1e-6  # PyTorch computes many rows, with bf16 outputs.
         actual = run(x)
         assert actual.dtype == torch.float32
         assert (actual.double() - exact).abs().max() <= step * F.linear(x.abs(), weight.float().abs()).max()
@@ -66,7 +64,7 @@ def test_mixed_layers_round_their_rows_alone(kernels: ctypes.CDLL) -> None:
 def test_layers_in_8_bits_are_the_products_of_rounded_rows(kernels: ctypes.CDLL) -> None:
     for rows, outputs, inputs in SIZES:
         x, _, bias = linears(rows, outputs, inputs, torch.float32)
-        # Every row reaches 127, so that its scale is 1 and rounding to 8 bits takes nothing away.
+        # Every row reaches 127, so its scale is 1 and rounding to 8 bits changes nothing.
         x = x.mul(30).round().clamp(-126, 126)
         x[:, 0] = 127
         weight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
@@ -101,7 +99,7 @@ def test_highest_numbers_and_totals_are_those_of_torch(kernels: ctypes.CDLL, dty
 def test_banned_numbers_are_never_highest_and_count_in_the_total(kernels: ctypes.CDLL, dtype: torch.dtype) -> None:
     for size in (5, 16, 31, 1000):
         x = (torch.randn(3, size) * 10).to(dtype)
-        x[1, 2] = 300.0  # far above all others: no base for the sum but itself
+        x[1, 2] = 300.0  # Far above all others: the sum needs a shift by this number.
         banned = torch.tensor([2, size - 1, 0, 2, size + 7])
         allowed = x.float().index_fill(1, banned[:4], -torch.inf)
         for count in (1, 2):

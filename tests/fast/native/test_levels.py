@@ -1,4 +1,4 @@
-"""The products for every level of x86: exact in 8 bits, one order of sums in fp32, and no registers that overflow."""
+"""Products on every level of x86: exact in 8 bits, one order of sums in fp32, and no register spills."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIZES = (96, 192), (37, 100), (130, 768)
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The products alone, compiled for every level side by side."""
+    """The products alone, compiled for all levels in parallel."""
     folder, source = tmp_path_factory.mktemp("levels"), build.FOLDER / options.INFERENCE / "linear.cpp"
 
     def compile_level(level: str) -> Path:
@@ -55,7 +55,7 @@ def library(level: str, files: dict[str, Path]) -> ctypes.CDLL:
 
 
 def product(library: ctypes.CDLL, kind: str, x: Tensor, *weights: Tensor) -> Tensor:
-    """The outputs of a linear layer: a matrix, scales in 8 bits, and a bias."""
+    """Return the outputs of a linear layer for a matrix, 8-bit scales and a bias."""
     y = torch.full((len(x), len(weights[0])), torch.nan)
     addresses = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, *weights, y)]
     sizes = [ctypes.c_int64(size) for size in (len(x), len(weights[0]), x.shape[1], 2)]
@@ -76,7 +76,7 @@ def test_sums_in_8_bits_are_exact_for_any_weights(library: ctypes.CDLL) -> None:
 
 
 def test_sums_in_4_bits_are_those_of_each_group_in_their_order_on_every_level(library: ctypes.CDLL) -> None:
-    """So a result has the same bits on every processor."""
+    """Sums of each group are exact and in order, so a result has the same bits on every processor."""
     for rows in ROWS:
         for outputs, inputs in (96, 192), (37, 96), (130, 768), (3, 32):
             x = torch.randint(-127, 128, (rows, inputs)).float()
@@ -93,7 +93,7 @@ def test_sums_in_4_bits_are_those_of_each_group_in_their_order_on_every_level(li
 
 
 def test_rows_from_48_on_take_packed_weights_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the law below is about both ways, and a wrong result of packed weights is found before kernels serve."""
+    """So the test below covers both paths, and wrong packed weights are found before kernels serve."""
     folder, file = tmp_path / "native", tmp_path / "wrong.so"
     shutil.copytree(build.FOLDER, folder, ignore=shutil.ignore_patterns("*.py", options.PACKAGED))
     panel = folder / "gemm" / "float_panel.h"
@@ -138,13 +138,13 @@ def test_bfloat16_is_exact_but_for_its_sums(library: ctypes.CDLL) -> None:
 
 
 class Loop(NamedTuple):
-    """An innermost loop."""
+    """An innermost loop of a kernel's assembly."""
 
-    products: dict[str, int]  # instructions that multiply, by the beginnings of their names
+    products: dict[str, int]  # number of multiplications by the beginnings of their names
     instructions: int
     on_stack: int
-    scalars: int  # that are added, where a number is to be repeated as it is
-    fetches: int  # of what will be multiplied
+    scalars: int  # additions, where a number should only be repeated
+    fetches: int  # prefetches of later operands
 
 
 FLOORS = {
@@ -154,7 +154,7 @@ FLOORS = {
     "avx512_vnni": {"vfmadd": (16, 36), "vpdpbusd": (16, 34)},
     "avx512_bf16": {"vfmadd": (16, 36), "vpdpbusd": (16, 34), "vdpbf16ps": (16, 34)},
 }
-"""Of the best loop: how many instructions multiply, and how many it has in all."""
+"""Number of multiplications, and of all instructions, in the best loop of each level."""
 
 
 def loops_of(file: Path) -> Iterator[Loop]:
@@ -181,7 +181,7 @@ def loops_of(file: Path) -> Iterator[Loop]:
 
 
 def test_inner_loops_keep_their_sums_in_registers(level: str, files: dict[str, Path]) -> None:
-    """The floor of speed that needs no clock."""
+    """A lower limit for the speed that needs no clock."""
     loops = list(loops_of(files[level]))
     for kind, (products, instructions) in FLOORS[level].items():
         matching = [loop for loop in loops if loop.products[kind] == products]

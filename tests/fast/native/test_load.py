@@ -1,4 +1,4 @@
-"""Calls of kernels from several threads, which share the processors, and in forked processes."""
+"""Kernel calls of several threads, which share the processors, and kernel calls in forked processes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ assert torch.get_num_threads() == 2 and torch.equal(logits(), before)
 
 @pytest.mark.parametrize("kernels", [INFERENCE, TRAINING])
 def test_a_call_in_a_new_thread_keeps_to_the_number_of_threads(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It needs no library but that of its kernels, which may have to be compiled."""
+    """The test needs only the library of these kernels, which may have to be compiled."""
     thread_counts: list[int] = []
     folders: list[str] = []
 
@@ -72,7 +72,7 @@ def test_a_call_in_a_new_thread_keeps_to_the_number_of_threads(kernels: str, mon
         return stub
 
     monkeypatch.setattr(load, "library", library)
-    # Threads that other tests left may still call kernels, and would take their share.
+    # Threads left by other tests may still call kernels, and would take a share.
     monkeypatch.setattr(load, "_SHARES", ThreadShares())
     load._kernel.cache_clear()
     before = torch.get_num_threads()
@@ -107,11 +107,11 @@ def test_a_prompt_beside_other_callers_has_the_bits_that_it_has_alone(
         for share in (8, 4, 3, 1):
 
             @contextmanager
-            def shared(threads: int, share: int = share) -> Iterator[int]:
+            def yield_share(threads: int, share: int = share) -> Iterator[int]:
                 assert threads == 8
                 yield share
 
-            monkeypatch.setattr(load._SHARES, "shared", shared)
+            monkeypatch.setattr(load._SHARES, "share", yield_share)
             load._kernel.cache_clear()
             with torch.inference_mode():
                 outputs.append(runner.tree().decode(ids, cache=IndexedCache()).logits)
@@ -144,7 +144,7 @@ def in_thread(work: object) -> None:
 
 
 def threads_of_call(turns: ThreadShares, threads: int) -> int:
-    with turns.shared(threads) as share:
+    with turns.share(threads) as share:
         return share
 
 
@@ -152,7 +152,7 @@ def threads_of_call(turns: ThreadShares, threads: int) -> int:
 def test_two_callers_have_half_of_the_threads_each(threads: int, share: int) -> None:
     turns = ThreadShares(Clock())
     shares = []
-    with turns.shared(threads) as alone:
+    with turns.share(threads) as alone:
         in_thread(lambda: shares.append(threads_of_call(turns, threads)))
     assert (alone, shares) == (threads, [share])
 
@@ -172,7 +172,7 @@ def test_a_thread_between_two_calls_keeps_its_share_for_a_moment() -> None:
     assert threads_of_call(turns, 2) == 1
     clock.now += 2 * RECENT
     assert threads_of_call(turns, 2) == 2
-    assert threads_of_call(turns, 2) == 2, "its own last call is no other caller"
+    assert threads_of_call(turns, 2) == 2, "the last call of the same thread does not count as another caller"
     may_end.set()
     other.join(timeout=10)
 
@@ -219,7 +219,7 @@ def test_a_process_forks_between_two_calls_and_its_child_calls() -> None:
     is_inside.wait(timeout=10)
     threading.Timer(0.05, may_end.set).start()
     child = os.fork()
-    if child == 0:  # the copy has no other threads
+    if child == 0:  # The copy does not have the other threads.
         with turns.alone(2) as threads:
             os._exit(0 if (threads, begun, ended.is_set()) == (2, ["child"], True) else 1)
     caller.join(timeout=10)

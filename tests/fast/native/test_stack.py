@@ -1,4 +1,4 @@
-"""The layers of a stack in one compiled call beside the modules of the core, token by token."""
+"""The layers of a stack in one compiled call, compared with the modules of the core token by token."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Attend = dict[str, object]
 
 
 def decoder(attention: Attend | None = None, feed_forward: Attend | None = None, **of_step: object) -> spec.Model:
-    """A small decoder whose attentions, feed-forward networks and steps have these fields."""
+    """A small decoder whose attentions, feed-forward networks and steps have the given fields."""
     model = presets.llama_tiny(VOCABULARY, layers=2)
     changes = {spec.Attention: attention or {}, spec.FeedForward: feed_forward or {}, spec.Step: of_step}
     return spec.map_nodes(model, lambda _, node: node.model_copy(update=changes.get(type(node), {})))
 
 
 def parallel() -> spec.Model:
-    """Both functions of a layer in one step, which share its norm."""
+    """Put both functions of a layer into one step, with a shared norm."""
     model = presets.llama_tiny(VOCABULARY, layers=2)
     assert model.decoder is not None
 
@@ -74,7 +74,7 @@ def small(model: spec.Model, seed: int = 0) -> Transformer:
 
 
 def preset(name: str) -> Transformer:
-    """A model of the literature, with two narrow layers."""
+    """A model from the literature, with two narrow layers."""
     hparams = replace(PRESETS[name], layers=2, width=64, heads=4, head_size=16, feedforward=128)
     return small(build_spec(hparams, source_vocab=VOCABULARY, target_vocab=VOCABULARY))
 
@@ -91,7 +91,7 @@ def fast(model: Model) -> Transformer:
 
 
 def decode(model: Model, *, is_fast: bool, several: bool = False) -> Tensor:
-    """Logits of twelve steps for padded prompts, while rows change places, double, and leave."""
+    """Return the logits of twelve steps for padded prompts, while rows are reordered, doubled and dropped."""
     module = fast(model) if is_fast else plain(model)
     generator = torch.Generator().manual_seed(1)
     prompts = torch.randint(VOCABULARY, (3, 4), generator=generator)
@@ -123,7 +123,7 @@ def decode(model: Model, *, is_fast: bool, several: bool = False) -> Tensor:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The calls that the compiled layers served."""
+    """The calls that the compiled layers computed."""
     calls: list[str] = []
     for name in ("extend", "read"):
         plain_method = getattr(compiled.StackPlan, name)
@@ -174,7 +174,7 @@ def test_steps_with_weights_that_lie_the_other_way_round(kernels: ctypes.CDLL, s
     module = preset("gpt2")
     for submodule in module.modules():
         if isinstance(submodule, torch.nn.Linear):
-            # As slices of a wider matrix, which is how GPT-2's files have queries, keys and values.
+            # Slices of a wider matrix, like queries, keys and values in GPT-2's files.
             wide = torch.cat([submodule.weight, submodule.weight]).t().contiguous()
             submodule.weight.data = wide[:, : len(submodule.weight)].t()
     check(module, served)
@@ -185,7 +185,7 @@ def rounded_copy(module: Transformer, weights: str) -> Runner:
     if weights == "int8":
         return Runner(store(rounded, INT8))
     if weights == "int4":
-        # Beside queries in 8 bits.
+        # Queries are in 8 bits too.
         formats = choose_int4(rounded)
         eighths = [address for address, kind in formats.items() if kind == INT4 and address.endswith("query")]
         return Runner(store(rounded, formats | dict.fromkeys(eighths, INT8)))
@@ -194,7 +194,7 @@ def rounded_copy(module: Transformer, weights: str) -> Runner:
 
 @pytest.fixture
 def by_layers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Runner, Callable[[Runner], Tensor]], Tensor]:
-    """Compute with compiled linear layers alone."""
+    """Compute with compiled linear layers, without the compiled stack."""
 
     def refuse(*_: object, **__: object) -> None:
         raise compiled.NotServed("the test asks for linear layers")
@@ -228,7 +228,7 @@ def test_texts_are_read_without_their_padding(
     kernels: ctypes.CDLL, weights: str, by_layers: Callable[..., Tensor], served: list[str]
 ) -> None:
     exact = preset("bert")
-    # So many texts that threads take some of them each, and fewer of them than that.
+    # Enough texts for several per thread, and fewer than threads.
     ids, mask = torch.randint(VOCABULARY, (40, 20)), torch.ones(40, 20, dtype=torch.bool)
     mask[1, 15:], mask[2, :7] = False, False
 
@@ -303,7 +303,7 @@ def test_vectors_of_the_caller_stay_as_they_are() -> None:
 
 
 def run_prompt(model: Model, *, has_padding: bool, is_fast: bool = True) -> Tensor:
-    """Logits of a prompt that is read in three calls, the last of one token."""
+    """Return the logits of a prompt that is read in three calls, the last with one token."""
     module = fast(model) if is_fast else plain(model)
     generator = torch.Generator().manual_seed(2)
     prompts, mask = torch.randint(VOCABULARY, (5, 70), generator=generator), torch.ones(5, 70, dtype=torch.bool)
@@ -345,7 +345,7 @@ def test_prompts_are_read_in_pieces(
         expected = run_prompt(exact, has_padding=has_padding, is_fast=False)
         served.clear()
         actual = run_prompt(rounded, has_padding=has_padding)
-        # Where the first call has a row of padding alone, distances are counted by the plain way.
+        # If a row of the first call is only padding, the plain modules count distances.
         assert served == ["extend"] * (2 if has_padding and name == "window" else 3)
         beside = by_layers(rounded, lambda module, padding=has_padding: run_prompt(module, has_padding=padding))
         assert (actual - expected).norm() <= 1.3 * (beside - expected).norm()
@@ -360,7 +360,7 @@ def in_8_bits(x: Tensor) -> Tensor:
 def test_keys_in_8_bits_are_those_of_the_modules_rounded(
     kernels: ctypes.CDLL, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside a cache of the modules that rounds what it has, where compiled layers read it."""
+    """Compared with a cache of the modules that rounds its keys and values where compiled layers read them."""
     append = KeyValues.append
 
     def round_and_append(self: KeyValues, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -373,9 +373,7 @@ def test_keys_in_8_bits_are_those_of_the_modules_rounded(
     module = small(models[name]()) if name in models else preset(name)
     exact = decode(module, is_fast=False, several=True)
     with monkeypatch.context() as patch:
-        patch.setitem(
-            compiled.CACHE_DTYPES, "float32", torch.int8
-        )  # rows in fp32, which no rounding of their own moves
+        patch.setitem(compiled.CACHE_DTYPES, "float32", torch.int8)  # fp32 rows, which are not rounded
         actual = decode(module, is_fast=True, several=True)
     monkeypatch.setattr(KeyValues, "append", round_and_append)
     expected = decode(module, is_fast=False, several=True)
@@ -386,7 +384,7 @@ def test_keys_in_8_bits_are_those_of_the_modules_rounded(
 def test_long_prompts_are_read_in_parts(
     kernels: ctypes.CDLL, weights: str, by_layers: Callable[..., Tensor], served: list[str]
 ) -> None:
-    """So many rows that each thread takes some of them, and parts of one prompt see each other's keys."""
+    """Each thread takes some of the many rows, and parts of one prompt see each other's keys."""
     ids, mask = torch.randint(VOCABULARY, (2, 300)), torch.ones(2, 300, dtype=torch.bool)
     mask[1, :45] = False
 

@@ -1,4 +1,4 @@
-"""The choice of the kernels for training, for what different processors can do."""
+"""The choice of training kernels, for several processor levels."""
 
 from __future__ import annotations
 

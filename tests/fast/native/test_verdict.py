@@ -1,4 +1,4 @@
-"""Kernels serve only after another process found them right on this machine."""
+"""Kernels serve only after another process has found them correct on this machine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def own_file(kernels: str = INFERENCE) -> Path:
 
 
 def beside(function: str, folder: Path) -> Path:
-    """The library with another function in place of one of its own."""
+    """Return a library in which one function is replaced by another."""
     source, output = folder / "other.cpp", folder / "other.so"
     source.write_text(f'extern "C" __attribute__((visibility("default"))) {function}\n')
     command = ["g++", "-shared", "-fPIC", "-Wl,--no-as-needed", str(source), str(own_file()), "-o", str(output)]
@@ -62,10 +62,10 @@ def test_a_right_library_passes_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (WRONG, "on this machine they compute the highest numbers wrong"),
-        (CRASH, "a test of them on this machine ended with SIG"),
-        (HANG, "a test of them on this machine did not end within 2 s"),
-        (OTHER_THREADS, "their threads would be those of "),
+        (WRONG, "on this machine the kernels compute the highest numbers wrong"),
+        (CRASH, "a test of the kernels on this machine ended with SIG"),
+        (HANG, "a test of the kernels on this machine did not end within 2 s"),
+        (OTHER_THREADS, "they use the OpenMP threads of "),
     ],
     ids=["wrong", "crash", "hang", "other threads"],
 )
@@ -86,7 +86,7 @@ def test_plain_layers_serve_in_place_of_a_library_that_fails(
                 assert {served.backend for served in fast.report()} == {"plain"}
         finally:
             load._library.cache_clear()
-        monkeypatch.setattr(build, "_try_library", None)  # it is tried once
+        monkeypatch.setattr(build, "_try_library", None)  # It is tested once.
     messages = {record.message for record in caplog.records}
     assert len(messages) == 1 and len(caplog.records) == 2
     assert why in messages.pop()
@@ -100,7 +100,7 @@ def test_the_threads_of_other_libraries_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A folder of kernels, whose library for this processor serves untried."""
+    """A kernel folder whose library for this processor serves without a test."""
     outcome: str = request.param
     library = load_library(own_file(outcome))
     monkeypatch.setattr(load, "library", lambda kernels="": library)
@@ -124,7 +124,7 @@ def test_a_kernel_that_does_nothing_is_found(folder: str, name: str, monkeypatch
         return lambda *_: called.append(which)
 
     monkeypatch.setattr(load, "_kernel", kernel)
-    # Its result is not what lay there before.
+    # The result does not come from memory that was there before.
     empty, new_empty = torch.empty, torch.Tensor.new_empty
     monkeypatch.setattr(torch, "empty", lambda *sizes, **named: empty(*sizes, **named).zero_())
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *sizes, **named: new_empty(*sizes, **named).zero_())

@@ -1,4 +1,4 @@
-"""What the tests of training share."""
+"""Fixtures for the tests of training kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.processors import WITH_BF16, kernels_of
 
 @pytest.fixture(scope="module", params=WITH_BF16)
 def bf16_kernels(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The kernels for processors that multiply bf16; they are compiled here, not while tests are collected."""
+    """The kernels for processors that multiply bf16; compiled here, not during the collection of tests."""
     if "avx512_bf16" not in processor().isa:
         pytest.skip("this processor has no AVX-512 for bf16")
     with kernels_of(request.param):

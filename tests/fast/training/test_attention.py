@@ -1,4 +1,4 @@
-"""Attention by the compiled kernels is that of the plain computation, forward and backward.
+"""Attention by the compiled kernels equals the plain computation, forward and backward.
 
 Axis sizes are distinct primes: B batch, H heads, T queries, S keys, E head size.
 """
@@ -27,7 +27,7 @@ def leaves(queries: int, keys: int, size: int = E) -> list[Tensor]:
 
 
 def masks(queries: int, keys: int) -> dict[str, Tensor]:
-    real = torch.arange(keys) < torch.tensor([keys, 31, 2, 100, 0])[:, None]  # the last row may attend to nothing
+    real = torch.arange(keys) < torch.tensor([keys, 31, 2, 100, 0])[:, None]  # The last row may attend to no key.
     window = (torch.arange(queries)[:, None] - torch.arange(keys)).abs() <= 17
     return {"padding": real[:, None, None], "window": window[None, None], "both": (real[:, None] & window)[:, None]}
 
@@ -85,7 +85,7 @@ def test_a_bias_is_added_to_the_scores_and_has_a_gradient(kind: str, queries: in
 
 
 def dropped_weights(queries: int, keys: int, is_causal: bool, mask: Tensor | None, dropout: SeededDropout) -> Tensor:
-    """Return the scaled mask of a dropout: True weights are seen where values are unit vectors."""
+    """Return the scaled dropout mask: with unit vectors as values, the outputs are the weights."""
     heads = [torch.zeros(B, H, tokens, keys, dtype=torch.bfloat16) for tokens in (queries, keys)]
     units = torch.eye(keys, dtype=torch.bfloat16).expand(B, H, keys, keys)
     weights = attention(*heads, units, mask, scale=0.3, is_causal=is_causal, dropout=dropout)
@@ -116,7 +116,7 @@ def test_dropout_is_that_of_the_plain_computation_with_the_same_mask(
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_each_weight_is_dropped_by_chance_alone(p: float) -> None:
-    """The share of dropped weights is p in every row, column and head, and no two of them are alike."""
+    """The share of dropped weights is p in every row, column and head, and no two heads are alike."""
     torch.manual_seed(7)
     dropout = SeededDropout.draw(p)
     factors = dropped_weights(T, S, False, None, dropout)

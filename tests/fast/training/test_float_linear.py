@@ -1,4 +1,4 @@
-"""Linear layers in fp32 by oneDNN are those of PyTorch, forward and backward, and are chosen by processor."""
+"""fp32 linear layers by oneDNN equal those of PyTorch, forward and backward; the processor decides on them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_layers_are_replaced_where_that_is_faster(
 
 def test_layers_of_another_kind_compute_as_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
     class Narrow(nn.Linear):
-        """Such as one with LoRA."""
+        """A subclass of a linear layer, such as one with LoRA."""
 
     monkeypatch.setattr(fast, "has_faster_products", lambda: True)
     module = nn.Sequential(Narrow(3, 2))

@@ -1,4 +1,4 @@
-"""Linear layers and feed-forward networks by the compiled kernels are those of the plain computation."""
+"""Linear layers and feed-forward networks by the compiled kernels equal the plain computation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     return float(((actual - expected).norm() / expected.norm().clamp_min(1e-9)).detach())
 
 
-# Rows that fill blocks of 32 or not, a depth of several parts, and one whose sums are added to, forward and backward.
+# Full and partial blocks of 32 rows, a depth of several parts, and a depth with accumulated sums, forward and backward.
 @needs_kernels
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"),
@@ -40,7 +40,7 @@ def test_layers_and_their_gradients_are_those_of_exact_arithmetic(
 ) -> None:
     torch.manual_seed(1)
     parts = [nn.Linear(inputs, count, bias=has_bias) for count in outputs]
-    # Weights that are whole in bf16: all that is left is the rounding of results.
+    # The weights are exact in bf16, so only the rounding of results remains.
     for layer in parts:
         layer.weight.data = layer.weight.data.bfloat16().float()
     x = torch.randn(rows, inputs).bfloat16().requires_grad_()
@@ -78,7 +78,7 @@ def test_networks_and_their_gradients_are_those_of_exact_arithmetic(
     actual, expected = feed_forward(network, x), theirs(exact)
     ours = torch.autograd.grad(actual, [x, *network.parameters()], gradient)
     beside = torch.autograd.grad(expected, [exact, *theirs.parameters()], gradient.double())
-    # The slope of a ReLU jumps, and rounding moves a few inner numbers over the place.
+    # The slope of a ReLU jumps at 0, and rounding moves a few inner numbers over 0.
     bound = 0.05 if activation == "relu" else 0.01
     assert relative_error(actual, expected) < 0.005
     assert all(relative_error(*pair) < bound for pair in zip(ours, beside, strict=True))

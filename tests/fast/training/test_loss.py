@@ -1,4 +1,4 @@
-"""Cross-entropy by the compiled kernels, and its gradients, are those of the plain computation."""
+"""Cross-entropy by the compiled kernels, and its gradients, equal the plain computation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def tensors(rows: int, entries: int, width: int, size: float) -> tuple[Tensor, T
     return x.bfloat16().float().requires_grad_(), weight.bfloat16().float().requires_grad_(), labels
 
 
-# Entries that fill blocks or not, rows of several groups, and logits whose exponentials leave the range of fp32.
+# Vocabularies that fill blocks or not, rows of several groups, and logits whose exponentials overflow fp32.
 @needs_kernels
 @pytest.mark.parametrize(
     ("rows", "entries", "width", "size", "room"),

@@ -1,4 +1,4 @@
-"""The stream of a stack in fewer passes is that of the plain computation."""
+"""The residual stream in fewer passes equals the plain computation."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def test_dropout_zeros_a_share_scales_the_rest_and_has_its_own_gradient(is_in_st
     torch.manual_seed(5)
     assert torch.equal(drop(), first)
     assert set(first.unique().tolist()) == {0.0, float(torch.tensor(2.0 / 0.7))}
-    # Five standard deviations of the share of 128,000 elements, of a row's 128 and of a column's 1,000.
+    # Five standard deviations of the kept share: of all 128,000 elements, of a row's 128 and of a column's 1,000.
     is_kept = (first > 0).float()
     assert abs(float(is_kept.mean()) - 0.7) < 5 * (0.21 / is_kept.numel()) ** 0.5
     assert float((is_kept.mean(0) - 0.7).abs().max()) < 5 * (0.21 / 1000) ** 0.5
     assert float((is_kept.mean(1) - 0.7).abs().max()) < 5 * (0.21 / 128) ** 0.5
-    # Two draws agree by chance alone.
+    # Two draws agree only by chance.
     both = float((is_kept * (second > 0)).mean())
     assert abs(both - 0.49) < 5 * (0.25 / is_kept.numel()) ** 0.5
     (gradient,) = torch.autograd.grad(first.sum(), [y])
@@ -105,7 +105,7 @@ def test_other_stacks_keep_their_own_way(make: Callable[[], Transformer]) -> Non
 
 
 def _with_post_norms() -> spec.Model:
-    """A decoder with a norm behind each branch as well."""
+    """Return a decoder with a norm after each branch too."""
     hparams = Hyperparameters(family="decoder", layers=1, width=32, heads=2, norm_place="pre")
     model_spec = build_spec(hparams, source_vocab=11, target_vocab=11)
     return spec.map_nodes(

@@ -1,4 +1,4 @@
-"""The training tree has the loss and gradients of the module, which is not changed."""
+"""The training tree has the loss and gradients of the module, which stays unchanged."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_attention_dropout_is_computed_by_the_kernel_from_the_seed(
         return gradients(tree, "bf16")
 
     (loss, first), (again, second), (other, _) = results(1), results(1), results(2)
-    assert rates == pytest.approx([0.3] * 18)  # three attentions in each of two layers and three passes
+    assert rates == pytest.approx([0.3] * 18)  # three attentions in each of two layers, in three passes
     assert torch.equal(loss, again) and all(map(torch.equal, first, second)) and not torch.equal(loss, other)
     tree.eval()
     gradients(tree, "bf16")

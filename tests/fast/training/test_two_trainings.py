@@ -1,4 +1,4 @@
-"""Two trainings in one process give bit by bit what each gives alone."""
+"""Two trainings in one process give the same results as each alone, bit for bit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = 5
 
 
 def build_model(seed: int) -> Transformer:
-    """A model of its own size; the generator of its weights is one for the whole process."""
+    """Return a model with a seeded size; the process has one generator for all weights."""
     torch.manual_seed(seed)
     hparams = Hyperparameters(
         family="decoder", layers=2, width=32 * seed, heads=2, norm="rms", norm_place="pre", dropout=0.0, tie="none"
@@ -30,7 +30,7 @@ def build_model(seed: int) -> Transformer:
 
 
 def train(module: Transformer, seed: int, precision: str, turns: threading.Barrier | None = None) -> list[Tensor]:
-    """Losses and weights of a few steps; at each step the other training waits for this one."""
+    """Return losses and weights of a few steps; at each step the other training waits for this one."""
     generator = torch.Generator().manual_seed(seed)
     tree = training_tree(module, precision)
     assert any(

@@ -1,6 +1,6 @@
-// Attention of the compiled layers, of one row or a few of them and one head; blocks.h has that of many rows.
+// Attention of the compiled layers for one row or a few rows of one head; blocks.h computes many rows.
 //
-// Legend: M rows (tokens that are new), H heads, E head size, S keys.
+// Legend: M new rows (tokens), H heads, E head size, S keys.
 
 #pragma once
 
@@ -8,18 +8,19 @@
 
 namespace {
 
-constexpr int64_t KEYS = 4;                             // whose scores are computed together
-constexpr int TOGETHER = WIDTH == 8 ? 2 : 4, VALUES = 4;  // rows, and vectors of a value, in registers together
+constexpr int64_t KEYS = 4;                             // keys whose scores are computed together
+// rows, and vectors of a value, that are in registers together
+constexpr int TOGETHER = WIDTH == 8 ? 2 : 4, VALUES = 4;
 
-// Where the keys and values of a group lie, for one head.
+// Addresses of the keys and values of a group, for one head.
 template <typename Real>
 struct Head {
   const Real *keys, *values;
-  const int32_t* row_index;  // cache row of each key; null: all in one row
+  const int32_t* row_index;  // cache row of each key; null: all keys in one row
   int64_t base, row_stride, key_stride;
-  int64_t next;  // from these keys to those of the next head; 0: there is none
-  const float *key_scales, *value_scales;  // of numbers in 8 bits, from the base on
-  int64_t scale_stride;  // between cache rows
+  int64_t next;  // distance to the keys of the next head; 0: there is no next head
+  const float *key_scales, *value_scales;  // scales of 8-bit numbers, from the base on
+  int64_t scale_stride;  // stride between cache rows
 
   int64_t place(int64_t s) const { return base + (row_index ? row_index[s] * row_stride : 0) + s * key_stride; }
   const Real* key(int64_t s) const { return keys + place(s); }
@@ -34,8 +35,8 @@ struct Head {
   }
 };
 
-// Rows with the same keys, and which of these a row sees. Keys count from the first one behind the padding of a group,
-// so that what a row computes does not depend on how long the texts beside its own are.
+// Rows with the same keys, and the keys that each row sees. Keys count from the first one after the padding of a group.
+// So the result of a row does not depend on the lengths of other texts.
 struct Group {
   int64_t number, begin, end, S, first_key;
   const Keys& keys;
@@ -47,25 +48,26 @@ struct Group {
     S -= first_key;
   }
 
-  // Of a row of this call.
+  // The group of a row of this call.
   static Group of(int64_t m, const Keys& keys) {
     if (!keys.cu_seqlens) return Group(m / keys.rows_per_group, keys);
     return Group(std::upper_bound(keys.cu_seqlens, keys.cu_seqlens + keys.groups, m) - keys.cu_seqlens - 1, keys);
   }
 
-  // The place of a row among the keys: rows are the last of them.
+  // The index of a row among the keys: rows are the last keys.
   int64_t place(int64_t m) const { return S - end + m; }
   int64_t first(int64_t m) const { return std::max(int64_t(0), place(m) - keys.window_before); }
   int64_t last(int64_t m) const { return std::min(S, place(m) + keys.window_after + 1); }
 };
 
-// Fetch a row of a head that is read soon: rows of a cache come from memory, in pieces too short to be foreseen.
+// Prefetch a row of a head that is read soon: cache rows lie in pieces too short for the processor's prediction.
 template <typename Real>
 void prefetch(const Real* row, int64_t E) {
   for (int64_t e = 0; e < E; e += LINE / int64_t(sizeof(Real))) __builtin_prefetch(row + e);
 }
 
-// Scores of so many rows, `stride` apart, with the keys [first, last), four at a time: a key is read once for all rows.
+// Compute the scores of ROWS rows, `stride` apart, with the keys [first, last), four keys at a time. Each key is read
+// once for all rows.
 template <typename Real, int ROWS>
 void score(
     const float* query, int64_t stride, const Head<Real>& rows, int64_t E, int64_t first, int64_t last, float scale,
@@ -93,7 +95,7 @@ void score(
   }
 }
 
-// Sum so many vectors of values by the weights of each row, in registers.
+// Sum VECTORS vectors of values with the weights of each row, in registers.
 template <typename Real, int ROWS, int VECTORS>
 void weigh(
     const float* weights, int64_t weights_stride, const Head<Real>& rows, int64_t first, int64_t last, int64_t e,
@@ -112,8 +114,8 @@ void weigh(
     for (int i = 0; i < VECTORS; ++i) store(mixed + j * stride + e + i * WIDTH, sums[j][i]);
 }
 
-// Turn scores [S], which fill whole vectors, into weights that are still to be multiplied by the number that is
-// returned; with no key that may be attended to they are zeros.
+// Turn scores [S], which fill whole vectors, into weights that must still be multiplied by the returned number. Without
+// a visible key, the weights are zeros.
 float softmax(float* scores, int64_t S, const float* sink) {
   const float most = max(scores, S, sink ? *sink : -INFINITY);
   if (most == -INFINITY && std::none_of(scores, scores + S, [](float x) { return x != x; })) {
@@ -129,7 +131,7 @@ float softmax(float* scores, int64_t S, const float* sink) {
   return 1.0f / (reduce_add(sums[0] + sums[1]) + (sink ? std::exp(*sink - most) : 0.0f));
 }
 
-// Turn the products of a row's query and the keys it sees, scaled, into scores.
+// Turn the scaled products of a row's query and its visible keys into scores.
 void to_scores(const Branch& branch, const Group& group, int64_t m, int64_t head, float* scores) {
   const Keys& keys = group.keys;
   const int64_t first = group.first(m), last = group.last(m);
@@ -151,8 +153,8 @@ void to_scores(const Branch& branch, const Group& group, int64_t m, int64_t head
   }
 }
 
-// Attend from the row m and those after it, by one head; what they mix takes the places of the queries, which are `stride`
-// apart. Vectors of scores begin at multiples of two of them: sums are the same, whichever rows are computed together.
+// Attend with ROWS rows from row m on, for one head; mixed values overwrite the queries, which are `stride` apart.
+// Vectors of scores begin at even multiples of a vector: sums do not depend on the rows that are computed together.
 template <typename Real, int ROWS>
 void attend_rows(
     const Branch& branch, const Group& group, const Head<Real>& rows, float* query, int64_t stride, int64_t m,

@@ -1,8 +1,8 @@
-// Attention of many rows of a head: blocks of 32 queries by 32 keys, and of 32 weights by 32 numbers of values. They are
-// float32; where the processor multiplies blocks of bfloat16 and the products of the layers are of rounded numbers, they
-// are rounded to it. Sums are float32, each in the order of its numbers, whichever rows stand beside its own.
+// Attention of many rows of a head: blocks of 32 queries by 32 keys, and of 32 weights by 32 numbers of values. Blocks
+// are float32. They are rounded to bfloat16 if the processor multiplies bfloat16 blocks and the layers round their
+// products. Sums are float32, each in the order of its numbers, whichever rows are computed together.
 //
-// Legend: M rows (tokens that are new), E head size, S keys.
+// Legend: M new rows (tokens), E head size, S keys.
 
 #pragma once
 
@@ -10,15 +10,15 @@
 
 namespace {
 
-constexpr int64_t FEW_ROWS = 8;  // below it, packing keys costs more than it saves
+constexpr int64_t FEW_ROWS = 8;  // with fewer rows, packing keys costs more than it saves
 
-// A row of a head times its scale, rounded; `padded` numbers are written, zeros behind the last.
+// Write a row of a head times its scale, rounded: `padded` numbers, with zeros after the last one.
 template <typename Real, typename Number>
 void round_head(const Real* row, float scale, int64_t E, int64_t padded, Number* rounded) {
   for (int64_t e = 0; e < padded; e += WIDTH) store(rounded + e, e < E ? scale * load(row + e, E - e) : Vec<float>{});
 }
 
-// Keys and values are packed as the GEMM has its b (pack.h): tiles of 16 columns, words of 4 bytes.
+// Keys and values are packed like b of the GEMM (pack.h): tiles of 16 columns, words of 4 bytes.
 struct FloatBlocks {
   using Number = float;
   static constexpr int64_t PER_WORD = 1;
@@ -26,7 +26,7 @@ struct FloatBlocks {
     Use() {}
   };
 
-  // Tiles of 16 columns, which are the keys from s on, zeros beyond the last key.
+  // Pack the keys from s on as tiles of 16 columns, with zeros after the last key.
   template <typename Real>
   static void pack_keys(const Head<Real>& rows, int64_t s, int64_t S, int64_t E, int64_t padded, Number*, uint32_t* packed) {
     for (int64_t side = 0; side < TILE; side += WIDTH)
@@ -41,14 +41,14 @@ struct FloatBlocks {
       }
   }
 
-  // The numbers from e on of value s.
+  // Pack the numbers of value s from e on.
   template <typename Value>
   static void pack_value(const Value& value, int64_t s, int64_t e, uint32_t* packed) {
     const Vec<float> numbers = value(s, e);
     std::memcpy(packed, &numbers, sizeof numbers);
   }
 
-  // y [rows, 32 columns] = x [rows, K] b, whose tiles are `group` words from 16 columns to the next 16.
+  // y [rows, 32 columns] = x [rows, K] b; `group` is the number of words from 16 columns to the next 16.
   static void multiply(const float* x, int64_t rows, int64_t K, const uint32_t* b, int64_t group, float* y, int64_t y_stride) {
     multiply_float_tiles<WIDTH == 8 ? 4 : 8>(x, K, rows, K, reinterpret_cast<const float*>(b), group, {y, y_stride, false});
   }
@@ -92,8 +92,8 @@ using BlocksOf = FloatBlocks;
 
 #endif
 
-// Rows [begin, end) of a group. Of a text that is appended to a cache all rows go the same way, whichever part of it
-// this call or this chunk has; blocks of float32 take texts only, whose length is their own.
+// Whether blocks compute the rows [begin, end) of a group. All rows of a text in a cache take the same path, whichever
+// part of it this call or chunk has. Float32 blocks take whole texts only, whose length is fixed.
 template <typename Traits>
 bool attends_by_blocks(const Group& group, int64_t begin, int64_t end) {
   const bool is_text = group.keys.cu_seqlens;
@@ -101,8 +101,8 @@ bool attends_by_blocks(const Group& group, int64_t begin, int64_t end) {
   return group.keys.appends && is_text ? group.S >= FEW_ROWS : end - begin >= FEW_ROWS;
 }
 
-// Attend from the rows [begin, end) of a group, by one head. queries: of row 0, rows `stride` apart; what they mix takes
-// their places.
+// Attend with the rows [begin, end) of a group, for one head. queries: address for row 0; rows are `stride` apart, and
+// mixed values overwrite them.
 template <typename Blocks, typename Real>
 void attend_by_blocks(
     const Branch& branch, const Group& group, const Head<Real>& rows, int64_t begin, int64_t end, float* queries,
@@ -110,7 +110,7 @@ void attend_by_blocks(
   using Number = typename Blocks::Number;
   constexpr int64_t PER_WORD = Blocks::PER_WORD;
   const int64_t E = branch.head_size, padded = round_up(E, BLOCK);
-  const int64_t low = group.first(begin) / BLOCK * BLOCK;  // of the first row; the last row sees the last key
+  const int64_t low = group.first(begin) / BLOCK * BLOCK;  // first key of the first row; the last row sees the last key
   const int64_t high = round_up(group.last(end - 1), BLOCK);
   const Arena::Frame frame(arena);
   auto* keys = arena.take<uint32_t>((high - low) * padded / PER_WORD);
@@ -119,7 +119,8 @@ void attend_by_blocks(
   auto* scores = arena.take<float>(BLOCK * (high - low));
   auto* weights = arena.take<Number>(BLOCK * (high - low));
   auto* sums = arena.take<float>(BLOCK * padded);
-  const int64_t key_words = TILE * padded / PER_WORD, value_words = TILE * (high - low) / PER_WORD;  // of 16 columns
+  // words of 16 columns
+  const int64_t key_words = TILE * padded / PER_WORD, value_words = TILE * (high - low) / PER_WORD;
   for (int64_t s = low; s < high; s += TILE)
     Blocks::pack_keys(rows, s, group.S, E, padded, query, keys + (s - low) / TILE * key_words);
   const auto value = [&](int64_t s, int64_t e) {
@@ -139,7 +140,7 @@ void attend_by_blocks(
     for (int64_t i = 0; i < M; ++i) {
       float* row = scores + i * width;
       const int64_t first = group.first(top + i) - from, last = group.last(top + i) - from;
-      const int64_t seen = round_up(last, WIDTH);  // whole vectors
+      const int64_t seen = round_up(last, WIDTH);  // rounded up to whole vectors
       to_scores(branch, group, top + i, head, row - from);
       std::fill(row, row + first, -INFINITY);
       std::fill(row + last, row + seen, -INFINITY);

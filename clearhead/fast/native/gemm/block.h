@@ -1,5 +1,5 @@
-// A block of the GEMM: c [rows, 32] = a b, or c + a b, for up to 32 rows. The microkernel of the instruction set computes
-// it, and what else is to be done (the epilogue of the block before, prefetches) is interleaved with its steps.
+// A block of the GEMM: c [rows, 32] = a b, or c + a b, for up to 32 rows. The microkernel of the instruction set
+// computes it. Other work (the epilogue of the block before, prefetches) is interleaved with its steps.
 
 #pragma once
 
@@ -9,18 +9,18 @@
 
 namespace {
 
-// The rows of a: how far apart they are, 16 of them, and the next 64 bytes of each, in bytes.
+// The rows of a. Strides in bytes: between rows, between groups of 16 rows, and between steps of 64 bytes.
 struct PanelA {
   const uint8_t* data;
   int64_t row, group, step;
 };
 
-// Rows that are so many numbers apart.
+// Rows that are `stride` numbers apart.
 inline PanelA rows_of(const uint16_t* data, int64_t stride) {
   return {reinterpret_cast<const uint8_t*>(data), 2 * stride, 2 * TILE * stride, LINE};
 }
 
-// Packed rows, so many tiles for each.
+// Packed rows, with `steps` tiles each.
 inline PanelA packed_rows(const uint32_t* tiles, int64_t steps) {
   return {reinterpret_cast<const uint8_t*>(tiles), LINE, steps * TILE_WORDS * 4, TILE_WORDS * 4};
 }
@@ -38,7 +38,7 @@ struct BlockC {
   bool adds;
 };
 
-// Which operand is read once, and shall not evict the other one from the first cache.
+// The operand that is read only once, and should not evict the other one from the first cache.
 enum class Streamed { NONE, A, B };
 
 }  // namespace

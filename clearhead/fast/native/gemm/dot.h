@@ -1,9 +1,9 @@
-// Dot products by the instructions that x86 has for them, from the best one down; a part of traits.h.
+// Dot products by the best x86 instructions of each level; a part of traits.h.
 //
-// A dot reads STEP numbers of a row of x and of w, and adds their products into a vector of sums; those of ROWS rows and
-// of a few outputs are in registers together. From LEAST_PACKED rows on it pays to pack weights into panels (panel.h),
-// whose words of 4 bytes have the next numbers of one output; those of PANEL_ROWS rows are in registers then. Where weights
-// are widened, this is done once for up to WIDENED_ROWS rows.
+// A dot reads STEP numbers of a row of x and of w, and adds their products to a vector of sums. The sums of ROWS rows
+// and of a few outputs are in registers together. From LEAST_PACKED rows on, weights are packed into panels (panel.h).
+// Their words of 4 bytes have the next numbers of one output, and the sums of PANEL_ROWS rows are then in registers.
+// Weights that must be widened are widened once for up to WIDENED_ROWS rows.
 
 #ifdef __AVX512BF16__
 struct DotBFloat16 {
@@ -16,7 +16,7 @@ struct DotBFloat16 {
   }
 };
 #elif defined(__AVX2__)
-// Even and odd numbers of bfloat16 as those of float32.
+// Even and odd numbers of bfloat16 as float32.
 struct DotBFloat16 {
   struct Halves {
     Vec<float> even, odd;
@@ -38,8 +38,8 @@ using DotBFloat16 = PlainDot<uint16_t, float>;
 #endif
 
 #if defined(__AVX512VNNI__) || (defined(HAS_AVX2) && defined(__AVXVNNI__))
-// The instruction wants one side without a sign: weights are made larger by a zero point, and sums by as much times the
-// numbers of x, which is compensated for.
+// The instruction needs one unsigned operand. So a zero point is added to the weights; the sums become too large by the
+// zero point times the numbers of x, and are compensated.
 struct DotInt8 {
   using Number = int8_t;
   static constexpr int32_t ZERO_POINT = 128;
@@ -67,7 +67,7 @@ struct DotInt8 {
   }
 };
 #elif defined(__AVX2__)
-// Rows of x are kept in 16 bits, and weights are widened: pairs of products fit into 32 bits, whatever the numbers are.
+// Rows of x are kept in 16 bits, and weights are widened to 16 bits: pairs of products always fit into 32 bits.
 struct DotInt8 {
   using Number = int16_t;
   static constexpr int32_t ZERO_POINT = 0;
@@ -105,7 +105,7 @@ struct DotInt8 {
     return (Vec<int32_t>)_mm256_srai_epi16(_mm256_shuffle_epi8((__m256i)words, _mm256_set_m128i(places, places)), 8);
   }
 #endif
-  // Bytes 0 and 1 of each word as two numbers of 16 bits, and bytes 2 and 3 for the next words.
+  // Bytes 0 and 1 of each word as two 16-bit numbers, and bytes 2 and 3 for the next words.
   static void pack(Vec<int32_t> words, uint32_t* to, int64_t next) {
     const Vec<int32_t> pairs[2] = {pair_of(words, 0x01800080), pair_of(words, 0x03800280)};
     std::memcpy(to, &pairs[0], sizeof words);

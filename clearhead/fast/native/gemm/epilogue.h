@@ -1,5 +1,5 @@
-// What one product is called with, y[m][n] = sum over k of x[m][k] * w[n][k], + bias[n]; and the epilogues, where sums
-// become outputs by scales, bias, activation and factor.
+// Arguments of one product, y[m][n] = sum over k of x[m][k] * w[n][k], + bias[n]; and the epilogues, which turn sums
+// into outputs by scales, bias, activation and factor.
 //
 // Legend: M rows of x, N outputs, K inputs.
 
@@ -13,28 +13,29 @@ template <typename Traits>
 struct GemmArgs {
   int64_t M, N, K;
   const typename Traits::X* x;
-  const uint32_t* packed_x;     // x as `pack_transposed` makes it; null: not on the matrix unit, or with packed weights
-  bool packs_weights;           // in blocks, with x as it is
+  const uint32_t* packed_x;     // x from `pack_transposed`; null: without a matrix unit, or with packed weights
+  bool packs_weights;           // pack weights into blocks, and read x unpacked
   const typename Traits::W* w;
   const typename Traits::Y* bias;
-  const float* row_scales;      // of x in 8 bits [M]
-  const int32_t* compensation;  // of the zero point, for each row of x in 8 bits [M]; for weights in 4 bits [M, K / 32]
-  const float* output_scales;   // of w in 8 bits [N]
+  const float* row_scales;      // scales of 8-bit x [M]
+  // correction for the zero point, for each 8-bit row of x [M]; for 4-bit weights [M, K / 32]
+  const int32_t* compensation;
+  const float* output_scales;   // scales of 8-bit w [N]
   typename Traits::Y* y;
-  int64_t ldb = 0;  // above 0: float32 weights are transposed, [K, N], and their rows lie so many numbers apart
-  int64_t activation = Activation::NONE;  // of what is written, where whole blocks compute it
-  const float* factor = nullptr;  // what it is multiplied with after that [M, N]; null: nothing
-  const uint16_t* group_scales = nullptr;  // of w in 4 bits, fp16 [N, K / 32]
+  int64_t ldb = 0;  // above 0: float32 weights are transposed, [K, N], with this stride between rows
+  int64_t activation = Activation::NONE;  // activation of the outputs, if whole blocks compute it
+  const float* factor = nullptr;  // factor of the outputs after the activation [M, N]; null: none
+  const uint16_t* group_scales = nullptr;  // fp16 scales of 4-bit w [N, K / 32]
 
   bool activates() const { return (packs_weights || packed_x) && N % PANEL == 0; }
 
-  // Write a sum of vector instructions.
+  // Write one output from a vector of sums.
   void write(int64_t m, int64_t n, typename Traits::Sum sum) const {
     const float value = scaled(m, n, sum);
     store_one(y + m * N + n, value + (bias ? to_float(bias[n]) : 0.0f));
   }
 
-  // Write those of four outputs from n on.
+  // Write four outputs from n on.
   void write_four(int64_t m, int64_t n, const typename Traits::Sum* sums) const {
     if constexpr (std::is_same_v<typename Traits::Y, float>) {
       typedef float Four __attribute__((vector_size(16), aligned(4)));
@@ -59,7 +60,7 @@ struct GemmArgs {
   }
 };
 
-// Of WIDTH outputs from n on.
+// The epilogue of WIDTH outputs from n on.
 template <typename Traits>
 class Epilogue {
  public:
@@ -68,7 +69,7 @@ class Epilogue {
     if (args.bias) bias_ = load(args.bias + n);
   }
 
-  // Write those of row m.
+  // Write the outputs of row m.
   void write(SumsOf<Traits> sums, int64_t m) const {
     Vec<float> y = scaled(sums, m) + bias_;
     if (args_.activation != Activation::NONE) {
@@ -94,13 +95,13 @@ class Epilogue {
 
 #ifdef HAS_GEMM
 
-// The sums of 32 outputs for up to 32 rows. They are written while the next ones are computed.
+// The sums of 32 outputs for up to 32 rows. They are written while the next sums are computed.
 template <typename Traits>
 class InterleavedEpilogue {
  public:
-  typename Traits::Sum* next = memory_[0];  // sums that are computed
+  typename Traits::Sum* next = memory_[0];  // sums that are computed now
 
-  // Those in `next` are there.
+  // Take the complete sums in `next`.
   void take(int64_t n, int64_t m, int64_t rows) {
     sums_ = next, next = memory_[next == memory_[0]];
     n_ = n, m_ = m, rows_ = rows, written_ = 0;
@@ -120,7 +121,7 @@ class InterleavedEpilogue {
  private:
   alignas(64) typename Traits::Sum memory_[2][BLOCK * BLOCK];
   typename Traits::Sum* sums_ = memory_[1];
-  int64_t n_ = 0, m_ = 0, rows_ = 0, written_ = 0;  // rows that there are, and that are written
+  int64_t n_ = 0, m_ = 0, rows_ = 0, written_ = 0;  // number of rows, and number of rows already written
 };
 
 #endif

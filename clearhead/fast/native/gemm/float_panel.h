@@ -1,6 +1,7 @@
-// Packed panels of float32 weights that lie row by row. Few rows (gemv.h) add the products of a sum up in WIDTH lanes, each
-// those whose k has one remainder by WIDTH, and the lanes at last. Here an output is a lane, and x and the weights are
-// packed by remainders: the sums of these are joined as lanes are, so that every sum has the same bits either way.
+// Packed panels of float32 weights stored row by row. With few rows (gemv.h), a sum is accumulated in WIDTH lanes: each
+// lane has the products whose k has one remainder modulo WIDTH, and the lanes are added at the end. Here a lane is an
+// output, and x and the weights are packed by remainders. The sums of the remainders are added in the order of the
+// lanes, so every sum has the same bits either way.
 //
 // Legend: M rows of x, N outputs, K inputs, C = K / WIDTH numbers of a remainder; the rest of K follows them.
 
@@ -12,14 +13,14 @@
 
 namespace {
 
-constexpr int64_t LEAST_FLOAT_ROWS = 48;  // below it, packing weights costs more than it saves
+constexpr int64_t LEAST_FLOAT_ROWS = 48;  // with fewer rows, packing weights costs more than it saves
 
 #ifdef __AVX2__
 
-constexpr int64_t CACHED_SUM_ROWS = 48;  // whose sums stay in the cache
-constexpr int SUM_LEVELS = WIDTH == 8 ? 4 : 5;  // of sums of 1, 2, 4 ... lanes
+constexpr int64_t CACHED_SUM_ROWS = 48;  // rows whose sums stay in the cache
+constexpr int SUM_LEVELS = WIDTH == 8 ? 4 : 5;  // levels of sums of 1, 2, 4 ... lanes
 
-// A row of x by remainders, in the order in which these are added.
+// Pack a row of x by remainders, in the order in which these are added.
 inline void pack_remainders(const float* x, int64_t K, float* packed) {
   const int64_t C = K / WIDTH;
   int64_t c = 0;
@@ -34,7 +35,7 @@ inline void pack_remainders(const float* x, int64_t K, float* packed) {
   std::copy(x + C * WIDTH, x + K, packed + C * WIDTH);
 }
 
-// The weights of 32 outputs by remainders, as tiles of 16 columns; those of the next outputs are fetched.
+// Pack the weights of 32 outputs by remainders, as tiles of 16 columns, and prefetch those of the next outputs.
 inline void pack_float_panel(const float* w, int64_t K, float* packed) {
   const int64_t C = K / WIDTH;
   for (int64_t i = 0; i < BLOCK; i += WIDTH, w += WIDTH * K) {
@@ -54,12 +55,12 @@ inline void pack_float_panel(const float* w, int64_t K, float* packed) {
   }
 }
 
-// Multiply some packed rows of x, whose first is row m, with a panel of the outputs from n on; sums [SUM_LEVELS, rows, 32].
+// Multiply packed rows of x, from row m on, with a panel of the outputs from n on; sums [SUM_LEVELS, rows, 32].
 inline void multiply_float_panel(
     const GemmArgs<Float32>& args, const float* x, int64_t m, int64_t rows, const float* packed, int64_t n, float* sums) {
   const int64_t K = args.K, C = K / WIDTH, level = rows * BLOCK, group = K * TILE;
   for (int64_t r = 0; r < WIDTH; ++r) {
-    const int64_t joined = __builtin_ctzll(~r);  // as many levels as there are pairs that this remainder completes
+    const int64_t joined = __builtin_ctzll(~r);  // number of levels: the pairs that this remainder completes
     multiply_float_tiles<FLOAT_ROWS>(
         x + r * C, K, rows, C, packed + r * C * TILE, group, {sums + joined * level, BLOCK, false, joined, level});
   }
@@ -79,7 +80,7 @@ inline void multiply_float_panel(
 inline void pack_remainders(const float*, int64_t, float*) {}
 #endif
 
-// Multiply all outputs that fill panels, if rows of x are packed; return how many they are.
+// Multiply all outputs that fill panels, if rows of x are packed; return their number.
 inline __attribute__((noinline)) int64_t multiply_float_panels_by_team(const GemmArgs<Float32>& args, Arena& arena) {
 #ifdef __AVX2__
   if (!args.packed_x) return 0;

@@ -1,4 +1,4 @@
-// Weights that follow those which are multiplied, fetched meanwhile.
+// Prefetch of the weights after those that are multiplied.
 
 #pragma once
 
@@ -7,8 +7,8 @@
 
 namespace {
 
-// Fetched in so many even steps. All passes over what is multiplied, of a few rows each, take part: fetched by the first
-// alone they would come late, and memory would rest after it.
+// Weights are prefetched in even steps by all passes over the current weights, a few rows at a time. A prefetch by the
+// first pass alone would come late, and memory would be idle after it.
 struct Following {
   const char* place;
   int64_t stride;
@@ -20,7 +20,8 @@ struct Following {
   void advance() { place += stride; }
 };
 
-// The compiler takes an address for changed: it would advance those of all rows, and they would not fit into registers.
+// Make the compiler believe that an address changes. Otherwise it would advance the addresses of all rows, which do not
+// fit into registers.
 template <typename Number>
 inline __attribute__((always_inline)) void keep(const Number*& address) {
   asm("" : "+r"(address));

@@ -1,6 +1,6 @@
-// Products of rows on a CPU. Where there are many rows the weights of 32 outputs are packed, and multiplied in blocks;
-// few rows are packed for the processor's matrix unit (AMX) where it has one, even a single one, and multiplied by
-// vector instructions elsewhere.
+// Products of rows on a CPU. With many rows, the weights of 32 outputs are packed and multiplied in blocks. Few rows,
+// even a single one, are packed for the processor's matrix unit (AMX) if it has one. Otherwise few rows are multiplied
+// by vector instructions.
 //
 // Legend: M rows of x, N outputs, K inputs.
 
@@ -44,14 +44,14 @@ bool packs_weights(int64_t M, int64_t K) {
 
 #ifdef HAS_GEMM
 
-// Multiply all rows with the 32 outputs from n on, whose weights it packs into `packed`.
+// Multiply all rows with the 32 outputs from n on; packs the weights of these outputs into `packed`.
 template <typename Traits>
 void multiply_outputs(
     const GemmArgs<Traits>& args, int64_t n, InterleavedEpilogue<Traits>& epilogue, uint32_t* packed) {
   const int64_t bytes = args.K * int64_t(sizeof(typename Traits::W)), words = bytes / 4, steps = bytes / LINE;
   const auto* w = reinterpret_cast<const uint32_t*>(args.w) + n * words;
-  // The weights of the next outputs are fetched meanwhile, each row block takes a share of them; without a matrix unit it
-  // pays to begin while these are packed.
+    // The weights of the next outputs are prefetched meanwhile; each row block takes a share of them. Without a matrix
+    // unit, it pays to begin while the current weights are packed.
   for (int64_t i = 0; i < BLOCK; i += TILE)
     pack_transposed<IS_SIGNED ? 0 : BLOCK, IS_SIGNED ? 0 : Traits::ZERO_POINT>(
         w + i * words, words, TILE, words, packed + i * words);
@@ -70,7 +70,7 @@ void multiply_outputs(
   }
 }
 
-// Multiply all outputs that fill blocks; return how many they are.
+// Multiply all outputs that fill blocks; return their number.
 template <typename Traits>
 int64_t multiply_blocks_by_team(const GemmArgs<Traits>& args, Arena& arena) {
   if constexpr (std::is_same_v<Traits, Float32>) return multiply_float_panels_by_team(args, arena);
@@ -117,7 +117,7 @@ void multiply_cached_rows_by_team(const GemmArgs<Traits>& args, Arena& arena) {
     gemv_by_team(args, multiply_blocks_by_team(args, arena));
 }
 
-// Multiply so many rows at a time that they stay in the cache while all weights are read. No barrier.
+// Multiply only as many rows at a time as stay in the cache while all weights are read. No barrier.
 template <typename Traits>
 void gemm_by_team(const GemmArgs<Traits>& args, Arena& arena) {
   for (int64_t m = 0; m < args.M; m += CACHED_ROWS) {
@@ -132,10 +132,10 @@ void gemm_by_team(const GemmArgs<Traits>& args, Arena& arena) {
   }
 }
 
-// Round a row of x to 8 bits; its scale is the largest magnitude / 127, and not-a-number where one value is.
+// Round a row of x to 8 bits; its scale is the largest magnitude / 127, or NaN if a value is NaN or infinite.
 template <typename Number>
 inline float quantize(const float* row, int64_t K, Number* rounded) {
-  const float most = max_abs(row, K), fault = most * 0.0f;  // 0, or not a number
+  const float most = max_abs(row, K), fault = most * 0.0f;  // 0, or NaN
   const float inverse = most > 0 && fault == 0 ? 127.0f / most : 0.0f;
   const int64_t whole = K / WIDTH * WIDTH;
   for (int64_t k = 0; k < whole; k += WIDTH) store(rounded + k, load(row + k) * inverse);
@@ -143,7 +143,7 @@ inline float quantize(const float* row, int64_t K, Number* rounded) {
   return most / 127.0f + fault;
 }
 
-// What the zero point of the weights makes the sums of a row in 8 bits too large by.
+// The error that the zero point of the weights adds to the sums of an 8-bit row.
 template <typename Traits>
 int32_t compensation(const typename Traits::X* row, int64_t K) {
   if constexpr (Traits::ZERO_POINT == 0) return 0;
@@ -164,16 +164,16 @@ void round_row(const float* row, int64_t K, Number* to) {
   for (; k < K; ++k) store_one(to + k, row[k]);
 }
 
-// Rows of x as the products read them, and scales and compensations of whole rows in 8 bits.
+// Rows of x in the form that the products read, with scales and compensations of 8-bit rows.
 template <typename Kind>
 class GemmInput {
-  // For weights in 4 bits beside the rows for those in 8 bits, which some matrices of a stack have.
+  // For 4-bit weights, rows for 8-bit weights exist too: some matrices of a stack have 8 bits.
   static constexpr bool HAS_NARROW = std::is_same_v<Kind, Int4>;
   using Traits = std::conditional_t<HAS_NARROW, Int8, Kind>;
 
  public:
-  // Called by one thread, before a team fills it, with the most numbers that a row will have; transposed weights read rows
-  // as they are.
+    // Call from one thread, before a team fills the rows, with the largest size of a row. Transposed weights read rows
+    // unpacked.
   GemmInput(Arena& arena, int64_t M, int64_t most, bool is_transposed = false) {
     const int64_t all = round_up(M, BLOCK) * most;
     rounded_ = arena.take<typename Traits::X>(all);
@@ -185,7 +185,7 @@ class GemmInput {
     if (PACKS_ROWS && !is_transposed) packed_ = arena.take<uint32_t>(all * int64_t(sizeof(typename Traits::X)) / 4);
   }
 
-  // Rounded rows, of which `read(m, buffer)` returns the address of one. With a barrier.
+  // Take rounded rows; `read(m, buffer)` returns the address of one row. With a barrier.
   template <typename Read>
   void fill_by_team(int64_t M, int64_t K, float* buffer, const Read& read) {
     const int64_t step = packs(M, K) ? TILE : 1;
@@ -196,8 +196,8 @@ class GemmInput {
     }
   }
 
-  // Rows of x that need no rounding. For a matrix unit all are packed: tiles of them as they are would read beyond the last
-  // one.
+  // Take rows of x that need no rounding. For a matrix unit all rows are packed: unpacked tiles would be read beyond
+  // the last row.
   void take_by_team(const typename Traits::X* x, GemmArgs<Traits>& args) {
     args.x = x;
     if (!packed_ || !(IS_FLOAT ? packs(args.M, args.K) : has_blocks<Traits>(args.K))) return;
@@ -212,7 +212,7 @@ class GemmInput {
             compensation_, output_scales, y};
   }
 
-  // Of a product with weights in 4 bits; K is a multiple of their groups.
+  // Arguments of a product with 4-bit weights; K is a multiple of their group size.
   GemmArgs<Int4> nibble_args(int64_t M, int64_t N, int64_t K, const uint8_t* w, const float* bias,
                              const uint16_t* group_scales, float* y) const {
     GemmArgs<Int4> made{M, N, K, narrow_, nullptr, M >= LEAST_NIBBLE_PACKED, w, bias, scales_, group_compensation_, nullptr, y};
@@ -228,7 +228,7 @@ class GemmInput {
   static constexpr bool PACKS_ROWS = IS_FLOAT;
 #endif
 
-  // Few rows for the matrix unit, many of float32 for panels.
+  // Whether to pack rows: few rows for the matrix unit, many float32 rows for panels.
   bool packs(int64_t M, int64_t K) const {
     if (IS_FLOAT) return packed_ && M >= LEAST_FLOAT_ROWS;
     return packed_ && has_blocks<Traits>(K) && !packs_weights<Traits>(M, K);
@@ -243,7 +243,7 @@ class GemmInput {
     } else round_row(row, K, to);
   }
 
-  // The group of 16 rows that begins with row m.
+  // Pack the group of 16 rows that begins with row m.
   void pack_group(const typename Traits::X* x, int64_t m, int64_t M, int64_t K) {
     if constexpr (IS_FLOAT) {
       auto* packed = reinterpret_cast<float*>(packed_);

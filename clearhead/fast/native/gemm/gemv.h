@@ -1,5 +1,5 @@
-// Few rows by vector instructions: weights stay as the model has them, [N, K] row by row, so that they can lie in a
-// mapped file, and are read once for all rows: those of a few outputs while they are in the caches. Threads share them.
+// Few rows by vector instructions. Weights stay as stored by the model, [N, K] row by row, so they can lie in a mapped
+// file. They are read once for all rows, a few outputs at a time, while in the caches. Threads share the outputs.
 //
 // Legend: M rows of x, N outputs, K inputs.
 
@@ -11,22 +11,22 @@
 
 namespace {
 
-constexpr int OUTPUTS = 4;  // that are written together
-constexpr int LEAST_WIDENED = 4;  // rows of a pass that widens weights once; it pays for more rows than these
-constexpr int64_t FOLLOWING = 1 << 12, FETCHED = 1 << 14;  // bytes of weights, ahead of those that are multiplied
+constexpr int OUTPUTS = 4;  // outputs that are written together
+constexpr int LEAST_WIDENED = 4;  // rows of a pass that widens weights once; it pays with more rows than this
+constexpr int64_t FOLLOWING = 1 << 12, FETCHED = 1 << 14;  // prefetch distance, in bytes of weights
 
 // Bytes of weights that a step of a register block reads.
 template <typename Traits, int SOME_OUTPUTS>
 constexpr int64_t STEP_BYTES = SOME_OUTPUTS * Traits::STEP * int64_t(sizeof(typename Traits::W));
 
-// Whether so many rows are a register block.
+// Whether ROWS rows fit into a register block.
 template <typename Traits>
 constexpr bool is_register_block(int64_t rows) {
   return rows > 2 || (WIDTH == 8 && rows == Traits::ROWS);
 }
 
-// The sums of a row of w with one or two rows of x. The weights are read in the order in which they lie, and those that
-// follow are fetched.
+// Compute the sums of a row of w with one or two rows of x. The weights are read in memory order, and the following
+// ones are prefetched.
 template <typename Traits, int COUNT>
 inline __attribute__((always_inline)) void gemv(
     const typename Traits::W* w, const typename Traits::X* x, int64_t K, SumsOf<Traits>* sums, int64_t stride) {
@@ -48,7 +48,7 @@ inline __attribute__((always_inline)) void gemv(
     else sums[j * stride] = (parts[j][0] + parts[j][1]) + (parts[j][2] + parts[j][3]);
 }
 
-// The sums of some rows of w with some rows of x, a register block; the rows of w that follow are fetched side by side.
+// Compute the sums of some rows of w with some rows of x in a register block; prefetch the next rows of w side by side.
 template <typename Traits, int SOME_OUTPUTS, int SOME_ROWS>
 inline __attribute__((always_inline)) void register_block(
     const typename Traits::W* w, const typename Traits::X* x, int64_t K, Following following,
@@ -66,8 +66,8 @@ inline __attribute__((always_inline)) void register_block(
   }
 }
 
-// The same for processors with few registers, of which each row's address would take one. What follows is fetched line
-// after line. Products of float32 wait for memory, which gives rows side by side faster; the first rows of x fetch them.
+// The same for processors with few registers, since each row's address would need one. Weights are prefetched line by
+// line. Float32 products wait for memory, which is faster with rows side by side: the first rows of x prefetch them.
 template <typename Traits, int SOME_OUTPUTS, int SOME_ROWS, bool FETCHES_ROWS>
 inline __attribute__((always_inline)) void narrow_register_block(
     const typename Traits::W* w, const typename Traits::X* x, int64_t K, Following following,
@@ -77,7 +77,7 @@ inline __attribute__((always_inline)) void narrow_register_block(
   for (int j = 0; j < SOME_ROWS; ++j)
     for (int i = 0; i < SOME_OUTPUTS; ++i) sums[j][i] = SumsOf<Traits>{};
   for (int64_t k = K / Traits::STEP; k > 0; --k) {
-    asm("" : "+r"(stride), "+r"(triple));  // the compiler takes them for changed
+    asm("" : "+r"(stride), "+r"(triple));  // make the compiler believe that these change
     const auto place = [&](int row) { return row == 3 ? triple : row * stride; };
     for (int64_t bytes = 0; sizeof *w < 4 && bytes < STEP_BYTES<Traits, SOME_OUTPUTS>; bytes += LINE)
       following.fetch(), following.advance();
@@ -92,7 +92,7 @@ inline __attribute__((always_inline)) void narrow_register_block(
   }
 }
 
-// The sums of a row of w with a row of x for each I, where weights are widened: once for all of these.
+// Compute the sums of a row of w with a row of x for each I; widened weights are widened once for all of them.
 template <typename Traits, int... I>
 inline __attribute__((always_inline)) void widening_block(
     std::integer_sequence<int, I...>, const typename Traits::W* w, const typename Traits::X* x, int64_t K,
@@ -138,7 +138,7 @@ void multiply_few(const GemmArgs<Traits>& args, int64_t n, int64_t m, Following 
   }
 }
 
-// Those of `count` rows, from LEAST_WIDENED to MOST.
+// Compute the sums for `count` rows, from LEAST_WIDENED to MOST.
 template <typename Traits, int SOME_OUTPUTS, int MOST, typename... Rest>
 void multiply_some_widened(int64_t count, const Rest&... rest) {
   if constexpr (MOST > LEAST_WIDENED)
@@ -146,7 +146,7 @@ void multiply_some_widened(int64_t count, const Rest&... rest) {
   multiply_few<Traits, SOME_OUTPUTS, MOST, true>(rest...);
 }
 
-// Rows in passes that are as equal as can be.
+// Compute all rows in passes of almost equal size.
 template <typename Traits, int SOME_OUTPUTS>
 void multiply_widened_rows(const GemmArgs<Traits>& args, int64_t n, const typename Traits::W* next) {
   const int64_t steps = args.K / Traits::STEP * SOME_OUTPUTS;
@@ -161,7 +161,7 @@ void multiply_widened_rows(const GemmArgs<Traits>& args, int64_t n, const typena
 template <typename Traits, int SOME_OUTPUTS>
 void multiply_rows(const GemmArgs<Traits>& args, int64_t n) {
   constexpr int ROWS = Traits::ROWS;
-  // In wide registers a row for each output is fetched side by side, in narrow ones line after line.
+  // Wide registers: prefetch one row for each output, side by side. Narrow registers: line by line.
   constexpr int64_t LINES = WIDTH > 8 ? 1 : round_up(STEP_BYTES<Traits, SOME_OUTPUTS>, LINE) / LINE;
   const int64_t row = args.K * int64_t(sizeof *args.w), group = SOME_OUTPUTS * row, steps = args.K / Traits::STEP * LINES;
   const int64_t passes = args.M / ROWS + is_register_block<Traits>(args.M % ROWS);

@@ -1,10 +1,11 @@
-// Few rows on the matrix unit (AMX): weights as the model has them are the left side, packed rows the right one.
+// Few rows on the matrix unit (AMX): the weights, stored as in the model, are the left operand, packed rows the right
+// one.
 
 #pragma once
 
 namespace {
 
-// Write the tile of sums [16 outputs, 16 rows] of the outputs from n and the rows from m on.
+// Write the tile of sums [16 outputs, 16 rows] of the outputs from n on and the rows from m on.
 template <typename Traits>
 void write_tile(const GemmArgs<Traits>& args, const uint32_t* sums, int64_t n, int64_t m) {
   using Vector = SumsOf<Traits>;
@@ -21,7 +22,7 @@ void write_tile(const GemmArgs<Traits>& args, const uint32_t* sums, int64_t n, i
   for (int64_t j = 0; j < count; ++j) epilogue.write((Vector)rows[j], m + j);
 }
 
-// Multiply 32 outputs, which are the left side, with one or two groups of 16 packed rows.
+// Multiply 32 outputs, the left operand, with one or two groups of 16 packed rows.
 template <typename Traits, bool IS_PAIR>
 void multiply_tiles(const GemmArgs<Traits>& args, int64_t n, int64_t group) {
   const int64_t bytes = args.K * int64_t(sizeof(typename Traits::W)), steps = bytes / LINE;
@@ -32,7 +33,7 @@ void multiply_tiles(const GemmArgs<Traits>& args, int64_t n, int64_t group) {
   _tile_zero(2);
   _tile_zero(3);
   for (int64_t step = 0; step < steps; ++step) {
-    if (group == 0)  // the weights of the next outputs: rows of a tile lie apart, which the processor does not foresee
+    if (group == 0)  // prefetch the next outputs: the rows of a tile are too far apart for the processor's prediction
       for (int64_t line = 0; line < BLOCK; ++line)
         _mm_prefetch(w + BLOCK * (bytes + step * LINE) + line * LINE, _MM_HINT_T1);
     _tile_loadd(4, w + step * LINE, bytes);

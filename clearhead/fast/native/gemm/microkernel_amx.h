@@ -4,8 +4,8 @@
 
 namespace {
 
-constexpr int64_t PACKED_ROWS = 64;  // from so many rows on it pays to pack the weights
-constexpr bool IS_SIGNED = true;     // on both sides, in 8 bits
+constexpr int64_t PACKED_ROWS = 64;  // with this many rows or more, packing the weights pays
+constexpr bool IS_SIGNED = true;     // signed 8-bit operands on both sides
 
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -15,12 +15,12 @@ struct alignas(64) TileShapes {
 
 const TileShapes SHAPES;  // not local: the compiler does not see that the instruction reads all of it
 
-struct TileUse {  // of a thread
+struct TileUse {  // per thread
   TileUse() { _tile_loadconfig(&SHAPES); }
   ~TileUse() { _tile_release(); }
 };
 
-// The number of a tile is part of the instruction, so these cannot be functions.
+// The number of a tile is part of the instruction, so these must be macros instead of functions.
 #define LOAD_TILE(is_streamed, tile, from, stride)                   \
   if constexpr (is_streamed) _tile_stream_loadd(tile, from, stride); \
   else _tile_loadd(tile, from, stride)

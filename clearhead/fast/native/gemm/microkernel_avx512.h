@@ -1,19 +1,19 @@
-// The block of the GEMM in the registers of AVX-512: 8 rows by two vectors of sums, which are as many as the latency of
-// the instruction needs.
+// The block of the GEMM in the registers of AVX-512: 8 rows by two vectors of sums, enough to cover the latency of the
+// instruction.
 
 #pragma once
 
 namespace {
 
-constexpr int64_t PACKED_ROWS = 8;    // from so many rows on it pays to pack the weights
-constexpr bool IS_SIGNED = false;     // on both sides, in 8 bits
-constexpr int64_t REGISTER_ROWS = 8;  // of a register block
+constexpr int64_t PACKED_ROWS = 8;    // with this many rows or more, packing the weights pays
+constexpr bool IS_SIGNED = false;     // one 8-bit operand is unsigned
+constexpr int64_t REGISTER_ROWS = 8;  // rows of a register block
 
-struct TileUse {  // there are no tiles
+struct TileUse {  // empty: there are no tiles
   TileUse() {}
 };
 
-// The sums of a few rows of a block.
+// Compute the sums of a few rows of a block.
 template <typename Traits, int ROWS>
 __attribute__((noinline)) void multiply_register_block(
     const uint8_t* a, int64_t row, int64_t a_step, const uint32_t* b, int64_t b_group, int64_t steps,
@@ -54,7 +54,7 @@ void multiply_some_rows(int64_t count, const uint8_t* a, Rest... rest) {
   }
 }
 
-// What is interleaved goes between two register blocks.
+// Interleaved work runs between two register blocks.
 template <typename Traits, Streamed, typename Interleaved>
 inline __attribute__((always_inline)) void multiply_block(
     const PanelA& a, int64_t rows, const PanelB& b, int64_t steps, const BlockC<typename Traits::Sum>& c,

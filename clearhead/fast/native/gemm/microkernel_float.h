@@ -1,5 +1,5 @@
-// Blocks of float32 by vector instructions: c [rows, two vectors] = a b, or c + a b. b has tiles of 16 columns, row by row.
-// Each sum is in the order of K, whatever the number of rows.
+// Float32 blocks by vector instructions: c [rows, two vectors] = a b, or c + a b. b has tiles of 16 columns, row by
+// row. Each sum is in the order of K, for any number of rows.
 
 #pragma once
 
@@ -7,10 +7,10 @@
 
 namespace {
 
-constexpr int FLOAT_ROWS = WIDTH == 8 ? 6 : 8;  // of a, whose sums are in registers together
+constexpr int FLOAT_ROWS = WIDTH == 8 ? 6 : 8;  // rows of a whose sums are in registers together
 
-// Where sums go, rows that are `stride` numbers apart. They begin with what is there (`adds`); or `joined` others, which
-// lie `level` numbers apart before this place, are added to what is found, in their order.
+// Destination of sums, in rows that are `stride` numbers apart. Sums begin with the stored values if `adds`. `joined`
+// other sums, `level` numbers apart before this address, are added to the result in their order.
 struct FloatC {
   float* data;
   int64_t stride;
@@ -18,7 +18,7 @@ struct FloatC {
   int64_t joined = 0, level = 0;
 };
 
-// Rows of a that are `a_stride` numbers apart, ROWS of them at a time; the columns of b are those of `left`, then `right`.
+// Rows of a that are `a_stride` numbers apart, ROWS at a time; the columns of b are those of `left`, then `right`.
 template <int ROWS>
 void multiply_float_block(
     const float* a, int64_t a_stride, int64_t rows, int64_t K, const float* left, const float* right, FloatC c) {
@@ -26,12 +26,13 @@ void multiply_float_block(
     Vec<float> sums[ROWS][2] = {};
     for (int j = 0; c.adds && j < ROWS; ++j)
       for (int side = 0; side < 2; ++side) sums[j][side] = load(c.data + j * c.stride + side * WIDTH);
-    constexpr int TOGETHER = 3;  // rows that are reached from one address
+    constexpr int TOGETHER = 3;  // rows that are addressed from one address
     const float* rows_of_a[(ROWS + TOGETHER - 1) / TOGETHER];
     for (int j = 0; j < ROWS; j += TOGETHER) rows_of_a[j / TOGETHER] = a + j * a_stride;
     int64_t stride = a_stride;
     for (int64_t k = 0; k < K; ++k) {
-      asm("" : "+r"(stride));  // the compiler takes it for changed: addresses of all rows would not fit into registers
+      // make the compiler believe that it changes: addresses of all rows would not fit into registers
+      asm("" : "+r"(stride));
       const Vec<float> first = load(left + k * TILE), second = load(right + k * TILE);
       for (int j = 0; j < ROWS; ++j) {
         const Vec<float> number = broadcast(rows_of_a[j / TOGETHER][j % TOGETHER * stride + k]);

@@ -1,9 +1,9 @@
-// Products with weights in 4 bits. A group of 32 weights of a row has 16 bytes: low nibbles are its first 16 weights,
-// high nibbles its last 16, each larger by 8. The scales of the groups (fp16) lie apart, [N, K / 32]: so vectors load
-// whole lines of nibbles, and the scales of several groups at once. Rows of x are in 8 bits.
+// Products with 4-bit weights. A group of 32 weights of a row has 16 bytes: low nibbles are its first 16 weights, high
+// nibbles its last 16, each with 8 added. The scales of the groups (fp16) are stored separately, [N, K / 32]. So
+// vectors load whole lines of nibbles, and the scales of several groups at once. Rows of x are in 8 bits.
 //
-// y[m][n] = (sum over groups, in their order, of float(integer sum) * scale) * row scale + bias: the same additions for
-// few rows as for many, so that the bits of a row do not depend on the rows beside it.
+// y[m][n] = (sum over groups, in order, of float(integer sum) * scale) * row scale + bias. Few and many rows have the
+// same additions, so the bits of a row do not depend on the other rows.
 //
 // Legend: M rows of x, N outputs, K inputs.
 
@@ -16,9 +16,9 @@ namespace {
 
 constexpr int64_t GROUP = 32, GROUP_BYTES = GROUP / 2;
 constexpr int32_t NIBBLE_ZERO = 8;  // the nibble of a weight of 0
-constexpr int64_t LEAST_NIBBLE_PACKED = 10;  // from so many rows on it pays to pack weights into panels
+constexpr int64_t LEAST_NIBBLE_PACKED = 10;  // with this many rows or more, packing weights into panels pays
 
-// Copy a row to 8 bits, and write what the zero point of the weights makes the sum of each group too large by.
+// Copy a row to 8 bits, and write the error that the zero point of the weights adds to the sum of each group.
 template <typename Number>
 void narrow_row(const Number* row, int64_t K, int8_t* narrow, int32_t* compensation) {
   for (int64_t k = 0; k < K; k += GROUP) {
@@ -44,14 +44,14 @@ constexpr int64_t VECTOR_GROUPS = 2;
 #define NIBBLE_SIZE(name) _mm256_##name##_si256
 #endif
 constexpr int64_t VECTOR_BYTES = VECTOR_GROUPS * GROUP_BYTES, VECTOR_WEIGHTS = VECTOR_GROUPS * GROUP;
-constexpr int NIBBLE_OUTPUTS = 4;  // that are summed up together
-constexpr int64_t NIBBLES_AHEAD = 1 << 13;  // bytes of weights that are fetched ahead
+constexpr int NIBBLE_OUTPUTS = 4;  // outputs that are summed together
+constexpr int64_t NIBBLES_AHEAD = 1 << 13;  // prefetch distance, in bytes of weights
 // Rows whose sums are in registers together.
 constexpr int NIBBLE_ROWS = WIDTH == 8 ? 6 : 8;
 static_assert(NIBBLE_OUTPUTS * VECTOR_GROUPS == WIDTH, "a vector has the sums of these outputs and groups");
 
-// Sums of a group in the making: of 32 bits, or of 16 bits where there is no instruction for four products. 8 steps of
-// two products of a nibble and 8 bits fit into 16 bits.
+// Unfinished sums of a group: 32 bits, or 16 bits without an instruction for four products. 8 steps of two products of
+// a nibble and 8 bits fit into 16 bits.
 inline Words add_nibbles(Words sums, Words nibbles, Words x) {
 #if defined(__AVX512VNNI__) || (defined(HAS_AVX2) && defined(__AVXVNNI__))
 #ifdef __AVX512VNNI__
@@ -75,9 +75,9 @@ inline Words whole_sums(Words sums) {
 inline Words low_nibbles(Words bytes) { return NIBBLE_SIZE(and)(bytes, NIBBLE_OP(set1_epi8)(15)); }
 inline Words high_nibbles(Words bytes) { return low_nibbles(NIBBLE_OP(srli_epi16)(bytes, 4)); }
 
-// The numbers of some groups of x in the order of the nibbles: a quarter or half of a vector belongs to a group.
+// The numbers of some groups of x in the order of the nibbles: a group has a quarter or half of a vector.
 struct NibbleRow {
-  Words first, last, start;  // what the sums begin with, which takes the zero point of the weights away
+  Words first, last, start;  // initial values of the sums, which cancel the zero point of the weights
 
   NibbleRow() = default;
   explicit NibbleRow(const int8_t* x) {
@@ -98,7 +98,7 @@ struct NibbleRow {
   }
 };
 
-// The scales of some groups of four outputs, whose rows are `stride` scales apart; those of a group side by side.
+// The scales of some groups of four outputs, whose rows are `stride` scales apart; scales of one group are adjacent.
 inline Vec<float> load_scales(const uint16_t* scales, int64_t stride) {
 #ifdef __AVX512F__
   const auto row = [&](int i) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales + i * stride)); };
@@ -116,12 +116,12 @@ inline Vec<float> load_scales(const uint16_t* scales, int64_t stride) {
 #endif
 }
 
-// Half of the additions that sum up each group: of two outputs.
+// The first half of the additions that sum up each group, for two outputs.
 inline Words join_pair(Words a, Words b) {
   return NIBBLE_OP(add_epi32)(NIBBLE_OP(unpacklo_epi32)(a, b), NIBBLE_OP(unpackhi_epi32)(a, b));
 }
 
-// The other half: the integer sums of some groups of four outputs, those of a group side by side.
+// The second half: the integer sums of some groups of four outputs; sums of one group are adjacent.
 inline Vec<float> join_pairs(Words upper, Words lower) {
   const Words all =
       NIBBLE_OP(add_epi32)(NIBBLE_OP(unpacklo_epi64)(upper, lower), NIBBLE_OP(unpackhi_epi64)(upper, lower));
@@ -142,7 +142,7 @@ inline __m128 add_groups(__m128 sums, Vec<float> groups) {
 #endif
 }
 
-// Add some groups to the sums of ROWS rows of x with four outputs. Two outputs at a time: more sums would not fit into
+// Add some groups to the sums of ROWS rows of x with four outputs, two outputs at a time: more sums would not fit into
 // registers.
 template <int ROWS>
 inline __attribute__((always_inline)) void add_step(
@@ -165,7 +165,7 @@ inline __attribute__((always_inline)) void add_step(
   for (int j = 0; j < ROWS; ++j) sums[j] = add_groups(sums[j], join_pairs(pairs[j][0], pairs[j][1]) * wide);
 }
 
-// Multiply ROWS rows from m on with the four outputs from n on; or with output n alone, as if it were all four.
+// Multiply ROWS rows from m on with the four outputs from n on; or with output n alone, treated as all four.
 template <int ROWS>
 void multiply_nibbles(const GemmArgs<Int4>& args, int64_t n, int64_t m, bool is_alone) {
   const int64_t K = args.K, groups = K / GROUP, whole = groups / VECTOR_GROUPS * VECTOR_GROUPS;
@@ -173,7 +173,7 @@ void multiply_nibbles(const GemmArgs<Int4>& args, int64_t n, int64_t m, bool is_
   const uint8_t* w = args.w + n * K / 2;
   const uint16_t* scales = args.group_scales + n * groups;
   const int8_t* x = args.x + m * K;
-  // Rows of weights follow one another: what is fetched is a line after the other.
+  // Rows of weights are contiguous, so prefetches go line by line.
   const auto* ahead = reinterpret_cast<const char*>(w) + std::max<int64_t>(NIBBLES_AHEAD, 2 * K);
   const auto* scales_ahead = reinterpret_cast<const char*>(scales) + std::max<int64_t>(NIBBLES_AHEAD / 8, K / 4);
   __m128 sums[ROWS];
@@ -184,7 +184,7 @@ void multiply_nibbles(const GemmArgs<Int4>& args, int64_t n, int64_t m, bool is_
     add_step<ROWS>(w, w_stride, scales, scale_stride, x, K, sums);
     w += VECTOR_BYTES, scales += VECTOR_GROUPS, x += VECTOR_WEIGHTS;
   }
-  if (whole < groups) {  // groups that fill no vector, beside groups of zeros
+  if (whole < groups) {  // groups that fill no vector are padded with groups of zeros
     const int64_t rest = groups - whole;
     uint8_t some_w[NIBBLE_OUTPUTS][VECTOR_BYTES] = {};
     uint16_t some_scales[NIBBLE_OUTPUTS][VECTOR_GROUPS] = {};
@@ -204,7 +204,7 @@ void multiply_nibbles(const GemmArgs<Int4>& args, int64_t n, int64_t m, bool is_
   }
 }
 
-// Multiply few rows with four outputs, or one.
+// Multiply few rows with four outputs, or with one.
 inline void multiply_nibble_outputs(const GemmArgs<Int4>& args, int64_t n, bool is_alone) {
   int64_t m = 0;
   if constexpr (WIDTH > 8)
@@ -213,7 +213,7 @@ inline void multiply_nibble_outputs(const GemmArgs<Int4>& args, int64_t n, bool 
   if (m < args.M) multiply_nibbles<1>(args, n, m, is_alone);
 }
 
-// Few rows with the outputs from `begin` on: weights are read once while they are in the cache. No barrier.
+// Multiply few rows with the outputs from `begin` on; weights are read once while they are in the cache. No barrier.
 inline void multiply_nibbles_by_team(const GemmArgs<Int4>& args, int64_t begin) {
   const int64_t steps = (args.N - begin + NIBBLE_OUTPUTS - 1) / NIBBLE_OUTPUTS;
 #pragma omp for schedule(static) nowait
@@ -227,7 +227,7 @@ inline void multiply_nibbles_by_team(const GemmArgs<Int4>& args, int64_t begin) 
 
 // --- many rows: the weights of a panel of outputs, widened to 8 bits in the order in which they are read ---
 
-// Transposed words of WIDTH rows of bytes, of which the first `count` of a vector are there and the others zeros.
+// Transpose words of WIDTH rows of bytes; only the first `count` of a vector exist, the others are zeros.
 template <typename Store>
 inline __attribute__((always_inline)) void transpose_rows(
     const uint8_t* from, int64_t stride, int64_t count, const Store& store) {
@@ -276,7 +276,7 @@ inline void pack_nibbles(const uint8_t* w, const uint16_t* group_scales, int64_t
   }
 }
 
-// The sums of a row of x for each I, which are added to `sums` group by group.
+// Compute the sums of a row of x for each I, and add them to `sums` group by group.
 template <int... I>
 __attribute__((noinline)) void multiply_nibble_rows(
     std::integer_sequence<int, I...>, const int8_t* x, int64_t K, const int32_t* compensation, const uint32_t* packed,
@@ -313,7 +313,7 @@ __attribute__((noinline)) void multiply_nibble_rows(
   }
 }
 
-// Those of `count` rows, at most MOST.
+// Compute the sums for `count` rows, at most MOST.
 template <int MOST, typename... Rest>
 void multiply_some_nibble_rows(int64_t count, Rest... rest) {
   if constexpr (MOST > 1)
@@ -321,7 +321,7 @@ void multiply_some_nibble_rows(int64_t count, Rest... rest) {
   multiply_nibble_rows(std::make_integer_sequence<int, MOST>{}, rest...);
 }
 
-// Multiply all outputs that fill panels; return how many they are. No barrier.
+// Multiply all outputs that fill panels; return their number. No barrier.
 inline int64_t multiply_nibble_panels_by_team(const GemmArgs<Int4>& args, Arena& arena) {
   const Arena::Frame frame(arena);
   const int64_t K = args.K, groups = K / GROUP;

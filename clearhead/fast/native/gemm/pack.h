@@ -1,8 +1,8 @@
-// Packed panels of the GEMM: what is multiplied in blocks of 32 x 32 sums, in the order in which it is read.
+// Packed panels of the GEMM: operands of blocks of 32 x 32 sums, in the order in which they are read.
 //
-// c [M, N] = a [M, K] b [K, N], in words of 4 bytes, which are two numbers of bfloat16 or four of 8 bits. b is packed as
-// tiles of 16 columns and 64 bytes: word r of column n is at [r][n]. Rows of a are apart as they are in memory, or are
-// packed as tiles of 16 rows of 64 bytes. A tile has 256 words; tiles of the same columns, or rows, follow one another.
+// c [M, N] = a [M, K] b [K, N], in words of 4 bytes: two bfloat16 numbers or four 8-bit numbers. b is packed as tiles
+// of 16 columns and 64 bytes: word r of column n is at [r][n]. Rows of a keep their distance in memory, or are packed
+// as tiles of 16 rows of 64 bytes. A tile has 256 words; tiles of the same columns, or rows, are contiguous.
 
 #pragma once
 
@@ -21,7 +21,7 @@ constexpr int64_t TILE_WORDS = TILE * TILE;
 
 using Words = __m512i;
 
-// Exchange rows and columns of 16 x 16 words.
+// Transpose 16 x 16 words.
 inline __attribute__((always_inline)) void transpose(__m512i rows[16]) {
   __m512i other[16];
   for (int i = 0; i < 16; i += 2) {
@@ -48,7 +48,7 @@ inline __attribute__((always_inline)) void transpose(__m512i rows[16]) {
 
 using Words = __m256i;
 
-// Exchange rows and columns of 8 x 8 words.
+// Transpose 8 x 8 words.
 inline __attribute__((always_inline)) void transpose(__m256i rows[8]) {
   __m256i other[8];
   for (int i = 0; i < 8; i += 2) {
@@ -92,8 +92,8 @@ inline void transpose_tile(const uint32_t* from, int64_t stride, uint32_t* to) {
   for (int64_t i = 0; i < TILE; ++i) _mm512_storeu_si512(to + i * TILE, rows[i]);
 }
 
-// Tiles of 16 columns of b, which are rows of x [16, words], of which `count` are there and the others zeros; bytes are
-// moved by a zero point. Rows of x that are AHEAD rows further on are fetched.
+// Pack tiles of 16 columns of b from rows of x [16, words]; `count` rows exist, the others are zeros. A zero point is
+// added to bytes. Rows of x that are AHEAD rows further on are prefetched.
 template <int64_t AHEAD = 0, int32_t ZERO_POINT = 0>
 inline void pack_transposed(const uint32_t* x, int64_t stride, int64_t count, int64_t words, uint32_t* tiles) {
   for (int64_t word = 0; word < words / TILE * TILE; word += TILE, tiles += TILE_WORDS) {
@@ -109,28 +109,28 @@ inline void pack_transposed(const uint32_t* x, int64_t stride, int64_t count, in
   }
 }
 
-// b is the transposed x [N, K].
+// Pack b = the transposed x [N, K].
 inline void pack_transposed(const uint16_t* x, int64_t N, int64_t K, int64_t stride, uint32_t* tiles) {
   for (int64_t n = 0; n < N; n += TILE, tiles += TILE * K / 2)
     pack_transposed(reinterpret_cast<const uint32_t*>(x + n * stride), stride / 2, TILE, K / 2, tiles);
 }
 
-// A line of two tiles of b from two rows of 32 columns.
+// Pack a line of two tiles of b from two rows of 32 columns.
 inline void interleave(__m512i upper, __m512i lower, uint32_t* left, uint32_t* right) {
-  const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);  // then groups of 4 columns come out in their order
+  const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);  // afterwards groups of 4 columns are in order
   const __m512i above = _mm512_permutexvar_epi64(order, upper), below = _mm512_permutexvar_epi64(order, lower);
   _mm512_store_si512(left, _mm512_unpacklo_epi16(above, below));
   _mm512_store_si512(right, _mm512_unpackhi_epi16(above, below));
 }
 
-// Two tiles of b from 32 rows of 32 columns, of which `count` rows are there and the others zeros.
+// Pack two tiles of b from 32 rows of 32 columns; `count` rows exist, the others are zeros.
 inline __attribute__((always_inline)) void pack_block(
     const uint16_t* x, int64_t stride, int64_t count, uint32_t* left, uint32_t* right) {
   const auto row = [&](int64_t i) { return i < count ? _mm512_loadu_si512(x + i * stride) : _mm512_setzero_si512(); };
   for (int64_t i = 0; i < TILE; ++i) interleave(row(2 * i), row(2 * i + 1), left + i * TILE, right + i * TILE);
 }
 
-// b is x [K, N] itself.
+// Pack b = x [K, N].
 inline void pack(const uint16_t* x, int64_t K, int64_t N, int64_t stride, uint32_t* tiles) {
   const int64_t group = K / BLOCK * TILE_WORDS;
   for (int64_t n = 0; n < N; n += BLOCK, tiles += group)
@@ -138,12 +138,12 @@ inline void pack(const uint16_t* x, int64_t K, int64_t N, int64_t stride, uint32
       pack_block(x + k * stride + n, stride, BLOCK, tiles, tiles + group);
 }
 
-// 32 numbers, rounded to bfloat16.
+// Round 32 numbers to bfloat16.
 inline __m512i round_pair(Vec<float> low, Vec<float> high) {
   return (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
 }
 
-// Write them, a whole line past the caches; whoever does so ends with stream_fence.
+// Write 32 rounded numbers, a whole line past the caches; callers must end with stream_fence.
 inline void stream_pair(uint16_t* to, Vec<float> low, Vec<float> high) {
   const __m512i rounded = round_pair(low, high);
   if (reinterpret_cast<uintptr_t>(to) % LINE == 0) _mm512_stream_si512(reinterpret_cast<__m512i*>(to), rounded);

@@ -1,5 +1,5 @@
-// Packed panels of weights in 8 bits, where the processor has no blocks for them (block.h): of PANEL outputs, in the
-// order in which they are read. The sums of a few rows and of all outputs of a panel stay in registers.
+// Packed panels of 8-bit weights, for processors without blocks for them (block.h): PANEL outputs, in the order in
+// which they are read. The sums of a few rows and of all outputs of a panel stay in registers.
 //
 // Legend: M rows of x, N outputs, K inputs.
 
@@ -16,7 +16,7 @@ namespace {
 // Pack the weights of PANEL outputs.
 template <typename Traits>
 void pack_panel(const typename Traits::W* w, int64_t K, uint32_t* packed) {
-  constexpr int64_t WORDS = WIDTH * Traits::PACKED_WORDS;  // of an output, from as many bytes as a vector has
+  constexpr int64_t WORDS = WIDTH * Traits::PACKED_WORDS;  // words of an output, from as many bytes as a vector has
   for (int64_t side = 0; side < PANEL; side += WIDTH)
     for (int64_t k = 0; k < K; k += 4 * WIDTH) {
       Words rows[WIDTH];
@@ -29,12 +29,12 @@ void pack_panel(const typename Traits::W* w, int64_t K, uint32_t* packed) {
     }
 }
 
-// The sums of a row of x for each I; weights of the next panel are fetched meanwhile.
+// Compute the sums of a row of x for each I; the weights of the next panel are prefetched meanwhile.
 template <typename Traits, int... I>
 __attribute__((noinline)) void multiply_panel_rows(
     std::integer_sequence<int, I...>, const typename Traits::X* x, int64_t K, const uint32_t* packed,
     Following following, SumsOf<Traits>* found) {
-  constexpr int64_t NUMBERS = 4 / sizeof *x;  // of a word
+  constexpr int64_t NUMBERS = 4 / sizeof *x;  // numbers of a word
   SumsOf<Traits> sums[sizeof...(I)][2] = {};
   const typename Traits::X* ends[] = {(x + (I + 1) * K)...};
   for (int64_t k = -K; k != 0; k += NUMBERS, packed += PANEL) {
@@ -55,7 +55,7 @@ __attribute__((noinline)) void multiply_panel_rows(
   (std::memcpy(found + 2 * I, sums[I], sizeof sums[I]), ...);
 }
 
-// Those of `count` rows, at most MOST.
+// Compute the sums for `count` rows, at most MOST.
 template <typename Traits, int MOST, typename... Rest>
 void multiply_some_panel_rows(int64_t count, Rest... rest) {
   if constexpr (MOST > 1)
@@ -63,7 +63,7 @@ void multiply_some_panel_rows(int64_t count, Rest... rest) {
   multiply_panel_rows<Traits>(std::make_integer_sequence<int, MOST>{}, rest...);
 }
 
-// Multiply all outputs that fill panels; return how many they are.
+// Multiply all outputs that fill panels; return their number.
 template <typename Traits>
 int64_t multiply_panels_by_team(const GemmArgs<Traits>& args, Arena& arena) {
   constexpr int ROWS = Traits::PANEL_ROWS;

@@ -1,4 +1,4 @@
-// What is multiplied: the types of rows, weights, outputs and sums, and how STEP products are added in vectors.
+// Kinds of products: types of rows, weights, outputs and sums, and the addition of STEP products in vectors.
 
 #pragma once
 
@@ -29,8 +29,8 @@ struct PlainDot {
 
 #include "dot.h"
 
-// ROWS: of x, whose sums are in registers together with those of a few outputs; PARTS: sums of a row by itself, which
-// are the same additions as those of a row among others where there is one.
+// ROWS: rows of x whose sums are in registers together with those of a few outputs. PARTS: sums of a single row; if it
+// is 1, a single row has the same additions as a row among others.
 struct Float32 : PlainDot<float, float> {
   static constexpr int WIDENED_ROWS = 0;
   static constexpr int PARTS = 1;
@@ -52,12 +52,12 @@ struct BFloat16 : DotBFloat16 {
   static void add_one(float& sum, uint16_t x, uint16_t w) { sum = multiply_add(to_float(x), to_float(w), sum); }
 };
 
-// Weights and products in bfloat16, rows and outputs in float32.
+// Bfloat16 weights and products, float32 rows and outputs.
 struct Mixed : BFloat16 {
   using Y = float;
 };
 
-// Both sides in 8 bits: a row of x has a scale of its own, and so has every output.
+// Both operands in 8 bits: each row of x and each output has its own scale.
 struct Int8 : DotInt8 {
   static constexpr int PARTS = 4;
   using X = Number;
@@ -67,7 +67,7 @@ struct Int8 : DotInt8 {
   static void add_one(int32_t& sum, X x, W w) { sum += int32_t(x) * (int32_t(w) + ZERO_POINT); }
 };
 
-// Weights in 4 bits (nibbles.h), rows as for weights in 8 bits; sums of groups are exact, and scaled before they are added.
+// 4-bit weights (nibbles.h), rows as for 8-bit weights; sums of groups are exact, and scaled before they are added.
 struct Int4 {
   using X = int8_t;
   using W = uint8_t;

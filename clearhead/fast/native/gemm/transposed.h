@@ -1,5 +1,5 @@
-// Products with float32 weights that lie transposed, [K, N], as GPT-2's files have them. Every sum is in the order of K,
-// whatever the number of rows: those of a few rows are added up in the cache, and for more the weights are packed.
+// Products with transposed float32 weights, [K, N], as in GPT-2's files. Every sum is in the order of K, for any number
+// of rows. The sums of a few rows are accumulated in the cache; for more rows the weights are packed.
 //
 // Legend: M rows of x, N outputs, K inputs.
 
@@ -23,7 +23,7 @@ inline void multiply_transposed(const GemmArgs<Float32>& args, int64_t begin, in
   for (int64_t k = 0; k < args.K; k += STEP) {
     const float* w = args.w + k * ldb + begin;
     const int64_t rows = std::min<int64_t>(STEP, args.K - k);
-    // The next rows begin where the processor does not foresee it; then it fetches them by itself.
+    // The processor does not predict the start of the next rows; after it, it prefetches by itself.
     for (int i = 0; i < STEP; ++i)
       for (int64_t n = 0; n < FETCHED_FIRST; n += TILE) __builtin_prefetch(w + (i + STEP) * ldb + n);
     for (int64_t m = 0; m < args.M; ++m) {
@@ -44,7 +44,7 @@ inline void multiply_transposed(const GemmArgs<Float32>& args, int64_t begin, in
     for (int64_t n = 0; n < columns; ++n) args.write(m, begin + n, sums[m * columns + n]);
 }
 
-// Multiply all rows with the outputs [n, n + 32), or as many as there are; sums [M, 32].
+// Multiply all rows with the outputs [n, n + 32), or fewer at the end; sums [M, 32].
 inline void multiply_packed_outputs(const GemmArgs<Float32>& args, int64_t n, float* packed, float* sums) {
   const int64_t count = std::min(BLOCK, args.N - n), group = PACKED_DEPTH * TILE;
   for (int64_t from = 0; from < args.K; from += PACKED_DEPTH) {

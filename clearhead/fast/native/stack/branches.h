@@ -1,12 +1,12 @@
-// The branches of a stack, one after the other, by a team whose threads share the rows.
+// The branches of a stack, one after the other, computed by a team whose threads share the rows.
 //
 //     x <- out( x + sum_b scale_b * post_b( f_b( pre_b( shared(x) ) ) ) )
 //
-// A branch is five to seven phases, each shared by the threads and ended by a barrier: what the last branch left to be
-// added and the norms, rounded for the products (`begin_branch`); products; and for attention the rotations and the
-// scores. Activations are float32 throughout, and keys and values are what the cache has.
+// A branch is five to seven phases, shared by the threads; each ends with a barrier. First the output of the last
+// branch is added, normed and rounded for the products (`begin_branch`). Products follow; for attention, rotations and
+// scores too. Activations are float32 throughout; keys and values have the dtype of the cache.
 //
-// Legend: M rows (tokens that are new), D width, H heads, K key/value heads, E head size, S keys.
+// Legend: M new rows (tokens), D width, H heads, K key/value heads, E head size, S keys.
 
 #pragma once
 
@@ -14,9 +14,9 @@
 
 namespace {
 
-constexpr int64_t ROWS_OF_HEAD = 256;  // whose attention by one head is one thread's work
+constexpr int64_t ROWS_OF_HEAD = 256;  // rows of one head whose attention is one thread's work
 
-// The rows of a team, and what lasts of them from one branch to another. Mixed values take the places of the queries.
+// The rows of a team, and the state that lasts from one branch to another. Mixed values overwrite the queries.
 struct Rows {
   float *x, *shared, *queries;
   int64_t M, D;
@@ -34,7 +34,7 @@ void by_kind(int64_t kind, const Work& work) {
 template <typename Traits>
 class Team {
  public:
-  // Called by one thread; a branch leaves to the next what needs the most memory in one of them.
+  // Call from one thread; memory is taken for the branch that needs most of it, and reused by all.
   Team(const Rows& rows, const Branch* branches, const Keys* keys, int64_t count, Arena& arena)
       : rows_(rows), branches_(branches), keys_(keys), count_(count), widest_(rows.D),
         input_(arena, rows.M, widest(), count > 0 && branches->first.ldb > 0) {
@@ -51,7 +51,7 @@ class Team {
     third_ = arena.take<float>(rows.M * third);
   }
 
-  // Called by all threads: from where the keys of branch `from` are kept to where those of branch `to` are.
+  // Call from all threads: run from after the keys of branch `from` are stored to after those of branch `to` are.
   void run(int64_t from, int64_t to, Arena& arena) {
     const Arena::Frame frame(arena);
     Own own{arena, arena.take<float>(widest_), arena.take<float>(rows_.D), arena.take<float>(TOGETHER * (most_keys_ + 3 * WIDTH))};
@@ -67,12 +67,12 @@ class Team {
   }
 
  private:
-  struct Own {  // of a thread
+  struct Own {  // state of one thread
     Arena& arena;
     float *row, *other, *scores;
   };
 
-  // Numbers of the widest row that is multiplied.
+  // The number of inputs of the widest product.
   int64_t widest() {
     for (int64_t b = 0; b < count_; ++b) widest_ = std::max(widest_, branches_[b].last.inputs);
     return widest_;
@@ -86,7 +86,7 @@ class Team {
     const float* factor = nullptr;
   };
 
-  // Call `use` with the arguments of a product, whose type is that of the weights.
+  // Call `use` with the arguments of a product; their type depends on the weights.
   template <typename Use>
   auto with_args(const Product& product, const Use& use) const {
     using Wide = std::conditional_t<std::is_same_v<Traits, Int4>, Int8, Traits>;
@@ -109,7 +109,7 @@ class Team {
     with_args(product, [&](const auto& args) { gemm_by_team(args, arena); });
   }
 
-  // Add what the branch before b left, and norm the sum where its step ends.
+  // Add the output of the branch before b, and norm the sum at the end of its step.
   void add_result(int64_t b, int64_t m, float* row) {
     if (b == 0) return;
     const Branch& last = branches_[b - 1];
@@ -145,7 +145,7 @@ class Team {
     });
   }
 
-  // Queries, and keys and values, which are kept; or the hidden numbers of a feed-forward network.
+  // Compute queries, and keys and values, which are stored; or the hidden numbers of a feed-forward network.
   void multiply_inputs(int64_t b, const Own& own) {
     const Branch& branch = branches_[b];
     if (branch.function == Function::FEED_FORWARD) {
@@ -161,7 +161,7 @@ class Team {
     prepare_by_team(branch, keys_[b]);
   }
 
-  // The last product before the activation, which it applies if it can.
+  // The last product before the activation; it applies the activation if it can.
   Product hidden(const Branch& branch) const {
     const bool has_gate = branch.second.weight;
     const Product alone{has_gate ? branch.second : branch.first, has_gate ? second_ : first_};
@@ -169,7 +169,7 @@ class Team {
     return {alone.matrix, alone.y, branch.activation, has_gate ? first_ : nullptr};
   }
 
-  // Norm and rotate queries and keys, and append what is new to the cache.
+  // Norm and rotate queries and keys, and append new keys and values to the cache.
   void prepare_by_team(const Branch& branch, const Keys& keys) {
 #pragma omp for schedule(static)
     for (int64_t m = 0; m < rows_.M; ++m) {
@@ -205,7 +205,7 @@ class Team {
     const auto* key = static_cast<const Real*>(keys.key);
     const auto* value = static_cast<const Real*>(keys.value);
     if (!key) key = reinterpret_cast<const Real*>(second_), value = reinterpret_cast<const Real*>(third_);
-    // A long group is work for several threads, however few heads there are.
+    // Several threads share a long group, even with few heads.
     int64_t longest = keys.rows_per_group;
     for (int64_t g = 0; keys.cu_seqlens && g < keys.groups; ++g)
       longest = std::max(longest, keys.cu_seqlens[g + 1] - keys.cu_seqlens[g]);
@@ -265,7 +265,7 @@ class Team {
   const int64_t count_;
   int64_t widest_, most_keys_ = 1;
   GemmInput<Traits> input_;
-  // What one phase leaves to the next: hidden numbers, then the result of a branch; gates or keys; values.
+  // Buffers from one phase to the next: hidden numbers, then the output of a branch; gates or keys; values.
   float *first_, *second_, *third_;
 };
 

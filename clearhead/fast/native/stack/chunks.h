@@ -1,4 +1,4 @@
-// Chunks of rows, each computed by one thread: what it computes stays in its own cache.
+// Chunks of rows, each computed by one thread, so that its activations stay in the thread's own cache.
 
 #pragma once
 
@@ -7,21 +7,21 @@
 namespace {
 
 constexpr int64_t CHUNK_ROWS = 256, LEAST_ROWS = 128;
-constexpr double KEY_COST = 2;  // of a product of attention, beside one of a layer
+constexpr double KEY_COST = 2;  // cost of a product of attention relative to a product of a layer
 
 struct Chunk {
   int64_t first, last;          // rows
-  std::vector<int64_t> cu_seqlens;  // of its texts
+  std::vector<int64_t> cu_seqlens;  // of the chunk's texts
   std::vector<Keys> keys;
 };
 
-// Rows of a chunk, of so many in all: as many chunks for each thread.
+// Number of rows in a chunk, of M rows in all: each thread gets equally many chunks.
 int64_t rows_of_chunk(int64_t M, int64_t threads) {
   const int64_t turns = (M + threads * CHUNK_ROWS - 1) / (threads * CHUNK_ROWS);
   return (M + threads * turns - 1) / (threads * turns);
 }
 
-// Texts [begin, end), or rows of one of them, as the keys of each branch see them.
+// The keys of each branch for texts [begin, end), or for rows of one of these texts.
 Chunk chunk_of(const Keys* keys, int64_t count, const Keys& texts, int64_t begin, int64_t end, int64_t first, int64_t last) {
   Chunk chunk{first, last, {texts.cu_seqlens + begin, texts.cu_seqlens + end + 1}, {keys, keys + count}};
   for (int64_t& start : chunk.cu_seqlens) start = std::min(std::max(start, first), last) - first;
@@ -41,7 +41,7 @@ Chunk chunk_of(const Keys* keys, int64_t count, const Keys& texts, int64_t begin
   return chunk;
 }
 
-// What it costs that a row sees one key more, beside its products.
+// Cost of one more visible key for a row, in addition to its products.
 double cost_of_key(const StackCall& call) {
   double of_keys = 0, of_rows = 1;
   for (const Branch* branch = call.branches; branch < call.branches + call.count; ++branch) {
@@ -52,15 +52,15 @@ double cost_of_key(const StackCall& call) {
   return of_keys / of_rows;
 }
 
-// The rows, of T, that make a part of their work; before the first one there are so many keys.
+// The number of rows, of T, that have a given part of the work; `before` keys precede the first row.
 int64_t end_of_work(double part, int64_t T, int64_t before, double cost) {
   const double row = 1 + cost * before, work = part * T * (row + cost * T / 2);
   const double end = 2 * work / (row + std::sqrt(row * row + 2 * cost * work));
   return std::min(T, int64_t(end / TILE + 0.5) * TILE);
 }
 
-// Whole texts, and the rows of a long one beside a cache in pieces, which see the keys before them: later ones see more,
-// and have fewer rows.
+// Chunks of whole texts, or of the rows of one long text with a cache, which see the keys before them. Later chunks see
+// more keys and have fewer rows.
 std::vector<Chunk> chunks_of_texts(
     const Keys* keys, int64_t count, const Keys& texts, int64_t threads, double key_cost) {
   const int64_t most = rows_of_chunk(texts.cu_seqlens[texts.groups], threads);
@@ -84,7 +84,7 @@ std::vector<Chunk> chunks_of_texts(
   return chunks;
 }
 
-// The rows of a call in chunks; none where a row sees what is none of its own chunk's, nor before it.
+// The rows of a call in chunks; empty if a row sees keys outside of its own chunk that are not before it.
 std::vector<Chunk> chunks_of(const StackCall& call) {
   const Branch* branches = call.branches;
   const Keys *keys = call.keys, *first = nullptr;

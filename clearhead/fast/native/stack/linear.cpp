@@ -1,4 +1,4 @@
-// Linear layers for few rows, one at a time; see gemm.h.
+// Linear layers for few rows, one layer at a time; see gemm.h.
 
 #include "../gemm/gemm.h"
 
@@ -53,7 +53,7 @@ KERNEL void linear_int4(
 }
 #endif
 
-#if defined(HAS_GEMM) || defined(HAS_PANELS)  // elsewhere fp32 is faster
+#if defined(HAS_GEMM) || defined(HAS_PANELS)  // without these, fp32 is faster
 KERNEL void linear_int8(
     const float* x, const int8_t* w, const float* scales, const float* bias, float* y, int64_t M, int64_t N, int64_t K,
     int64_t threads) {

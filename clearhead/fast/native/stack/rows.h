@@ -1,4 +1,4 @@
-// What the layers of a stack compute of one row: norms, activations, rotations.
+// Functions on one row of a stack's layers: norms, activations, rotations.
 
 #pragma once
 

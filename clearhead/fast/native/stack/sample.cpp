@@ -1,4 +1,4 @@
-// Tokens drawn from logits: the most probable ones are found by halving the range of the logits, without a sort.
+// Sampling from logits: the most probable tokens are found by halving the range of the logits, without a sort.
 
 #include <algorithm>
 #include <cmath>
@@ -12,11 +12,11 @@
 
 namespace {
 
-// Logits of a row that are further below the highest one have no weight in fp32.
+// Logits this far below the highest one of a row have no weight in fp32.
 constexpr float WIDEST = 88.0f;
-constexpr int HALVINGS = 7;  // of the whole row; then what is left is copied
-constexpr size_t FEW = 64;    // that are sorted
-constexpr int64_t BLOCK = 512;   // numbers that are added up before the place of a draw is looked for
+constexpr int HALVINGS = 7;  // halvings over the whole row; then the remaining numbers are copied
+constexpr size_t FEW = 64;    // numbers that are sorted
+constexpr int64_t BLOCK = 512;   // numbers that are summed before the index of a draw is searched
 
 typedef float HalfFloats __attribute__((vector_size(32)));
 typedef double Doubles __attribute__((vector_size(64)));
@@ -26,13 +26,13 @@ struct Candidate {
   int64_t place;
 };
 
-// What stays: higher numbers, and equal ones from a place on.
+// The kept numbers: all above a limit, and numbers equal to the limit from an index on.
 struct Cut {
   float value;
   int64_t first;
 };
 
-// The sum, in fp64, of values(i) of the vectors from start to stop, and of value(i) of the numbers behind them.
+// The fp64 sum of values(i) for the vectors from start to stop, and of value(i) for the remaining numbers.
 template <typename Values, typename Value>
 double sum_in_fp64(int64_t start, int64_t stop, const Values& values, const Value& value) {
   Doubles sums[4] = {};
@@ -51,15 +51,15 @@ double sum_in_fp64(int64_t start, int64_t stop, const Values& values, const Valu
   return sum;
 }
 
-// The sum of weights of the numbers up to a value; without weights, how many they are.
+// The sum of the weights of all numbers up to a value; without weights, the number of these numbers.
 double sum_up_to(float value, const float* x, const float* weights, int64_t size) {
   if (weights == nullptr) return double(std::count_if(x, x + size, [=](float one) { return one <= value; }));
   const auto values = [=](int64_t i) { return select(load(x + i) <= value, load(weights + i), Vec<float>{}); };
   return sum_in_fp64(0, size, values, [=](int64_t i) { return x[i] <= value ? weights[i] : 0.0f; });
 }
 
-// Of numbers in ascending order, equal ones by their places, the first one up to which the sum is no longer low; the last
-// one, if the sum of all is.
+// Numbers are in ascending order, ties by index. Return the first number up to which the sum is no longer low, or the
+// last number if the sum of all is low.
 template <typename IsLow>
 Cut first_after(std::vector<Candidate>& left, double below, const IsLow& is_low) {
   const auto by_value = [](const Candidate& a, const Candidate& b) { return a.value < b.value; };
@@ -113,7 +113,7 @@ Cut find_cut(const float* x, const float* weights, int64_t size, float least, fl
   return left.empty() ? Cut{most, 0} : first_after(left, below, is_low);
 }
 
-// Write x / divisor with -infinity for the banned ones; return the lowest finite and the highest number.
+// Write x / divisor with -infinity for banned ids; return the lowest finite and the highest number.
 template <typename Real>
 std::pair<float, float> divided(
     const Real* row, int64_t size, float divisor, const int64_t* banned, int64_t num_banned, float* x) {
@@ -129,7 +129,7 @@ std::pair<float, float> divided(
   return {least, most};
 }
 
-// Set the weights that do not stay to zero.
+// Set the weights of cut numbers to zero.
 void apply_cut(const Cut& cut, const float* x, int64_t size, float* weights) {
 #pragma omp simd
   for (int64_t i = 0; i < cut.first; ++i) weights[i] = x[i] > cut.value ? weights[i] : 0.0f;
@@ -137,7 +137,7 @@ void apply_cut(const Cut& cut, const float* x, int64_t size, float* weights) {
   for (int64_t i = cut.first; i < size; ++i) weights[i] = x[i] >= cut.value ? weights[i] : 0.0f;
 }
 
-// The first place up to which the sum of the weights that are high enough exceeds a share of all of them.
+// The first index up to which the sum of the weights above `least` exceeds a share of their total.
 int64_t place_of_share(double share, const float* weights, int64_t size, float least) {
   std::vector<double> sums;
   double total = 0;
@@ -173,7 +173,7 @@ struct Settings {
   double divisor, top_p, min_p;
 };
 
-// -1 where every number is -infinity.
+// Draw a token, or -1 if every number is -infinity.
 template <typename Real>
 int64_t drawn(const Real* row, int64_t size, const int64_t* banned, int64_t num_banned, int64_t top_k, const Settings& settings,
               double uniform, float* x, float* weights) {
@@ -189,7 +189,7 @@ int64_t drawn(const Real* row, int64_t size, const int64_t* banned, int64_t num_
   }
   if (settings.top_p < 1) {
     const double total = sum_up_to(most, x, weights, size);
-    const float out = float(1.0 - settings.top_p);  // both sides in fp32, in which the sums of ten tenths are even
+    const float out = float(1.0 - settings.top_p);  // both sides in fp32, where sums of ten tenths are exact
     const auto is_low = [=](double sum) { return float(sum / total) <= out; };
     apply_cut(find_cut(x, weights, size, least, most, is_low), x, size, weights);
   }

@@ -1,5 +1,5 @@
-// The layers of a stack in one call, for new tokens beside cached ones and for whole texts: a branch at a time, all
-// threads side by side; of many rows each thread takes chunks through the phases by itself, up to where rows see the
+// The layers of a stack in one call, for new tokens after cached ones and for whole texts. All threads run one branch
+// at a time. With many rows, each thread takes chunks through the phases by itself, up to the point where rows see the
 // keys of other chunks.
 
 #include "../describe.h"
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Run rows from branch to branch, as `Team::run` does, by so many threads with an arena each.
+// Run rows from branch to branch, like `Team::run`, with several threads that have an arena each.
 template <typename Traits, typename ArenaOf>
 void run_by_team(
     const Rows& rows, const StackCall& call, const Keys* keys, int64_t from, int64_t to, int threads,
@@ -31,7 +31,7 @@ void run_stack(const StackCall& call, int64_t threads) {
     const auto arena_of = [&](int thread) -> Arena& { return workspace[thread]; };
     return run_by_team<Traits>(rows, call, call.keys, -1, call.count, int(threads), arena_of);
   }
-  // Rows see keys of other chunks: all chunks append theirs before one attends.
+  // Rows see keys of other chunks: all chunks append their keys before one attends.
   int64_t from = -1;
   for (int64_t to = 0; to <= call.count; ++to) {
     if (to < call.count && !call.keys[to].appends) continue;

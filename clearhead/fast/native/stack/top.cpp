@@ -1,5 +1,5 @@
-// The highest numbers of each row that may be chosen, and the log of the sum of the exponentials of all: what search needs
-// of the logits.
+// The highest allowed numbers of each row, and the log of the sum of the exponentials of all numbers, for search on
+// logits.
 
 #include <algorithm>
 
@@ -9,7 +9,7 @@
 
 namespace {
 
-// Put a value into a list that is sorted downward; of equal values the first one found stays in front.
+// Insert a value into a list in descending order; of equal values, the one found first stays in front.
 void insert(float* values, int64_t* places, int64_t count, float value, int64_t place) {
   int64_t at = count - 1;
   for (; at > 0 && values[at - 1] < value; --at) {
@@ -27,7 +27,7 @@ struct Banned {
   bool has(int64_t id) const { return std::find(ids, ids + count, id) != ids + count; }
 };
 
-// Numbers that are banned count as -infinity, but in the sum.
+// Banned numbers count as -infinity, except in the sum.
 template <typename Real>
 void top_of_row(
     const Real* row, int64_t size, const Banned& banned, int64_t count, float* values, int64_t* places, float* log_total) {
@@ -35,7 +35,7 @@ void top_of_row(
   std::fill(places, places + count, 0);
   float most = -INFINITY;
   int64_t i = 0, found = 0;
-  // Numbers of -infinity fill the list as well, until there are others.
+  // Numbers of -infinity fill the list too, until higher ones are found.
   for (; i < size && found < count; ++i, ++found) {
     const float value = to_float(row[i]);
     most = std::max(most, value);

@@ -1,10 +1,10 @@
-// Attention in bfloat16 and its backward pass, a head of a row at a time: what belongs to one stays in the caches.
+// Attention in bfloat16 and its backward pass, one head of a row at a time, so that its data stay in the caches.
 //
-// Sums, scores and the softmax are float32. The backward pass has the weights transposed, [keys, queries]: then they and
-// the gradients of the scores are left operands where keys and values get theirs, and right ones where queries do.
-// Source: arXiv 2205.14135, algorithm 1 and appendix B.2.
+// Sums, scores and the softmax are float32. The backward pass stores the weights transposed, [keys, queries]. So
+// weights and gradients of scores are left operands for the gradients of keys and values, and right ones for those of
+// queries. Source: arXiv 2205.14135, algorithm 1 and appendix B.2.
 //
-// Legend: B batch, H heads, T queries, S keys, E head size; the sizes of what is kept here are multiples of 32.
+// Legend: B batch, H heads, T queries, S keys, E head size; sizes of buffers are multiples of 32.
 
 #include "../gemm/gemm.h"
 #include "../vec/random.h"
@@ -13,9 +13,10 @@
 
 namespace {
 
-constexpr int64_t QUERIES = 512;  // of a block of the backward pass, whose gradients of scores exist at a time
+// queries of a block in the backward pass; the gradients of scores exist for one block at a time
+constexpr int64_t QUERIES = 512;
 
-// Rows of a head, side by side and filled up with zeros.
+// Copy the rows of a head to adjacent rows, padded with zeros.
 void copy_rows(const uint16_t* from, int64_t token, int64_t rows, int64_t E, int64_t all_rows, int64_t width, uint16_t* to) {
   for (int64_t i = 0; i < all_rows; ++i)
     for (int64_t e = 0; e < width; e += BLOCK) {
@@ -35,7 +36,7 @@ void write_rows(const float* from, int64_t stride, int64_t rows, int64_t E, floa
   }
 }
 
-// Turn x, whose rows became tiles, into its columns [K, N].
+// Turn x, whose rows are tiles, into its columns [K, N].
 void columns_of_tiles(const uint32_t* tiles, int64_t N, int64_t steps, uint16_t* columns) {
   for (int64_t n = 0; n < N; n += TILE)
     for (int64_t k = 0; k < steps * BLOCK; k += 2, tiles += TILE) {
@@ -45,13 +46,13 @@ void columns_of_tiles(const uint32_t* tiles, int64_t N, int64_t steps, uint16_t*
     }
 }
 
-// What a row of a mask adds to its scores, filled up with -infinity.
+// Expand a row of a mask to the addends of its scores, padded with -infinity.
 void expand(const uint8_t* mask, int64_t stride, int64_t count, int64_t all, float* hidden) {
   for (int64_t i = 0; i < count; ++i) hidden[i] = mask[i * stride] ? 0.0f : -INFINITY;
   for (int64_t i = count; i < all; ++i) hidden[i] = -INFINITY;
 }
 
-// Numbers [count, width], filled up with zeros to `all` rows, turned: [width, all], where rows lie `room` apart.
+// Transpose numbers [count, width], padded with zeros to `all` rows, into [width, all]; the new rows are `room` apart.
 void transpose_rows(const float* from, int64_t stride, int64_t count, int64_t all, int64_t width, float* to, int64_t room) {
   alignas(64) float block[TILE_WORDS];
   for (int64_t t = 0; t < all; t += TILE)
@@ -64,7 +65,7 @@ void transpose_rows(const float* from, int64_t stride, int64_t count, int64_t al
     }
 }
 
-// Add a bias [count] to what a row of a mask adds (null: nothing), for powers of 2.
+// Add a bias [count] to the addends from a row of a mask (null: none), in units for powers of 2.
 void add_bias(const float* bias, const float* hidden, int64_t count, float* sums) {
   for (int64_t s = 0; s < count; s += WIDTH) {
     const Vec<float> vec = load(bias + s, count - s) * LOG2_E;
@@ -72,7 +73,7 @@ void add_bias(const float* bias, const float* hidden, int64_t count, float* sums
   }
 }
 
-// Dropout of the weights of one head. Whether a weight is dropped follows from its query and key, and from a seed.
+// Dropout of the weights of one head, decided from a weight's query and key and from a seed.
 struct Dropout {
   const uint32_t dropped, keys;
   const float kept_scale;
@@ -90,7 +91,7 @@ struct Dropout {
     return drop(weights, (Vec<uint32_t>)INDEX + uint32_t(t * keys + s));
   }
 
-  // Zero those of 16 queries and one key.
+  // Zero the dropped weights of 16 queries and one key.
   Vec<float> drop_queries(Vec<float> weights, int64_t t, int64_t s) const {
     return drop(weights, (Vec<uint32_t>)INDEX * keys + uint32_t(t * keys + s));
   }
@@ -101,8 +102,8 @@ struct Dropout {
   }
 };
 
-// Turn `all` scores, of which the first `count` may be attended to, into weights times their sum, which is returned.
-// Those of query t that `dropout` drops become 0, and still count in the sum.
+// Turn `all` scores, of which the first `count` may be attended to, into unnormalized weights; return their sum.
+// Weights of query t that `dropout` drops become 0, but count in the sum.
 float weigh(const float* scores, const float* hidden, int64_t count, int64_t all, float scale, const Dropout& dropout, int64_t t,
             uint16_t* weights, float* log_total) {
   const Vec<float> none = broadcast(-INFINITY);
@@ -141,7 +142,8 @@ void attend(const AttentionCall& call, int64_t b, int64_t h, Arena& arena) {
   auto* mixed = arena.take<float>(BLOCK * width);
   auto* hidden = arena.take<float>(all_keys);
   auto* added = arena.take<float>(all_keys);
-  copy_rows(at(call.query, b, h), call.query.token, T, E, T, width, query);  // products read others, and use none
+  // products read rows after T, but do not use them
+  copy_rows(at(call.query, b, h), call.query.token, T, E, T, width, query);
   copy_rows(at(call.key, b, h), call.key.token, S, E, all_keys, width, rows);
   pack_transposed(rows, all_keys, width, width, keys);
   copy_rows(at(call.value, b, h), call.value.token, S, E, all_keys, width, rows);
@@ -169,7 +171,7 @@ void attend(const AttentionCall& call, int64_t b, int64_t h, Arena& arena) {
   }
 }
 
-// One head; the pointers are to rows of it, and to what is made of them.
+// The backward pass of one head; the pointers are to its rows, and to data computed from them.
 class HeadGradient {
  public:
   HeadGradient(const AttentionCall& call, int64_t b, int64_t h, Arena& arena)
@@ -195,7 +197,7 @@ class HeadGradient {
   }
 
  private:
-  // What `count` queries from the first one on add to the gradients of keys and values, and their own gradients.
+  // Add the contributions of `count` queries to the gradients of keys and values, and compute the queries' gradients.
   void add_queries(int64_t first, int64_t count) {
     const Arena::Frame frame(arena_);
     const int64_t all = round_up(count, BLOCK), steps = width_ / BLOCK;
@@ -240,7 +242,7 @@ class HeadGradient {
     }
   }
 
-  // The bias by key, and room for its gradient.
+  // Transpose the bias, so that a row belongs to a key, and make room for its gradient.
   void turn_bias(int64_t first, int64_t count) {
     if (!call_.bias) return;
     bias_ = arena_.take<float>(keys_ * most_);
@@ -251,7 +253,7 @@ class HeadGradient {
     std::memset(bias_gradients_, 0, keys_ * most_ * 4);
   }
 
-  // The product of each query's output and its gradient, and the log2 of its sum, filled up so that weights are 0.
+  // Compute the product of each query's output and its gradient, and the log2 of its sum; padding makes weights 0.
   void find_shares(int64_t first, int64_t count, int64_t all) {
     shares_ = arena_.take<float>(2 * most_);
     log_totals_ = shares_ + most_;
@@ -295,7 +297,7 @@ class HeadGradient {
       __m512i rounded[2] = {};
       for (int64_t row = 0; row < 2; ++row) {
         Vec<float> weights[2] = {}, gradients[2] = {};
-        // Of queries and keys that there are.
+        // Only existing queries and keys.
         for (int64_t side = 0; side < 2 && key + row < call_.S && first + begin + t + side * WIDTH < call_.T; ++side)
           gradients[side] = differentiated(row, t + side * WIDTH, weights[side]);
         rounded[row] = round_pair(gradients[0], gradients[1]);
@@ -308,7 +310,7 @@ class HeadGradient {
     }
   }
 
-  // What the mask adds to the scores of a key; null: nothing.
+  // The addends of the mask for the scores of a key; null: none.
   const float* hidden_queries(int64_t first, int64_t size, int64_t key, int64_t row) {
     const uint8_t* mask = call_.mask + b_ * call_.mask_batch + h_ * call_.mask_head + key * call_.mask_key;
     if (!call_.mask_query && *mask) return nullptr;
@@ -338,7 +340,7 @@ class HeadGradient {
   const int64_t b_, h_, keys_, width_;
   Arena& arena_;
   const int64_t most_;
-  const bool adds_;  // to the gradients of keys and values, which are not those of the first queries alone
+  const bool adds_;  // whether to add to the gradients of keys and values; false for the first queries
   const Dropout dropout_;
   uint16_t *key_, *value_, *key_columns_, *weights_, *score_gradients_;
   uint32_t* score_tiles_;

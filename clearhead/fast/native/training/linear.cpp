@@ -1,8 +1,8 @@
 // Linear layers with many rows in bfloat16, forward and backward: y = x w^T + bias.
 //
-// Layers that read the same rows are computed together. Weights are float32, rounded as they are packed, and
-// so are their gradients, which are never rounded. A feed-forward network keeps the derivatives of its activation, and the
-// gradient is multiplied by them while it is in the cache.
+// Layers that read the same rows are computed together. Weights are float32 and rounded during packing. Their gradients
+// are float32 and never rounded. A feed-forward network stores the derivatives of its activation; the gradient is
+// multiplied by them while it is in the cache.
 //
 // Legend: M rows, N outputs, K inputs.
 
@@ -13,9 +13,9 @@
 
 namespace {
 
-constexpr int64_t GRADIENT_BLOCK = 384;  // outputs and inputs of a weight gradient that a thread makes at a time
+constexpr int64_t GRADIENT_BLOCK = 384;  // outputs and inputs of a weight gradient that a thread computes at a time
 
-// b = w, for all layers below one another. By a team, with a barrier.
+// Pack b = w, for all layers one below the other. By a team, with a barrier.
 void pack_weights(const Outputs& outputs, uint32_t* tiles, Arena& arena) {
   const int64_t K = outputs.call.K, steps = outputs.count / BLOCK;
   const Arena::Frame frame(arena);
@@ -32,12 +32,12 @@ void pack_weights(const Outputs& outputs, uint32_t* tiles, Arena& arena) {
   }
 }
 
-// 16 sums with what a bias adds to them.
+// 16 sums plus their biases.
 inline Vec<float> biased(const float* sums, const float* bias, int64_t n) {
   return bias ? load(sums) + load(bias + n) : load(sums);
 }
 
-// Finish 32 sums of row m from column n of a layer on; `other` are those of the layer that is gated.
+// Finish 32 sums of row m from column n of a layer on; `other` has the sums of the layer multiplied by the gate.
 inline void write_row(
     const LinearCall& call, const LinearArgs& layer, const float* sums, const float* other, int64_t m, int64_t n) {
   const int64_t place = m * layer.y_stride + n;
@@ -97,7 +97,7 @@ KERNEL void linear_forward(const LinearCall* of, int64_t threads) {
 
 namespace {
 
-// 32 numbers of the gradient of x, or those times the derivatives.
+// Write 32 numbers of the gradient of x, or these times the derivatives.
 inline void write_gradients(const LinearCall& call, const float* c, int64_t m, int64_t k) {
   const Vec<float> low = load(c), high = load(c + WIDTH);
   const int64_t place = m * call.result_stride + k;
@@ -110,7 +110,7 @@ inline void write_gradients(const LinearCall& call, const float* c, int64_t m, i
   }
 }
 
-// Rows of the gradients of all layers times w.
+// Compute the gradient of x: rows of the gradients of all layers times w.
 void x_gradient_by_team(const LinearCall& call, const Outputs& outputs, const uint32_t* b, Arena& arena) {
   const int64_t steps = outputs.count / BLOCK;
   const auto pack = [&](int64_t m, int64_t first, int64_t some, uint32_t* tiles) {
@@ -122,7 +122,7 @@ void x_gradient_by_team(const LinearCall& call, const Outputs& outputs, const ui
         pack_rows(rows, layer.y_stride, call.M - m, (end - begin) * BLOCK, begin - first, some, tiles);
     }
   };
-  const auto next = [&](int64_t m, int64_t first) {  // of the first layer, beside which the others usually lie
+  const auto next = [&](int64_t m, int64_t first) {  // prefetch the first layer; the other layers are usually adjacent
     const LinearArgs& layer = call.layers[0];
     return Ahead{layer.y + m * layer.y_stride + first * BLOCK, layer.y_stride, std::min(layer.y_stride, outputs.count)};
   };
@@ -135,7 +135,7 @@ void x_gradient_by_team(const LinearCall& call, const Outputs& outputs, const ui
 #pragma omp barrier
 }
 
-// The a whose columns are rows of g, from 32 of these: `width` columns of g, whose sums are added up if they are wanted.
+// Pack a, whose columns are 32 rows of g: `width` columns of g, whose sums are computed if needed.
 inline void pack_transposed_rows(
     const uint16_t* g, int64_t stride, int64_t count, int64_t width, uint32_t* tiles, float* column_sums) {
   alignas(64) uint32_t pair[2 * TILE_WORDS];
@@ -164,8 +164,8 @@ inline void write_weights(const LinearArgs& layer, int64_t n, int64_t k, int64_t
     }
 }
 
-// The gradients of the weights of some outputs and some inputs: columns of the gradient of y times columns of x, a few
-// rows of both at a time. Those of the outputs' biases come with the first inputs.
+// Gradients of the weights of some outputs and inputs: columns of the gradient of y times columns of x, a few rows of
+// both at a time. The first inputs also compute the gradients of the outputs' biases.
 struct GradientBlock {
   int64_t n, height, k, width;
 
@@ -206,7 +206,7 @@ struct GradientBlock {
   }
 
  private:
-  // What the rows of the next steps are.
+  // Prefetch the rows of the next steps.
   Ahead next_gradients(const LinearCall& call, const Outputs& outputs, int64_t step) const {
     int64_t place = n;
     const LinearArgs& layer = outputs.layer(place);
@@ -235,7 +235,7 @@ struct GradientBlock {
     }
   }
 
-  // The b of 32 rows of x, with rows of zeros at the end.
+  // Pack b from 32 rows of x, padded with rows of zeros.
   static void pack_inputs(const LinearCall& call, int64_t step, int64_t column, uint32_t* tiles) {
     const uint16_t* x = call.x + step * BLOCK * call.x_stride + column;
     const int64_t count = call.M - step * BLOCK;
@@ -244,7 +244,7 @@ struct GradientBlock {
   }
 };
 
-// And those of biases.
+// Compute the gradients of weights and biases.
 void weight_gradients_by_team(const LinearCall& call, const Outputs& outputs, Arena& arena) {
   const int64_t threads = omp_get_num_threads(), total = outputs.count;
   const auto pieces_of = [](int64_t size) { return (size + GRADIENT_BLOCK - 1) / GRADIENT_BLOCK; };

@@ -1,4 +1,5 @@
-// Cross-entropy of a linear layer in bfloat16: logits become exponentials while they are in the first cache, and none is kept in float32.
+// Cross-entropy of a linear layer in bfloat16. Logits become exponentials while they are in the first cache; none is
+// stored in float32.
 
 #include "panel.h"
 
@@ -6,14 +7,14 @@
 
 namespace {
 
-// What is known of a row.
+// State of a row.
 struct Row {
   Vec<float> state;  // the highest logits, or the sums of exponentials
   float shift, label_logit;
 };
 
-// Multiply all rows with all columns, by a team; `use(m, n, logits, count)` gets 16 logits of a row, of which `count` are
-// there, from one thread.
+// Multiply all rows with all columns, by a team. One thread at a time calls `use(m, n, logits, count)` with 16 logits
+// of a row; `count` of them exist.
 template <typename Use>
 void pass(const LossCall& call, const uint32_t* b, Arena& arena, const Use& use) {
   const int64_t steps = call.D / BLOCK;
@@ -32,13 +33,13 @@ void pass(const LossCall& call, const uint32_t* b, Arena& arena, const Use& use)
   });
 }
 
-// By a team.
+// Compute the losses of all rows, by a team.
 void forward_rows(const LossCall& call, const uint32_t* b, Row* rows, Arena& arena) {
   const int64_t width = round_up(call.V, BLOCK);
   if (!call.is_bounded)
     pass(call, b, arena, [&](int64_t m, int64_t, Vec<float> logits, int64_t left) {
       if (left < WIDTH) logits = select(INDEX < int32_t(left), logits, broadcast(-INFINITY));
-      // Not a number stays so.
+      // NaN stays NaN.
       rows[m].state = select(logits <= rows[m].state, rows[m].state, logits);
     });
 #pragma omp barrier

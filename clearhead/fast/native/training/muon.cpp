@@ -1,9 +1,9 @@
-// Muon's update of matrices, one matrix at a time for a thread: what belongs to it stays in the second cache.
+// Muon's update of matrices, one matrix at a time for each thread, so that its data stay in the second cache.
 //
-// Products are of bfloat16, sums are float32. A matrix with more rows than columns is transposed. Source: K. Jordan et al.
+// Products are bfloat16, sums are float32. A matrix with more rows than columns is transposed. Source: K. Jordan et al.
 // 2024, "Muon: An optimizer for hidden layers in neural networks" (kellerjordan.github.io).
 //
-// Legend: R the smaller and C the larger size of a matrix, both of them multiples of 32.
+// Legend: R the smaller and C the larger size of a matrix, both multiples of 32.
 
 #include "../gemm/gemm.h"
 
@@ -11,8 +11,8 @@
 
 namespace {
 
-// Hand 16 x 16 numbers at a time from make(row, column, block), in the order of the matrix, to use(row, column, block)
-// in that of R and C, or the other way round.
+// Hand blocks of 16 x 16 numbers from make(row, column, block) to use(row, column, block). One of them has the order of
+// the matrix, the other the order of R and C.
 template <typename Make, typename Use>
 void for_each_block(const MuonMatrix& matrix, const Make& make, const Use& use) {
   float block[TILE_WORDS], transposed[TILE_WORDS];
@@ -26,7 +26,7 @@ void for_each_block(const MuonMatrix& matrix, const Make& make, const Use& use) 
     }
 }
 
-// Sums of a [M, K] b [K, N]; write(m, n, sums) gets 16 of a row.
+// Sums of a [M, K] b [K, N]; write(m, n, sums) gets 16 sums of a row.
 template <typename Write>
 void multiply_all(int64_t M, int64_t N, int64_t K, const uint16_t* a, const uint32_t* b, const Write& write) {
   alignas(64) float sums[BLOCK * BLOCK];
@@ -53,7 +53,7 @@ class Update {
   }
 
  private:
-  // Nesterov's momentum, of 16 numbers.
+  // Nesterov's momentum of 16 numbers.
   Vec<float> update(int64_t at) const {
     const Vec<float> momentum = load(matrix_.momentum + at), gradient = load(matrix_.gradient + at);
     return momentum + (gradient - momentum) * call_.share;

@@ -1,4 +1,4 @@
-// Panels of the GEMM of training: rows in the first cache, which columns of weights in the second cache pass by.
+// Panels of the training GEMM: rows stay in the first cache while columns of weights stream from the second cache.
 
 #pragma once
 
@@ -8,10 +8,10 @@
 
 namespace {
 
-constexpr int64_t STEPS = 16;        // of 32, of a block that stays in the first cache
+constexpr int64_t STEPS = 16;        // steps of 32 in a block that stays in the first cache
 constexpr int64_t CACHED = 1 << 19;  // numbers of b that stay in the second cache
-constexpr int64_t DEEP = 128;        // steps; with more of them the sums of all rows are kept, and added to
-constexpr int64_t FEW_STEPS = 40;    // at a time
+constexpr int64_t DEEP = 128;        // steps; from this depth on, the sums of all rows are stored and accumulated
+constexpr int64_t FEW_STEPS = 40;    // steps at a time
 
 // The outputs of all layers of a call, as columns of one product.
 struct Outputs {
@@ -22,7 +22,7 @@ struct Outputs {
     for (int64_t i = 0; i < of.count; ++i) count += of.layers[i].N;
   }
 
-  // The layer of an output, which becomes the output of the layer.
+  // Return the layer of output n, and make n the output within the layer.
   const LinearArgs& layer(int64_t& n) const {
     int64_t i = 0;
     while (n >= call.layers[i].N) n -= call.layers[i++].N;
@@ -30,13 +30,13 @@ struct Outputs {
   }
 };
 
-// Row n of the weights of a layer, rounded; behind the last one there are zeros.
+// Round row n of the weights of a layer; rows after the last one are zeros.
 inline void round_weights(const LinearArgs& layer, int64_t n, int64_t K, uint16_t* to) {
   if (n >= layer.rows) return std::memset(to, 0, K * 2), void();
   round_row(layer.weight + n * K, K, to);
 }
 
-// b = w^T, for all layers. By a team, with a barrier.
+// Pack b = w^T, for all layers. By a team, with a barrier.
 inline void pack_transposed_weights(const Outputs& outputs, uint32_t* tiles, Arena& arena) {
   const int64_t K = outputs.call.K;
   const Arena::Frame frame(arena);
@@ -50,7 +50,7 @@ inline void pack_transposed_weights(const Outputs& outputs, uint32_t* tiles, Are
   }
 }
 
-// The a of 32 rows, of which `count` are there and the others zeros, from step `first` of `steps` on.
+// Pack a from 32 rows, from step `first` of `steps` on; `count` rows exist, the others are zeros.
 inline void pack_rows(
     const uint16_t* x, int64_t stride, int64_t count, int64_t depth, int64_t first, int64_t steps, uint32_t* tiles) {
   for (int64_t m = 0; m < BLOCK; ++m) {
@@ -60,8 +60,8 @@ inline void pack_rows(
   }
 }
 
-// Rows that will be read soon, fetched into the second cache a few lines at a time: they lie too far apart for the
-// processor to foresee them.
+// Rows that are read soon, prefetched into the second cache a few lines at a time: they are too far apart for the
+// processor's prediction.
 struct Ahead {
   const uint16_t* row = nullptr;
   int64_t stride = 0, width = 0, rows = 0, at = 0;
@@ -75,25 +75,25 @@ struct Ahead {
   }
 };
 
-// Some of the columns of b and of the steps, which stay in the second cache for all rows of a thread, and 32 of these,
-// packed.
+// A panel: some columns of b and some steps, which stay in the second cache for all rows of a thread, and 32 packed
+// rows.
 struct Panel {
   int64_t m, n, width, first, steps;
-  bool is_last;  // of the steps
+  bool is_last;  // whether these are the last steps
   const uint32_t* a;
-  float* sums;  // of two layers
-  Ahead ahead;  // the rows of the next one
+  float* sums;  // sums of two blocks
+  Ahead ahead;  // the rows of the next panel
 };
 
-// Sums of a panel; the epilogue `finish(j, n, sums)` of 32 sums of a row is interleaved with the next block. All sums are
-// kept if it is said, or the depth is large; else those of two blocks.
+// Compute the sums of a panel. The epilogue `finish(j, n, sums)` of 32 sums of a row is interleaved with the next
+// block. All sums are stored on request or for a large depth; otherwise only those of two blocks.
 template <typename Finish>
 void multiply_panel(
     Panel& panel, const uint32_t* b, int64_t b_steps, float* sums, bool is_kept, const Finish& finish) {
   const int64_t steps = panel.steps, parts = (steps + STEPS - 1) / STEPS, size = (steps + parts - 1) / parts;
   const int64_t lines = (BLOCK * BLOCK + panel.width - 1) / panel.width;
   const bool keeps = is_kept || parts > 1 || panel.steps < b_steps;
-  int64_t ready = -BLOCK;  // the block whose sums are to be finished
+  int64_t ready = -BLOCK;  // the block whose sums are finished next
   const auto place = [&](int64_t n) { return sums + (keeps ? n : n % (2 * BLOCK)) * BLOCK; };
   const auto finish_rows = [&](int64_t from, int64_t end) {
     for (int64_t j = from; j < std::min(end, BLOCK); ++j) finish(j, ready, place(ready) + j * BLOCK);
@@ -114,8 +114,8 @@ void multiply_panel(
   if (ready >= 0) finish_rows(0, BLOCK);
 }
 
-// By a team, whose threads share the rows: `pack(m, first, steps, tiles)` packs some steps of 32 rows, `next(m, first)`
-// is where they lie, and `use(panel)` multiplies them.
+// Run all panels by a team, whose threads share the rows. `pack(m, first, steps, tiles)` packs some steps of 32 rows,
+// `next(m, first)` returns their address, and `use(panel)` multiplies them.
 template <typename Pack, typename Next, typename Use>
 void for_each_panel(
     int64_t rows, int64_t columns, int64_t steps, Arena& arena, const Pack& pack, const Next& next, const Use& use) {

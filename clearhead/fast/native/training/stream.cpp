@@ -1,9 +1,9 @@
-// What stands between two branches of a stack, in one pass over its rows, and the backward pass in another:
+// The operations between two branches of a stack, in one pass over its rows, and the backward pass in another:
 //
 //     sum = x + scale * dropout(y)        normed = norm(sum)
 //
-// x, sum and their gradients are float32; y and what branches read are bfloat16. Dropout draws no mask: whether an element
-// is kept follows from its place and a seed, in both directions.
+// x, sum and their gradients are float32; y and the inputs of branches are bfloat16. Dropout stores no mask: an
+// element's position and a seed decide whether it is kept, in both directions.
 //
 // Legend: N rows, D width.
 
@@ -16,7 +16,7 @@
 
 namespace {
 
-// What is kept of 16 elements of row n from d on, scaled.
+// Drop or scale 16 elements of row n from d on.
 inline Vec<float> drop(const StreamCall& call, Vec<float> vec, int64_t n, int64_t d) {
   vec *= call.kept_scale;
   if (!call.dropped) return vec;
@@ -66,7 +66,7 @@ Vec<float> normed_gradient(const StreamCall& call, int64_t at, int64_t count) {
   return vec;
 }
 
-// The gradients of a row; those of weight and bias are added to the sums of a thread.
+// Compute the gradients of a row; those of weight and bias are added to the sums of a thread.
 void backward_row(const StreamCall& call, int64_t n, float* weight_sums, float* bias_sums) {
   const int64_t D = call.D, first = n * D;
   const float* sum = call.sum ? call.sum + first : call.x + first;
@@ -108,7 +108,7 @@ KERNEL void stream_forward(const StreamCall* of, int64_t threads) {
   }
 }
 
-// sum = scale * dropout(x), which is its own gradient.
+// sum = scale * dropout(x); the backward pass is the same operation.
 KERNEL void dropout(const StreamCall* of, int64_t threads) {
   const StreamCall& call = *of;
 #pragma omp parallel num_threads(team_size(threads, call.N * call.D))

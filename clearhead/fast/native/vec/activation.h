@@ -17,10 +17,10 @@ inline Vec<float> sigmoid(Vec<float> x) {
 
 inline Vec<float> tanh(Vec<float> x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
 
-// The density of the normal distribution, unscaled: e^(-x^2 / 2).
+// The unscaled density of the normal distribution: e^(-x^2 / 2).
 inline Vec<float> normal_density(Vec<float> x) { return exp2(x * x * (-0.5f * LOG2_E)); }
 
-// The CDF of the normal distribution, from that density, to 1e-7. Source: Abramowitz and Stegun, Handbook of
+// The CDF of the normal distribution from that density, accurate to 1e-7. Source: Abramowitz and Stegun, Handbook of
 // Mathematical Functions, formula 7.1.26.
 inline Vec<float> normal_cdf(Vec<float> x, Vec<float> density) {
   const Vec<float> far = abs(x), bounded = select(far < 1e9f, far, broadcast(1e9f));
@@ -34,7 +34,7 @@ struct Activated {
   Vec<float> value, derivative;
 };
 
-// x times the sigmoid of an inner function, whose derivative is given.
+// x times the sigmoid of an inner function; the derivative of the inner function is an argument.
 inline Activated activated_by_sigmoid(Vec<float> x, Vec<float> inner, Vec<float> inner_derivative) {
   const Vec<float> gate = sigmoid(inner);
   return {x * gate, gate + x * gate * (1.0f - gate) * inner_derivative};

@@ -16,7 +16,7 @@ inline Vec<float> load(const int8_t* from) {
   return (Vec<float>)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
 }
 
-inline void store(uint16_t* to, Vec<float> x) {  // to the nearest, ties to even
+inline void store(uint16_t* to, Vec<float> x) {  // round to nearest, ties to even
   const Vec<uint32_t> bits = (Vec<uint32_t>)x, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   const __m256i halves = (__m256i)(x == x ? rounded : Vec<uint32_t>{} + 0x7fc0);
   _mm_storeu_si128(
@@ -29,7 +29,7 @@ inline __m128i round_to_int16(Vec<float> x) {
   return _mm_packs_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
 }
 
-// Rounds to the nearest integers, from -127 to 127.
+// Round to the nearest integers, from -127 to 127.
 inline void store(int8_t* to, Vec<float> x) {
   const __m128i rounded = round_to_int16(x);
   _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(rounded, rounded));
@@ -41,7 +41,7 @@ inline Vec<float> multiply_add(Vec<float> x, Vec<float> y, Vec<float> z) {
   return (Vec<float>)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
 }
 
-// Write past the caches; false where the address does not allow it.
+// Write past the caches; return false if the address does not allow it.
 inline bool stream(float* to, Vec<float> x) {
   if (reinterpret_cast<uintptr_t>(to) % 32 != 0) return false;
   _mm256_stream_ps(to, (__m256)x);
@@ -58,13 +58,13 @@ inline float reduce_add(Vec<float> x) {
   return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
 }
 
-// Lanes in the order in which four vectors are summed up: neighbours are added, and then neighbours of these sums.
+// Order of the lanes in the sum of four vectors: adjacent lanes are added, then adjacent sums.
 constexpr int LANE_ORDER[WIDTH] = {0, 1, 2, 3, 4, 5, 6, 7};
 
-// The sums of COUNT vectors.
+// Return the sums of COUNT vectors.
 template <int COUNT, typename Vector, typename Number>
 void reduce_add_all(const Vector* x, Number* found) {
-  if constexpr (COUNT == 4) {  // together
+  if constexpr (COUNT == 4) {  // all four together
     const auto halves = [](__m256i a, __m256i b) {
       if constexpr (std::is_same_v<Number, float>) return (__m256i)_mm256_hadd_ps((__m256)a, (__m256)b);
       else return _mm256_hadd_epi32(a, b);
@@ -89,7 +89,7 @@ inline int32_t reduce_max(Vec<int32_t> x) {
   return _mm_cvtsi128_si32(_mm_max_epi32(pair, _mm_shuffle_epi32(pair, 0xb1)));
 }
 
-// Whether a comparison holds for one of the numbers.
+// Whether a comparison holds for any of the numbers.
 inline bool any_set(Vec<int32_t> is_true) { return !_mm256_testz_si256((__m256i)is_true, (__m256i)is_true); }
 
 }  // namespace

@@ -6,7 +6,7 @@
 
 namespace {
 
-inline Vec<float> load(const uint16_t* from) {  // in one instruction, where the compiler would take two halves
+inline Vec<float> load(const uint16_t* from) {  // one instruction, where the compiler would use two halves
   const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   return (Vec<float>)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
 }
@@ -25,7 +25,7 @@ inline void store(uint16_t* to, Vec<float> x) {
 #endif
 }
 
-// Rounds to the nearest integers, from -127 to 127.
+// Round to the nearest integers, from -127 to 127.
 inline void store(int8_t* to, Vec<float> x) {
   const __m128i rounded = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32((__m512)x));
   std::memcpy(to, &rounded, sizeof rounded);
@@ -40,7 +40,7 @@ inline Vec<float> multiply_add(Vec<float> x, Vec<float> y, Vec<float> z) {
   return (Vec<float>)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
 }
 
-// Write past the caches; false where the address does not allow it.
+// Write past the caches; return false if the address does not allow it.
 inline bool stream(float* to, Vec<float> x) {
   if (reinterpret_cast<uintptr_t>(to) % 64 != 0) return false;
   _mm512_stream_ps(to, (__m512)x);
@@ -61,13 +61,13 @@ inline void stream_fence() { _mm_sfence(); }
 
 inline float reduce_add(Vec<float> x) { return _mm512_reduce_add_ps((__m512)x); }
 
-// Lanes in the order in which four vectors are summed up: neighbours are added, and then neighbours of these sums.
+// Order of the lanes in the sum of four vectors: adjacent lanes are added, then adjacent sums.
 constexpr int LANE_ORDER[WIDTH] = {0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15};
 
-// The sums of COUNT vectors, which are aligned.
+// Return the sums of COUNT aligned vectors.
 template <int COUNT, typename Vector, typename Number>
 void reduce_add_all(const Vector* x, Number* found) {
-  if constexpr (COUNT == 4) {  // together, in a third of the instructions
+  if constexpr (COUNT == 4) {  // all four together, with a third of the instructions
     const auto joined = [](__m512i a, __m512i b) { return (Vector)a + (Vector)b; };
     const __m512i rows[4] = {(__m512i)x[0], (__m512i)x[1], (__m512i)x[2], (__m512i)x[3]};
     const __m512i first = (__m512i)joined(_mm512_unpacklo_epi32(rows[0], rows[1]), _mm512_unpackhi_epi32(rows[0], rows[1]));
@@ -84,21 +84,21 @@ inline float reduce_max(Vec<float> x) { return _mm512_reduce_max_ps((__m512)x); 
 
 inline int32_t reduce_max(Vec<int32_t> x) { return _mm512_reduce_max_epi32((__m512i)x); }
 
-// Whether a comparison holds for one of the numbers.
+// Whether a comparison holds for any of the numbers.
 inline bool any_set(Vec<int32_t> is_true) {
   return _mm512_test_epi32_mask((__m512i)is_true, (__m512i)is_true) != 0;
 }
 
-// e^x for x <= 88, to 2 units in the last place: 2^n * e^r with |r| <= ln(2) / 2. Below -87 it is 0; not-a-number stays so.
+// e^x for x <= 88, to 2 units in the last place: 2^n * e^r with |r| <= ln(2) / 2. Below -87 it is 0; NaN stays NaN.
 inline Vec<float> exp(Vec<float> x) {
   const __mmask16 is_large = _mm512_cmp_ps_mask((__m512)x, (__m512)broadcast(-87.0f), _CMP_NLT_UQ);
-  const Vec<float> whole = (Vec<float>)_mm512_roundscale_ps((__m512)(x * 1.44269504f), 0);  // to the nearest
+  const Vec<float> whole = (Vec<float>)_mm512_roundscale_ps((__m512)(x * 1.44269504f), 0);  // round to nearest
   const Vec<float> r =
       multiply_add(whole, broadcast(2.12194440e-4f), multiply_add(whole, broadcast(-0.693359375f), x));
   return (Vec<float>)_mm512_maskz_scalef_ps(is_large, (__m512)exp_series(r), (__m512)whole);
 }
 
-// 2^t for t <= 127, to 1e-7 of it; below 2^-126 it is 0, and not-a-number stays so.
+// 2^t for t <= 127, with a relative error of 1e-7. Below 2^-126 it is 0; NaN stays NaN.
 inline Vec<float> exp2(Vec<float> t) {
   const __mmask16 is_large = _mm512_cmp_ps_mask((__m512)t, (__m512)broadcast(-126.0f), _CMP_NLT_UQ);
   const Vec<float> part = (Vec<float>)_mm512_sub_ps((__m512)t, _mm512_roundscale_ps((__m512)t, _MM_FROUND_TO_NEG_INF));

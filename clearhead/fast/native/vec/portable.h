@@ -1,4 +1,4 @@
-// Vectors by the compiler's extensions alone, for processors that are not of x86, or have no AVX2.
+// Vectors by compiler extensions alone, for processors without AVX2 or other than x86.
 
 #pragma once
 
@@ -16,7 +16,7 @@ inline void store(uint16_t* to, Vec<float> x) {
   for (int i = 0; i < WIDTH; ++i) to[i] = to_bfloat16(x[i]);
 }
 
-// Rounds to the nearest integers, from -127 to 127.
+// Round to the nearest integers, from -127 to 127.
 inline void store(int8_t* to, Vec<float> x) {
   for (int i = 0; i < WIDTH; ++i) to[i] = int8_t(std::nearbyint(x[i]));
 }
@@ -57,7 +57,7 @@ inline int32_t reduce_max(Vec<int32_t> x) {
   return most;
 }
 
-// Whether a comparison holds for one of the numbers.
+// Whether a comparison holds for any of the numbers.
 inline bool any_set(Vec<int32_t> is_true) {
   int32_t found = 0;
   for (int i = 0; i < WIDTH; ++i) found |= is_true[i];

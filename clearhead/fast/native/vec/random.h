@@ -1,4 +1,4 @@
-// Random bits that follow from a seed and the position of an element, so that no mask is stored for a backward pass.
+// Random bits from a seed and the position of an element, so that the backward pass needs no stored mask.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// Vectors of WIDTH numbers, in whatever registers the processor has, and bfloat16 as its 16 bits.
+// Vectors of WIDTH numbers in the processor's registers, and bfloat16 as its 16 bits.
 
 #pragma once
 
@@ -41,7 +41,7 @@ inline float to_float(uint16_t half) {
   return value;
 }
 
-// Rounds to the nearest, ties to even; not-a-number stays so.
+// Round to nearest, ties to even; NaN stays NaN.
 inline uint16_t to_bfloat16(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, 4);
@@ -53,7 +53,7 @@ inline void store_one(float* to, float value) { *to = value; }
 
 inline void store_one(uint16_t* to, float value) { *to = to_bfloat16(value); }
 
-// In one instruction: a number added to zeros would be added indeed, since -0 becomes 0 so.
+// In one instruction: the compiler cannot omit an addition to zeros, because it turns -0 into 0.
 inline Vec<float> broadcast(float x) {
 #ifdef HAS_AVX2
   return Vec<float>{x, x, x, x, x, x, x, x};
@@ -72,7 +72,7 @@ inline Vec<float> select(Vec<int32_t> is_first, Vec<float> first, Vec<float> sec
 
 inline Vec<float> abs(Vec<float> x) { return (Vec<float>)((Vec<int32_t>)x & 0x7fffffff); }
 
-// Of two numbers or of two vectors; not-a-number in the first counts for nothing.
+// The larger of two numbers or vectors; NaN in the first argument is ignored.
 template <typename Number>
 Number max(Number first, Number second) {
   return first > second ? first : second;
@@ -84,7 +84,7 @@ inline int32_t reduce_add(Vec<int32_t> x) {
   return sum;
 }
 
-// x * y + z, rounded once where the processor can; the compiler joins no product and sum by itself (build.py).
+// x * y + z, rounded once if the processor can; the compiler fuses no product and sum by itself (options.py).
 #ifdef __FMA__
 inline float multiply_add(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 #else
@@ -124,13 +124,13 @@ inline Vec<float> exp_series(Vec<float> r) {
 
 namespace {
 
-// Of vectors of which only the first `count` numbers are in memory, at the ends of rows.
+// Load and store vectors at the ends of rows, with only the first `count` numbers in memory.
 template <typename Number>
 struct Partial {
   Number numbers[WIDTH];
 };
 
-// The first `count` numbers, and zeros.
+// Load the first `count` numbers, followed by zeros.
 template <typename Number>
 inline Vec<float> load(const Number* from, int64_t count) {
   if (count >= WIDTH) return load(from);
@@ -147,15 +147,15 @@ inline void store(Number* to, Vec<float> x, int64_t count) {
   std::memcpy(to, &all, count * sizeof(Number));
 }
 
-// Lines that others read later are written past the caches, which would first read what they replace; whoever writes
-// so ends with stream_fence.
+// Write lines that others read later past the caches, which would first read the replaced data. Callers must end with
+// stream_fence.
 template <typename Number>
 inline void stream(Number* to, Vec<float> x, int64_t count) {
   if (count < WIDTH || !stream(to, x)) store(to, x, count);
 }
 
-// Reduce values(vector) of the whole vectors of x, which are `whole` numbers, in four registers: none waits for the one
-// before it.
+// Reduce values(vector) over the whole vectors of x, which are `whole` numbers, in four registers, so that no operation
+// waits for the one before it.
 template <typename Result, typename Values, typename Join>
 Result reduce(const float* x, int64_t whole, Result start, const Values& values, const Join& join) {
   Result kept[4] = {start, start, start, start};
@@ -166,7 +166,7 @@ Result reduce(const float* x, int64_t whole, Result start, const Values& values,
   return join(join(kept[0], kept[1]), join(kept[2], kept[3]));
 }
 
-// The sum of values(number) over all numbers of x; values takes vectors too.
+// The sum of values(number) over all numbers of x; `values` takes vectors too.
 template <typename Values>
 float sum(const float* x, int64_t K, const Values& values) {
   const int64_t whole = K / WIDTH * WIDTH;
@@ -176,7 +176,7 @@ float sum(const float* x, int64_t K, const Values& values) {
   return total;
 }
 
-// The maximum of x and a start; not-a-number counts for nothing.
+// The maximum of x and a start; NaN is ignored.
 inline float max(const float* x, int64_t K, float start) {
   const int64_t whole = K / WIDTH * WIDTH;
   const auto same = [](Vec<float> one) { return one; };
@@ -185,10 +185,10 @@ inline float max(const float* x, int64_t K, float start) {
   return most;
 }
 
-// The maximum of |x|; infinite or not-a-number where one number is.
+// The maximum of |x|; infinite or NaN if a number is.
 inline float max_abs(const float* x, int64_t K) {
   const int64_t whole = K / WIDTH * WIDTH;
-  const auto bits = [](Vec<float> one) { return (Vec<int32_t>)abs(one); };  // they are in the order of magnitudes
+  const auto bits = [](Vec<float> one) { return (Vec<int32_t>)abs(one); };  // bits have the order of magnitudes
   int32_t most = reduce_max(reduce(x, whole, Vec<int32_t>{}, bits, max<Vec<int32_t>>));
   for (int64_t k = whole; k < K; ++k) {
     int32_t one;

@@ -1,4 +1,4 @@
-// Runs every kernel on arrays that end where their last number does, for sizes around those of vectors and tiles.
+// Runs every kernel on arrays that end at their last number, for sizes around those of vectors and tiles.
 
 #include <algorithm>
 #include <cstdint>
@@ -47,7 +47,7 @@ void stack_of(StackCall call) {
   stack(&call, THREADS);
 }
 
-// A layer of self-attention, one of attention to a memory, and a feed-forward network with a gate.
+// A layer of self-attention, a layer of cross-attention, and a feed-forward network with a gate.
 void run_stack(
     int64_t rows, int64_t rows_per_group, int64_t heads, int64_t kv_heads, int64_t head_size, int64_t width, int64_t size, int64_t keys_kept,
     bool is_text) {
@@ -116,9 +116,9 @@ void run_stack(
   auto scales = numbers<uint16_t>(weights.size());
   for (Branch& branch : branches)
     for (Matrix* one : {&branch.first, &branch.second, &branch.third, &branch.last})
-      if (one->inputs % 32 == 0) one->group_scales = scales.data();  // beside others in 8 bits
+      if (one->inputs % 32 == 0) one->group_scales = scales.data();  // together with 8-bit matrices
   stack_of({x.data(), branches, in_bytes, 3, rows, width, WeightKind::INT4});
-  keys.row_index = nullptr, keys.bias = nullptr;  // as prompts are read: many rows in parts
+  keys.row_index = nullptr, keys.bias = nullptr;  // like prompts: many rows in chunks
   const Branch without_memory[] = {branches[0], branches[2]};
   const Keys in_parts[] = {keys, Keys{}};
   stack_of({x.data(), without_memory, in_parts, 2, rows, width, WeightKind::INT8});

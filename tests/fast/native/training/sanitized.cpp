@@ -1,4 +1,4 @@
-// Runs every kernel on arrays that end where their last number does, for sizes around those of tiles and blocks.
+// Runs every kernel on arrays that end at their last number, for sizes around those of tiles and blocks.
 
 #include <cstdint>
 #include <cstdio>
@@ -82,7 +82,7 @@ void run_attention(int64_t batch, int64_t heads, int64_t queries, int64_t keys, 
   attention_backward(&call, THREADS);
 }
 
-// The loss, and the products that make its gradients, whose weights end within a block.
+// The loss, and the products for its gradients, with weights that end within a block.
 void run_loss(int64_t rows, int64_t entries, int64_t width, bool is_bounded) {
   const int64_t all = (entries + 31) / 32 * 32;
   auto x = numbers<uint16_t>(rows * width), gradient = x, powers = numbers<uint16_t>(rows * all);
