@@ -46,7 +46,7 @@ class TrainSettings(Train):
         best_by: the metric that decides which checkpoint is best, unless `early_stop` names one.
         score_name: name of the validation score.
         plots: whether to plot the metrics into the run directory.
-        choices: automatic choices to remember in every checkpoint (`checkpoint.saved_choices`).
+        choices: automatic choices to remember in every checkpoint (`checkpoint.read_choices`).
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"

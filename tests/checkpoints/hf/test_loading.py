@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint's directory is said in one report; nothing outside it is read."""
+"""Faults of a checkpoint's folder are named in one report, and no file outside the folder is read."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def report(folder: Path) -> str:
 
 
 def shard(folder: Path) -> dict[str, str]:
-    """Cut the file in two and write the index."""
+    """Split the weights into two files and write the index."""
     tensors = load_file(folder / TENSORS)
     names = sorted(tensors)
     table = {}

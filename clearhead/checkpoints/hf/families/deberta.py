@@ -1,4 +1,4 @@
-"""DeBERTa from its second version on: BERT's layers with disentangled attention.
+"""DeBERTa versions 2 and 3: BERT's layers with disentangled attention.
 
 Source: arXiv 2006.03654, section 3.1; the later layout is that of released checkpoints (arXiv 2111.09543).
 """
@@ -23,7 +23,7 @@ TERMS: dict[str, Literal["content_to_position", "position_to_content"]] = {
 
 
 def _terms(c: Values) -> list[str]:
-    """The terms that the config names, in our order."""
+    """Return the score terms that the config names, in the order of `TERMS`."""
     setting = c["pos_att_type"] or []
     names = [name.strip() for name in setting.lower().split("|")] if isinstance(setting, str) else setting
     unknown = sorted(set(names) - TERMS.keys())
@@ -67,7 +67,7 @@ def _model(c: Values) -> spec.Model:
             terms=tuple(TERMS[name] for name in names),
             shared_projections=c["share_att_key"],
         )
-    # The named terms count in the scale, whether or not there are relative positions.
+    # The terms that the config names change the scale even without relative positions.
     scale = (width // c["num_attention_heads"] * (1 + len(names))) ** -0.5
     return bert.model(
         c,
@@ -84,7 +84,7 @@ def _early_lm_head(c: Values) -> spec.Head:
 
 
 def _late_lm_head(c: Values) -> spec.Head:
-    """The later form has the width of the layers inside and is always tied to the token embedding."""
+    """Return the later form of the LM head: as wide as the layers, and always tied to the token embedding."""
     return bert.lm_head(c, c["hidden_act"], is_tied=True)
 
 
@@ -211,10 +211,10 @@ FAMILIES = (
         ),
         fixed=(
             *bert.FIXED,
-            Fixed("conv_kernel_size", (0,), "a convolution beside the first layer is not supported"),
+            Fixed("conv_kernel_size", (0,), "a convolution next to the first layer is not supported"),
             Fixed("talking_head", (False,), "talking-heads attention is not supported"),
         ),
-        # The tensors tell the form of the LM head, not "legacy", which released checkpoints lack.
+        # The tensors decide the form of the LM head. Released checkpoints lack the key "legacy".
         inert=(*bert.INERT, "legacy", "pooler_dropout", "cls_dropout", "conv_act", "conv_groups"),
         prefix="deberta.",
         table="embeddings.word_embeddings.weight",

@@ -1,4 +1,4 @@
-"""OPT: learned positions from the third row on, pre-norm or post-norm layers.
+"""OPT: learned positions from the third row of the table on, and pre-norm or post-norm layers.
 
 Source: arXiv 2205.01068, section 2.1; tensor names are those of released checkpoints.
 """
@@ -103,7 +103,7 @@ FAMILIES = (
         rules=RULES,
         variants=blocks.decoder_variants("OPT", "generate", "classify", "answer", "embed"),
         fixed=(blocks.CAUSAL,),
-        # Initialization, and a dropout that no class applies.
+        # Initialization, and a dropout that no class uses.
         inert=("init_std", "activation_dropout"),
         prefix="model.",
         table="decoder.embed_tokens.weight",
