@@ -439,7 +439,7 @@ class Model(Predictions, Saving):
         if not every:
             raise InputError("there is no text; expected at least one")
         if targets is not None and (isinstance(targets, str) or len(targets) != len(every)):
-            raise InputError(f"expected as many targets as texts, {len(every)}, in a list: give one for each text")
+            raise InputError(f"`targets` must be a list with as many targets as texts, {len(every)}")
         module, chosen = in_precision(self.module, precision), drop_unset_options(options, ReadKwargs)
         tree, tell = Runner(module).tree(), counter("texts", notify)
 

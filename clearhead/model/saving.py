@@ -116,7 +116,7 @@ def find_training_facts(weights: Path | None) -> TrainingFacts | None:
         return None
     try:
         if (weights.parent / FACTS_FILE).is_file():
-            facts = read_typed(weights.parent / FACTS_FILE, TrainingFacts, what="what is known of a model")
+            facts = read_typed(weights.parent / FACTS_FILE, TrainingFacts, what="the facts about a model")
             tables = tomllib.loads(facts.recipe)
             return facts if isinstance(tables["data"], dict) and isinstance(tables["task"], dict) else None
         run = next(folder for folder in weights.parents if folder.name == "checkpoints").parent

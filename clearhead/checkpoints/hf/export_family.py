@@ -389,7 +389,7 @@ def _make_report(stuck: Sequence[_Candidate], *, is_free: bool) -> InputError:
     known = [candidate for candidate in stuck if candidate.expressed is not None]
     if not known:
         errors = (candidate.error for candidate in stuck if candidate.error is not None)
-        return next(errors, InputError("no family has such a model"))
+        return next(errors, InputError("no Hugging Face family has such a model"))
     nearest = min(known, key=lambda candidate: len(candidate.differing)).apply_best_changes()
     name = f"{nearest.family.model_type} ({nearest.variant.classes[0]})"
     lines = _difference_lines(nearest)
@@ -416,5 +416,7 @@ def _difference_lines(candidate: _Candidate) -> list[str]:
     for first, *others in paths_by_field.values():
         theirs, ours = differing[first]
         more = f" (and {len(others)} more like it)" if others else ""
-        lines.append(f"{first}: {configs.format_value(ours)} here, {configs.format_value(theirs)} there{more}")
+        lines.append(
+            f"{first}: {configs.format_value(ours)} in this model, {configs.format_value(theirs)} in the family{more}"
+        )
     return lines

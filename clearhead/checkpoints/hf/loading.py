@@ -337,7 +337,7 @@ class _FileTensors:
                 if table.shape != self[name].shape or not torch.allclose(
                     table, self[name].float(), rtol=0.0, atol=1e-6
                 ):
-                    faults.append(f"'{name}' differs from the table that is computed here")
+                    faults.append(f"'{name}' differs from the table that clearhead computes")
                 computed[name] = self[name]
             elif self.variant.leaves_unused(name):
                 unused[name] = self[name]

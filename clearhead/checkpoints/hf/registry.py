@@ -99,7 +99,7 @@ def headless_variant(family: Family) -> Variant:
     """
     bare_variants = [candidate for candidate in family.variants if candidate.head is blocks.no_head]
     if not bare_variants:
-        raise InputError(f"config.json: {family.model_type} has no class without a head")
+        raise InputError(f"config.json: {family.model_type} has no class without a head, which pooling needs")
     chosen = next((candidate for candidate in bare_variants if not candidate.has_decoder), bare_variants[0])
     heads = (
         rf"{re.escape(name)}(\..+)?"

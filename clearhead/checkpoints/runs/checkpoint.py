@@ -389,7 +389,7 @@ def write_text(path: Path, text: str) -> None:
         with replacing(path) as temporary:
             temporary.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
-        raise RunFailure(f"{path} could not be saved: {_describe_error(error)}.") from error
+        raise RunFailure(f"{path} could not be saved: {_describe_error(error)}") from error
 
 
 def link_weights(run: Path, step: int, folder: Path) -> None:

@@ -131,7 +131,7 @@ def open_run(
         path.mkdir(parents=True, exist_ok=True)
         lock = acquire_lock(path)
     except OSError as error:
-        raise InputError(f"The run directory {path} cannot be written: {error.strerror}.") from error
+        raise InputError(f"The run directory {path} cannot be written: {error.strerror}") from error
     run = RunDirectory(path, lock, is_new=is_new)
     try:
         if resume and not checkpoint_steps(path):
@@ -156,7 +156,7 @@ def open_run(
 def read_job(path: Path) -> str:
     """Return the random word of the torchrun job that began or resumed a run; "" if there is none."""
     file = path / JOB_FILE
-    return read_model_text(file, what="the word of a job") if file.is_file() else ""
+    return read_model_text(file, what="the random word of a job") if file.is_file() else ""
 
 
 @contextlib.contextmanager
@@ -210,7 +210,7 @@ def find_files(reference: ModelReference) -> ModelFiles:
     if is_run_directory(folder):
         weights = find_weights(reference)
     elif reference.label is not None:
-        raise InputError(f"{folder} is a saved model and has no checkpoint '@{reference.label}'")
+        raise InputError(f"{folder} is a saved model and has no checkpoint '@{reference.label}': leave the label out")
     else:
         weights = folder / WEIGHTS_FILE
     for needed in (folder / SPEC_FILE, weights):
@@ -239,7 +239,7 @@ def find_weights(reference: ModelReference) -> Path:
     run = reference.folder
     refuse_absent(run, "run directory")
     if not (run / "checkpoints").is_dir():
-        raise InputError(f"{run} is not a run directory: it has no checkpoints folder.")
+        raise InputError(f"{run} is not a run directory: it has no checkpoints folder")
     label, has_best, best = reference.label, (run / "best").exists(), read_best(run)
     if label is None:
         label = "best" if has_best else "last"
@@ -249,16 +249,16 @@ def find_weights(reference: ModelReference) -> Path:
         case "best" if best is not None:
             return _find_at_step(run, best)
         case "best" if has_best:
-            raise InputError(f"{run / 'best'} does not name a checkpoint: restore it, or use {run}@last.")
+            raise InputError(f"{run / 'best'} does not name a checkpoint: restore it, or use {run}@last")
         case "best":
-            raise InputError(f"{run} has no best checkpoint yet, because no step was validated: use {run}@last.")
+            raise InputError(f"{run} has no best checkpoint yet, because no step was validated: use {run}@last")
         case "averaged":
             return _find_averaged(run)
         case text if re.fullmatch("step-[0-9]{1,18}", text):
             return _find_at_step(run, int(text[5:]))
         case text:
             hint = did_you_mean(text, ["best", "last", "averaged"])
-            raise InputError(f"'@{text}' is not a checkpoint of {run}{hint}: use @best, @last, @averaged or @step-N.")
+            raise InputError(f"'@{text}' is not a checkpoint of {run}{hint}: use @best, @last, @averaged or @step-N")
 
 
 def origin_of(folder: Path) -> Path | None:
@@ -356,9 +356,9 @@ def _find_last(run: Path) -> Path:
     folder, skipped = find_newest_undamaged(run, _find_damage)
     if folder is None:
         reason = f" ({' '.join(skipped)})" if skipped else ""
-        raise InputError(f"{run} has no undamaged checkpoint{reason}.")
+        raise InputError(f"{run} has no undamaged checkpoint{reason}")
     if skipped:
-        warnings.warn(f"{' '.join(skipped)} {folder.name} is used in its place", stacklevel=2)
+        warnings.warn(f"{' '.join(skipped)} {folder.name} is used instead", stacklevel=2)
     return find_validated_weights(folder)
 
 
@@ -367,7 +367,7 @@ def _find_at_step(run: Path, step: int) -> Path:
     folders = {step: parent / f"step-{step}" for parent in parents for step in steps_in(parent)}
     if step not in folders:
         available = ", ".join(map(str, sorted(folders))) or "none"
-        raise InputError(f"{run} has no checkpoint of step {step}; existing steps: {available}.")
+        raise InputError(f"{run} has no checkpoint of step {step}; existing steps: {available}")
     return _require_undamaged(folders[step])
 
 
@@ -423,7 +423,7 @@ def _empty_folder(path: Path) -> None:
 
 def _refuse_unsuitable(path: Path, *, resume: bool) -> None:
     if path.exists() and not path.is_dir():
-        raise InputError(f"The run directory {path} is a file: name a folder.")
+        raise InputError(f"The run directory {path} is a file: name a folder")
     if resume and not path.exists():
         raise InputError(
             f"{path}: {explain_absent(path, 'run directory', runs_nearby())}; start the run without --resume"
@@ -431,12 +431,12 @@ def _refuse_unsuitable(path: Path, *, resume: bool) -> None:
     known = {RUN_FILE, FORMAT_FILE, LOCK, "checkpoints", "spec.json", "metrics.jsonl", "best", "plots", "data"}
     entries = {entry.name for entry in path.iterdir()} if path.exists() else set()
     if entries and not entries & known:
-        raise InputError(f"{path} is not empty and holds no run: name a new folder as the run directory.")
+        raise InputError(f"{path} is not empty and holds no run: name a new folder as the run directory")
     # A run that writes through a link would change files outside its folder.
     for entry in path.rglob("*"):
         if entry.is_symlink():
             raise InputError(
-                f"{entry} is a link, and a run writes into its own folder only: replace the link by the file."
+                f"{entry} is a link, and a run writes into its own folder only: replace the link by the file"
             )
 
 
@@ -462,7 +462,7 @@ def _refuse_wrong_start(path: Path, *, resume: bool) -> None:
     if _has_trained(path) and not resume:
         raise InputError(
             f"{path} already holds a run that reached step {steps[-1]}: add --resume to continue it, "
-            "or name another run directory."
+            "or name another run directory"
         )
 
 
@@ -474,13 +474,11 @@ def _refuse_other_configuration(path: Path, configuration: str, may_differ: Sequ
     keys = [key for key in differing_keys(before, now) if key not in may_differ]
     if keys:
         ours, theirs = flatten_keys(now), flatten_keys(before)
-        shown = "; ".join(
-            f"{key} is {_format_value(theirs, key)} there and {_format_value(ours, key)} here" for key in keys[:8]
-        )
+        shown = "; ".join(f"{key} was {_format_value(theirs, key)}, now {_format_value(ours, key)}" for key in keys[:8])
         more = f"; and {len(keys) - 8} more" if len(keys) > 8 else ""
         raise InputError(
             f"{path} holds a run of another configuration ({shown}{more}): restore these values, "
-            "or name another run directory."
+            "or name another run directory"
         )
 
 
@@ -495,7 +493,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, and deep tables
         raise InputError(
-            f"{path} is not a valid run file ({error}): restore it, or name another run directory."
+            f"{path} is not a valid run file ({error}): restore it, or name another run directory"
         ) from None
 
 
@@ -518,7 +516,7 @@ def acquire_lock(path: Path) -> BaseFileLock:
         with contextlib.suppress(OSError):
             holder = file.read_text(encoding="utf-8", errors="replace").strip()
         raise InputError(
-            f"The run directory {path} is in use by {holder or 'another process'}: wait for it, or name another folder."
+            f"The run directory {path} is in use by {holder or 'another process'}: wait for it, or name another folder"
         ) from None
     # The text is for the message above. Windows does not allow reading or writing a locked file.
     with contextlib.suppress(OSError):

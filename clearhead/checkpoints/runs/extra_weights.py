@@ -74,7 +74,7 @@ def restore_recent(run: Path, steps: Sequence[int]) -> list[str]:
         if weights_damage(checkpoint_folder(run, step)) is None:
             keep_recent(run, step)
         else:
-            lost.append(f"The weights of step {step} in {folder} are missing or damaged; the average leaves them out.")
+            lost.append(f"The weights of step {step} in {folder} are missing or damaged; the average leaves them out")
     return lost
 
 

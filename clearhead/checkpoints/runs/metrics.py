@@ -62,7 +62,7 @@ class MetricsLog:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(row)) + "\n")
         except OSError as error:
-            raise RunFailure(f"{self.path} could not be written: {error.strerror}.") from error
+            raise RunFailure(f"{self.path} could not be written: {error.strerror}") from error
 
     def sync(self) -> None:
         """Flush the file to the disk; call this before a checkpoint is written."""

@@ -157,19 +157,20 @@ def test_every_form_computes_the_same(family: str, style: dict[str, object], tra
             hparams("transformer", positions="rotary", **MODERN),
             "t5 (T5ForConditionalGeneration)",
             [
-                "decoder.{}.position.kind: rotary here, null there (and 3 more like it)",
-                "decoder.{}.score_bias.kind: null here, reference there (and 3 more like it)",
-                "decoder.score_table.kind: null here, relative_buckets there (and 1 more like it)",
+                "decoder.{}.position.kind: rotary in this model, null in the family (and 3 more like it)",
+                "decoder.{}.score_bias.kind: null in this model, reference in the family (and 3 more like it)",
+                "decoder.score_table.kind: null in this model, relative_buckets in the family (and 1 more like it)",
             ],
         ),
         (
             hparams("transformer", family="encoder", positions="rotary", qk_norm=True, **MODERN),
             "eurobert (EuroBertForMaskedLM)",
             [
-                "encoder.{}.query_key_norm.after_rotation: false here, null there (and 1 more like it)",
-                "encoder.{}.query_key_norm.norm.kind: rms_norm here, null there (and 1 more like it)",
-                "encoder.{}.query_key_norm.over: head here, null there (and 1 more like it)",
-                "encoder.{}.query_key_norm.per_head: false here, null there (and 1 more like it)",
+                "encoder.{}.query_key_norm.after_rotation: false in this model, null in the family "
+                "(and 1 more like it)",
+                "encoder.{}.query_key_norm.norm.kind: rms_norm in this model, null in the family (and 1 more like it)",
+                "encoder.{}.query_key_norm.over: head in this model, null in the family (and 1 more like it)",
+                "encoder.{}.query_key_norm.per_head: false in this model, null in the family (and 1 more like it)",
             ],
         ),
     ],

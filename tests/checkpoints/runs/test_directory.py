@@ -71,9 +71,9 @@ def test_another_configuration_is_refused_and_every_key_named(tmp_path: Path) ->
     with pytest.raises(InputError) as caught:
         open_run(path, configuration=other)
     message = str(caught.value)
-    assert "model.width is 128 there and 256 here" in message
-    assert "model.heads is 4 there and not set here" in message
-    assert "model.dropout is not set there and 0.1 here" in message
+    assert "model.width was 128, now 256" in message
+    assert "model.heads was 4, now not set" in message
+    assert "model.dropout was not set, now 0.1" in message
     assert "steps" not in message
     assert (path / "run.toml").read_text() == CONFIGURATION
     assert listing(path) == ["checkpoints", "format.json", "run.toml"]
@@ -104,7 +104,7 @@ def test_some_keys_may_change(tmp_path: Path) -> None:
     with open_run(path, configuration=CONFIGURATION):
         files.save_checkpoint(path, some_checkpoint(5))
     longer = CONFIGURATION.replace("steps = 100", "steps = 200")
-    with pytest.raises(InputError, match=r"train\.steps is 100 there and 200 here"):
+    with pytest.raises(InputError, match=r"train\.steps was 100, now 200"):
         open_run(path, configuration=longer, resume=True)
     with open_run(path, configuration=longer, resume=True, may_differ=["train.steps"]):
         assert (path / "run.toml").read_text() == longer
@@ -244,7 +244,7 @@ def test_a_name_of_the_best_that_cannot_be_read_is_not_passed_over(run: Path) ->
 
 def test_the_last_one_is_the_newest_sound_one(run: Path) -> None:
     alter(run / "checkpoints" / "step-30" / "weights.safetensors")
-    with pytest.warns(UserWarning, match=r"weights\.safetensors was altered .* step-20 is used in its place"):
+    with pytest.warns(UserWarning, match=r"weights\.safetensors was altered .* step-20 is used instead"):
         assert weights_of(f"{run}@last").parent.name == "step-20"
     with pytest.raises(InputError, match=r"weights\.safetensors was altered"):
         weights_of(f"{run}@step-30")

@@ -28,7 +28,7 @@ def _terms(c: Values) -> list[str]:
     names = [name.strip() for name in setting.lower().split("|")] if isinstance(setting, str) else setting
     unknown = sorted(set(names) - TERMS.keys())
     if unknown:
-        raise InputError(f"config.json: pos_att_type {', '.join(unknown)} is not supported; only c2p and p2c are")
+        raise InputError(f"config.json: pos_att_type {', '.join(unknown)} is not supported; expected c2p or p2c")
     return [name for name in TERMS if name in names]
 
 
@@ -37,7 +37,9 @@ def _table(c: Values) -> spec.DistanceTable:
     buckets = c["position_buckets"] if c["position_buckets"] > 0 else None
     norms = [name.strip() for name in c["norm_rel_ebd"].lower().split("|")]
     if set(norms) - {"none", "layer_norm"}:
-        raise InputError(f"config.json: norm_rel_ebd = {c['norm_rel_ebd']} is not supported")
+        raise InputError(
+            f"config.json: norm_rel_ebd = {c['norm_rel_ebd']} is not supported; expected none or layer_norm"
+        )
     return spec.DistanceTable(
         span=buckets or longest,
         buckets=buckets,
@@ -53,7 +55,7 @@ def _check(c: Values, names: list[str]) -> None:
     if c["pooler_hidden_size"] not in (None, width):
         raise InputError("config.json: pooler_hidden_size must be hidden_size")
     if c["relative_attention"] and not names:
-        raise InputError("config.json: relative_attention without a pos_att_type has a table that nothing reads")
+        raise InputError("config.json: relative_attention = true needs a pos_att_type, c2p or p2c")
 
 
 def _model(c: Values) -> spec.Model:

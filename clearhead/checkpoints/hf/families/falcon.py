@@ -34,7 +34,7 @@ def _kv_heads(c: Values) -> int:
     if num_norms not in (None, 1):
         raise InputError(f"config.json: num_ln_in_parallel_attn = {num_norms} needs new_decoder_architecture = true")
     if not c["multi_query"] and kv_heads != heads:
-        raise InputError(f"config.json: {heads} queries without multi_query need as many num_kv_heads, got {kv_heads}")
+        raise InputError(f"config.json: num_kv_heads must be {heads} with multi_query = false, got {kv_heads}")
     return 1 if c["multi_query"] else heads
 
 

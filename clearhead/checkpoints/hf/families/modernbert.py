@@ -32,7 +32,9 @@ def _norm(c: Values) -> spec.LayerNorm:
 
 def _model(c: Values) -> spec.Model:
     if c["layer_norm_eps"] not in (None, c["norm_eps"]):
-        raise InputError(f"config.json: layer_norm_eps is {c['layer_norm_eps']}, but norm_eps {c['norm_eps']} is read")
+        raise InputError(
+            f"config.json: layer_norm_eps is {c['layer_norm_eps']}, but the classes read norm_eps = {c['norm_eps']}"
+        )
     width, heads, norm, drop = c["hidden_size"], c["num_attention_heads"], _norm(c), c["attention_dropout"]
     full, sliding = (c[name] for name in THETAS)
     both = (FULL, SLIDING)

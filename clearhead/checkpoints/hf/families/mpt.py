@@ -41,7 +41,7 @@ def _read_numbers(c: Values) -> dict[str, float]:
     """Check every key of attn_config, and return its numbers that are not 0."""
     config = c["attn_config"] or {}
     faults = [
-        f"config.json: attn_config.{name} = {value} is not supported; only {ATTENTION_FIXED[name][0]} is"
+        f"config.json: attn_config.{name} = {value} is not supported; expected {ATTENTION_FIXED[name][0]}"
         for name, value in config.items()
         if name in ATTENTION_FIXED and value not in ATTENTION_FIXED[name]
     ]

@@ -33,7 +33,7 @@ def _model(c: Values) -> spec.Model:
     if c["word_embed_proj_dim"] not in (None, width):
         raise InputError(
             f"word_embed_proj_dim {c['word_embed_proj_dim']} differs from hidden_size {width}: OPT-350m alone projects "
-            "its embedding before the positions and its output after the layers, which clearhead does not"
+            "its embedding before the positions and its output after the layers, which clearhead does not support"
         )
     return blocks.one_stack(
         "decoder",

@@ -141,7 +141,7 @@ STACKS = {
         model=lambda c: spec.Model(),
         rules=(),
         variants=(),
-        fixed=(Fixed("is_decoder", (side == "decoder",), "exchanged stacks are not supported"),),
+        fixed=(Fixed("is_decoder", (side == "decoder",), "swapped stacks are not supported"),),
         # The config of the whole model sets these.
         inert=("attention_dropout", "cross_attention_hidden_size", "dropout_rate", "tie_word_embeddings"),
     )

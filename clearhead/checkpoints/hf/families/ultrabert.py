@@ -26,7 +26,7 @@ DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 32768,
 }
-OLDER = "files from before its classes are not supported; save it again with transformers"
+OLDER = "files of older code are not supported; save the model again with transformers"
 
 
 def _model(c: Values) -> spec.Model:

@@ -77,7 +77,11 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
         for name in files
         if Path(name).name != name or not name.endswith(".bin")
     ]
-    faults += [f"{folder / name} is missing" for name in files if not faults and not (folder / name).is_file()]
+    faults += [
+        f"{folder / name} is missing; download it again"
+        for name in files
+        if not faults and not (folder / name).is_file()
+    ]
     if faults:
         raise InputError.from_faults(faults, subject=str(folder))
     return {str(tensor): str(name) for tensor, name in weight_map.items()}

@@ -78,7 +78,9 @@ class PackedFiles(TensorFiles):
         for name in [name for name in self.headers if name.endswith(_BLOCKS)]:
             self._pair_scales(name.removesuffix(_BLOCKS), faults)
         if not self._packed and not faults:
-            faults.append(f"{directory}: config.json says that weights are quantized as MXFP4, but no tensor is")
+            faults.append(
+                f"{directory}: config.json says that weights are quantized as MXFP4, but no tensor is quantized"
+            )
         if faults:
             raise InputError.from_faults(faults, subject=str(directory))
 

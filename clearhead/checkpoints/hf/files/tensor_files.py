@@ -176,7 +176,9 @@ class TensorFiles(Mapping[str, Tensor]):
             return torch.empty(0, dtype=dtype)
         with (self.directory / header.file).open("rb") as file:
             if os.fstat(file.fileno()).st_size < end:
-                raise InputError(f"{self.directory / header.file}: the file was cut off while it was read")
+                raise InputError(
+                    f"{self.directory / header.file}: the file was cut off while it was read: load the model again"
+                )
             pages = mmap.mmap(file.fileno(), end - first, access=mmap.ACCESS_COPY, offset=first)
         # Copy numbers that are not aligned in the file.
         if start % dtype.itemsize:

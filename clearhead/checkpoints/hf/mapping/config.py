@@ -210,7 +210,9 @@ def to_config(family: Family, variant: Variant, model: spec.Model) -> dict[str, 
         has, can = (getattr(spec_model, name) is not None for spec_model in (model, expressed))
         if has != can:
             # Do not list the fields of a stack that exists on one side only.
-            raise DifferentStacks.of([f"{name}: this model has {'one' if has else 'none'}"], subject)
+            raise DifferentStacks.of(
+                [f"{name}: this model has {'one, the family has none' if has else 'none, the family has one'}"], subject
+            )
     faults = differences(expressed, model)
     if faults:
         raise NotExpressible.of(faults, subject, expressed)

@@ -66,7 +66,10 @@ def read(c: Values, pattern: Sequence[bool]) -> list[bool]:
         raise InputError(f"config.json: layer_types has {len(types)} entries, num_hidden_layers is {count}")
     unknown = sorted({str(kind) for kind in types} - {FULL, SLIDING})
     if unknown:
-        raise InputError(f"config.json: layer_types: {', '.join(unknown)} is not supported")
+        raise InputError(
+            f"config.json: layer_types: {', '.join(unknown)} is not supported; expected full_attention or "
+            "sliding_attention"
+        )
     return [kind == SLIDING for kind in types]
 
 

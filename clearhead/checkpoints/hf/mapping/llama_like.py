@@ -127,7 +127,7 @@ def masks(c: Values, pattern: Sequence[bool] | None = None) -> list[Mask]:
     size = c["sliding_window"]
     windows = layer_types.read(c, pattern or [size is not None] * c["num_hidden_layers"])
     if any(windows) and not size:
-        raise InputError("config.json: some layers have a window, but sliding_window is missing")
+        raise InputError("config.json: some layers have a window, but sliding_window, its size, is missing")
     return [spec.Window(before=size - 1, after=0) if is_window else spec.Causal() for is_window in windows]
 
 
