@@ -30,11 +30,11 @@ _UNWANTED = ("onnx/*", "openvino/*", "original/*", "coreml/*", "flax/*", "tf/*")
 
 @dataclass(frozen=True)
 class ModelReference:
-    """A reference to a trained model: the folder of its files, and a label that chooses a checkpoint.
+    """A reference to a trained model: the folder of its files, and a label that selects a checkpoint.
 
     Attributes:
-        folder: folder of a run, a saved model or a Hugging Face checkpoint.
-        label: label of a checkpoint of a run, such as "last" or "step-100"; None means the default checkpoint.
+        folder: the folder of a run, a saved model or a Hugging Face checkpoint.
+        label: the label of a checkpoint of a run, such as "last" or "step-100". None means the default checkpoint.
     """
 
     folder: Path
@@ -93,7 +93,7 @@ def looks_like_hub_name(reference: str) -> bool:
 
 
 def repository_of(folder: Path) -> str | None:
-    """Return OWNER/NAME for a folder models--OWNER--NAME/snapshots/COMMIT in the hub's cache, or None."""
+    """Return OWNER/NAME for a folder models--OWNER--NAME/snapshots/COMMIT of the hub's cache, else None."""
     prefix = "models--"
     names = [name.removeprefix(prefix).replace("--", "/") for name in folder.parts if name.startswith(prefix)]
     return names[-1] if names else None

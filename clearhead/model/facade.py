@@ -260,7 +260,7 @@ class Model(Predictions, Saving):
         return self._resolve_options(SearchOptions, options)
 
     def _resolve_options(self, kind: type[OptionsT], options: Mapping[str, Any]) -> OptionsT:
-        """Return all options of a call; the checkpoint's settings are the defaults."""
+        """Return all options of a call, with the checkpoint's settings as defaults."""
         if self.hf_checkpoint is None:
             return resolve_options(kind, options, {})
         has_encoder, config = self.module.encoder is not None, self.hf_checkpoint.generation_config
@@ -504,7 +504,7 @@ class Model(Predictions, Saving):
         return read_translation(translator, text, target)
 
     def _prepare_translation(self, options: TranslateKwargs, n: int) -> tuple[Decoder, SearchOptions]:
-        """Return the decoder between the languages of a call, and its search options for n translations."""
+        """Return the `Decoder` for the languages of a call, and the search options for n translations."""
         chosen = drop_unset_options(options, TranslateKwargs)
         languages = chosen.pop("from_language", None), chosen.pop("to_language", None)
         translator = make_translator(self, self.runner.tree(), *languages)

@@ -160,7 +160,7 @@ def _load(ref: str | Path, device: str, precision: str, *, check_rows: bool = Tr
 
 
 def _choose_form(precision: str, device: torch.device) -> WeightForm:
-    """Return the form of the weights of a precision.
+    """Return the form of weights for a precision.
 
     Raises:
         InputError: the device cannot use weights in this form.

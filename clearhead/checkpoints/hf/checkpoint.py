@@ -129,9 +129,9 @@ class HFCheckpoint(Printed):
 
         Args:
             folder: the folder `origin` of a run or a saved model.
-            module: the model.
-            task: the task of the model's outputs.
-            tokenizers: tokenizers of the model, used instead of the checkpoint's.
+            module: the module of the model.
+            task: the task of the module's outputs.
+            tokenizers: the tokenizers of the model, which replace those of the checkpoint.
 
         Raises:
             InputError: files are missing or damaged.

@@ -442,7 +442,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return an optimizer's state dict without its tensors, as JSON values, and the tensors as "parameter.name"."""
+    """Split an optimizer's state dict into JSON values and tensors, which get names such as "3.exp_avg"."""
     values: dict[int, dict[str, Any]] = {}
     tensors: dict[str, Tensor] = {}
     for index, parameter in state["state"].items():
@@ -452,7 +452,7 @@ def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
 
 
 def _join_optimizer(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the state dict that `_split_optimizer` split; JSON knows neither integer keys nor tuples."""
+    """Reverse `_split_optimizer`, and restore the integer keys and tuples that JSON lacks."""
     state = {int(index): dict(parameter) for index, parameter in values["state"].items()}
     for name, tensor in tensors.items():
         index, _, key = name.partition(".")

@@ -1,4 +1,4 @@
-"""The metrics of a run: one JSON object per line of `metrics.jsonl`."""
+"""Metrics of a run: one JSON object per line of `metrics.jsonl`."""
 
 from __future__ import annotations
 

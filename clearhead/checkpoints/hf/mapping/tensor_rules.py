@@ -233,7 +233,7 @@ class BoundRule:
         return all(isinstance(transform, VIEWS) for transform in self.transforms)
 
     def load(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return our tensors for theirs.
+        """Convert their tensors to ours.
 
         Raises:
             ValueError: the sizes do not fit; its text is the end of a sentence that names the tensor.
@@ -248,7 +248,7 @@ class BoundRule:
         return self.save([torch.empty(shape, device="meta") for shape in self.slots.shapes])[0].shape
 
     def save(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return their tensors for ours."""
+        """Convert our tensors back to theirs."""
         result = list(tensors)
         for transform in reversed(self.transforms):
             result = transform.save(result, self.slots)
